@@ -1,0 +1,67 @@
+# `make demo` and `make test` start from nothing: Python 3.11+, make and pip access are enough.
+# PYTHON=python3.12 picks the interpreter that makes the environment; VENV=FOLDER where it lies.
+
+VENV ?= .venv
+PYTHON ?= $(firstword $(foreach candidate,python3 python3.13 python3.12 python3.11, \
+	$(shell $(candidate) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $(candidate))) python3)
+
+BIN := $(VENV)/bin
+ENVIRONMENT := $(BIN)/python
+INSTALLED_ALL := $(VENV)/.installed-all
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check protos clean
+.DELETE_ON_ERROR:
+
+help: ## Show this
+	@echo 'Tandem: make TARGET'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-10s %s\n", $$1, $$2}'
+	@echo 'PYTHON=... picks the interpreter (3.11 or newer), VENV=... the environment folder.'
+
+demo: $(INSTALLED_ALL) ## Rename an identifier with a real model, with and without speculation
+	@$(BIN)/python examples/demo.py
+
+test: check ## Every check and every test
+	@echo '== tests'
+	@$(BIN)/python -m pytest
+
+check: $(INSTALLED_DEV) ## Style, types, import rules, wire contract, generated stubs
+	@echo '== style'
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@echo '== types'
+	@$(BIN)/mypy .
+	@echo '== import rules'
+	@$(BIN)/lint-imports --no-logo
+	@echo '== wire contract'
+	@$(BIN)/buf lint protos
+	@$(BIN)/buf format --diff --exit-code protos
+	@$(BIN)/python protos/tandem/v1/generate.py --check
+
+protos: $(INSTALLED_DEV) ## Generate the Python stubs in tandem/v1 from the .proto files
+	@$(BIN)/buf format --write protos
+	@$(BIN)/python protos/tandem/v1/generate.py
+
+clean: ## Remove the environment and every cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(ENVIRONMENT):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Tandem needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing)." >&2; \
+		echo "Name another with: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@echo "== creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "$(PYTHON) cannot make environments: on Debian and Ubuntu, install python3-venv." >&2; exit 1; }
+
+$(INSTALLED_ALL): pyproject.toml constraints.txt | $(ENVIRONMENT)
+	@echo '== installing Tandem and what it runs on (a few minutes the first time)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml constraints.txt | $(ENVIRONMENT)
+	@echo '== installing Tandem with its development tools (a few minutes the first time)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(INSTALLED_ALL)

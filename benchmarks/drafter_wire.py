@@ -1,0 +1,222 @@
+"""The drafter over the wire: round trips on its stream, and what a batch's time goes into.
+
+Round trips go to a drafter process and, in turns, to a bare echo server that moves the same bytes.
+The client sends what was serialized beforehand and does not parse what comes, in both cases.
+"""
+
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from benchmarks.echo_server import METHOD as ECHO_METHOD
+from drafter import wire
+from drafter.config import DrafterConfig
+from drafter.server import DrafterServer
+from servicekit.logs import get_logger
+from tandem.v1 import drafter_pb2 as pb
+
+Stream = grpc.aio.StreamStreamCall[bytes, bytes]
+
+PROPOSE_METHOD = "/tandem.v1.DrafterService/ProposeStream"
+TOKENS_PER_STEP = 8
+DRAFT_TOKENS = 24
+PROMPT_TOKENS = 1000
+VOCABULARY = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrip:
+    num_sequences: int
+    drafter_p50_ms: float
+    drafter_p99_ms: float
+    echo_p50_ms: float
+    echo_p99_ms: float
+    bytes_there: int
+    bytes_back: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    num_streams: int
+    num_sequences: int
+    proposals_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCost:
+    """Microseconds per batch, in the server's own code, by what they go into."""
+
+    num_sequences: int
+    parse_us: float
+    check_us: float
+    take_us: float
+    kernel_us: float
+    respond_us: float
+    serialize_us: float
+
+
+async def measure_round_trips(
+    drafter: str, echo: str, num_sequences: int, *, num_rounds: int, num_steps: int
+) -> RoundTrip:
+    """Rounds to the one and to the other by turns."""
+    async with grpc.aio.insecure_channel(drafter) as ours, grpc.aio.insecure_channel(echo) as bare:
+        stream: Stream = ours.stream_stream(PROPOSE_METHOD)()
+        echo_stream: Stream = bare.stream_stream(ECHO_METHOD)()
+        steps = Steps(f"rtt{num_sequences}", num_sequences)
+        for request in steps.creations():
+            await _exchange(stream, request)
+        size, took_ms, echo_ms = 0, [], []
+        for _ in range(num_rounds):
+            requests = [next(steps) for _ in range(num_steps)]
+            sizes = []
+            for request in requests:
+                start_s = time.perf_counter()
+                sizes.append(len(await _exchange(stream, request)))
+                took_ms.append((time.perf_counter() - start_s) * 1e3)
+            size = round(statistics.mean(sizes))
+            await _exchange(echo_stream, size.to_bytes(8, "little"))
+            for request in requests:
+                start_s = time.perf_counter()
+                await _exchange(echo_stream, request)
+                echo_ms.append((time.perf_counter() - start_s) * 1e3)
+        there = round(statistics.mean(map(len, requests)))
+        stream.cancel()
+        echo_stream.cancel()
+    return RoundTrip(
+        num_sequences=num_sequences,
+        drafter_p50_ms=statistics.median(took_ms),
+        drafter_p99_ms=statistics.quantiles(took_ms, n=100)[98],
+        echo_p50_ms=statistics.median(echo_ms),
+        echo_p99_ms=statistics.quantiles(echo_ms, n=100)[98],
+        bytes_there=there,
+        bytes_back=size,
+    )
+
+
+async def measure_throughput(
+    drafter: str, *, num_streams: int, num_sequences: int, num_steps: int
+) -> Throughput:
+    """All streams at once, each with its next batch as soon as the last is answered."""
+    async with grpc.aio.insecure_channel(drafter) as channel:
+        prepared = []
+        for i in range(num_streams):
+            stream: Stream = channel.stream_stream(PROPOSE_METHOD)()
+            steps = Steps(f"tp{i}-{num_sequences}", num_sequences)
+            for request in steps.creations():
+                await _exchange(stream, request)
+            prepared.append((stream, [next(steps) for _ in range(num_steps)]))
+
+        async def run(stream: Stream, requests: list[bytes]) -> None:
+            for request in requests:
+                await _exchange(stream, request)
+
+        start_s = time.perf_counter()
+        await asyncio.gather(*[run(stream, requests) for stream, requests in prepared])
+        elapsed_s = time.perf_counter() - start_s
+        for stream, _ in prepared:
+            stream.cancel()
+    return Throughput(
+        num_streams=num_streams,
+        num_sequences=num_sequences,
+        proposals_per_s=num_streams * num_sequences * num_steps / elapsed_s,
+    )
+
+
+async def measure_batch_cost(num_sequences: int, *, num_steps: int) -> BatchCost:
+    """What a live batch costs in a server of this process, without any transport."""
+    config = DrafterConfig.model_validate({"server": {"listen": "127.0.0.1:0"}})
+    server = DrafterServer(config, registry=CollectorRegistry(), logger=get_logger("benchmark"))
+    await server.warm_up()
+    drafting = server.servicer._drafting
+    steps = Steps("cost", num_sequences)
+    for request in steps.creations():
+        await server.servicer._answer(
+            pb.ProposeRequest.FromString(request),
+            list(pb.ProposeRequest.FromString(request).sequences),
+            lease=None,
+        )
+    marks: list[list[float]] = []
+    for _ in range(num_steps):
+        payload = next(steps)
+        times = [time.perf_counter()]
+        message = pb.ProposeRequest.FromString(payload)
+        times.append(time.perf_counter())
+        deltas = wire.check_propose_request(message)
+        times.append(time.perf_counter())
+        most = wire.most_draft_tokens(num_sequences)
+        questions = [drafting.take(wire.delta_from_proto(delta), None, most) for delta in deltas]
+        times.append(time.perf_counter())
+        work = drafting.begin(questions)
+        while not work.step():
+            pass
+        times.append(time.perf_counter())
+        response = wire.response_to_proto(1, work.proposals)
+        times.append(time.perf_counter())
+        response.SerializeToString()
+        times.append(time.perf_counter())
+        marks.append([(b - a) * 1e6 for a, b in itertools.pairwise(times)])
+    medians = [statistics.median(column) for column in zip(*marks, strict=True)]
+    await server.server.stop(0)
+    return BatchCost(
+        num_sequences=num_sequences,
+        parse_us=medians[0],
+        check_us=medians[1],
+        take_us=medians[2],
+        kernel_us=medians[3],
+        respond_us=medians[4],
+        serialize_us=medians[5],
+    )
+
+
+class Steps(Iterator[bytes]):
+    """Serialized requests: first what creates the sequences, then step after step."""
+
+    def __init__(self, name: str, num_sequences: int) -> None:
+        self._rng = random.Random(name)
+        self._ids = [f"{self._rng.getrandbits(128):032x}" for _ in range(num_sequences)]
+        self._length = PROMPT_TOKENS
+        self._batch_id = 0
+
+    def creations(self) -> Iterator[bytes]:
+        """A prompt for each, a few per message."""
+        for start in range(0, len(self._ids), 16):
+            sequences = [
+                pb.SequenceDelta(sequence_id=id_, token_ids=self._text(PROMPT_TOKENS))
+                for id_ in self._ids[start : start + 16]
+            ]
+            yield pb.ProposeRequest(sequences=sequences).SerializeToString()
+
+    def __next__(self) -> bytes:
+        self._batch_id += 1
+        request = pb.ProposeRequest(batch_id=self._batch_id)
+        for id_ in self._ids:
+            request.sequences.add(
+                sequence_id=id_,
+                base_length=self._length,
+                token_ids=self._text(TOKENS_PER_STEP),
+                max_draft_tokens=DRAFT_TOKENS,
+            )
+        self._length += TOKENS_PER_STEP
+        return request.SerializeToString()
+
+    def _text(self, count: int) -> list[int]:
+        # Of words that come again and again, so that most proposals hit.
+        words: list[int] = []
+        while len(words) < count:
+            first = self._rng.randrange(60) * 60
+            words += range(first, first + 12)
+        return words[:count]
+
+
+async def _exchange(stream: Stream, request: bytes) -> bytes:
+    await stream.write(request)
+    response = await stream.read()
+    assert isinstance(response, bytes), "the stream has ended"
+    return response

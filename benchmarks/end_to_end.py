@@ -1,0 +1,312 @@
+"""Tokens per second through the whole of Tandem, against itself and against transformers.
+
+    python -m benchmarks.end_to_end [--model FOLDER] [--dtype bfloat16] [--json FILE]
+
+Greedy, on held-out rename prompts, one stream and 16: Tandem (gateway, drafter, verifier and this
+client as processes of their own, over gRPC) with and without speculation, under `strict` and
+`fast` numerics; transformers' `generate` plain, with prompt lookup, and as a left-padded batch of
+16, with the same model, dtype and threads. Also text that never repeats: random-token prompts
+continued at a temperature at which
+nothing repeats.
+
+What is compared runs in turns, round after round, and the figure is the median over the rounds:
+a busy machine then slows down all alike. Compare figures of one run only.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import platform
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.services import Stack, running_stack
+from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from tandem.client import (
+    AsyncTandemClient,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationParams,
+    Usage,
+)
+from tandem.generation import EventCollector
+from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+
+BATCH = 16
+# Beside the default of 7: what a request gains that asks for more, 16 rows in all.
+MANY_DRAFTS = 15
+
+
+@dataclass(slots=True, kw_only=True)
+class Figure:
+    """One row: tokens per second of each round, and what speculation did."""
+
+    name: str
+    streams: int
+    tokens_per_s: list[float] = field(default_factory=list)
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.tokens_per_s)
+
+    def count(self, usages: Sequence[Usage]) -> None:
+        for usage in usages:
+            self.num_steps += usage.num_steps
+            self.num_drafts += usage.num_drafts
+            self.num_draft_tokens += usage.num_draft_tokens
+            self.num_accepted_tokens += usage.num_accepted_tokens
+            missing = len(usage.accepted_per_position) - len(self.accepted_per_position)
+            self.accepted_per_position += [0] * max(0, missing)
+            for position, accepted in enumerate(usage.accepted_per_position):
+                self.accepted_per_position[position] += accepted
+
+
+Run = Callable[[Sequence[Task]], Awaitable[tuple[int, Sequence[Usage]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing to measure: tasks, and how to run them."""
+
+    name: str
+    streams: int
+    tasks: Sequence[Task]
+    run: Run
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--threads", type=int, default=1, help="of the model, in both systems")
+    parser.add_argument("--prompts", type=int, default=32, help="rename prompts, a multiple of 16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    flags = ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
+    flags += ["--max-num-speculative-tokens", str(MANY_DRAFTS)]
+    model = arguments.model.resolve()
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, arguments.dtype))
+    reference.eval()
+    renames = rename_tasks(model, arguments.prompts)
+    strangers = random_tasks(reference.config.vocab_size, min(BATCH, len(renames)))
+
+    async with contextlib.AsyncExitStack() as stack:
+        strict, fast = (
+            stack.enter_context(
+                running_stack(model=model, verifier_flags=[*flags, "--numerics", numerics])
+            )
+            for numerics in ("strict", "fast")
+        )
+        on_strict = await stack.enter_async_context(AsyncTandemClient(strict.gateway))
+        on_fast = await stack.enter_async_context(AsyncTandemClient(fast.gateway))
+
+        def tandem(
+            client: AsyncTandemClient,
+            streams: int,
+            *,
+            speculate: bool,
+            num_drafts: int | None = None,
+        ) -> Run:
+            speculation = SpeculationParams(enabled=speculate, num_speculative_tokens=num_drafts)
+            return lambda tasks: _tandem(client, tasks, streams, speculation)
+
+        def transformers(streams: int, **options: object) -> Run:
+            return lambda tasks: _transformers(reference, tasks, streams, options)
+
+        rows: list[Row] = []
+        for streams in (1, BATCH):
+            rows += [
+                Row(
+                    "strict, speculation",
+                    streams,
+                    renames,
+                    tandem(on_strict, streams, speculate=True),
+                ),
+                Row(
+                    f"strict, speculation, {MANY_DRAFTS} drafts",
+                    streams,
+                    renames,
+                    tandem(on_strict, streams, speculate=True, num_drafts=MANY_DRAFTS),
+                ),
+                Row("strict, plain", streams, renames, tandem(on_strict, streams, speculate=False)),
+                Row(
+                    "fast, speculation", streams, renames, tandem(on_fast, streams, speculate=True)
+                ),
+                Row("fast, plain", streams, renames, tandem(on_fast, streams, speculate=False)),
+                Row("transformers, plain", streams, renames, transformers(streams)),
+            ]
+            if streams == 1:
+                lookup = transformers(1, prompt_lookup_num_tokens=8)
+                rows.append(Row("transformers, prompt lookup 8", 1, renames, lookup))
+            for speculate in (True, False):
+                name = f"random text, {'speculation' if speculate else 'plain'}"
+                run = tandem(on_strict, streams, speculate=speculate)
+                rows.append(Row(name, streams, strangers, run))
+        figures = await _measure(rows, arguments.rounds)
+        hop_s = await _hop_duration_s(strict)
+
+    result = _result(figures, hop_s, arguments)
+    print(_table(figures, result["ratios"], hop_s))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+async def _measure(rows: Sequence[Row], rounds: int) -> list[Figure]:
+    figures = [Figure(name=row.name, streams=row.streams) for row in rows]
+    for row in rows:  # warm-up
+        await row.run(row.tasks[: row.streams])
+    for _ in range(rounds):
+        for figure, row in zip(figures, rows, strict=True):
+            started_at_s = time.perf_counter()
+            num_tokens, usages = await row.run(row.tasks)
+            figure.tokens_per_s.append(num_tokens / (time.perf_counter() - started_at_s))
+            figure.count(usages)
+    return figures
+
+
+async def _tandem(
+    client: AsyncTandemClient, tasks: Sequence[Task], streams: int, speculation: SpeculationParams
+) -> tuple[int, Sequence[Usage]]:
+    """Runs all tasks, `streams` at a time; returns output tokens and usages."""
+    waiting = list(enumerate(tasks))
+    usages: list[Usage] = []
+
+    async def one_stream() -> None:
+        while waiting:
+            index, task = waiting.pop()
+            request = GenerationRequest(
+                prompt=task.prompt_token_ids,
+                max_new_tokens=task.max_new_tokens,
+                ignore_eos=task.temperature > 0,
+                sampling=SamplingParams(temperature=task.temperature, seed=index),
+                speculation=speculation,
+            )
+            collector = EventCollector()
+            async with contextlib.aclosing(client.stream(request)) as events:
+                async for event in events:
+                    collector.add(event)
+            usages.append(collector.generation().usage)
+
+    await asyncio.gather(*(one_stream() for _ in range(streams)))
+    return sum(usage.output_tokens for usage in usages), usages
+
+
+async def _transformers(
+    model: PreTrainedModel, tasks: Sequence[Task], streams: int, options: dict[str, object]
+) -> tuple[int, Sequence[Usage]]:
+    """The same tasks through `generate`; batches are padded on the left, as it asks for."""
+    return await asyncio.to_thread(_generate, model, tasks, streams, options), ()
+
+
+def _generate(
+    model: PreTrainedModel, tasks: Sequence[Task], streams: int, options: dict[str, object]
+) -> int:
+    end = model.generation_config.eos_token_id
+    num_tokens = 0
+    for start in range(0, len(tasks), streams):
+        batch = tasks[start : start + streams]
+        width = max(len(task.prompt_token_ids) for task in batch)
+        padding = [width - len(task.prompt_token_ids) for task in batch]
+        input_ids = torch.tensor(
+            [
+                [end] * pad + list(task.prompt_token_ids)
+                for pad, task in zip(padding, batch, strict=True)
+            ]
+        )
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding])
+        limit = max(task.max_new_tokens for task in batch)
+        output = cast(Any, model).generate(
+            input_ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, **options
+        )
+        for row, task in zip(output[:, width:].tolist(), batch, strict=True):
+            length = row.index(end) + 1 if end in row else len(row)
+            num_tokens += min(length, task.max_new_tokens)
+    return num_tokens
+
+
+async def _hop_duration_s(stack: Stack) -> float:
+    async with grpc.aio.insecure_channel(stack.verifier) as channel:
+        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        load = await stub.GetVerifierLoad(verifier_pb2.GetVerifierLoadRequest())
+        return float(load.hop_duration_s)
+
+
+def _result(
+    figures: Sequence[Figure], hop_s: float, arguments: argparse.Namespace
+) -> dict[str, object]:
+    speed = {(figure.name, figure.streams): figure.median for figure in figures}
+    ratios = {}
+    for streams in (1, BATCH):
+        mine = speed["strict, speculation", streams]
+        against = ["strict, plain", "fast, plain", "transformers, plain"]
+        against += ["transformers, prompt lookup 8"] if streams == 1 else []
+        for name in against:
+            ratios[f"strict, speculation / {name}, {streams}"] = mine / speed[name, streams]
+        many = f"strict, speculation, {MANY_DRAFTS} drafts"
+        rival = "transformers, prompt lookup 8" if streams == 1 else "transformers, plain"
+        ratios[f"{many} / {rival}, {streams}"] = speed[many, streams] / speed[rival, streams]
+        ratios[f"random text, speculation / plain, {streams}"] = (
+            speed["random text, speculation", streams] / speed["random text, plain", streams]
+        )
+    return {
+        "command": "python -m benchmarks.end_to_end",
+        "dtype": arguments.dtype,
+        "threads": arguments.threads,
+        "rounds": arguments.rounds,
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "hop_duration_s": hop_s,
+        "figures": [{**asdict(figure), "median": figure.median} for figure in figures],
+        "ratios": ratios,
+    }
+
+
+def _table(figures: Sequence[Figure], ratios: object, hop_s: float) -> str:
+    lines = [
+        "| what | streams | tokens/s | tokens/step | drafted per accepted |",
+        "|---|---|---|---|---|",
+    ]
+    for figure in figures:
+        tokens_per_step = drafted_per_accepted = "-"
+        if figure.num_drafts:
+            tokens_per_step = f"{1 + figure.num_accepted_tokens / figure.num_steps:.2f}"
+            drafted_per_accepted = (
+                f"{figure.num_draft_tokens / max(1, figure.num_accepted_tokens):.2f}"
+            )
+        lines.append(
+            f"| {figure.name} | {figure.streams} | {figure.median:.0f} "
+            f"| {tokens_per_step} | {drafted_per_accepted} |"
+        )
+    assert isinstance(ratios, dict)
+    lines += ["", "| ratio | |", "|---|---|"]
+    lines += [f"| {name} | {value:.2f} |" for name, value in ratios.items()]
+    first = figures[0]
+    acceptance = ", ".join(
+        f"{accepted / first.num_drafts:.2f}" for accepted in first.accepted_per_position
+    )
+    lines += [
+        "",
+        f"Acceptance by position ({first.name}, one stream): {acceptance}.",
+        f"Whole hop, verifier to gateway to drafter and back: {hop_s * 1e3:.2f} ms (running mean).",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,38 @@
+"""`python -m drafter`: runs one drafter until SIGTERM or SIGINT."""
+
+import asyncio
+import gc
+import sys
+
+from prometheus_client import CollectorRegistry
+
+from drafter.config import SERVICE, DrafterConfig
+from drafter.server import DrafterServer
+from servicekit.config import load_config
+from servicekit.logs import configure_logs, get_logger
+from servicekit.server import run, serve_until_signalled
+
+
+async def serve(config: DrafterConfig) -> None:
+    """Serves until signalled, or until what must run for ever fails."""
+    drafter = DrafterServer(config, registry=CollectorRegistry(), logger=get_logger(SERVICE))
+    await drafter.start()
+    # The compiler's hundred thousand objects live as long as the process: looking through them
+    # again and again would stop the event loop for tens of milliseconds each time.
+    gc.freeze()
+    upkeep = asyncio.create_task(drafter.run_forever())
+    try:
+        await serve_until_signalled(drafter.server, drain=drafter.drain, failed=upkeep)
+    finally:
+        upkeep.cancel()
+
+
+def main() -> int:
+    """Runs the process; returns its exit code."""
+    config = load_config(DrafterConfig, service=SERVICE)
+    configure_logs(config.server.log_level, SERVICE)
+    return run(lambda: serve(config))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

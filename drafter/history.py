@@ -1,0 +1,24 @@
+"""One sequence's known tokens, as an indexed text, and how many of them are its prompt.
+
+Does not know why tokens are appended or refused, nor that there are other sequences
+(`history_store.py`).
+"""
+
+from drafter.indexed_text import IndexedText
+from drafter.ngram_params import NgramParams
+
+
+class History(IndexedText):
+    """The known tokens of one sequence; owned by the event loop, through the store.
+
+    Attributes:
+        prompt_length: how many of its tokens are prompt, once all of that has arrived.
+        is_kept: whether the store still knows it; set by the store.
+    """
+
+    __slots__ = ("is_kept", "prompt_length")
+
+    def __init__(self, *, params: NgramParams, prompt_length: int, max_tokens: int) -> None:
+        super().__init__(params=params, max_tokens=max_tokens)
+        self.prompt_length = prompt_length
+        self.is_kept = False

@@ -1,0 +1,282 @@
+"""One text and its index: an append-only buffer of tokens, and a table over it per n-gram size.
+
+Owns the arrays whose addresses the kernels are given, their growth, and what they occupy. Does not
+know whose text it is: a sequence's history and a piece of a pool are the same here. How the tables
+are laid out is written in `ngram_index.py`.
+"""
+
+import functools
+import secrets
+
+import numpy as np
+import numpy.typing as npt
+
+from drafter import ngram_index
+from drafter.ngram_index import CHUNK_SLOTS, MAX_LOAD, MAX_TEXT_TOKENS, MIN_SLOTS, TABLES
+from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
+
+TOKEN_BYTES = 4
+MIN_CAPACITY_TOKENS = 256
+
+HASH_BASE = np.uint64(secrets.randbits(64) | 1)
+"""Of every n-gram's hash in this process; secret, so that nobody can choose texts that collide."""
+
+OBJECT_BYTES = 1200
+"""What a text occupies beside its arrays' contents: the objects around them, as measured."""
+
+# From here on a buffer grows by a quarter instead of doubling.
+_DOUBLING_TOKENS = 8192
+
+_TIES = {
+    Tie.EARLIEST: ngram_index.EARLIEST,
+    Tie.LATEST: ngram_index.LATEST,
+    Tie.LONGEST: ngram_index.LONGEST,
+}
+
+
+class IndexedText:
+    """Tokens that are only ever appended to, and the n-grams among them.
+
+    Owned by the event loop. A kernel that was given `address` reads and writes what is behind it,
+    so nothing here may be called while it runs. Invariants: `length <= len(buffer) <= max_tokens`;
+    tokens below `length` never change, so a slice of them stays true for ever; every n-gram before
+    a table's next end is in that table.
+
+    Attributes:
+        params: how this text is drafted from.
+        buffer: the tokens and the free room after them, [capacity] uint32.
+        length: how many tokens of the buffer are known.
+        max_tokens: how many it may have.
+        address: of the header that `ngram_index.py` describes; growing a table may change it.
+        allocated_bytes: what all of it occupies, free room included.
+    """
+
+    __slots__ = (
+        "_chunks",
+        "_directory_capacity",
+        "_header",
+        "address",
+        "allocated_bytes",
+        "buffer",
+        "length",
+        "max_tokens",
+        "params",
+    )
+
+    def __init__(self, *, params: NgramParams, max_tokens: int) -> None:
+        self.params = params
+        self.buffer: npt.NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
+        self.length = 0
+        self.max_tokens = max_tokens
+        is_indexed = params.algorithm is Algorithm.INDEX
+        num_tables = params.num_sizes if is_indexed else 0
+        self._chunks = [[_new_slots(MIN_SLOTS, params)] for _ in range(num_tables)]
+        self._directory_capacity = 1
+        self._header = np.zeros(_header_words(num_tables, 1), dtype=np.int64)
+        self.address = self._header.ctypes.data
+        header = self._header
+        header[ngram_index.MIN_NGRAM] = params.min_ngram
+        header[ngram_index.MAX_NGRAM] = params.max_ngram
+        is_disjoint = params.overlap is Overlap.DISJOINT
+        header[ngram_index.DISJOINT] = is_disjoint
+        header[ngram_index.LAG] = ngram_index.LAG_N if is_disjoint else ngram_index.LAG_ONE
+        header[ngram_index.TIE] = _TIES[params.tie]
+        header[ngram_index.TOKENS_PER_MATCH] = params.tokens_per_match
+        header[ngram_index.CHAINED] = params.chained
+        header[ngram_index.INDEXED] = is_indexed
+        for index in range(num_tables):
+            header[_word(index, ngram_index.NEXT_END)] = params.min_ngram + index
+        self._write_directories()
+        self.allocated_bytes = (
+            OBJECT_BYTES + header.nbytes + sum(chunks[0].nbytes for chunks in self._chunks)
+        )
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.uint32]:
+        """The known tokens, [length] uint32; a view."""
+        return self.buffer[: self.length]
+
+    @property
+    def num_unindexed(self) -> int:
+        """How many of the last tokens no table holds anything of, about."""
+        if not self._chunks:
+            return 0
+        return (
+            self.length + 1 - int(self._header[_word(len(self._chunks) - 1, ngram_index.NEXT_END)])
+        )
+
+    def bytes_after(self, num_new_tokens: int) -> int:
+        """What `allocated_bytes` will be after this many more tokens, before the index grows."""
+        capacity = _capacity_for(self.length + num_new_tokens, len(self.buffer), self.max_tokens)
+        return self.allocated_bytes + (capacity - len(self.buffer)) * TOKEN_BYTES
+
+    def append(self, token_ids: npt.NDArray[np.uint32]) -> None:
+        """Appends tokens, [n] uint32, in O(n) amortised; the index catches up in the kernel."""
+        length = self.length + len(token_ids)
+        assert length <= self.max_tokens, "the store refuses what is too long"
+        if length > len(self.buffer):
+            grown = np.empty(
+                _capacity_for(length, len(self.buffer), self.max_tokens), dtype=np.uint32
+            )
+            grown[: self.length] = self.buffer[: self.length]
+            self.allocated_bytes += grown.nbytes - self.buffer.nbytes
+            self.buffer = grown
+            self._header[ngram_index.TOKENS] = grown.ctypes.data
+        self.buffer[self.length : length] = token_ids
+        self.length = length
+        self._header[ngram_index.LENGTH] = length
+
+    def table_growth_bytes(self, index: int) -> int:
+        """What `allocated_bytes` will rise by when this table grows."""
+        chunks = self._chunks[index]
+        slots = self._slots_after_growth(index)
+        new_bytes = slots * _slot_bytes(self.params)
+        if len(chunks) == 1 and slots > len(chunks[0]) * 4 // _slot_bytes(self.params):
+            return new_bytes - chunks[0].nbytes
+        if len(chunks) < self._directory_capacity:
+            return new_bytes
+        return new_bytes + self._directory_capacity * len(self._chunks) * 8
+
+    def grow_table(self, index: int) -> None:
+        """Makes room for more n-grams; moves `CHUNK_SLOTS` of them at most."""
+        growth_bytes = self.table_growth_bytes(index)
+        chunks = self._chunks[index]
+        slots = self._slots_after_growth(index)
+        old_slots = len(chunks[0]) * 4 // _slot_bytes(self.params)
+        if old_slots < CHUNK_SLOTS:
+            old = chunks[0]
+            chunks[0] = _new_slots(slots, self.params)
+            self._write_chunk(index, 0)
+        else:
+            old = chunks[len(chunks) - (1 << (len(chunks).bit_length() - 1))]
+            chunks.append(_new_slots(slots, self.params))
+            if len(chunks) > self._directory_capacity:
+                self._double_directories()
+            self._write_chunk(index, len(chunks) - 1)
+        ngram_index.move_entries(self.address, index, HASH_BASE, old.ctypes.data, old_slots)
+        self.allocated_bytes += growth_bytes
+
+    def seal(self) -> None:
+        """Says that the text is whole, and what comes next is another: no n-gram spans the two.
+
+        Lets the index catch up to the very end of this one; call `begin` when it has.
+        """
+        self._header[ngram_index.LAG] = ngram_index.LAG_NONE
+
+    def begin(self) -> None:
+        """Begins the next text after a sealed one whose index has caught up."""
+        for index in range(len(self._chunks)):
+            first_end = self.length + self.params.min_ngram + index
+            self._header[_word(index, ngram_index.NEXT_END)] = first_end
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants; for tests."""
+        assert self.length <= len(self.buffer) <= max(self.max_tokens, 0)
+        assert self._header[ngram_index.LENGTH] == self.length
+        slots_bytes = sum(chunk.nbytes for chunks in self._chunks for chunk in chunks)
+        arrays_bytes = self._header.nbytes + self.buffer.nbytes + slots_bytes
+        assert self.allocated_bytes == OBJECT_BYTES + arrays_bytes
+        words = _slot_bytes(self.params) // 4
+        for index, chunks in enumerate(self._chunks):
+            entries = sum(int(np.count_nonzero(chunk[::words])) for chunk in chunks)
+            assert entries == self._header[_word(index, ngram_index.ENTRIES)]
+
+    def _slots_after_growth(self, index: int) -> int:
+        slots = len(self._chunks[index][0]) * 4 // _slot_bytes(self.params)
+        if slots == CHUNK_SLOTS:
+            return CHUNK_SLOTS
+        slots *= 2
+        # A long text that has just arrived is not followed doubling by doubling.
+        while slots < CHUNK_SLOTS and self.length > slots * MAX_LOAD:
+            slots *= 2
+        return slots
+
+    def _double_directories(self) -> None:
+        self._directory_capacity *= 2
+        num_tables = len(self._chunks)
+        header = np.zeros(_header_words(num_tables, self._directory_capacity), dtype=np.int64)
+        fixed = TABLES + ngram_index.TABLE_WORDS * num_tables
+        header[:fixed] = self._header[:fixed]
+        self._header = header
+        self.address = header.ctypes.data
+        self._write_directories()
+
+    def _write_directories(self) -> None:
+        for index, chunks in enumerate(self._chunks):
+            start = self._directory_start(index)
+            self._header[_word(index, ngram_index.DIRECTORY)] = self.address + 8 * start
+            for i in range(len(chunks)):
+                self._write_chunk(index, i)
+
+    def _write_chunk(self, index: int, i: int) -> None:
+        chunks = self._chunks[index]
+        self._header[self._directory_start(index) + i] = chunks[i].ctypes.data
+        slots = len(chunks[0]) * 4 // _slot_bytes(self.params)
+        self._header[_word(index, ngram_index.SHAPE)] = ngram_index.shape_of(len(chunks), slots)
+
+    def _directory_start(self, index: int) -> int:
+        return _header_words(len(self._chunks), 0) + self._directory_capacity * index
+
+
+def most_tokens(params: NgramParams, max_bytes: int) -> int:
+    """Returns how many tokens certainly fit into so many bytes, index included; -1: none, not 0."""
+    return _most_tokens(params.algorithm, params.num_sizes, params.tie, max_bytes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _most_tokens(algorithm: Algorithm, num_sizes: int, tie: Tie, max_bytes: int) -> int:
+    low, high = -1, MAX_TEXT_TOKENS + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _worst_bytes(algorithm, num_sizes, tie, middle) <= max_bytes:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _worst_bytes(algorithm: Algorithm, num_sizes: int, tie: Tie, num_tokens: int) -> int:
+    """Returns what a text occupies if no n-gram of it occurs twice.
+
+    The buffer's free room is left out: the text's own limit cuts that.
+    """
+    num_bytes = OBJECT_BYTES + TABLES * 8 + num_tokens * TOKEN_BYTES
+    if algorithm is Algorithm.KMP:
+        return num_bytes
+    num_slots = MIN_SLOTS
+    while num_slots < CHUNK_SLOTS and num_tokens > num_slots * MAX_LOAD:
+        num_slots *= 2
+    directory = 1
+    if num_slots == CHUNK_SLOTS:
+        num_chunks = max(1, int(num_tokens / (CHUNK_SLOTS * MAX_LOAD / 2)))
+        num_slots *= num_chunks
+        directory = 2 * num_chunks
+    slot_bytes = 8 if tie is Tie.LONGEST else 4
+    table_bytes = num_slots * slot_bytes + (ngram_index.TABLE_WORDS + directory) * 8
+    return num_bytes + num_sizes * table_bytes
+
+
+def _capacity_for(num_tokens: int, capacity: int, max_tokens: int) -> int:
+    if num_tokens <= capacity:
+        return capacity
+    if num_tokens <= _DOUBLING_TOKENS:
+        grown = 1 << (num_tokens - 1).bit_length()
+    else:
+        grown = max(num_tokens, capacity + capacity // 4)
+    return min(max(grown, MIN_CAPACITY_TOKENS), max_tokens)
+
+
+def _slot_bytes(params: NgramParams) -> int:
+    return 8 if params.tie is Tie.LONGEST else 4
+
+
+def _new_slots(num_slots: int, params: NgramParams) -> npt.NDArray[np.uint32]:
+    return np.zeros(num_slots * _slot_bytes(params) // 4, dtype=np.uint32)
+
+
+def _header_words(num_tables: int, directory_capacity: int) -> int:
+    return TABLES + (ngram_index.TABLE_WORDS + directory_capacity) * num_tables
+
+
+def _word(index: int, field: int) -> int:
+    return TABLES + ngram_index.TABLE_WORDS * index + field

@@ -1,0 +1,101 @@
+"""The options of the law of a proposal: which n-grams are matched, where, and which match wins.
+
+Knows nothing of how matches are found (`ngram_index.py`, `kmp.py`) or of the wire (`wire.py`).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from drafter.refusals import InvalidDeltaError
+
+MAX_NGRAM = 32
+MAX_POOL_ID_BYTES = 256
+
+
+class Overlap(Enum):
+    """Where an earlier occurrence of the last n tokens may lie, of a context of L tokens."""
+
+    DISJOINT = "disjoint"
+    """It ends at or before L - n."""
+    ALLOWED = "allowed"
+    """It is not the suffix itself."""
+
+
+class Tie(Enum):
+    """Which of several occurrences is continued."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    LONGEST = "longest"
+    """The earliest, the latest and where the running copy has arrived compete by how far back they
+    match (`proposal_kernel.py`)."""
+
+
+class Algorithm(Enum):
+    """How occurrences are found; the answers are the same."""
+
+    INDEX = "index"
+    """A hash index, updated as tokens arrive: the same cost at every length."""
+    KMP = "kmp"
+    """A scan of the history: no memory beside the tokens, a cost linear in their number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramParams:
+    """How one sequence is drafted for, from its creation on.
+
+    Raises:
+        InvalidDeltaError: n-gram sizes out of 1 <= min_ngram <= max_ngram <= 32, or
+            `tokens_per_match` without `Tie.LONGEST`.
+    """
+
+    min_ngram: int = 2
+    """Shortest pattern tried."""
+    max_ngram: int = 5
+    """Longest pattern tried; the longest that matches wins."""
+    overlap: Overlap = Overlap.DISJOINT
+    tie: Tie = Tie.EARLIEST
+    tokens_per_match: int = 0
+    """With `Tie.LONGEST`: most draft tokens per token of the match's reach; 0: no such limit."""
+    algorithm: Algorithm = Algorithm.INDEX
+    chained: bool = False
+    """Whether a draft goes on past the end of the known tokens by matching again."""
+    pool_id: str = ""
+    """The pool of other sequences' texts that is drafted from too, and that this one's text may be
+    kept in; empty: none."""
+    pool_min_ngram: int = 0
+    """The pool is looked into when the sequence's own match reaches less far; 0: when there is
+    none."""
+
+    def __post_init__(self) -> None:
+        if self.min_ngram < 1:
+            raise InvalidDeltaError("params.min_ngram", f"{self.min_ngram} is under 1")
+        if self.max_ngram > MAX_NGRAM:
+            raise InvalidDeltaError("params.max_ngram", f"{self.max_ngram} is over {MAX_NGRAM}")
+        if self.max_ngram < self.min_ngram:
+            raise InvalidDeltaError(
+                "params.max_ngram", f"{self.max_ngram} is under min_ngram, {self.min_ngram}"
+            )
+        if self.tokens_per_match > 0 and self.tie is not Tie.LONGEST:
+            raise InvalidDeltaError("params.tokens_per_match", "it counts with TIE_LONGEST only")
+        if len(self.pool_id.encode()) > MAX_POOL_ID_BYTES:
+            raise InvalidDeltaError(
+                "params.pool_id",
+                f"{len(self.pool_id.encode())} bytes are over {MAX_POOL_ID_BYTES}",
+            )
+
+    @property
+    def ngram_mask(self) -> int:
+        """Bit n - 1 is set for each n-gram size."""
+        return (1 << self.max_ngram) - (1 << (self.min_ngram - 1))
+
+    @property
+    def num_sizes(self) -> int:
+        """How many n-gram sizes are tried."""
+        return self.max_ngram - self.min_ngram + 1
+
+
+DEFAULT_PARAMS = NgramParams()
+
+DEFAULT_TOKENS_PER_MATCH = 2
+"""What `tokens_per_match` is with `Tie.LONGEST` where a request does not say."""

@@ -1,0 +1,127 @@
+"""What a sequence has to do with its pool: it drafts from it, and leaves its text in it.
+
+The law, beside the one for the sequence's own text (`proposal_kernel.py`):
+
+- With `TIE_EARLIEST` and `TIE_LATEST` the pool is looked into when the sequence's own match reaches
+  less far than `pool_min_ngram`, or when there is none; with `TIE_LONGEST` always.
+- In the pool, the longest n-gram at the end of the context that occurs in a kept text, and is
+  continued there, wins: its earliest or its latest occurrence in the order of feeding, or the one
+  of both that reaches further back.
+- The pool's draft is taken if it reaches further back than the sequence's own.
+- `tokens_per_match` bounds it as it bounds the sequence's own; it is never chained.
+- A reach ends where a kept text begins, and a draft where it ends.
+
+Knows neither how pools are kept (`pool_store.py`) nor who runs their work (`pool_keeper.py`).
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from drafter.answerer import Answerer, Answers
+from drafter.history import History
+from drafter.indexed_text import IndexedText
+from drafter.jit import warm_up
+from drafter.messages import Keep
+from drafter.ngram_params import NgramParams
+from drafter.pool_kernel import draft_from_pools
+from drafter.pool_store import PoolLimits, PoolStore
+
+
+class PoolDrafts:
+    """Owned by the event loop, like the store that it uses."""
+
+    def __init__(self, store: PoolStore, *, on_work: Callable[[], None]) -> None:
+        """Wires it up.
+
+        Args:
+            store: all pools.
+            on_work: called when the store may have work to do.
+        """
+        self.store = store
+        self._on_work = on_work
+
+    def see_to_work(self) -> None:
+        """Has done what is to do, texts that expired included; returns at once."""
+        if self.store.has_work:
+            self._on_work()
+
+    def keep(self, history: History, keep: Keep, feed_id: str) -> None:
+        """Leaves a finished sequence's text in its pool, if it names one."""
+        params = history.params
+        if keep is Keep.NOTHING or not params.pool_id:
+            return
+        start = history.prompt_length if keep is Keep.OUTPUT else 0
+        self.store.feed(
+            params.pool_id,
+            history.token_ids[start:],
+            feed_id=feed_id,
+            ngram_mask=params.ngram_mask,
+        )
+        self._on_work()
+
+    def choose(
+        self, texts: Sequence[IndexedText], most_tokens: Sequence[int], answers: Answers
+    ) -> npt.NDArray[np.bool_]:
+        """Gives each text its own draft or its pool's, by the law, in one kernel call.
+
+        Args:
+            texts: each once.
+            most_tokens: how long each draft may be.
+            answers: what the texts' own history offers; changed in place.
+
+        Returns:
+            Whether the draft is the pool's, [num_texts].
+        """
+        is_from_pool = np.zeros(len(texts), dtype=np.bool_)
+        if self.store.num_pools == 0:
+            return is_from_pool
+        pools = [
+            self.store.block_of(text.params.pool_id, text.params.ngram_mask)
+            if text.params.pool_id
+            else 0
+            for text in texts
+        ]
+        self.see_to_work()
+        if any(pools):
+            draft_from_pools(
+                self.store.arena,
+                np.array(pools, dtype=np.int64),
+                np.array([text.params.pool_min_ngram for text in texts], dtype=np.int64),
+                np.array([text.address for text in texts], dtype=np.int64),
+                np.array(most_tokens, dtype=np.int64),
+                answers.statuses,
+                answers.draft_starts,
+                answers.drafts,
+                answers.draft_lengths,
+                answers.reaches,
+                is_from_pool,
+            )
+        return is_from_pool
+
+
+def warm_up_pools(answerer: Answerer) -> None:
+    """Compiles the kernels, or loads them from disk: keeps a text, drafts from it, evicts it.
+
+    Args:
+        answerer: warm already.
+    """
+    limits = PoolLimits(max_pool_bytes=1 << 19, max_pools_bytes=1 << 20, pool_ttl_s=1.0)
+    now_s = 0.0
+    store = PoolStore(limits, clock=lambda: now_s, seed=1)
+    drafts = PoolDrafts(store, on_work=store.finish)
+    history = History(params=NgramParams(pool_id="warm"), prompt_length=0, max_tokens=4096)
+    # Long enough that pages are split, and joined again when it goes.
+    history.append(np.arange(1000, dtype=np.uint32))
+    short = History(params=history.params, prompt_length=0, max_tokens=8)
+    short.append(np.array([7, 8], dtype=np.uint32))
+
+    def keep_and_forget() -> None:
+        nonlocal now_s
+        drafts.keep(history, Keep.ALL, "")
+        assert drafts.choose([short], [1], answerer.answer([short], [1])).all()
+        now_s += limits.pool_ttl_s
+        store.finish()
+
+    warm_up(keep_and_forget)

@@ -1,0 +1,128 @@
+"""The drafter put together: configuration in, a server with everything behind it out."""
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from drafter.answerer import Answerer
+from drafter.config import DrafterConfig
+from drafter.drafting import Drafting
+from drafter.errors import ERROR_TABLE
+from drafter.history_store import HistoryStore
+from drafter.metrics import DrafterMetrics
+from drafter.pool_drafts import PoolDrafts, warm_up_pools
+from drafter.pool_keeper import PoolKeeper
+from drafter.pool_store import PoolStore
+from drafter.service import SERVICE_NAME, DrafterServicer
+from drafter.snapshotter import Snapshotter
+from servicekit.logs import Logger
+from servicekit.server import Server
+from tandem.v1 import drafter_pb2_grpc
+
+
+class DrafterServer:
+    """One drafter.
+
+    Attributes:
+        server: the gRPC server, with health, reflection and the metrics endpoint.
+        servicer: the RPCs.
+        store: the histories; for tests to look into.
+        pools: the shared pools; likewise.
+        pool_keeper: does the pools' work.
+        snapshotter: writes the pools to disk; None: there is no folder for them.
+    """
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        *,
+        registry: CollectorRegistry,
+        logger: Logger,
+        answerer: Answerer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Builds it; nothing is bound before `start`.
+
+        Args:
+            config: what to run with.
+            registry: where the metrics go.
+            logger: where the logs go.
+            answerer: what runs the kernels; None: as many threads as there are cores.
+            clock: seconds, monotonic; sequences age by it.
+        """
+        metrics = DrafterMetrics(registry)
+        self.store = HistoryStore(
+            config.store_limits(), clock=clock, on_eviction=metrics.count_eviction
+        )
+        metrics.watch(self.store)
+        self.pools = PoolStore(
+            config.pool_limits(),
+            clock=clock,
+            seed=secrets.randbits(64),
+            on_feed=metrics.count_feed,
+            on_eviction=metrics.count_text_eviction,
+        )
+        metrics.watch_pools(self.pools)
+        self.pool_keeper = PoolKeeper(self.pools, logger=logger)
+        self._snapshot_interval_s = config.snapshot_interval_s
+        self.snapshotter: Snapshotter | None = None
+        if config.snapshot_dir is not None:
+            self.snapshotter = Snapshotter(
+                self.pools,
+                folder=config.snapshot_dir,
+                logger=logger,
+                on_snapshot=metrics.count_snapshot,
+            )
+        self._answerer = Answerer(num_threads=os.cpu_count() or 1) if answerer is None else answerer
+        self.servicer = DrafterServicer(
+            Drafting(
+                store=self.store,
+                answerer=self._answerer,
+                pools=PoolDrafts(self.pools, on_work=self.pool_keeper.wake),
+                on_failure=lambda sequence_id: logger.exception(
+                    "sequence_failed", sequence_id=sequence_id
+                ),
+            ),
+            metrics=metrics,
+            instance_id=secrets.token_hex(16),
+            logger=logger,
+            unread_timeout_s=config.unread_timeout_s,
+        )
+        self.server = Server(
+            config.server,
+            service_names=[SERVICE_NAME],
+            error_table=ERROR_TABLE,
+            registry=registry,
+            logger=logger,
+        )
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self.servicer, self.server.grpc)
+
+    async def start(self) -> None:
+        """Binds every port, then gets ready; meanwhile RPCs are refused."""
+        await self.server.start()
+        await self.warm_up()
+
+    async def warm_up(self) -> None:
+        """Compiles what needs it, and begins to take requests."""
+        await asyncio.to_thread(self._answerer.warm_up)
+        await asyncio.to_thread(warm_up_pools, self._answerer)
+        if self.snapshotter is not None:
+            await asyncio.to_thread(self.snapshotter.restore)
+        self.servicer.open()
+
+    async def run_forever(self) -> None:
+        """Forgets what expires and takes snapshots, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.servicer.sweep_forever())
+            if self.snapshotter is not None:
+                tasks.create_task(self.snapshotter.write_forever(self._snapshot_interval_s))
+
+    async def drain(self) -> None:
+        """Answers what has been read, ends all streams, and takes a last snapshot."""
+        await self.servicer.drain()
+        if self.snapshotter is not None:
+            await self.snapshotter.write()

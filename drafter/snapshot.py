@@ -1,0 +1,162 @@
+"""Pools on disk: one file per pool, written whole or not at all.
+
+Owns the format. Does not know when snapshots are taken (`snapshotter.py`). A file that is not as
+it was written is refused, whatever is wrong with it; how old a text is goes in as a duration, so
+clocks that differ do no harm, and time between two runs does not age it.
+
+    "TNDMPOOL"  version  header length  header           token ids       BLAKE2b-256 of all before
+    8 bytes     uint32   uint32         JSON, UTF-8      uint32 each     32 bytes
+
+    header  {"pool_id", "ngram_mask", "texts": [[num_tokens, age_s, feed_key in hex], ...]}
+
+Texts come in the order they were fed; numbers are little-endian.
+"""
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from drafter.pool_store import MAX_POOL_BYTES, KeptText
+
+MAGIC = b"TNDMPOOL"
+VERSION = 1
+SUFFIX = ".pool"
+_PARTIAL_SUFFIX = ".partial"
+
+_PREFIX = struct.Struct("<8sII")
+_DIGEST_BYTES = 32
+# Tokens of a pool are a part of its bound, the header of the shortest texts a few times that part.
+_MAX_FILE_BYTES = 2 * MAX_POOL_BYTES
+
+
+class DamagedSnapshotError(Exception):
+    """A file is not a snapshot that this version wrote.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+
+
+def path_of(folder: Path, pool_id: str) -> Path:
+    """Where a pool's snapshot lies; its id may hold anything, so it is hashed."""
+    digest = hashlib.blake2b(pool_id.encode(), digest_size=16).hexdigest()
+    return folder / f"{digest}{SUFFIX}"
+
+
+def write_pool(folder: Path, texts: Sequence[KeptText]) -> Path:
+    """Writes the texts of one pool, at least one, in place of what was there before.
+
+    Raises:
+        OSError: the disk does not take it; what was there before is untouched.
+    """
+    pool_id = texts[0].pool_id
+    header = json.dumps(
+        {
+            "pool_id": pool_id,
+            "ngram_mask": texts[0].ngram_mask,
+            "texts": [[len(text.token_ids), text.age_s, text.feed_key.hex()] for text in texts],
+        }
+    ).encode()
+    path = path_of(folder, pool_id)
+    partial = path.with_suffix(_PARTIAL_SUFFIX)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    # Others' prompts may be in it: for this user's eyes only.
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        parts = [_PREFIX.pack(MAGIC, VERSION, len(header)), header]
+        parts += [text.token_ids.astype("<u4").tobytes() for text in texts]
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        file.write(digest.digest())
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    return path
+
+
+def sync_folder(folder: Path) -> None:
+    """Returns when the names in the folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_others(folder: Path, keep: set[Path]) -> None:
+    """Removes the snapshots of pools that are no more, and what was left half-written."""
+    for path in folder.iterdir():
+        is_snapshot = path.suffix == SUFFIX and path not in keep
+        if is_snapshot or path.suffix == _PARTIAL_SUFFIX:
+            path.unlink(missing_ok=True)
+
+
+def snapshots_in(folder: Path) -> list[Path]:
+    """The snapshots in a folder; none if there is no such folder."""
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def read_pool(path: Path) -> list[KeptText]:
+    """Returns the texts of one pool.
+
+    Raises:
+        DamagedSnapshotError: it is not what was written, or by another version.
+    """
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise DamagedSnapshotError(path, "it is larger than any pool")
+        content = path.read_bytes()
+    except OSError as error:
+        raise DamagedSnapshotError(path, str(error)) from None
+    if len(content) < _PREFIX.size + _DIGEST_BYTES:
+        raise DamagedSnapshotError(path, f"it ends after {len(content)} bytes")
+    magic, version, header_bytes = _PREFIX.unpack_from(content)
+    if magic != MAGIC:
+        raise DamagedSnapshotError(path, "it does not begin like a snapshot")
+    if version != VERSION:
+        raise DamagedSnapshotError(path, f"it has version {version}, and this reads {VERSION}")
+    body = memoryview(content)[:-_DIGEST_BYTES]
+    if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != content[-_DIGEST_BYTES:]:
+        raise DamagedSnapshotError(path, "its checksum is wrong")
+    try:
+        return _parse(body[_PREFIX.size :], header_bytes)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedSnapshotError(path, f"its header is wrong: {error}") from None
+
+
+def _parse(body: memoryview, header_bytes: int) -> list[KeptText]:
+    header = json.loads(bytes(body[:header_bytes]))
+    token_ids = np.frombuffer(body[header_bytes:], dtype="<u4").astype(np.uint32, copy=False)
+    pool_id, ngram_mask = str(header["pool_id"]), int(header["ngram_mask"])
+    if not pool_id or not 0 < ngram_mask < 1 << 32:
+        raise ValueError(f"pool {pool_id!r} with n-grams {ngram_mask:#x}")
+    texts = []
+    start = 0
+    for num_tokens, age_s, feed_key in header["texts"]:
+        end = start + int(num_tokens)
+        if not (start < end <= len(token_ids) and math.isfinite(age_s) and age_s >= 0):
+            raise ValueError(f"a text of {num_tokens} tokens, {age_s} s old")
+        texts.append(
+            KeptText(
+                pool_id=pool_id,
+                token_ids=token_ids[start:end],
+                feed_key=bytes.fromhex(feed_key),
+                age_s=float(age_s),
+                ngram_mask=ngram_mask,
+            )
+        )
+        start = end
+    if start != len(token_ids):
+        raise ValueError(f"{len(token_ids) - start} tokens are of no text")
+    return texts

@@ -1,0 +1,247 @@
+"""The wire's messages to the drafter's own types and back, and the wire's limits.
+
+Owns what a well-formed request is, and which fields this server does not offer (those are refused
+by name). Protobuf types end here and in `service.py`.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from google.protobuf.descriptor import EnumDescriptor
+
+from drafter.errors import MalformedBatchError
+from drafter.messages import Keep, Proposal, ProposalStatus, SequenceDelta, Source
+from drafter.ngram_params import (
+    DEFAULT_PARAMS,
+    DEFAULT_TOKENS_PER_MATCH,
+    Algorithm,
+    NgramParams,
+    Overlap,
+    Tie,
+)
+from drafter.refusals import InvalidDeltaError
+from tandem.v1 import drafter_pb2
+
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_SEQUENCES_PER_BATCH = 4096
+MAX_TOKENS_PER_DELTA = 8192
+MAX_SEQUENCE_ID_BYTES = 64
+
+# A step brings a sequence some dozen tokens at most; more is a prompt, or a replayed history.
+_MAX_LIVE_TOKENS = 256
+
+# A proposal without its tokens: an id of the longest kind and every number at its longest.
+_PROPOSAL_OVERHEAD_BYTES = 112
+# The longest varint that a uint32 takes.
+_MAX_TOKEN_BYTES = 5
+
+_OVERLAPS = {
+    drafter_pb2.OVERLAP_UNSPECIFIED: Overlap.DISJOINT,
+    drafter_pb2.OVERLAP_DISJOINT: Overlap.DISJOINT,
+    drafter_pb2.OVERLAP_ALLOWED: Overlap.ALLOWED,
+}
+_TIES = {
+    drafter_pb2.TIE_UNSPECIFIED: Tie.EARLIEST,
+    drafter_pb2.TIE_EARLIEST: Tie.EARLIEST,
+    drafter_pb2.TIE_LATEST: Tie.LATEST,
+    drafter_pb2.TIE_LONGEST: Tie.LONGEST,
+}
+_ALGORITHMS = {
+    drafter_pb2.ALGORITHM_UNSPECIFIED: Algorithm.INDEX,
+    drafter_pb2.ALGORITHM_INDEX: Algorithm.INDEX,
+    drafter_pb2.ALGORITHM_KMP: Algorithm.KMP,
+}
+_KEEPS = {
+    drafter_pb2.KEEP_UNSPECIFIED: Keep.NOTHING,
+    drafter_pb2.KEEP_NOTHING: Keep.NOTHING,
+    drafter_pb2.KEEP_OUTPUT: Keep.OUTPUT,
+    drafter_pb2.KEEP_ALL: Keep.ALL,
+}
+_SOURCES = {
+    Source.SEQUENCE: drafter_pb2.SOURCE_SEQUENCE,
+    Source.POOL: drafter_pb2.SOURCE_POOL,
+}
+_STATUSES = {
+    ProposalStatus.OK: drafter_pb2.STATUS_OK,
+    ProposalStatus.NO_MATCH: drafter_pb2.STATUS_NO_MATCH,
+    ProposalStatus.OUT_OF_SYNC: drafter_pb2.STATUS_OUT_OF_SYNC,
+    ProposalStatus.INVALID: drafter_pb2.STATUS_INVALID,
+}
+
+
+def check_propose_request(request: drafter_pb2.ProposeRequest) -> list[drafter_pb2.SequenceDelta]:
+    """Returns the request's deltas, once it is known that the batch as a whole may be applied.
+
+    Raises:
+        MalformedBatchError: it is too large, or a sequence is there twice or has no proper id.
+    """
+    _check_size(request.ByteSize(), "sequences")
+    deltas = list(request.sequences)
+    if len(deltas) > MAX_SEQUENCES_PER_BATCH:
+        raise MalformedBatchError(
+            "sequences", f"{len(deltas)} are over {MAX_SEQUENCES_PER_BATCH} per batch"
+        )
+    sequence_ids = [delta.sequence_id for delta in deltas]
+    _check_ids(sequence_ids, "sequences")
+    if len(set(sequence_ids)) < len(sequence_ids):
+        _raise_duplicate(sequence_ids)
+    for i, delta in enumerate(deltas):
+        if len(delta.token_ids) > MAX_TOKENS_PER_DELTA:
+            raise MalformedBatchError(
+                f"sequences[{i}].token_ids",
+                f"{len(delta.token_ids)} are over {MAX_TOKENS_PER_DELTA} per delta",
+            )
+    check_releases(request.releases)
+    return deltas
+
+
+def check_release_request(request: drafter_pb2.ReleaseRequest) -> None:
+    """Returns if the request may be applied.
+
+    Raises:
+        MalformedBatchError: it is too large, or a sequence has no proper id.
+    """
+    _check_size(request.ByteSize(), "releases")
+    check_releases(request.releases)
+
+
+def check_releases(releases: Sequence[drafter_pb2.Release]) -> None:
+    """Returns if every release names a sequence.
+
+    Raises:
+        MalformedBatchError: one has no proper id.
+    """
+    _check_ids([release.sequence_id for release in releases], "releases")
+
+
+def find_unsupported_keep(releases: Iterable[drafter_pb2.Release]) -> tuple[str, str] | None:
+    """Returns the path and the value of the first `keep` that only newer clients know."""
+    for i, release in enumerate(releases):
+        if release.keep not in _KEEPS:
+            return f"releases[{i}].keep", _name(drafter_pb2.Keep.DESCRIPTOR, release.keep)
+    return None
+
+
+def keep_from_proto(keep: "drafter_pb2.Keep.ValueType") -> Keep:
+    """Returns what becomes of a released text; of one that is unknown here, nothing is kept."""
+    return _KEEPS.get(keep, Keep.NOTHING)
+
+
+def delta_from_proto(message: drafter_pb2.SequenceDelta) -> SequenceDelta:
+    """Returns the delta as the drafter's own type.
+
+    Raises:
+        InvalidDeltaError: its params, where they count, are wrong or not offered.
+    """
+    base_length = message.base_length
+    # Slicing a repeated field makes a list at once, which numpy takes faster than an iterator.
+    token_ids = np.array(message.token_ids[:], dtype=np.uint32)
+    if base_length > 0:
+        return SequenceDelta(
+            sequence_id=message.sequence_id,
+            base_length=base_length,
+            token_ids=token_ids,
+            max_draft_tokens=message.max_draft_tokens,
+            max_length=message.max_length,
+        )
+    return SequenceDelta(
+        sequence_id=message.sequence_id,
+        base_length=base_length,
+        token_ids=token_ids,
+        prompt_length=message.prompt_length,
+        max_draft_tokens=message.max_draft_tokens,
+        max_length=message.max_length,
+        params=_params_from_proto(message.params),
+    )
+
+
+def is_bulk(deltas: Iterable[drafter_pb2.SequenceDelta]) -> bool:
+    """Whether a batch brings long text, for which nobody should have to wait."""
+    return any(len(delta.token_ids) > _MAX_LIVE_TOKENS for delta in deltas)
+
+
+def most_draft_tokens(num_sequences: int) -> int:
+    """Returns how long each draft of a batch may be so that no response passes the size limit."""
+    per_proposal_bytes = MAX_MESSAGE_BYTES // max(num_sequences, 1)
+    return (per_proposal_bytes - _PROPOSAL_OVERHEAD_BYTES) // _MAX_TOKEN_BYTES
+
+
+def response_to_proto(batch_id: int, proposals: Iterable[Proposal]) -> drafter_pb2.ProposeResponse:
+    """Returns the answer to a batch."""
+    response = drafter_pb2.ProposeResponse(batch_id=batch_id)
+    add = response.proposals.add
+    for proposal in proposals:
+        add(
+            sequence_id=proposal.sequence_id,
+            base_length=proposal.base_length,
+            token_ids=proposal.token_ids,
+            matched_ngram_length=proposal.matched_ngram_length,
+            source=_SOURCES[proposal.source] if proposal.token_ids else None,
+            status=_STATUSES[proposal.status],
+            known_length=proposal.known_length,
+            message=proposal.message,
+        )
+    return response
+
+
+def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:
+    if message.algorithm not in _ALGORITHMS:
+        raise _not_offered("algorithm", _name(drafter_pb2.Algorithm.DESCRIPTOR, message.algorithm))
+    if message.overlap not in _OVERLAPS:
+        raise _not_offered("overlap", _name(drafter_pb2.Overlap.DESCRIPTOR, message.overlap))
+    if message.tie not in _TIES:
+        raise _not_offered("tie", _name(drafter_pb2.Tie.DESCRIPTOR, message.tie))
+    default = DEFAULT_PARAMS
+    tie = _TIES[message.tie]
+    tokens_per_match = DEFAULT_TOKENS_PER_MATCH if tie is Tie.LONGEST else 0
+    if message.HasField("tokens_per_match"):
+        tokens_per_match = message.tokens_per_match
+    return NgramParams(
+        min_ngram=message.min_ngram if message.HasField("min_ngram") else default.min_ngram,
+        max_ngram=message.max_ngram if message.HasField("max_ngram") else default.max_ngram,
+        overlap=_OVERLAPS[message.overlap],
+        tie=tie,
+        tokens_per_match=tokens_per_match,
+        algorithm=_ALGORITHMS[message.algorithm],
+        chained=message.chained,
+        pool_id=message.pool_id,
+        pool_min_ngram=message.pool_min_ngram,
+    )
+
+
+def _not_offered(field: str, what: str) -> InvalidDeltaError:
+    return InvalidDeltaError(f"params.{field}", f"this server does not offer {what}")
+
+
+def _name(enum: EnumDescriptor, number: int) -> str:
+    # A number that only a newer client knows has no name here.
+    value = enum.values_by_number.get(number)
+    return str(number) if value is None else value.name
+
+
+def _check_size(num_bytes: int, field: str) -> None:
+    if num_bytes > MAX_MESSAGE_BYTES:
+        raise MalformedBatchError(
+            field, f"the message has {num_bytes} bytes, over {MAX_MESSAGE_BYTES}"
+        )
+
+
+def _check_ids(sequence_ids: list[str], field: str) -> None:
+    for i, sequence_id in enumerate(sequence_ids):
+        if not sequence_id:
+            raise MalformedBatchError(f"{field}[{i}].sequence_id", "it is empty")
+        if len(sequence_id.encode()) > MAX_SEQUENCE_ID_BYTES:
+            raise MalformedBatchError(
+                f"{field}[{i}].sequence_id",
+                f"{len(sequence_id.encode())} bytes are over {MAX_SEQUENCE_ID_BYTES}",
+            )
+
+
+def _raise_duplicate(sequence_ids: list[str]) -> None:
+    seen: set[str] = set()
+    for i, sequence_id in enumerate(sequence_ids):
+        if sequence_id in seen:
+            raise MalformedBatchError(
+                f"sequences[{i}].sequence_id", f"{sequence_id!r} is in the batch twice"
+            )
+        seen.add(sequence_id)

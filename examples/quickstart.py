@@ -1,0 +1,152 @@
+"""One real request through a whole Tandem, with its flow step by step.
+
+    python examples/quickstart.py
+    python examples/quickstart.py --model FOLDER
+
+Starts drafter, verifier and gateway on free ports, streams one completion, shows for every step of
+the model how many tokens were drafted, which of them were accepted and what the step appended to
+them, sums up, and stops everything. The bundled model renames an identifier in a held-out snippet
+of Python; another model continues a text.
+"""
+
+import argparse
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+if not __package__:  # run as a file: the repository's root is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from examples.demo_model.dataset import MODEL_FOLDER, read_heldout
+from examples.token_text import TokenText
+from tandem.client import (
+    Chunk,
+    Event,
+    Finished,
+    GenerationRequest,
+    Started,
+    TandemClient,
+    TandemError,
+)
+from tandem.local import LocalTandemError, local_tandem
+
+# One of the quarter of the held-out tasks whose whole answer the model gets right.
+EXACT_TASK = 53
+REPEATING_TEXT = """\
+{"name": "Ada Lovelace", "born": 1815, "field": "mathematics"}
+{"name": "Alan Turing", "born": 1912, "field": "mathematics"}
+{"name": "Grace Hopper", "born": 1906, "field":"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", type=Path, default=MODEL_FOLDER, metavar="FOLDER")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (the default)")
+    parser.add_argument("--dtype", help="of weights and K/V (default: the verifier's)")
+    parser.add_argument("--prompt", help="text to continue (default: one that suits the model)")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="most output tokens")
+    arguments = parser.parse_args()
+    options = ["--device", arguments.device]
+    options += ["--dtype", arguments.dtype] if arguments.dtype else []
+    print(f"starting drafter, verifier and gateway with {arguments.model} ...", flush=True)
+    try:
+        with local_tandem(model=arguments.model, options=options, quiet=True) as addresses:
+            print(f"the gateway serves gRPC at {addresses['grpc']}", flush=True)
+            with TandemClient(addresses["grpc"]) as client:
+                show_flow(client, request_for(arguments), arguments.model)
+    except (LocalTandemError, TandemError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\neverything is stopped")
+    return 0
+
+
+def request_for(arguments: argparse.Namespace) -> GenerationRequest:
+    max_new_tokens = arguments.max_new_tokens
+    if arguments.prompt is not None:
+        return GenerationRequest(prompt=arguments.prompt, max_new_tokens=max_new_tokens or 64)
+    if arguments.model.resolve() == MODEL_FOLDER:
+        task = read_heldout()[EXACT_TASK]
+        print(f"\nthe task: in {task['source_file']}, rename {task['old']} to {task['new']}")
+        return GenerationRequest(prompt=task["prompt"], max_new_tokens=max_new_tokens)
+    print(f"\nthe prompt:\n{REPEATING_TEXT}")
+    return GenerationRequest(prompt=REPEATING_TEXT, max_new_tokens=max_new_tokens or 64)
+
+
+def show_flow(client: TandemClient, request: GenerationRequest, model: Path) -> None:
+    token_text = TokenText(model)
+    step = 0
+    output = ""
+    for event in read_ahead(client.stream(request)):
+        match event:
+            case Started():
+                print(f"\n{event.num_prompt_tokens} prompt tokens; then, step by step:")
+                print(f"{'step':>9}  drafted  accepted  accepted text + appended text")
+            case Chunk():
+                first, step = step + 1, step + event.num_steps
+                output += event.text
+                print(f"{numbered(first, step):>9}  {flow(event, token_text)}", flush=True)
+            case Finished():
+                print(f"\nthe output:\n{output}")
+                show_summary(event)
+
+
+def read_ahead(events: Iterator[Event]) -> Iterator[Event]:
+    """The same events, read by a thread: printing then never makes the stream wait."""
+    read: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
+
+    def read_all() -> None:
+        try:
+            for event in events:
+                read.put(event)
+            read.put(None)
+        except Exception as error:
+            read.put(error)
+
+    threading.Thread(target=read_all, daemon=True).start()
+    while (event := read.get()) is not None:
+        if isinstance(event, Exception):
+            raise event
+        yield event
+
+
+def numbered(first: int, last: int) -> str:
+    """A chunk covers more than one step when we read slower than the model writes."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def flow(chunk: Chunk, token_text: TokenText) -> str:
+    counts = f"{chunk.num_draft_tokens:>7}  {chunk.num_accepted_tokens:>8}"
+    if chunk.num_steps > 1:
+        return f"{counts}  {token_text.add(chunk.token_ids)!r}"
+    # One step's tokens: the accepted drafts, then the one that the model itself decided.
+    accepted = token_text.add(chunk.token_ids[: chunk.num_accepted_tokens])
+    appended = token_text.add(chunk.token_ids[chunk.num_accepted_tokens :])
+    shown = f"{accepted!r} + {appended!r}" if accepted else repr(appended)
+    return f"{counts}  {shown}"
+
+
+def show_summary(finished: Finished) -> None:
+    usage = finished.usage
+    rows = {
+        "finish reason": finished.finish_reason.value,
+        "output tokens": usage.output_tokens,
+        "model steps": usage.num_steps,
+        "steps with drafts": usage.num_drafts,
+        "drafted tokens": usage.num_draft_tokens,
+        "accepted tokens": usage.num_accepted_tokens,
+    }
+    if usage.mean_acceptance_length is not None:
+        rows["mean acceptance length"] = f"{usage.mean_acceptance_length:.2f}"
+        rows["acceptance per position"] = " ".join(
+            f"{share:.2f}" for share in usage.acceptance_per_position
+        )
+    print("\nin sum:")
+    for name, value in rows.items():
+        print(f"  {name:<26}{value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,331 @@
+"""The flow of one verifier step: the heart of the gateway.
+
+    verifier --(events of one step)--> coordinator
+        (a) on_step    every sequence's new tokens go to its drafter: one message per drafter
+        (b) on_hints   the drafter's proposals go back as hints: one message to the verifier
+        (c) publish    only then the tokens become text and go to the clients' streams
+
+(a) to (b) is what the next step may be waiting for, so nothing else happens there: no text, no
+counting, no client, no task per sequence, no lock; only appends to lists and sets. The links'
+writers pick up what was collected and put it into one message. (c) runs behind the hints, or
+after a bounded delay when there are none to come (`delivery.py`).
+
+Drafts are only ever hints. A drafter that is down, late or wrong costs its sequences nothing but
+their drafts: the verifier is told not to wait for them (`Update{drafting: false}`), and told to
+expect them again when the first hint is there after the history was replayed.
+
+Owns which sequences are live and which links each of them has. Everything here runs on the event
+loop, no method awaits, and so every method sees and leaves a consistent state.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from gateway.delivery import Delivery
+from gateway.drafter_link import DrafterLink
+from gateway.errors import RETRY_AFTER_MS, UnavailableError, VerifierError, from_verifier
+from gateway.fleet import Fleet
+from gateway.generation import Generation, Step
+from gateway.messages import (
+    Decided,
+    DraftWait,
+    Hint,
+    OpenCommand,
+    Opened,
+    Rejected,
+    VerifierEvent,
+)
+from gateway.metrics import GatewayMetrics
+from gateway.request import FinishReason
+from gateway.verifier_link import VerifierLink
+from servicekit.errors import RequestError
+from servicekit.logs import Logger
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class _Sequence:
+    """One live sequence: open at its verifier and not yet known to be over.
+
+    Attributes:
+        drafter: who keeps its history; None if it is not drafted for.
+        expects_hints: what the verifier was told last: whether hints may come.
+        is_running: whether the verifier has admitted it to its batch.
+    """
+
+    generation: Generation
+    verifier: VerifierLink
+    drafter: DrafterLink | None
+    expects_hints: bool
+    is_running: bool = False
+
+
+class Coordinator:
+    """Moves tokens and hints between one fleet's verifiers, drafters and the clients' streams.
+
+    Invariants: a sequence is in `_sequences` from `open` until its terminal event, its stop
+    string or its `close`, whichever comes first; what a verifier or drafter still says of it
+    after that is ignored. Each verifier's `num_sequences` counts its entries.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        draft_wait: DraftWait,
+        client_delay_s: float,
+        metrics: GatewayMetrics,
+        on_availability: Callable[[], None],
+        logger: Logger,
+    ) -> None:
+        """Begins with no sequence.
+
+        Args:
+            fleet: the peers; the coordinator listens to them all.
+            draft_wait: how long verifiers may wait for hints.
+            client_delay_s: how long hints may hold up clients.
+            metrics: the gateway's.
+            on_availability: called when a verifier comes or goes, and when a drafter comes.
+            logger: the gateway's.
+        """
+        self._fleet = fleet
+        self._draft_wait = draft_wait
+        self._metrics = metrics
+        self._on_availability = on_availability
+        self._logger = logger
+        self._loop = asyncio.get_running_loop()
+        self._sequences: dict[str, _Sequence] = {}
+        self._num_running = 0
+        self._delivery = Delivery(
+            publish=self._publish,
+            awaits_drafts=fleet.awaits_drafts,
+            max_delay_s=client_delay_s,
+        )
+
+    # Requests come and go.
+
+    def open(self, generations: Sequence[Generation]) -> None:
+        """Starts the choices of one request, all at one verifier.
+
+        The prompt goes to verifier and drafter at the same time: indexing overlaps prefill.
+
+        Raises:
+            UnavailableError: no verifier serves the model; nothing was started.
+        """
+        verifier = self._fleet.find_verifier(generations[0].request)
+        for generation in generations:
+            sequence_id = generation.sequence_id
+            wants_drafts = generation.request.wants_drafts
+            drafter = self._fleet.find_drafter(sequence_id) if wants_drafts else None
+            sequence = _Sequence(
+                generation=generation,
+                verifier=verifier,
+                drafter=drafter,
+                expects_hints=drafter is not None and drafter.is_up,
+            )
+            self._sequences[sequence_id] = sequence
+            verifier.num_sequences += 1
+            verifier.open(self._open_command(sequence))
+            if drafter is not None:
+                drafter.add(generation)
+        self._report_load()
+
+    def close(self, generation: Generation) -> None:
+        """Nobody wants the choice any more (or all of it was taken): frees what it holds."""
+        self._delivery.discard(generation)
+        sequence = self._sequences.get(generation.sequence_id)
+        if sequence is not None:
+            sequence.verifier.close(generation.sequence_id)
+            self._forget(sequence)
+        if not generation.is_over:
+            generation.cancel()
+            self._metrics.count_end(FinishReason.CANCELLED)
+
+    # (a) A verifier's step ended.
+
+    def on_step(self, verifier: VerifierLink, events: Sequence[VerifierEvent]) -> None:
+        """VerifierListener: the events of one step."""
+        now_s = self._loop.time()
+        drafters: dict[DrafterLink, None] = {}
+        for event in events:
+            sequence = self._sequences.get(event.sequence_id)
+            if sequence is None:
+                if not event.sequence_id and isinstance(event, Rejected):
+                    self._logger.error("command_rejected", message=event.message)
+                continue
+            if type(event) is not Decided:
+                self._on_rare_event(sequence, event)
+                continue
+            try:
+                sequence.generation.decide(event)
+            except VerifierError as error:
+                verifier.close(event.sequence_id)
+                self._fail(sequence, error)
+                continue
+            self._delivery.add(sequence.generation, now_s)
+            if event.finish_reason:
+                self._forget(sequence, keeps_output=True)
+            elif sequence.drafter is not None:
+                sequence.drafter.advance(event.sequence_id, event.num_wanted_draft_tokens)
+                drafters[sequence.drafter] = None
+        for drafter in drafters:
+            drafter.flush()
+        self._delivery.go_on()
+
+    def _on_rare_event(self, sequence: _Sequence, event: VerifierEvent) -> None:
+        if isinstance(event, Opened):
+            sequence.generation.num_cached_tokens = event.num_cached_tokens
+            if not sequence.is_running:
+                sequence.is_running = True
+                self._num_running += 1
+                self._report_load()
+        elif isinstance(event, Rejected):
+            self._fail(
+                sequence,
+                from_verifier(
+                    code=event.code,
+                    message=event.message,
+                    field=event.field,
+                    retry_after_ms=event.retry_after_ms,
+                ),
+            )
+
+    # (b) A drafter answered.
+
+    def on_hints(self, drafter: DrafterLink, hints: Sequence[Hint]) -> None:
+        """DrafterListener: proposals for sequences that asked, empty ones too."""
+        hints_of: dict[VerifierLink, list[Hint]] = {}
+        for hint in hints:
+            sequence = self._sequences.get(hint.sequence_id)
+            if sequence is None:
+                continue
+            if not sequence.expects_hints:
+                sequence.expects_hints = True
+                sequence.verifier.update(hint.sequence_id, drafting=True)
+            hints_of.setdefault(sequence.verifier, []).append(hint)
+        for verifier, its_hints in hints_of.items():
+            verifier.hint(its_hints)
+        self._delivery.go_on()
+
+    # (c) Clients, behind the hints.
+
+    def _publish(self, generations: Sequence[Generation]) -> None:
+        """Shows what was decided to the clients, and counts it."""
+        counted: list[Step] = []
+        for generation in generations:
+            if generation.is_over:
+                continue
+            had_started = generation.has_started
+            try:
+                steps = generation.publish()
+            except Exception as error:
+                # A text that cannot be made fails alone; the client's call logs and answers it.
+                generation.fail(error)
+                self.close(generation)
+                continue
+            if steps and not had_started:
+                self._metrics.count_prompt(generation.prompt_length)
+            counted += steps
+            if generation.finish_reason is not FinishReason.UNFINISHED:
+                self._metrics.count_end(generation.finish_reason)
+                # After a stop string the verifier is still at work; otherwise it is done already.
+                self.close(generation)
+        if counted:
+            self._metrics.count_steps(counted)
+
+    # Peers come and go.
+
+    def on_verifier_up(self, verifier: VerifierLink) -> None:
+        """VerifierListener: it can be routed to."""
+        self._on_availability()
+
+    def on_verifier_down(self, verifier: VerifierLink) -> None:
+        """VerifierListener: its sequences are gone with it.
+
+        Each client hears UNAVAILABLE. The generation still holds all that is needed to open the
+        sequence at another verifier: that is what will happen here.
+        """
+        for sequence in [s for s in self._sequences.values() if s.verifier is verifier]:
+            self._fail(
+                sequence,
+                UnavailableError("the verifier is gone", retry_after_ms=RETRY_AFTER_MS),
+            )
+        self._on_availability()
+
+    def on_drafter_up(self, drafter: DrafterLink) -> None:
+        """DrafterListener: it is being sent the histories; hints follow by themselves."""
+        self._on_availability()
+
+    def on_drafter_down(self, drafter: DrafterLink) -> None:
+        """DrafterListener: no hints until further notice."""
+        for sequence in self._sequences.values():
+            if sequence.drafter is drafter:
+                self._expect_no_hints(sequence)
+        self._delivery.go_on()
+
+    def on_given_up(self, drafter: DrafterLink, sequence_id: str) -> None:
+        """DrafterListener: this sequence will have no drafts."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None:
+            self._expect_no_hints(sequence)
+            sequence.drafter = None
+
+    def check_idle(self) -> None:
+        """Checks that nothing is left of any request.
+
+        Raises:
+            AssertionError: something is; it says what.
+        """
+        assert not self._sequences, f"live sequences: {list(self._sequences)}"
+        assert self._num_running == 0, f"{self._num_running} count as running"
+        assert self._delivery.is_idle, "clients are still to be served"
+        busy = self._fleet.busy_parts()
+        assert not busy, f"links that are not idle: {busy}"
+
+    def _open_command(self, sequence: _Sequence) -> OpenCommand:
+        generation = sequence.generation
+        request = generation.request
+        return OpenCommand(
+            sequence_id=generation.sequence_id,
+            token_ids=generation.token_ids,
+            prompt_length=generation.prompt_length,
+            sampling=request.sampling,
+            seed=generation.seed,
+            max_new_tokens=request.max_new_tokens,
+            stop_token_ids=request.stop_token_ids,
+            ignore_eos=request.ignore_eos,
+            draft_wait=self._draft_wait,
+            drafting=sequence.expects_hints,
+            num_speculative_tokens=request.num_speculative_tokens,
+        )
+
+    def _expect_no_hints(self, sequence: _Sequence) -> None:
+        if sequence.expects_hints:
+            sequence.expects_hints = False
+            sequence.verifier.update(sequence.generation.sequence_id, drafting=False)
+
+    def _fail(self, sequence: _Sequence, error: RequestError) -> None:
+        """The sequence is over there: its client gets what was decided, then the error."""
+        generation = sequence.generation
+        self._forget(sequence)
+        self._delivery.discard(generation)
+        self._publish([generation])
+        generation.fail(error)
+
+    def _forget(self, sequence: _Sequence, *, keeps_output: bool = False) -> None:
+        """Frees everything that is held for a sequence, but the tokens that were decided."""
+        sequence_id = sequence.generation.sequence_id
+        del self._sequences[sequence_id]
+        sequence.verifier.num_sequences -= 1
+        sequence.verifier.forget(sequence_id)
+        if sequence.drafter is not None:
+            sequence.drafter.remove(sequence_id, keeps_output=keeps_output)
+        if sequence.is_running:
+            self._num_running -= 1
+        self._report_load()
+
+    def _report_load(self) -> None:
+        self._metrics.set_load(
+            num_running=self._num_running,
+            num_waiting=len(self._sequences) - self._num_running,
+        )

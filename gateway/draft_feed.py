@@ -1,0 +1,290 @@
+"""What one drafter has been sent of each sequence, and what it is still owed.
+
+Owns that bookkeeping for one drafter. Knows no gRPC and no verifier. Tokens are never copied into
+a queue: what is owed is cut from the generation's own list when a batch is made, so a drafter
+that is slow or gone costs one number per sequence, and finds everything merged when it is back.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+from gateway.generation import Generation
+from gateway.messages import Delta, DeltaBatch, Hint, NewHistory, Proposal, ProposalStatus, Release
+
+#: The wire's limits (drafter.proto).
+MAX_DELTA_TOKENS = 8_192
+MAX_DELTAS = 4_096
+
+# With at most 5 bytes per token and 80 per delta a batch stays under half of the limit of 1 MiB.
+# And what is in flight when histories are replayed is answered well within the deadline.
+_MAX_BATCH_TOKENS = 16_384
+
+# A drafter that is slower than the verifier's steps gets what piled up in fewer, larger batches.
+_MAX_BATCHES_IN_FLIGHT = 8
+
+# A drafter that keeps forgetting a sequence (it is over its bounds) is not worth replaying to.
+_MAX_REWINDS = 8
+
+
+class DrafterProtocolError(Exception):
+    """A drafter's answer does not fit what it was asked."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of one batch.
+
+    Attributes:
+        hints: one per delta that asked for a draft, empty where there is none; of sequences that
+            are still fed.
+        given_up: sequences that will not be fed any more, and why.
+    """
+
+    hints: Sequence[Hint]
+    given_up: Sequence[tuple[str, str]]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _History:
+    """One sequence as its drafter has it.
+
+    Attributes:
+        num_sent: tokens that the drafter has, once everything in flight has arrived.
+        num_wanted: draft tokens that the verifier has use for.
+        is_kept: it is over, and its output goes to its pool once all of it was sent.
+        rewound_at: first batch after the last rewind; OUT_OF_SYNC from before is old news.
+    """
+
+    generation: Generation
+    num_sent: int = 0
+    num_wanted: int = 0
+    rewound_at: int = 0
+    num_rewinds: int = 0
+    is_kept: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _BatchInFlight:
+    """A batch without an answer yet.
+
+    Attributes:
+        asked: per delta, its history and the length for which a draft was asked (0: none was).
+    """
+
+    batch_id: int
+    sent_s: float
+    asked: Sequence[tuple[_History, int]]
+    asks_for_drafts: bool
+
+
+class DraftFeed:
+    """The feed of one drafter; owned by its link, on the event loop.
+
+    Invariants: a sequence is in at most one of `_urgent` and `_backlog`, and in one of them
+    whenever a draft is wanted of it, or it was never sent; both are within `_histories`.
+    """
+
+    def __init__(self, *, hint_tokens: int) -> None:
+        """Asks for drafts of at most `hint_tokens`."""
+        self._hint_tokens = hint_tokens
+        self._histories: dict[str, _History] = {}
+        # Sequences with new tokens: those whose next draft somebody may wait for, and the others.
+        self._urgent: dict[str, _History] = {}
+        self._backlog: dict[str, _History] = {}
+        self._releases: dict[str, bool] = {}  # whether the output is kept
+        self._in_flight: collections.deque[_BatchInFlight] = collections.deque()
+        self._next_batch_id = 1
+
+    def add(self, generation: Generation) -> None:
+        """Begins to feed a sequence; its prompt is owed."""
+        history = _History(generation=generation)
+        self._histories[generation.sequence_id] = history
+        self._backlog[generation.sequence_id] = history
+
+    def advance(self, sequence_id: str, num_wanted: int) -> None:
+        """The sequence has new tokens, and `num_wanted` draft tokens are useful next; hot path.
+
+        When none are, the tokens can wait: they go with those of the next time that some are.
+        """
+        history = self._histories.get(sequence_id)
+        if history is not None:
+            history.num_wanted = num_wanted
+            if num_wanted:
+                self._owe(sequence_id, history)
+
+    def remove(self, sequence_id: str, *, keeps_output: bool = False) -> None:
+        """The sequence is over: the drafter may forget it, but may keep its output in its pool.
+
+        What is to be kept is sent to its end first.
+        """
+        history = self._histories.get(sequence_id)
+        if history is None:
+            return
+        history.num_wanted = 0
+        if keeps_output and history.num_sent and history.generation.request.ngram.pool_id:
+            history.is_kept = True
+            self._owe(sequence_id, history)
+            return
+        self._drop(sequence_id, history)
+
+    def restart(self) -> None:
+        """The drafter is a new one, or to be treated as one: it is owed everything again."""
+        self._in_flight.clear()
+        # What is over is not worth a replay.
+        for sequence_id, history in list(self._histories.items()):
+            if history.is_kept:
+                self._drop(sequence_id, history)
+        self._releases.clear()
+        for sequence_id, history in self._histories.items():
+            history.num_sent = 0
+            history.num_rewinds = 0
+            self._owe(sequence_id, history)
+
+    @property
+    def awaits_drafts(self) -> bool:
+        """Whether a draft that somebody may wait for is asked for, or about to be."""
+        return bool(self._urgent) or any(batch.asks_for_drafts for batch in self._in_flight)
+
+    @property
+    def oldest_sent_s(self) -> float | None:
+        """When the batch that is to be answered next was made; None if there is none."""
+        return self._in_flight[0].sent_s if self._in_flight else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is fed, owed or expected."""
+        return not (self._histories or self._releases or self._in_flight)
+
+    def next_batch(self, now_s: float) -> DeltaBatch | None:
+        """Cuts the next message from what is owed; None when nothing is, or enough is in flight.
+
+        Sequences whose drafts are urgent go first, in messages of their own: prompts, which can
+        be long, fill the time between the verifier's steps.
+        """
+        owed = self._urgent or self._backlog
+        if len(self._in_flight) >= _MAX_BATCHES_IN_FLIGHT or not (owed or self._releases):
+            return None
+        # A prompt message delays an urgent one that comes right behind it: keep it small.
+        room = _MAX_BATCH_TOKENS if self._urgent else MAX_DELTA_TOKENS
+        deltas: list[Delta] = []
+        asked: list[tuple[_History, int]] = []
+        done: list[str] = []
+        asks_for_drafts = False
+        for sequence_id, history in owed.items():
+            if room <= 0 or len(deltas) == MAX_DELTAS:
+                break
+            token_ids = history.generation.token_ids
+            base_length = history.num_sent
+            end = min(len(token_ids), base_length + min(room, MAX_DELTA_TOKENS))
+            is_complete = end == len(token_ids)
+            max_draft_tokens = min(history.num_wanted, self._hint_tokens) if is_complete else 0
+            deltas.append(
+                Delta(
+                    sequence_id,
+                    base_length,
+                    token_ids[base_length:end],
+                    max_draft_tokens,
+                    history.generation.request.max_model_len,
+                    None if base_length else _new_history(history.generation),
+                )
+            )
+            asked.append((history, end if max_draft_tokens else 0))
+            asks_for_drafts = asks_for_drafts or max_draft_tokens > 0
+            history.num_sent = end
+            room -= end - base_length
+            if is_complete:
+                done.append(sequence_id)
+        releases = self._take_releases()
+        for sequence_id in done:
+            history = owed.pop(sequence_id)
+            if history.is_kept:
+                # Sent whole by this message; releases of a message come before its tokens, so the
+                # next one brings it.
+                self._drop(sequence_id, history)
+        batch = DeltaBatch(batch_id=self._next_batch_id, deltas=deltas, releases=releases)
+        self._next_batch_id += 1
+        self._in_flight.append(
+            _BatchInFlight(
+                batch_id=batch.batch_id,
+                sent_s=now_s,
+                asked=asked,
+                asks_for_drafts=asks_for_drafts,
+            )
+        )
+        return batch
+
+    def on_proposals(self, batch_id: int, proposals: Sequence[Proposal]) -> Answer:
+        """Takes the answer to the oldest batch in flight.
+
+        Raises:
+            DrafterProtocolError: it is not that batch's answer.
+        """
+        if not self._in_flight or self._in_flight[0].batch_id != batch_id:
+            raise DrafterProtocolError(f"batch {batch_id} was answered out of turn")
+        asked = self._in_flight.popleft().asked
+        if len(proposals) != len(asked):
+            raise DrafterProtocolError(f"{len(proposals)} answers to {len(asked)} deltas")
+        hints: list[Hint] = []
+        given_up: list[tuple[str, str]] = []
+        for (history, asked_length), proposal in zip(asked, proposals, strict=True):
+            hint = proposal.hint
+            sequence_id = history.generation.sequence_id
+            if hint.sequence_id != sequence_id:
+                raise DrafterProtocolError(f"an answer for {hint.sequence_id}, not {sequence_id}")
+            if self._histories.get(sequence_id) is not history:
+                continue  # it ended meanwhile
+            if proposal.status > ProposalStatus.NO_MATCH:
+                # There will be no draft for this length: nobody shall wait for it.
+                hint = Hint(sequence_id, asked_length, [], 0)
+                reason = self._recover(history, proposal, batch_id)
+                if reason:
+                    given_up.append((sequence_id, reason))
+            elif len(hint.token_ids) > self._hint_tokens:
+                hint = hint._replace(token_ids=hint.token_ids[: self._hint_tokens])
+            if asked_length:
+                hints.append(hint)
+        return Answer(hints=hints, given_up=given_up)
+
+    def _drop(self, sequence_id: str, history: _History) -> None:
+        """Stops feeding a sequence; the drafter is told if it knows it."""
+        del self._histories[sequence_id]
+        self._urgent.pop(sequence_id, None)
+        self._backlog.pop(sequence_id, None)
+        if history.num_sent:
+            self._releases[sequence_id] = history.is_kept
+
+    def _recover(self, history: _History, proposal: Proposal, batch_id: int) -> str:
+        """Rewinds a history that the drafter lost track of; or why it is given up."""
+        sequence_id = history.generation.sequence_id
+        if proposal.status is ProposalStatus.INVALID:
+            self._drop(sequence_id, history)
+            return proposal.message
+        if batch_id < history.rewound_at:
+            return ""
+        history.num_rewinds += 1
+        if history.num_rewinds > _MAX_REWINDS:
+            self._drop(sequence_id, history)
+            return f"the drafter lost it {history.num_rewinds} times"
+        history.num_sent = min(history.num_sent, proposal.known_length)
+        history.rewound_at = self._next_batch_id
+        self._owe(sequence_id, history)
+        return ""
+
+    def _owe(self, sequence_id: str, history: _History) -> None:
+        if history.num_wanted:
+            self._urgent[sequence_id] = history
+            self._backlog.pop(sequence_id, None)
+        else:
+            self._backlog[sequence_id] = history
+            self._urgent.pop(sequence_id, None)
+
+    def _take_releases(self) -> Sequence[Release]:
+        releases = [Release(*each) for each in list(self._releases.items())[:MAX_DELTAS]]
+        for release in releases:
+            del self._releases[release.sequence_id]
+        return releases
+
+
+def _new_history(generation: Generation) -> NewHistory:
+    return NewHistory(prompt_length=generation.prompt_length, ngram=generation.request.ngram)

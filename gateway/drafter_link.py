@@ -1,0 +1,174 @@
+"""The one ProposeStream to one drafter.
+
+Owns the stream, its feed and the drafter's deadline: a drafter that answers late is worse than
+none, because somebody may be waiting, so it counts as down until it answers a greeting again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import grpc
+
+from gateway import wire
+from gateway.draft_feed import DrafterProtocolError, DraftFeed
+from gateway.generation import Generation
+from gateway.messages import Hint
+from gateway.metrics import GatewayMetrics
+from gateway.peer_stream import Call, PeerError, PeerStream
+from servicekit.logs import Logger
+from tandem.v1 import drafter_pb2, drafter_pb2_grpc
+
+_Call = Call[drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse]
+
+# The batch id of greetings; the feed's begin at 1.
+_GREETING = 0
+
+
+class DrafterListener(Protocol):
+    """Who acts on what a drafter says."""
+
+    def on_drafter_up(self, drafter: "DrafterLink") -> None: ...
+
+    def on_hints(self, drafter: "DrafterLink", hints: Sequence[Hint]) -> None: ...
+
+    def on_given_up(self, drafter: "DrafterLink", sequence_id: str) -> None: ...
+
+    def on_drafter_down(self, drafter: "DrafterLink") -> None: ...
+
+
+class DrafterLink:
+    """One drafter as the coordinator sees it: calls return at once, hints come when they come.
+
+    Attributes:
+        name: the drafter's address; what it is routed by.
+        is_up: whether hints can be expected.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        channel: grpc.aio.Channel,
+        listener: DrafterListener,
+        hint_tokens: int,
+        deadline_s: float,
+        greet_timeout_s: float,
+        metrics: GatewayMetrics,
+        logger: Logger,
+    ) -> None:
+        """Prepares; `run` connects.
+
+        Args:
+            deadline_s: how late an answer may be before the drafter counts as down.
+        """
+        self.name = name
+        self.is_up = False
+        self._listener = listener
+        self._feed = DraftFeed(hint_tokens=hint_tokens)
+        self._deadline_s = deadline_s
+        self._metrics = metrics
+        self._logger = logger.bind(drafter=name)
+        self._loop = asyncio.get_running_loop()
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        self._stream = PeerStream(
+            open_call=lambda: stub.ProposeStream(wait_for_ready=True),
+            handler=self,
+            greet_timeout_s=greet_timeout_s,
+            logger=self._logger,
+        )
+
+    @property
+    def awaits_drafts(self) -> bool:
+        """Whether a hint is on its way from there."""
+        return self.is_up and self._feed.awaits_drafts
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence is fed and nothing is left to say (a drafter that is down is owed
+        nothing: it frees what it held by itself).
+        """
+        return self._feed.is_idle
+
+    async def run(self) -> None:
+        """Keeps the stream open until cancelled."""
+        await self._stream.run()
+
+    def add(self, generation: Generation) -> None:
+        """Begins to feed a sequence; its prompt goes out at once."""
+        self._feed.add(generation)
+        self._stream.wake()
+
+    def advance(self, sequence_id: str, num_wanted: int) -> None:
+        """The sequence has new tokens. They go out at the next `flush`; hot path."""
+        self._feed.advance(sequence_id, num_wanted)
+
+    def flush(self) -> None:
+        """Sends what is owed: one message for all sequences that advanced; hot path."""
+        self._stream.wake()
+
+    def remove(self, sequence_id: str, *, keeps_output: bool = False) -> None:
+        """The sequence is over; the drafter may forget it, or keep its output in its pool."""
+        self._feed.remove(sequence_id, keeps_output=keeps_output)
+        self._stream.wake()
+
+    async def greet(self, call: _Call) -> None:
+        """PeerHandler: an empty batch, which costs nothing and proves that somebody answers."""
+        await call.write(drafter_pb2.ProposeRequest(batch_id=_GREETING))
+        answer = await call.read()
+        if not isinstance(answer, drafter_pb2.ProposeResponse) or answer.batch_id != _GREETING:
+            raise PeerError("the greeting was not answered")
+
+    def on_up(self) -> None:
+        """PeerHandler: the feed owes it everything, whatever it may still know."""
+        self.is_up = True
+        self._listener.on_drafter_up(self)
+
+    def next_request(self) -> drafter_pb2.ProposeRequest | None:
+        """PeerHandler."""
+        batch = self._feed.next_batch(self._loop.time())
+        if batch is None:
+            return None
+        if self._deadline_timer is None:
+            self._deadline_timer = self._loop.call_later(self._deadline_s, self._check_deadline)
+        return wire.deltas_to_proto(batch)
+
+    def on_response(self, response: drafter_pb2.ProposeResponse) -> None:
+        """PeerHandler: hot path."""
+        received_s = self._loop.time()
+        sent_s = self._feed.oldest_sent_s
+        try:
+            answer = self._feed.on_proposals(response.batch_id, wire.proposals_from_proto(response))
+        except (DrafterProtocolError, KeyError) as error:
+            raise PeerError(f"the answer makes no sense: {error}") from error
+        if answer.hints:
+            self._listener.on_hints(self, answer.hints)
+        for sequence_id, reason in answer.given_up:
+            self._logger.warning("drafting_given_up", sequence_id=sequence_id, reason=reason)
+            self._listener.on_given_up(self, sequence_id)
+        # There may be room in flight again, or something to send once more.
+        self._stream.wake()
+        if sent_s is not None:
+            self._metrics.observe_draft_round_trip(received_s - sent_s)
+
+    def on_down(self) -> None:
+        """PeerHandler."""
+        self.is_up = False
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        self._feed.restart()
+        self._listener.on_drafter_down(self)
+
+    def _check_deadline(self) -> None:
+        # One timer for all batches: it looks at the oldest, and comes back when that one is due.
+        self._deadline_timer = None
+        sent_s = self._feed.oldest_sent_s
+        if sent_s is None:
+            return
+        due_s = sent_s + self._deadline_s
+        if self._loop.time() >= due_s:
+            self._stream.fail(PeerError(f"no answer within {self._deadline_s} s"))
+        else:
+            self._deadline_timer = self._loop.call_at(due_s, self._check_deadline)

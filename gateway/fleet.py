@@ -1,0 +1,99 @@
+"""The verifiers and drafters that this gateway is connected to, or tries to be.
+
+Owns the lists of links, what they add up to (models, health) and, with the router's rules, which
+of them a request goes to. Knows no sequence.
+"""
+
+from collections.abc import Sequence
+
+from gateway import router
+from gateway.drafter_link import DrafterLink
+from gateway.errors import RETRY_AFTER_MS, UnavailableError
+from gateway.request import AcceptedRequest, Model
+from gateway.verifier_link import VerifierLink
+from servicekit.errors import RequestError
+
+
+class Fleet:
+    """All peers. Filled once, before the links run."""
+
+    def __init__(self) -> None:
+        self.verifiers: list[VerifierLink] = []
+        self.drafters: list[DrafterLink] = []
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether any verifier is connected."""
+        return any(verifier.welcome is not None for verifier in self.verifiers)
+
+    def awaits_drafts(self) -> bool:
+        """Whether a hint is on its way from any drafter."""
+        return any(drafter.awaits_drafts for drafter in self.drafters)
+
+    def models(self) -> dict[str, Model]:
+        """The models of the connected verifiers, by id.
+
+        A model's limits are the narrowest among its verifiers, so that what fits the model fits
+        each of them: a request may go to any, and later on to another.
+        """
+        models: dict[str, Model] = {}
+        for verifier in self.verifiers:
+            welcome = verifier.welcome
+            if welcome is None:
+                continue
+            limits = welcome.limits
+            known = models.get(welcome.model_id)
+            models[welcome.model_id] = Model(
+                model_id=welcome.model_id,
+                model_digest=welcome.model_digest,
+                vocab_size=min(limits.vocab_size, known.vocab_size if known else 1 << 32),
+                max_model_len=min(limits.max_model_len, known.max_model_len if known else 1 << 32),
+                max_num_speculative_tokens=min(
+                    limits.max_num_speculative_tokens,
+                    known.max_num_speculative_tokens if known else 1 << 32,
+                ),
+                num_verifiers=1 + (known.num_verifiers if known else 0),
+            )
+        return models
+
+    def find_verifier(self, request: AcceptedRequest) -> VerifierLink:
+        """The verifier for all choices of a request.
+
+        Raises:
+            UnavailableError: none that serves the model is connected.
+        """
+        candidates = {
+            verifier.name: verifier
+            for verifier in self.verifiers
+            if verifier.welcome is not None and verifier.welcome.model_id == request.model_id
+        }
+        if not candidates:
+            raise no_verifier()
+        name = router.choose_verifier(
+            router.affinity_of(request.affinity_key, request.prompt_token_ids),
+            [
+                router.Candidate(name=name, load=verifier.num_sequences)
+                for name, verifier in candidates.items()
+            ],
+            request.num_choices,
+        )
+        return candidates[name]
+
+    def find_drafter(self, sequence_id: str) -> DrafterLink | None:
+        """The drafter of a sequence, connected or not; None if there are none at all.
+
+        Not the next best while that one is down: it keeps its sequences and is replayed their
+        histories when it is back.
+        """
+        name = router.choose_drafter(sequence_id, [drafter.name for drafter in self.drafters])
+        return next((drafter for drafter in self.drafters if drafter.name == name), None)
+
+    def busy_parts(self) -> Sequence[str]:
+        """The links that still have something in them; for integrity checks."""
+        links: Sequence[VerifierLink | DrafterLink] = [*self.verifiers, *self.drafters]
+        return [link.name for link in links if not link.is_idle]
+
+
+def no_verifier() -> RequestError:
+    """The error of a request that no verifier can run now."""
+    return UnavailableError("no verifier can be reached", retry_after_ms=RETRY_AFTER_MS)

@@ -1,0 +1,266 @@
+"""One choice of one request: its tokens, its text and what it cost.
+
+Sole owner of a choice's state. Knows no gRPC, no links, no metrics. Three parties touch it, all
+on the event loop:
+
+    the coordinator appends what the verifier decided        decide()
+    the delivery makes text of it and shows it to the client publish()
+    the client's stream takes what was shown                 take()
+
+`decide` is on the path to the next hint and does as little as can be; text and counting wait for
+`publish`, after the hints. What the client has not taken yet is one growing chunk, not a queue of
+messages: a slow client costs at most the tokens of its own output.
+
+    token_ids    |---- prompt ----|-- given output --|-- taken --|-- shown --|-- decided --|
+                 0           prompt_length        (resume)    _taken      _shown         len
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+from gateway.errors import VerifierError
+from gateway.messages import Decided
+from gateway.output_text import OutputText
+from gateway.request import AcceptedRequest, Chunk, FinishReason, TokenLogprob, Usage
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Step:
+    """What one verifier step gave one sequence.
+
+    After `publish`, the figures are those that count: without the tokens behind a stop string.
+    """
+
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+class Generation:
+    """The state of one choice.
+
+    Invariants: `token_ids` holds no unverified draft and only grows (until a stop string cuts it);
+    `_taken <= _shown <= len(token_ids)`; `finish_reason` is set exactly once, after the last token
+    was shown; nothing changes after it or after `error`.
+
+    Attributes:
+        token_ids: prompt and output, as decided; drafters are sent slices of it.
+        num_cached_tokens: prompt tokens whose K/V the verifier had.
+        finish_reason: why the output ended; UNFINISHED until all of it is shown.
+        error: why there will be no more output.
+        changed: set whenever there is something to take; shared by the choices of one request.
+    """
+
+    __slots__ = (
+        "_accepted_per_position",
+        "_decided_finish_reason",
+        "_decided_steps",
+        "_first_decided",
+        "_logprobs",
+        "_num_accepted_tokens",
+        "_num_draft_tokens",
+        "_num_drafts",
+        "_num_steps",
+        "_output_text",
+        "_shown",
+        "_taken",
+        "_untaken_accepted_tokens",
+        "_untaken_draft_tokens",
+        "_untaken_steps",
+        "_untaken_text",
+        "changed",
+        "choice_index",
+        "error",
+        "finish_reason",
+        "num_cached_tokens",
+        "prompt_length",
+        "request",
+        "seed",
+        "sequence_id",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        *,
+        request: AcceptedRequest,
+        sequence_id: str,
+        choice_index: int,
+        seed: int,
+        output_text: OutputText,
+        changed: asyncio.Event,
+    ) -> None:
+        """Begins with the request's prompt and the output that the client already has.
+
+        Args:
+            output_text: has been fed the given output, so that text goes on from there.
+        """
+        self.request = request
+        self.sequence_id = sequence_id
+        self.choice_index = choice_index
+        self.seed = seed
+        self.changed = changed
+        self.token_ids: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
+        self.prompt_length = len(request.prompt_token_ids)
+        self.num_cached_tokens = 0
+        self.finish_reason = FinishReason.UNFINISHED
+        self.error: Exception | None = None
+        self._output_text = output_text
+        self._decided_steps: list[Step] = []
+        self._decided_finish_reason = FinishReason.UNFINISHED
+        self._shown = self._taken = self._first_decided = len(self.token_ids)
+        # Of every decided token, if the request asked for them; else empty.
+        self._logprobs: list[TokenLogprob] = []
+        self._untaken_text: list[str] = []
+        self._untaken_steps = 0
+        self._untaken_draft_tokens = 0
+        self._untaken_accepted_tokens = 0
+        self._num_steps = 0
+        self._num_drafts = 0
+        self._num_draft_tokens = 0
+        self._num_accepted_tokens = 0
+        self._accepted_per_position: list[int] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything there will be can be taken now."""
+        return self.finish_reason is not FinishReason.UNFINISHED or self.error is not None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a token was shown."""
+        return self._num_steps > 0
+
+    def decide(self, decided: Decided) -> None:
+        """Appends what a verifier step decided; hot path.
+
+        Raises:
+            VerifierError: it does not continue the sequence.
+        """
+        if decided.base_length != len(self.token_ids):
+            raise VerifierError(
+                f"the verifier continued a sequence of {len(self.token_ids)} tokens "
+                f"from {decided.base_length}"
+            )
+        self.token_ids += decided.token_ids
+        self._logprobs += decided.logprobs
+        if decided.token_ids:
+            self._decided_steps.append(
+                Step(
+                    num_tokens=len(decided.token_ids),
+                    num_draft_tokens=decided.num_draft_tokens,
+                    num_accepted_tokens=decided.num_accepted_tokens,
+                )
+            )
+        self._decided_finish_reason = decided.finish_reason
+
+    def publish(self) -> Sequence[Step]:
+        """Shows what was decided, and returns the steps that it counts.
+
+        A stop string ends the output with the token that completes it: tokens decided beyond are
+        dropped; of the step that brought it, the drafts count as scheduled, and as accepted those
+        that are part of the output; later steps count nowhere. So usage tells what was delivered,
+        and not that the verifier had already run ahead.
+        """
+        if self.is_over:
+            return ()
+        steps, self._decided_steps = self._decided_steps, []
+        for num_shown, step in enumerate(steps, start=1):
+            self._show(step, is_last=num_shown == len(steps))
+            if self._output_text.stopped:
+                del self.token_ids[self._shown :]
+                self._end(FinishReason.STOP)
+                return steps[:num_shown]
+        if self._decided_finish_reason is not FinishReason.UNFINISHED:
+            tail = self._output_text.finish()
+            if tail:
+                self._untaken_text.append(tail)
+            self._end(self._decided_finish_reason)
+        elif steps:
+            self.changed.set()
+        return steps
+
+    def fail(self, error: Exception) -> None:
+        """There will be no more output. What was decided must have been published before."""
+        if not self.is_over:
+            self.error = error
+            self.changed.set()
+
+    def cancel(self) -> None:
+        """Nobody wants the output any more."""
+        if not self.is_over:
+            self._end(FinishReason.CANCELLED)
+
+    def take(self) -> Chunk | None:
+        """What was shown since the last chunk, as one; None if nothing was."""
+        if self._taken == self._shown and not self._untaken_text:
+            return None
+        chunk = Chunk(
+            choice_index=self.choice_index,
+            offset=self._taken - self.prompt_length,
+            token_ids=self.token_ids[self._taken : self._shown],
+            text="".join(self._untaken_text),
+            num_draft_tokens=self._untaken_draft_tokens,
+            num_accepted_tokens=self._untaken_accepted_tokens,
+            num_steps=self._untaken_steps,
+            logprobs=tuple(
+                self._logprobs[
+                    self._taken - self._first_decided : self._shown - self._first_decided
+                ]
+            ),
+        )
+        self._taken = self._shown
+        self._untaken_text = []
+        self._untaken_steps = self._untaken_draft_tokens = self._untaken_accepted_tokens = 0
+        return chunk
+
+    def usage(self) -> Usage:
+        """What the shown output cost."""
+        return Usage(
+            prompt_tokens=self.prompt_length,
+            output_tokens=self._shown - self.prompt_length,
+            cached_tokens=self.num_cached_tokens,
+            num_steps=self._num_steps,
+            num_drafts=self._num_drafts,
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
+            accepted_per_position=tuple(self._accepted_per_position),
+            resumes=0,
+        )
+
+    def _show(self, step: Step, *, is_last: bool) -> None:
+        token_ids = self.token_ids[self._shown : self._shown + step.num_tokens]
+        if is_last and self._decided_finish_reason is FinishReason.STOP:
+            # The verifier ends with the stop token: a token of the output, no part of its text.
+            shown = self._output_text.feed(token_ids[:-1])
+            if not self._output_text.stopped:
+                shown = shown._replace(num_tokens=len(token_ids))
+        else:
+            shown = self._output_text.feed(token_ids)
+        if shown.text:
+            self._untaken_text.append(shown.text)
+        step.num_tokens = shown.num_tokens
+        step.num_accepted_tokens = min(step.num_accepted_tokens, shown.num_tokens)
+        self._shown += step.num_tokens
+        self._count(step)
+
+    def _count(self, step: Step) -> None:
+        self._num_steps += 1
+        self._untaken_steps += 1
+        if not step.num_draft_tokens:
+            return
+        self._num_drafts += 1
+        self._num_draft_tokens += step.num_draft_tokens
+        self._num_accepted_tokens += step.num_accepted_tokens
+        self._untaken_draft_tokens += step.num_draft_tokens
+        self._untaken_accepted_tokens += step.num_accepted_tokens
+        missing = step.num_draft_tokens - len(self._accepted_per_position)
+        if missing > 0:
+            self._accepted_per_position += [0] * missing
+        for position in range(step.num_accepted_tokens):
+            self._accepted_per_position[position] += 1
+
+    def _end(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        self.changed.set()

@@ -1,0 +1,100 @@
+"""The HTTP door: `/metrics` and `/health`.
+
+Owns the listening socket and the routes. An ASGI application (Starlette on uvicorn), so that an
+API over HTTP is more routes around the same `Frontend`.
+"""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gateway.frontend import Frontend
+from servicekit.address import Address, parse_address
+from servicekit.config import ConfigError
+
+# What a request that is still being answered gets when the process stops.
+_SHUTDOWN_TIMEOUT_S = 1
+
+
+class HttpListener:
+    """Serves HTTP on one address; `run` is its only task."""
+
+    def __init__(self, *, listen: str, frontend: Frontend, registry: CollectorRegistry) -> None:
+        """Binds and listens; nothing is answered before `run`.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        address = parse_address(listen)
+        self._socket = _bind(address)
+        self.address = str(Address(host=address.host, port=self._socket.getsockname()[1]))
+        config = uvicorn.Config(
+            make_application(frontend, registry),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
+        )
+        self._server = _Server(config)
+
+    async def run(self) -> None:
+        """Serves until cancelled; then requests in flight get a moment to end."""
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            if self._server.started:
+                await self._server.shutdown(sockets=[self._socket])
+
+    def close(self) -> None:
+        """Lets the address go, also where `run` never began."""
+        self._socket.close()
+
+
+def make_application(frontend: Frontend, registry: CollectorRegistry) -> Starlette:
+    """The routes."""
+
+    # Not a coroutine: Starlette runs it in a thread, and a scrape does not hold up hints.
+    def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"content-type": content_type})
+
+    async def health(request: Request) -> Response:
+        if frontend.is_serving:
+            return JSONResponse({"status": "serving"})
+        return JSONResponse({"status": "not_serving"}, status_code=503)
+
+    return Starlette(routes=[Route("/metrics", metrics), Route("/health", health)])
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves the process's signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bind(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address.host, address.port))
+        # From here on clients can connect; they are answered once `run` has begun.
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            "--http-listen", f"cannot listen on {address}: {error.strerror or error}"
+        ) from None
+    return listener

@@ -1,0 +1,190 @@
+"""What the gateway hears from verifiers and drafters, and what it tells them.
+
+Owns the internal forms of the wire's messages. Knows no protobuf (`wire.py` converts).
+`base_length` is always the number of tokens of the sequence before the first one carried.
+
+The messages that every sequence brings at every step are named tuples, not frozen dataclasses:
+they are made between a step's end and its next hint, 64 of each kind at a time, and a frozen
+dataclass takes three times as long to make.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.request import FinishReason, NgramParams, SamplingParams, TokenLogprob
+
+
+class Decided(NamedTuple):
+    """What one verifier step decided for one sequence."""
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_wanted_draft_tokens: int
+    finish_reason: FinishReason
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+class Hint(NamedTuple):
+    """A draft for the verifier: what may come after the first `base_length` tokens."""
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    matched_ngram_length: int
+
+
+class ProposalStatus(enum.IntEnum):
+    """How a drafter answered; the wire's numbers."""
+
+    OK = 1
+    NO_MATCH = 2
+    OUT_OF_SYNC = 3
+    INVALID = 4
+
+
+class Proposal(NamedTuple):
+    """One drafter's answer to one delta."""
+
+    status: ProposalStatus
+    hint: Hint
+    known_length: int
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NewHistory:
+    """What a drafter must know of a sequence once."""
+
+    prompt_length: int
+    ngram: NgramParams
+
+
+class Delta(NamedTuple):
+    """New tokens of one sequence for its drafter.
+
+    Attributes:
+        token_ids: a slice of the sequence's tokens; at most 8,192.
+        max_draft_tokens: 0 appends only.
+        creates: how the drafter shall make the sequence; None if it has it.
+    """
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    max_draft_tokens: int
+    max_length: int
+    creates: NewHistory | None
+
+
+class Release(NamedTuple):
+    """A sequence that its drafter may forget; its output may be kept in its pool."""
+
+    sequence_id: str
+    keeps_output: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaBatch:
+    """One message to a drafter."""
+
+    batch_id: int
+    deltas: Sequence[Delta]
+    releases: Sequence[Release]
+
+
+class DraftWait(enum.Enum):
+    """How long a verifier's step may wait for drafts."""
+
+    ADAPTIVE = "adaptive"
+    NEVER = "never"
+    ALWAYS = "always"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCommand:
+    """Starts a sequence at a verifier.
+
+    Attributes:
+        token_ids: prompt, and on resume the output so far.
+        max_new_tokens: counting the output in `token_ids`.
+        drafting: whether hints may be expected.
+    """
+
+    sequence_id: str
+    token_ids: Sequence[int]
+    prompt_length: int
+    sampling: SamplingParams
+    seed: int
+    max_new_tokens: int
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    draft_wait: DraftWait
+    drafting: bool
+    num_speculative_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommandBatch:
+    """One message to a verifier; in this order.
+
+    Attributes:
+        updates: sequence id to whether hints will come.
+    """
+
+    updates: Sequence[tuple[str, bool]]
+    hints: Sequence[Hint]
+    opens: Sequence[OpenCommand]
+    closes: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierLimits:
+    """What a verifier can take."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_speculative_tokens: int
+    vocab_size: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Who a verifier is."""
+
+    instance_id: str
+    model_id: str
+    model_digest: str
+    numerics_digest: str
+    limits: VerifierLimits
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The sequence was admitted to the verifier's batch."""
+
+    sequence_id: str
+    num_cached_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The sequence was refused, or failed; nothing follows.
+
+    Attributes:
+        sequence_id: "" when the verifier could not tie the command to a sequence.
+        code: a google.rpc.Code number.
+    """
+
+    sequence_id: str
+    code: int
+    message: str
+    field: str
+    retry_after_ms: int
+
+
+VerifierEvent = Decided | Opened | Rejected

@@ -1,0 +1,160 @@
+"""The gateway's metrics.
+
+Owns their names, labels and buckets. Knows no request: it is told figures. Labels are taken from
+small fixed sets; a draft's position is bounded by the verifiers' limit on drafts per step.
+
+Counters of tokens, steps and drafts count what clients were shown, so they equal the sums of
+`Usage` over all choices that finished.
+"""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gateway.generation import Step
+from gateway.request import FinishReason
+
+# A draft's round trip is some hundred microseconds; the deadline is a quarter of a second.
+_HOP_BUCKETS_S = (
+    0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05,
+    0.1, 0.25,
+)  # fmt: skip
+_TOKEN_BUCKETS_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1,
+    5,
+)  # fmt: skip
+_FIRST_TOKEN_BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
+    30, 60,
+)  # fmt: skip
+_REQUEST_BUCKETS_S = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800,
+)  # fmt: skip
+
+
+class GatewayMetrics:
+    """All metrics of one gateway, in the registry that it is given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"tandem_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"tandem_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"tandem_{name}", text, registry=registry, buckets=buckets)
+
+        self._steps = counter("generation_steps", "Model steps that gave a sequence tokens.")
+        self._drafts = counter(
+            "spec_decode_num_drafts", "Of these steps, those that verified drafts."
+        )
+        self._draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
+        self._accepted_tokens = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        self._accepted_per_position = counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by position in the draft, from 0.",
+            ["position"],
+        )
+        self._generation_tokens = counter(
+            "generation_tokens",
+            "Output tokens generated; not those that a resuming client brought.",
+        )
+        self._prompt_tokens = counter(
+            "prompt_tokens", "Prompt tokens of the choices whose first token came."
+        )
+        self._request_success = counter(
+            "request_success", "Choices that ended, by reason.", ["finish_reason"]
+        )
+        self._requests_shed = counter(
+            "requests_shed", "Requests that were turned away, by reason.", ["reason"]
+        )
+        # No request is resumed yet; the name is there so that dashboards find it.
+        self._request_resumes = counter(
+            "request_resumes", "Choices that moved to another verifier, by reason.", ["reason"]
+        )
+        self._num_running = gauge("num_requests_running", "Choices in a verifier's batch.")
+        self._num_waiting = gauge("num_requests_waiting", "Choices waiting for a verifier.")
+        self._time_to_first_token = histogram(
+            "time_to_first_token_seconds",
+            "Arrival to first token sent.",
+            _FIRST_TOKEN_BUCKETS_S,
+        )
+        self._inter_token_latency = histogram(
+            "inter_token_latency_seconds",
+            "Gap between two messages of one choice.",
+            _TOKEN_BUCKETS_S,
+        )
+        self._e2e_request_latency = histogram(
+            "e2e_request_latency_seconds",
+            "Arrival of a request to the last token of a choice.",
+            _REQUEST_BUCKETS_S,
+        )
+        self._draft_round_trip = histogram(
+            "draft_round_trip_seconds",
+            "Sending a batch of deltas to a drafter to receiving its proposals.",
+            _HOP_BUCKETS_S,
+        )
+        for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED):
+            self._request_success.labels(reason.name.lower())
+
+    def count_steps(self, steps: Sequence[Step]) -> None:
+        """Clients were shown what these steps gave."""
+        num_draft_tokens = 0
+        num_drafts = 0
+        num_accepted_tokens = 0
+        num_tokens = 0
+        accepted_per_position: list[int] = []
+        for step in steps:
+            num_tokens += step.num_tokens
+            if not step.num_draft_tokens:
+                continue
+            num_drafts += 1
+            num_draft_tokens += step.num_draft_tokens
+            num_accepted_tokens += step.num_accepted_tokens
+            missing = step.num_accepted_tokens - len(accepted_per_position)
+            if missing > 0:
+                accepted_per_position += [0] * missing
+            for position in range(step.num_accepted_tokens):
+                accepted_per_position[position] += 1
+        self._steps.inc(len(steps))
+        self._generation_tokens.inc(num_tokens)
+        if num_drafts:
+            self._drafts.inc(num_drafts)
+            self._draft_tokens.inc(num_draft_tokens)
+            self._accepted_tokens.inc(num_accepted_tokens)
+            for position, count in enumerate(accepted_per_position):
+                self._accepted_per_position.labels(str(position)).inc(count)
+
+    def count_prompt(self, num_tokens: int) -> None:
+        """A choice's first token came."""
+        self._prompt_tokens.inc(num_tokens)
+
+    def count_end(self, reason: FinishReason) -> None:
+        """A choice ended."""
+        self._request_success.labels(reason.name.lower()).inc()
+
+    def count_shed(self, reason: str) -> None:
+        """A request was turned away."""
+        self._requests_shed.labels(reason).inc()
+
+    def set_load(self, *, num_running: int, num_waiting: int) -> None:
+        """How many choices are open."""
+        self._num_running.set(num_running)
+        self._num_waiting.set(num_waiting)
+
+    def observe_first_token(self, since_arrival_s: float) -> None:
+        """A choice's first token was sent."""
+        self._time_to_first_token.observe(since_arrival_s)
+
+    def observe_next_token(self, since_last_s: float) -> None:
+        """A choice's later tokens were sent."""
+        self._inter_token_latency.observe(since_last_s)
+
+    def observe_last_token(self, since_arrival_s: float) -> None:
+        """A choice's last token was sent."""
+        self._e2e_request_latency.observe(since_arrival_s)
+
+    def observe_draft_round_trip(self, duration_s: float) -> None:
+        """A drafter answered a batch."""
+        self._draft_round_trip.observe(duration_s)

@@ -1,0 +1,61 @@
+"""The text of one output: what of it is certain, and where a stop string ends it.
+
+Owns the way from tokens to shown text, token by token. Knows no steps and no streams.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.stop_strings import StopStrings
+from gateway.tokenization import Detokenizer
+
+
+class Shown(NamedTuple):
+    """What some tokens led to: the text now certain, and how many of the tokens count."""
+
+    text: str
+    num_tokens: int
+
+
+class OutputText:
+    """Turns one output's tokens into text until a stop string is complete.
+
+    Owned by one `Generation`. Without a detokenizer there is no text, and no stop string.
+    """
+
+    def __init__(self, detokenizer: Detokenizer | None, stop_sequences: Sequence[str]) -> None:
+        assert detokenizer is not None or not stop_sequences
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stop_sequences) if stop_sequences else None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete: nothing may be fed any more."""
+        return self._stops is not None and self._stops.stopped
+
+    def feed(self, token_ids: Sequence[int]) -> Shown:
+        """Takes the output's next tokens.
+
+        The tokens after the one that completes a stop string are not part of the output; they are
+        what `num_tokens` leaves out.
+        """
+        if self._detokenizer is None:
+            return Shown("", len(token_ids))
+        if self._stops is None:
+            return Shown(self._detokenizer.feed(token_ids), len(token_ids))
+        parts = []
+        for num_tokens, token_id in enumerate(token_ids, start=1):
+            parts.append(self._stops.feed(self._detokenizer.feed((token_id,))))
+            if self._stops.stopped:
+                return Shown("".join(parts), num_tokens)
+        return Shown("".join(parts), len(token_ids))
+
+    def finish(self) -> str:
+        """The output ended by itself: returns all that was held back."""
+        if self._detokenizer is None:
+            return ""
+        tail = self._detokenizer.finish()
+        if self._stops is None:
+            return tail
+        shown = self._stops.feed(tail)
+        return shown if self._stops.stopped else shown + self._stops.finish()

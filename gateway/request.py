@@ -1,0 +1,229 @@
+"""What a client asks for, and what it hears.
+
+Owns the gateway's own form of a request and of its answers; every door (gRPC now, HTTP beside it)
+speaks in these. Knows no protobuf. `validation.py` makes an `AcceptedRequest` of a
+`GenerateRequest`; only that is run.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+
+
+class FinishReason(enum.IntEnum):
+    """Why a choice ended; the wire's numbers."""
+
+    UNFINISHED = 0
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+
+
+class Overlap(enum.IntEnum):
+    """Where an earlier occurrence of the last n tokens may lie; the wire's numbers."""
+
+    DEFAULT = 0
+    DISJOINT = 1
+    ALLOWED = 2
+
+
+class Tie(enum.IntEnum):
+    """Which of several occurrences is continued; the wire's numbers."""
+
+    DEFAULT = 0
+    EARLIEST = 1
+    LATEST = 2
+    LONGEST = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen; None where the client said nothing. See sampling.proto.
+
+    Attributes:
+        logprobs_mode: the wire's number, known or not.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float | None = None
+    min_p: float = 0.0
+    repetition_penalty: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    seed: int | None = None
+    min_new_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """How the request wants to be drafted for; None where the client said nothing.
+
+    Attributes:
+        overlap, tie: the wire's numbers, known or not.
+    """
+
+    enabled: bool | None = None
+    num_speculative_tokens: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    overlap: int = 0
+    tie: int = 0
+    tokens_per_match: int | None = None
+    pool: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """A request as it came in: nothing in it has been checked.
+
+    Attributes:
+        text, prompt_token_ids: the prompt; of the two the one that was given, or neither.
+        output_token_ids: output that the client already has.
+        max_new_tokens: counting `output_token_ids`.
+    """
+
+    request_id: str = ""
+    model_id: str = ""
+    text: str | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    output_token_ids: Sequence[int] = ()
+    sampling: SamplingParams = SamplingParams()
+    max_new_tokens: int | None = None
+    stop_sequences: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    num_choices: int | None = None
+    speculation: SpeculationParams = SpeculationParams()
+    affinity_key: str = ""
+    priority: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NgramParams:
+    """Which earlier text counts as a match, from the shortest n-gram to the longest."""
+
+    min_ngram: int
+    max_ngram: int
+    overlap: Overlap = Overlap.DEFAULT
+    tie: Tie = Tie.DEFAULT
+    # None: the drafter's default. 0: no such limit.
+    tokens_per_match: int | None = None
+    # Other requests' text to draft from, and to leave this one's output in; "": none.
+    pool_id: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedRequest:
+    """A request that can be run: every value checked, every default filled in.
+
+    Attributes:
+        seed: the first choice's; the others' are mixed from it (`seeds.py`).
+        max_new_tokens: counting `output_token_ids`; never past the model's limit.
+        num_speculative_tokens: most drafts verified per step; 0: this request is not drafted for.
+        max_model_len: the limit that no draft may pass.
+    """
+
+    request_id: str
+    model_id: str
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    sampling: SamplingParams
+    seed: int
+    max_new_tokens: int
+    stop_sequences: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    num_choices: int
+    num_speculative_tokens: int
+    ngram: NgramParams
+    max_model_len: int
+    affinity_key: str
+
+    @property
+    def wants_drafts(self) -> bool:
+        return self.num_speculative_tokens > 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """First answer."""
+
+    request_id: str
+    seed: int
+    num_prompt_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """See sampling.proto."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: Sequence["TokenLogprob"] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What became certain of one choice since its last chunk.
+
+    Attributes:
+        offset: output tokens of the choice before this chunk.
+        token_ids: with the stop token.
+        text: without the stop token and the stop string.
+        num_steps: model steps that the chunk covers.
+        logprobs: one per token, if the request asked for them.
+    """
+
+    choice_index: int
+    offset: int
+    token_ids: Sequence[int]
+    text: str
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_steps: int
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one choice cost. See gateway.proto."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    num_steps: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_per_position: Sequence[int]
+    resumes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Last answer of one choice."""
+
+    choice_index: int
+    finish_reason: FinishReason
+    usage: Usage
+
+
+GenerateEvent = Started | Chunk | Finished
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model that can be asked for, and the widest limits among the verifiers that serve it."""
+
+    model_id: str
+    model_digest: str
+    vocab_size: int
+    max_model_len: int
+    max_num_speculative_tokens: int
+    num_verifiers: int

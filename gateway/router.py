@@ -1,0 +1,76 @@
+"""Which verifier and which drafter a request goes to.
+
+Owns the choice; pure. Rendezvous hashing (Thaler, Ravishankar 1998) with bounded loads (Mirrokni,
+Thorup, Zadimoghaddam 2018): equal keys go to the same verifier, so that its prefix cache serves
+them; when one comes or goes only its own keys move; and no verifier gets much more than its share.
+"""
+
+import dataclasses
+import hashlib
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+
+#: Prompts that agree in this many tokens are worth sending to one verifier.
+PREFIX_TOKENS = 256
+
+#: No verifier carries more than this times the mean load, rounded up.
+LOAD_FACTOR = 1.25
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A verifier that could take the request.
+
+    Attributes:
+        name: stable over reconnects and gateways: its address.
+        load: sequences that this gateway has there.
+    """
+
+    name: str
+    load: int
+
+
+def affinity_of(affinity_key: str, prompt_token_ids: Sequence[int]) -> bytes:
+    """The key by which a request finds its verifier: the client's, or the prompt's beginning."""
+    if affinity_key:
+        return b"key:" + affinity_key.encode()
+    return b"prompt:" + array("I", prompt_token_ids[:PREFIX_TOKENS]).tobytes()
+
+
+def choose_verifier(affinity: bytes, candidates: Sequence[Candidate], num_sequences: int) -> str:
+    """The name of the verifier for a request of `num_sequences` choices.
+
+    The highest-ranked one whose load stays within the bound; the first of the rank when the
+    request itself is larger than the bound.
+
+    Args:
+        affinity: see `affinity_of`.
+        candidates: at least one.
+        num_sequences: how many sequences the request adds.
+    """
+    total = sum(candidate.load for candidate in candidates) + num_sequences
+    bound = math.ceil(LOAD_FACTOR * total / len(candidates))
+    load_of = {candidate.name: candidate.load for candidate in candidates}
+    ranked = rank(affinity, load_of)
+    for name in ranked:
+        if load_of[name] + num_sequences <= bound:
+            return name
+    return ranked[0]
+
+
+def choose_drafter(sequence_id: str, names: Iterable[str]) -> str | None:
+    """The name of the drafter that keeps this sequence's history; None if there are none."""
+    ranked = rank(sequence_id.encode(), names)
+    return ranked[0] if ranked else None
+
+
+def rank(key: bytes, names: Iterable[str]) -> list[str]:
+    """All names, best first, in an order that depends on the key and on each name alone."""
+    return sorted(names, key=lambda name: (_weight(key, name), name), reverse=True)
+
+
+def _weight(key: bytes, name: str) -> bytes:
+    # The name is the hash's key: no concatenation of key and name can be mistaken for another.
+    name_key = hashlib.blake2b(name.encode(), digest_size=16).digest()
+    return hashlib.blake2b(key, digest_size=8, key=name_key).digest()

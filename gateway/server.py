@@ -1,0 +1,230 @@
+"""The gateway put together: configuration in, a server with everything behind it out."""
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from gateway.config import GatewayConfig
+from gateway.coordinator import Coordinator
+from gateway.drafter_link import DrafterLink
+from gateway.errors import ERROR_TABLE
+from gateway.fleet import Fleet
+from gateway.frontend import Frontend
+from gateway.http import HttpListener
+from gateway.messages import DraftWait
+from gateway.metrics import GatewayMetrics
+from gateway.service import SERVICE_NAME, GenerationServicer
+from gateway.tokenization import Tokenizer, TokenizerLoadError
+from gateway.verifier_link import VerifierLink
+from servicekit.channel import open_channel
+from servicekit.config import ConfigError
+from servicekit.logs import Logger
+from servicekit.server import Server
+from tandem.v1 import gateway_pb2_grpc
+
+
+class GatewayServer:
+    """One gateway.
+
+    Attributes:
+        server: the gRPC server, with health, reflection and the metrics endpoint.
+        frontend: the core behind the doors.
+        fleet: the peers; for tests to look into.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, *, registry: CollectorRegistry, logger: Logger
+    ) -> None:
+        """Builds it, inside the event loop; nothing is bound before `start`.
+
+        Raises:
+            ConfigError: the tokenizer cannot be loaded, or credentials not used.
+        """
+        self._config = config
+        self._registry = registry
+        self._logger = logger
+        self._channels: list[grpc.aio.Channel] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._http: HttpListener | None = None
+        self._availability_changed = asyncio.Event()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        metrics = GatewayMetrics(registry)
+        self.fleet = Fleet()
+        self.coordinator = Coordinator(
+            fleet=self.fleet,
+            draft_wait=DraftWait(config.draft_wait),
+            client_delay_s=config.client_delay_s,
+            metrics=metrics,
+            on_availability=self._on_availability,
+            logger=logger,
+        )
+        self.frontend = Frontend(
+            coordinator=self.coordinator,
+            fleet=self.fleet,
+            tokenizer=_load_tokenizer(config),
+            defaults=config.request_defaults(),
+            max_concurrent_requests=config.max_concurrent_requests,
+            metrics=metrics,
+        )
+        self.server = Server(
+            config.server,
+            service_names=[SERVICE_NAME],
+            error_table=ERROR_TABLE,
+            registry=registry,
+            logger=logger,
+        )
+        gateway_pb2_grpc.add_GenerationServiceServicer_to_server(
+            GenerationServicer(self.frontend), self.server.grpc
+        )
+        self._add_links(metrics)
+
+    @property
+    def http_address(self) -> str | None:
+        """Where HTTP is served, with the real port; None if nowhere. Only after `start`."""
+        return None if self._http is None else self._http.address
+
+    @property
+    def failed(self) -> "asyncio.Future[None]":
+        """Done, with the error, when something that must run for ever does not."""
+        return self._failed
+
+    async def start(self) -> None:
+        """Binds, and begins to reach for the peers; health says NOT_SERVING.
+
+        Raises:
+            ConfigError: an address cannot be bound. Nothing is left running.
+        """
+        try:
+            if self._config.http_listen is not None:
+                self._http = HttpListener(
+                    listen=self._config.http_listen,
+                    frontend=self.frontend,
+                    registry=self._registry,
+                )
+            await self.server.start()
+        except BaseException:
+            await self.stop()
+            raise
+        if self._http is not None:
+            self._spawn(self._http.run())
+        for verifier in self.fleet.verifiers:
+            self._spawn(verifier.run())
+        for drafter in self.fleet.drafters:
+            self._spawn(drafter.run())
+
+    async def wait_until_serving(self) -> None:
+        """Returns when a verifier is connected, and the drafters too or had time to be.
+
+        Nothing needs a drafter; but what is said to be ready should draft from the first request.
+
+        Raises:
+            Exception: that of `failed`.
+        """
+        loop = asyncio.get_running_loop()
+        patience_ends_s: float | None = None
+        while True:
+            timeout_s = None
+            if self.frontend.is_serving:
+                patience_ends_s = patience_ends_s or loop.time() + self._config.connect_timeout_s
+                timeout_s = patience_ends_s - loop.time()
+                if timeout_s <= 0 or all(drafter.is_up for drafter in self.fleet.drafters):
+                    return
+            await self._await_availability(timeout_s=timeout_s)
+
+    async def drain(self) -> None:
+        """Turns new requests away and returns when those that run are done."""
+        await self.frontend.drain()
+
+    async def stop(self) -> None:
+        """Stops everything. Requests that still run are cut off. May be called again."""
+        await self.server.stop(0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._http is not None:
+            self._http.close()
+        for channel in self._channels:
+            await channel.close()
+        self.frontend.close()
+
+    def ready_line(self) -> str:
+        """What the process prints when it serves."""
+        http = "" if self.http_address is None else f" http={self.http_address}"
+        return f"ready grpc={self.server.address}{http}"
+
+    async def _await_availability(self, *, timeout_s: float | None) -> None:
+        self._availability_changed.clear()
+        changed = asyncio.ensure_future(self._availability_changed.wait())
+        try:
+            await asyncio.wait(
+                (changed, self._failed), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            changed.cancel()
+        if self._failed.done():
+            self._failed.result()
+
+    def _on_availability(self) -> None:
+        self._availability_changed.set()
+        if self.frontend.is_serving:
+            self.server.set_serving()
+        else:
+            self.server.set_not_serving()
+
+    def _add_links(self, metrics: GatewayMetrics) -> None:
+        config = self._config
+        gateway_id = secrets.token_hex(16)
+        for name in config.verifiers:
+            self.fleet.verifiers.append(
+                VerifierLink(
+                    name=name,
+                    channel=self._open_channel(name),
+                    gateway_id=gateway_id,
+                    listener=self.coordinator,
+                    hint_tokens=config.hint_tokens,
+                    greet_timeout_s=config.connect_timeout_s,
+                    logger=self._logger,
+                )
+            )
+        for name in config.drafters:
+            self.fleet.drafters.append(
+                DrafterLink(
+                    name=name,
+                    channel=self._open_channel(name),
+                    listener=self.coordinator,
+                    hint_tokens=config.hint_tokens,
+                    deadline_s=config.draft_deadline_s,
+                    greet_timeout_s=config.connect_timeout_s,
+                    metrics=metrics,
+                    logger=self._logger,
+                )
+            )
+
+    def _open_channel(self, target: str) -> grpc.aio.Channel:
+        channel = open_channel(target, self._config.peers, user_agent="tandem-gateway")
+        self._channels.append(channel)
+        return channel
+
+    def _spawn(self, forever: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(forever)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        if task.cancelled() or self._failed.done():
+            return
+        error = task.exception() or RuntimeError("a task that runs for ever has ended")
+        self._failed.set_exception(error)
+
+
+def _load_tokenizer(config: GatewayConfig) -> Tokenizer | None:
+    if config.tokenizer is None:
+        return None
+    try:
+        return Tokenizer.load(config.tokenizer)
+    except TokenizerLoadError as error:
+        raise ConfigError("--tokenizer", str(error)) from None

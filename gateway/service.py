@@ -1,0 +1,59 @@
+"""GenerationService: the gRPC door.
+
+Owns nothing: turns messages into requests, and events into messages. Errors pass through; the
+server's interceptor turns them into statuses with `errors.ERROR_TABLE`.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+
+from gateway import wire
+from gateway.errors import InvalidRequestError
+from gateway.frontend import Frontend
+from servicekit.limits import MAX_MESSAGE_BYTES
+from tandem.v1 import gateway_pb2, gateway_pb2_grpc
+
+SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+_GenerateContext = grpc.aio.ServicerContext[
+    gateway_pb2.GenerateRequest, gateway_pb2.GenerateResponse
+]
+_ListModelsContext = grpc.aio.ServicerContext[
+    gateway_pb2.ListModelsRequest, gateway_pb2.ListModelsResponse
+]
+
+
+class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
+    """The RPCs of gateway.proto."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def Generate(
+        self, request: gateway_pb2.GenerateRequest, context: _GenerateContext
+    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        """One request; see the proto."""
+        _check_size(request)
+        events = self._frontend.generate(wire.generate_request_from_proto(request))
+        # The client may go away at any message: then what the request holds is freed at once.
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield wire.event_to_proto(event)
+
+    async def ListModels(
+        self, request: gateway_pb2.ListModelsRequest, context: _ListModelsContext
+    ) -> gateway_pb2.ListModelsResponse:
+        """The models that can be asked for."""
+        return wire.models_to_proto(self._frontend.list_models())
+
+
+def _check_size(request: gateway_pb2.GenerateRequest) -> None:
+    num_bytes = request.ByteSize()
+    if num_bytes > MAX_MESSAGE_BYTES:
+        prompt = request.WhichOneof("prompt")
+        raise InvalidRequestError(
+            f"a request of {num_bytes} bytes is over the limit of {MAX_MESSAGE_BYTES}",
+            field="tokens.token_ids" if prompt == "tokens" else prompt or "prompt",
+        )

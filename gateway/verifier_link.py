@@ -1,0 +1,128 @@
+"""The one Session stream to one verifier.
+
+Owns the stream and what waits to be written to it. Does not know what events mean: it hands each
+message's to its listener, the coordinator.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import grpc
+
+from gateway import wire
+from gateway.messages import Hint, OpenCommand, VerifierEvent, Welcome
+from gateway.outbox import Outbox
+from gateway.peer_stream import Call, PeerError, PeerStream
+from servicekit.logs import Logger
+from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+
+_Call = Call[verifier_pb2.SessionRequest, verifier_pb2.SessionResponse]
+
+
+class VerifierListener(Protocol):
+    """Who acts on what a verifier says."""
+
+    def on_verifier_up(self, verifier: "VerifierLink") -> None: ...
+
+    def on_step(self, verifier: "VerifierLink", events: Sequence[VerifierEvent]) -> None: ...
+
+    def on_verifier_down(self, verifier: "VerifierLink") -> None: ...
+
+
+class VerifierLink:
+    """One verifier as the coordinator sees it: commands go in and return at once.
+
+    Attributes:
+        name: the verifier's address; what it is routed by.
+        welcome: who it is; None while it is not connected.
+        num_sequences: how many the coordinator has there.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        channel: grpc.aio.Channel,
+        gateway_id: str,
+        listener: VerifierListener,
+        hint_tokens: int,
+        greet_timeout_s: float,
+        logger: Logger,
+    ) -> None:
+        """Prepares; `run` connects."""
+        self.name = name
+        self.welcome: Welcome | None = None
+        self.num_sequences = 0
+        self._gateway_id = gateway_id
+        self._listener = listener
+        self._outbox = Outbox(hint_tokens=hint_tokens)
+        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        self._stream = PeerStream(
+            open_call=lambda: stub.Session(wait_for_ready=True),
+            handler=self,
+            greet_timeout_s=greet_timeout_s,
+            logger=logger.bind(verifier=name),
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is open there and nothing is left to say."""
+        return self.num_sequences == 0 and self._outbox.is_empty
+
+    async def run(self) -> None:
+        """Keeps the stream open until cancelled."""
+        await self._stream.run()
+
+    def open(self, command: OpenCommand) -> None:
+        self._outbox.open(command)
+        self._stream.wake()
+
+    def hint(self, hints: Sequence[Hint]) -> None:
+        """Sends a step's hints, in one message unless the stream is blocked; hot path."""
+        for hint in hints:
+            self._outbox.hint(hint)
+        self._stream.wake()
+
+    def update(self, sequence_id: str, *, drafting: bool) -> None:
+        self._outbox.update(sequence_id, drafting)
+        self._stream.wake()
+
+    def close(self, sequence_id: str) -> None:
+        self._outbox.close(sequence_id)
+        self._stream.wake()
+
+    def forget(self, sequence_id: str) -> None:
+        """The verifier ended the sequence itself: nothing more is to be said of it."""
+        self._outbox.forget(sequence_id)
+
+    async def greet(self, call: _Call) -> None:
+        """PeerHandler: Hello, and who answers."""
+        await call.write(wire.hello_to_proto(self._gateway_id))
+        answer = await call.read()
+        welcome = (
+            wire.welcome_from_proto(answer)
+            if isinstance(answer, verifier_pb2.SessionResponse)
+            else None
+        )
+        if welcome is None:
+            raise PeerError(f"no Welcome of protocol version {wire.PROTOCOL_VERSION}")
+        self.welcome = welcome
+
+    def on_up(self) -> None:
+        """PeerHandler."""
+        self._listener.on_verifier_up(self)
+
+    def next_request(self) -> verifier_pb2.SessionRequest | None:
+        """PeerHandler."""
+        batch = self._outbox.next_batch()
+        return None if batch is None else wire.commands_to_proto(batch)
+
+    def on_response(self, response: verifier_pb2.SessionResponse) -> None:
+        """PeerHandler."""
+        self._listener.on_step(self, wire.events_from_proto(response))
+
+    def on_down(self) -> None:
+        """PeerHandler."""
+        self.welcome = None
+        self._outbox.clear()
+        self._listener.on_verifier_down(self)

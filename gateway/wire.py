@@ -1,0 +1,380 @@
+"""The wire's messages to the gateway's own types and back.
+
+Protobuf types end here and in the gRPC adapters (`service.py` and the two links). Knows no rules:
+what is acceptable is decided in `validation.py`.
+
+Repeated fields are read by slicing and written by filling the message in place: between a step's
+events and its hints this is most of the gateway's work, and both are three times as fast as the
+other ways.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar, assert_never
+
+from google.protobuf.message import Message
+
+from gateway.messages import (
+    CommandBatch,
+    Decided,
+    DeltaBatch,
+    DraftWait,
+    Hint,
+    OpenCommand,
+    Opened,
+    Proposal,
+    ProposalStatus,
+    Rejected,
+    VerifierEvent,
+    VerifierLimits,
+    Welcome,
+)
+from gateway.request import (
+    Chunk,
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    Model,
+    NgramParams,
+    SamplingParams,
+    SpeculationParams,
+    Started,
+    TokenLogprob,
+    Usage,
+)
+from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+
+PROTOCOL_VERSION = 1
+
+_FINISH_REASONS = {int(reason): reason for reason in FinishReason}
+_PROPOSAL_STATUSES = {int(status): status for status in ProposalStatus}
+_DRAFT_WAITS = {
+    DraftWait.ADAPTIVE: verifier_pb2.DRAFT_WAIT_ADAPTIVE,
+    DraftWait.NEVER: verifier_pb2.DRAFT_WAIT_NEVER,
+    DraftWait.ALWAYS: verifier_pb2.DRAFT_WAIT_ALWAYS,
+}
+
+_Scalar = TypeVar("_Scalar", bool, int, float)
+
+
+# Clients
+
+
+def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> GenerateRequest:
+    """A client's request, unchecked."""
+    prompt = message.WhichOneof("prompt")
+    return GenerateRequest(
+        request_id=message.request_id,
+        model_id=message.model_id,
+        text=message.text if prompt == "text" else None,
+        prompt_token_ids=message.tokens.token_ids[:] if prompt == "tokens" else None,
+        output_token_ids=message.output_token_ids[:],
+        sampling=_sampling_from_proto(message.sampling),
+        max_new_tokens=_present(message, "max_new_tokens", message.max_new_tokens),
+        stop_sequences=message.stop_sequences[:],
+        stop_token_ids=message.stop_token_ids[:],
+        ignore_eos=message.ignore_eos,
+        num_choices=_present(message, "n", message.n),
+        speculation=_speculation_from_proto(message.speculation),
+        affinity_key=message.affinity_key,
+        priority=message.priority,
+    )
+
+
+def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
+    """One answer to a client."""
+    response = gateway_pb2.GenerateResponse()
+    match event:
+        case Chunk():
+            chunk = response.chunk
+            chunk.choice_index = event.choice_index
+            chunk.offset = event.offset
+            chunk.token_ids.extend(event.token_ids)
+            chunk.text = event.text
+            chunk.num_draft_tokens = event.num_draft_tokens
+            chunk.num_accepted_tokens = event.num_accepted_tokens
+            chunk.num_steps = event.num_steps
+            for logprob in event.logprobs:
+                _logprob_to_proto(logprob, chunk.logprobs.add())
+        case Started():
+            response.started.request_id = event.request_id
+            response.started.seed = event.seed
+            response.started.num_prompt_tokens = event.num_prompt_tokens
+        case Finished():
+            response.finished.choice_index = event.choice_index
+            response.finished.finish_reason = sampling_pb2.FinishReason.ValueType(
+                event.finish_reason
+            )
+            response.finished.usage.CopyFrom(_usage_to_proto(event.usage))
+        case _:
+            assert_never(event)
+    return response
+
+
+def models_to_proto(models: Iterable[Model]) -> gateway_pb2.ListModelsResponse:
+    """The models that can be asked for."""
+    return gateway_pb2.ListModelsResponse(
+        models=[
+            gateway_pb2.Model(
+                model_id=model.model_id,
+                model_digest=model.model_digest,
+                vocab_size=model.vocab_size,
+                max_model_len=model.max_model_len,
+                max_num_speculative_tokens=model.max_num_speculative_tokens,
+                num_verifiers=model.num_verifiers,
+            )
+            for model in models
+        ]
+    )
+
+
+# Verifiers
+
+
+def hello_to_proto(gateway_id: str) -> verifier_pb2.SessionRequest:
+    """The first message of a session."""
+    hello = verifier_pb2.Hello(protocol_version=PROTOCOL_VERSION, gateway_id=gateway_id)
+    return verifier_pb2.SessionRequest(commands=[verifier_pb2.Command(hello=hello)])
+
+
+def welcome_from_proto(message: verifier_pb2.SessionResponse) -> Welcome | None:
+    """The answer to Hello; None if the message is anything else, or of another version."""
+    if len(message.events) != 1 or message.events[0].WhichOneof("event") != "welcome":
+        return None
+    welcome = message.events[0].welcome
+    if welcome.protocol_version != PROTOCOL_VERSION:
+        return None
+    return Welcome(
+        instance_id=welcome.instance_id,
+        model_id=welcome.model_id,
+        model_digest=welcome.model_digest,
+        numerics_digest=welcome.numerics_digest,
+        limits=VerifierLimits(
+            max_model_len=welcome.limits.max_model_len,
+            max_num_seqs=welcome.limits.max_num_seqs,
+            max_num_speculative_tokens=welcome.limits.max_num_speculative_tokens,
+            vocab_size=welcome.limits.vocab_size,
+        ),
+    )
+
+
+def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
+    """One message to a verifier; hot path."""
+    request = verifier_pb2.SessionRequest()
+    add = request.commands.add
+    for sequence_id, drafting in batch.updates:
+        update = add().update
+        update.sequence_id = sequence_id
+        update.drafting = drafting
+    for sequence_id, base_length, token_ids, matched_ngram_length in batch.hints:
+        draft = add().draft
+        draft.sequence_id = sequence_id
+        draft.base_length = base_length
+        draft.token_ids.extend(token_ids)
+        draft.matched_ngram_length = matched_ngram_length
+    for command in batch.opens:
+        add().open.CopyFrom(_open_to_proto(command))
+    for sequence_id in batch.closes:
+        add().close.sequence_id = sequence_id
+    return request
+
+
+def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEvent]:
+    """The events of one verifier step, in order; hot path.
+
+    Events of a kind that this gateway does not know are left out: a verifier sends them only to
+    those who asked for them.
+    """
+    events: list[VerifierEvent] = []
+    for event in message.events:
+        kind = event.WhichOneof("event")
+        if kind == "decided":
+            decided = event.decided
+            events.append(
+                Decided(
+                    decided.sequence_id,
+                    decided.base_length,
+                    decided.token_ids[:],
+                    decided.num_draft_tokens,
+                    decided.num_accepted_tokens,
+                    decided.num_wanted_draft_tokens,
+                    _FINISH_REASONS[decided.finish_reason],
+                    [_logprob_from_proto(each) for each in decided.logprobs],
+                )
+            )
+        elif kind == "opened":
+            opened = event.opened
+            events.append(
+                Opened(sequence_id=opened.sequence_id, num_cached_tokens=opened.num_cached_tokens)
+            )
+        elif kind == "rejected":
+            rejected = event.rejected
+            events.append(
+                Rejected(
+                    sequence_id=rejected.sequence_id,
+                    code=rejected.code,
+                    message=rejected.message,
+                    field=rejected.field,
+                    retry_after_ms=rejected.retry_after_ms,
+                )
+            )
+    return events
+
+
+# Drafters
+
+
+def deltas_to_proto(batch: DeltaBatch) -> drafter_pb2.ProposeRequest:
+    """One message to a drafter; hot path."""
+    request = drafter_pb2.ProposeRequest(batch_id=batch.batch_id)
+    add = request.sequences.add
+    for delta in batch.deltas:
+        sequence = add()
+        sequence.sequence_id = delta.sequence_id
+        sequence.base_length = delta.base_length
+        sequence.token_ids.extend(delta.token_ids)
+        sequence.max_draft_tokens = delta.max_draft_tokens
+        sequence.max_length = delta.max_length
+        if delta.creates is not None:
+            sequence.prompt_length = delta.creates.prompt_length
+            sequence.params.CopyFrom(_ngram_to_proto(delta.creates.ngram))
+    for release in batch.releases:
+        message = request.releases.add()
+        message.sequence_id = release.sequence_id
+        if release.keeps_output:
+            message.keep = drafter_pb2.KEEP_OUTPUT
+            message.feed_id = release.sequence_id
+    return request
+
+
+def proposals_from_proto(message: drafter_pb2.ProposeResponse) -> list[Proposal]:
+    """One drafter's answers, in order; hot path.
+
+    Raises:
+        KeyError: a status that this gateway does not know.
+    """
+    return [
+        Proposal(
+            _PROPOSAL_STATUSES[proposal.status],
+            Hint(
+                proposal.sequence_id,
+                proposal.base_length,
+                proposal.token_ids[:],
+                proposal.matched_ngram_length,
+            ),
+            proposal.known_length,
+            proposal.message,
+        )
+        for proposal in message.proposals
+    ]
+
+
+def _sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=_present(message, "top_p", message.top_p),
+        min_p=message.min_p,
+        repetition_penalty=_present(message, "repetition_penalty", message.repetition_penalty),
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+        logit_bias=dict(message.logit_bias),
+        seed=_present(message, "seed", message.seed),
+        min_new_tokens=message.min_new_tokens,
+        logprobs=_present(message, "logprobs", message.logprobs),
+        prompt_logprobs=_present(message, "prompt_logprobs", message.prompt_logprobs),
+        logprobs_mode=message.logprobs_mode,
+    )
+
+
+def _sampling_to_proto(sampling: SamplingParams, seed: int) -> sampling_pb2.SamplingParams:
+    return sampling_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=sampling.logit_bias,
+        seed=seed,
+        min_new_tokens=sampling.min_new_tokens,
+        logprobs=sampling.logprobs,
+        logprobs_mode=sampling_pb2.LogprobsMode.ValueType(sampling.logprobs_mode),
+    )
+
+
+def _speculation_from_proto(message: sampling_pb2.SpeculationParams) -> SpeculationParams:
+    return SpeculationParams(
+        enabled=_present(message, "enabled", message.enabled),
+        num_speculative_tokens=_present(
+            message, "num_speculative_tokens", message.num_speculative_tokens
+        ),
+        prompt_lookup_min=_present(message, "prompt_lookup_min", message.prompt_lookup_min),
+        prompt_lookup_max=_present(message, "prompt_lookup_max", message.prompt_lookup_max),
+        overlap=message.overlap,
+        tie=message.tie,
+        tokens_per_match=_present(message, "tokens_per_match", message.tokens_per_match),
+        pool=message.pool,
+    )
+
+
+def _present(message: Message, field: str, value: _Scalar) -> _Scalar | None:
+    return value if message.HasField(field) else None
+
+
+def _usage_to_proto(usage: Usage) -> gateway_pb2.Usage:
+    return gateway_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        output_tokens=usage.output_tokens,
+        cached_tokens=usage.cached_tokens,
+        num_steps=usage.num_steps,
+        num_drafts=usage.num_drafts,
+        num_draft_tokens=usage.num_draft_tokens,
+        num_accepted_tokens=usage.num_accepted_tokens,
+        accepted_per_position=usage.accepted_per_position,
+        resumes=usage.resumes,
+    )
+
+
+def _open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
+    return verifier_pb2.Open(
+        sequence_id=command.sequence_id,
+        token_ids=command.token_ids,
+        prompt_length=command.prompt_length,
+        sampling=_sampling_to_proto(command.sampling, command.seed),
+        max_new_tokens=command.max_new_tokens,
+        stop_token_ids=command.stop_token_ids,
+        ignore_eos=command.ignore_eos,
+        draft_wait=_DRAFT_WAITS[command.draft_wait],
+        drafting=command.drafting,
+        num_speculative_tokens=command.num_speculative_tokens,
+    )
+
+
+def _logprob_from_proto(message: sampling_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(
+        message.token_id,
+        message.logprob,
+        message.rank,
+        tuple(_logprob_from_proto(each) for each in message.top),
+    )
+
+
+def _logprob_to_proto(logprob: TokenLogprob, message: sampling_pb2.TokenLogprob) -> None:
+    message.token_id = logprob.token_id
+    message.logprob = logprob.logprob
+    message.rank = logprob.rank
+    for each in logprob.top:
+        _logprob_to_proto(each, message.top.add())
+
+
+def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:
+    return drafter_pb2.NgramParams(
+        min_ngram=ngram.min_ngram,
+        max_ngram=ngram.max_ngram,
+        overlap=drafter_pb2.Overlap.ValueType(ngram.overlap),
+        tie=drafter_pb2.Tie.ValueType(ngram.tie),
+        tokens_per_match=ngram.tokens_per_match,
+        pool_id=ngram.pool_id,
+    )

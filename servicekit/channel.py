@@ -1,0 +1,49 @@
+"""Client channels that notice a dead peer and come back when it does.
+
+Owns the channel arguments that every client of a service should have. Knows no service.
+Argument names: https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
+"""
+
+import grpc
+
+from servicekit.config import ChannelOptions
+from servicekit.limits import KEEPALIVE, MAX_RECEIVE_BYTES
+from servicekit.tls import channel_credentials
+
+# How long one attempt to connect may take, and how the pauses between attempts grow: a peer that
+# restarts is found again within seconds, one that is gone is not hammered.
+_CONNECT_TIMEOUT_MS = 5_000
+_INITIAL_BACKOFF_MS = 200
+_MAX_BACKOFF_MS = 3_000
+
+
+def open_channel(
+    target: str, options: ChannelOptions, *, user_agent: str | None = None
+) -> grpc.aio.Channel:
+    """Opens a channel; it connects when first used. The caller closes it.
+
+    Args:
+        target: HOST:PORT or any gRPC name (`dns:///...`, `unix:...`).
+        options: the TLS files; plaintext only to loopback unless they say otherwise.
+        user_agent: put before gRPC's own.
+
+    Raises:
+        ConfigError: see `tls.channel_credentials`.
+    """
+    credentials = channel_credentials(target, options)
+    arguments: list[tuple[str, int | str]] = [
+        *KEEPALIVE,
+        ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+        ("grpc.min_reconnect_backoff_ms", _CONNECT_TIMEOUT_MS),
+        ("grpc.initial_reconnect_backoff_ms", _INITIAL_BACKOFF_MS),
+        ("grpc.max_reconnect_backoff_ms", _MAX_BACKOFF_MS),
+        # A new channel is a new connection, free of another one's backoff and its load.
+        ("grpc.use_local_subchannel_pool", 1),
+        # The environment's HTTP proxy is for the outside world.
+        ("grpc.enable_http_proxy", 0),
+    ]
+    if user_agent is not None:
+        arguments.append(("grpc.primary_user_agent", user_agent))
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=arguments)
+    return grpc.aio.secure_channel(target, credentials, options=arguments)

@@ -1,0 +1,180 @@
+"""The sources of a configuration: the command line, the environment, a YAML file.
+
+Owns reading each into values with the key that gave them, in the form in which it was given.
+Knows neither precedence nor validation; `servicekit.config` is the way in.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+import pydantic_core
+import yaml
+
+from servicekit.config_keys import ConfigError, Option, alternatives, variable_name
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A value and the key that gave it, in the form in which it was given."""
+
+    key: str
+    value: object
+
+
+def read_flags(
+    options: Sequence[Option], *, service: str, argv: Sequence[str]
+) -> tuple[dict[str, Given], str | None]:
+    """The values of the command line, by name, and the file that --config names.
+
+    Raises:
+        ConfigError: unknown flag, flag without value.
+        SystemExit: on --help, after printing it.
+    """
+    parser = _Parser(
+        prog=service,
+        usage="%(prog)s [--config FILE] [--flag VALUE ...]",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Flags win over variables, variables over the YAML file. "
+        "YAML keys are the flags in snake_case.",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"YAML file to read ({variable_name(service, 'config')})"
+    )
+    for option in options:
+        shown = _show(option.default)
+        text = f"{option.description} ({option.variable}; {shown})".strip().replace("%", "%%")
+        if option.is_bool:
+            parser.add_argument(
+                option.flag,
+                dest=option.name,
+                action=argparse.BooleanOptionalAction,
+                default=argparse.SUPPRESS,
+                help=text,
+            )
+        else:
+            parser.add_argument(option.flag, dest=option.name, metavar=_metavar(option), help=text)
+    parsed, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        raise ConfigError(flag, "unknown flag" if flag.startswith("-") else "unexpected argument")
+    flags = vars(parsed)
+    config_file = flags.pop("config", None)
+    given = {}
+    for option in options:
+        if option.name in flags:
+            value = flags[option.name]
+            if isinstance(value, str):
+                value = _from_text(option, value)
+            given[option.name] = Given(key=option.flag, value=value)
+    return given, config_file
+
+
+def read_environment(options: Sequence[Option], environ: Mapping[str, str]) -> dict[str, Given]:
+    """The values of the environment, by name."""
+    return {
+        option.name: Given(key=option.variable, value=_from_text(option, environ[option.variable]))
+        for option in options
+        if option.variable in environ
+    }
+
+
+def read_yaml(key: str, file: str, options: Sequence[Option]) -> dict[str, Given]:
+    """The values of a YAML file, by name.
+
+    Args:
+        key: what named the file: `--config` or the variable.
+        file: its path.
+        options: the keys that it may hold.
+
+    Raises:
+        ConfigError: unreadable file, unknown key.
+    """
+    try:
+        with Path(file).open(encoding="utf-8") as stream:
+            content = yaml.load(stream, Loader=_YAMLLoader)
+    except OSError as error:
+        raise ConfigError(key, f"{file}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        problem = getattr(error, "problem", None) or error
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(key, f"{file}{line}: {problem}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(key, f"{file}: holds a {type(content).__name__}, not keys and values")
+    option_by_name = {option.name: option for option in options}
+    given = {}
+    for name, value in content.items():
+        yaml_key = f"{file}: {name}"
+        option = option_by_name.get(name)
+        if option is None:
+            raise ConfigError(yaml_key, "unknown key")
+        parts = value if isinstance(value, list) else [value]
+        if any(isinstance(part, bool) for part in parts) and not option.is_bool:
+            # pydantic would take yes for the number 1.
+            raise ConfigError(yaml_key, f"{value} is a bool")
+        if isinstance(value, str):
+            value = _from_text(option, value)
+        given[name] = Given(key=yaml_key, value=value)
+    return given
+
+
+def _from_text(option: Option, text: str) -> object:
+    if option.is_list:
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if option.is_optional and not text:
+        return None
+    return text
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # argparse says "argument --listen: expected one argument", or no key at all.
+        key, _, rest = message.removeprefix("argument ").partition(": ")
+        if message.startswith("argument ") and rest:
+            raise ConfigError(key.split("/")[0].split(",")[0], rest)
+        raise ConfigError("", message)
+
+
+def _show(default: object) -> str:
+    if default is pydantic_core.PydanticUndefined:
+        return "required"
+    if default is None or default == "" or default in ((), []):
+        return "default: none"
+    if isinstance(default, bool):
+        return f"default: {str(default).lower()}"
+    if isinstance(default, (list, tuple, set, frozenset)):
+        return f"default: {','.join(str(part) for part in default)}"
+    return f"default: {getattr(default, 'value', default)}"
+
+
+def _metavar(option: Option) -> str:
+    kinds = [kind for kind in alternatives(option.type) if kind is not type(None)]
+    if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
+        return "{" + ",".join(str(choice) for choice in get_args(kinds[0])) + "}"
+    if option.is_list:
+        return "A,B,..."
+    return "FILE" if kinds == [Path] else "VALUE"
+
+
+class _YAMLLoader(yaml.SafeLoader):
+    """Refuses a key given twice; PyYAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                continue  # refused below
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key} is given twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)

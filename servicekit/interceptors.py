@@ -1,0 +1,319 @@
+"""What happens around every call: request id, metrics, errors.
+
+Owns these three, in this order from the outside in. Knows no service: the error table and the
+registry are given. Handlers are coroutines or asynchronous generators of grpc.aio.
+
+Every handler, also one that yields its responses, is called through one coroutine that iterates
+it and writes, as gRPC would do itself; the outer layers await that coroutine once per call. So a
+message on a stream passes through no code of this module but one `async for`.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+import structlog
+from google.rpc import status_pb2
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from servicekit.errors import (
+    STATUS_DETAILS_KEY,
+    ErrorTable,
+    MalformedRequestError,
+    code_number,
+    find_code,
+    to_status,
+)
+from servicekit.logs import Logger
+
+REQUEST_ID_KEY = "x-request-id"
+
+_MAX_REQUEST_ID_CHARACTERS = 128
+
+# From a cheap unary call to a stream that lives as long as its peer.
+_DURATION_BUCKETS_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300,
+    1800, 7200,
+)  # fmt: skip
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+if TYPE_CHECKING:
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+else:
+    _Handler = grpc.RpcMethodHandler  # generic in its stubs only
+_Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]]
+
+# A handler in its one form here: takes the request (or the iterator of them) and the context,
+# returns the response (or None, having written the responses itself).
+_Behaviour = Callable[[Any, _Context], Awaitable[Any]]
+
+
+def server_interceptors(
+    *, error_table: ErrorTable, registry: CollectorRegistry, logger: Logger
+) -> list[grpc.aio.ServerInterceptor]:
+    """The interceptors of a server, outermost first.
+
+    - Request id: taken from the caller's metadata `x-request-id`, or made; bound to all log lines
+      of the call; sent back as trailing metadata.
+    - Metrics: `tandem_rpc_requests{service, method, code}` and
+      `tandem_rpc_duration_seconds{service, method}`.
+    - Errors: an exception in the table becomes its status, with the field and the retry delay;
+      any other becomes INTERNAL `internal error` and is logged once, with its traceback.
+    """
+    return [
+        _RequestIdInterceptor(),
+        _MetricsInterceptor(registry),
+        _ErrorInterceptor(error_table, logger),
+    ]
+
+
+class _Interceptor(grpc.aio.ServerInterceptor):
+    """Wraps each method's handler once, and keeps it: methods are few, calls are many."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[str, tuple[_Handler, _Handler]] = {}
+
+    async def intercept_service(
+        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> _Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            self.on_unknown_method()
+            return None
+        method = handler_call_details.method
+        inner, wrapped = self._wrapped.get(method, (None, None))
+        if wrapped is None or inner is not handler:
+            wrapped = self.wrap(handler, method)
+            self._wrapped[method] = handler, wrapped
+        return wrapped
+
+    def on_unknown_method(self) -> None:
+        """Called for a method that no service has."""
+
+    def wrap(self, handler: _Handler, method: str) -> _Handler:
+        """The handler with this layer around it; `method` is `/package.Service/Method`."""
+        raise NotImplementedError
+
+
+class _StatusError(Exception):
+    """How a call failed; on its way out through the layers, the outermost of which says so.
+
+    Not aborted where it is found: callers would hear of a failure before it is counted.
+    """
+
+    def __init__(self, status: status_pb2.Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+class _RequestIdInterceptor(_Interceptor):
+    """Binds the request id, and sends it back with whatever the call came to."""
+
+    def wrap(self, handler: _Handler, method: str) -> _Handler:
+        inner = _behaviour(handler)
+
+        async def with_request_id(request: Any, context: _Context) -> Any:
+            request_id = _read_request_id(context) or secrets.token_hex(16)
+            sent_back = (REQUEST_ID_KEY, request_id)
+            # Set before, for handlers that abort; and after, for those that set their own.
+            context.set_trailing_metadata((sent_back,))
+            status = None
+            with structlog.contextvars.bound_contextvars(request_id=request_id):
+                try:
+                    response = await inner(request, context)
+                except _StatusError as error:
+                    status = error.status
+                except asyncio.CancelledError:
+                    # Who was cancelled by the caller has nobody to tell; but a handler that the
+                    # service cancelled, or that awaited what the service cancelled, would leave
+                    # its caller waiting for ever: gRPC sends nothing then. Which of the two it
+                    # is cannot be seen, and answering a caller who is gone merely fails.
+                    if not context.done():
+                        await context.abort(grpc.StatusCode.CANCELLED, "the server gave it up")
+                    raise
+            trailing = tuple(context.trailing_metadata())
+            if sent_back not in trailing:
+                trailing = (*trailing, sent_back)
+            if status is None:
+                context.set_trailing_metadata(trailing)
+                return response
+            # Given along: what was set before is not sent beside an abort's own metadata.
+            details = (STATUS_DETAILS_KEY, status.SerializeToString())
+            code = _CODE_BY_NUMBER[status.code]
+            return await context.abort(code, status.message, (*trailing, details))
+
+        return _rebuild(handler, with_request_id, handler.request_deserializer)
+
+
+class _MetricsInterceptor(_Interceptor):
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._requests = Counter(
+            "tandem_rpc_requests",
+            "Calls that ended, by gRPC status code.",
+            ["service", "method", "code"],
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "tandem_rpc_duration_seconds",
+            "Time from a call's first message, or its start if it is a stream, to its end.",
+            ["service", "method"],
+            registry=registry,
+            buckets=_DURATION_BUCKETS_S,
+        )
+
+    def on_unknown_method(self) -> None:
+        # Never under the name that the caller chose: there is no end of names.
+        self._requests.labels("unknown", "unknown", grpc.StatusCode.UNIMPLEMENTED.name).inc()
+
+    def wrap(self, handler: _Handler, method: str) -> _Handler:
+        inner = _behaviour(handler)
+        service, _, name = method.removeprefix("/").rpartition("/")
+        duration = self._duration.labels(service, name)
+
+        async def with_metrics(request: Any, context: _Context) -> Any:
+            start_s = time.perf_counter()
+            code = grpc.StatusCode.UNKNOWN
+            try:
+                response = await inner(request, context)
+                code = _code(context)
+                return response
+            except _StatusError as error:
+                code = _CODE_BY_NUMBER[error.status.code]
+                raise
+            except grpc.aio.AbortError:
+                code = _code(context)
+                raise
+            except (asyncio.CancelledError, grpc.aio.BaseError):
+                # The caller went away; BaseError: while it was being written to.
+                is_late = context.time_remaining() == 0
+                code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+                raise
+            finally:
+                duration.observe(time.perf_counter() - start_s)
+                self._requests.labels(service, name, code.name).inc()
+
+        return _rebuild(handler, with_metrics, handler.request_deserializer)
+
+
+class _ErrorInterceptor(_Interceptor):
+    def __init__(self, error_table: ErrorTable, logger: Logger) -> None:
+        super().__init__()
+        self._error_table = error_table
+        self._logger = logger
+
+    def wrap(self, handler: _Handler, method: str) -> _Handler:
+        deserialize = _deserializer(handler, method)
+        # gRPC answers a unary request that cannot be read with UNKNOWN, and logs a traceback each
+        # time; read in here, it is an error like any other. A stream's requests are read inside
+        # the handler anyway.
+        is_read_here = not handler.request_streaming
+        run = _as_coroutine(handler)
+
+        async def with_errors(request: Any, context: _Context) -> Any:
+            try:
+                return await run(deserialize(request) if is_read_here else request, context)
+            except Exception as error:
+                if _is_over(error, context):
+                    raise
+                if find_code(error, self._error_table) is None:
+                    self._logger.exception("rpc_failed", method=method)
+                if _is_cancelled():
+                    # The handler met its cancellation with an error: nobody is there to read it.
+                    raise asyncio.CancelledError from error
+                raise _StatusError(to_status(error, self._error_table)) from error
+
+        return _rebuild(handler, with_errors, None if is_read_here else deserialize)
+
+
+def _behaviour(handler: _Handler) -> _Behaviour:
+    behaviour: Any = (
+        handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+    )
+    return cast(_Behaviour, behaviour)
+
+
+def _as_coroutine(handler: _Handler) -> _Behaviour:
+    function: Callable[[Any, _Context], Any] = _behaviour(handler)
+
+    async def respond(request: Any, context: _Context) -> Any:
+        return await function(request, context)
+
+    async def respond_with_stream(request: Any, context: _Context) -> None:
+        responses = function(request, context)
+        if not hasattr(responses, "__aiter__"):
+            await responses  # it writes its responses itself
+            return
+        try:
+            async for response in responses:
+                await context.write(response)
+        finally:
+            # What the handler holds is let go now, not when the collector comes by.
+            if isinstance(responses, AsyncGenerator):
+                await responses.aclose()
+
+    return respond_with_stream if handler.response_streaming else respond
+
+
+def _deserializer(handler: _Handler, method: str) -> Callable[[bytes], Any]:
+    inner = handler.request_deserializer
+
+    def deserialize(serialized: bytes) -> Any:
+        if inner is None:
+            return serialized
+        try:
+            return inner(serialized)
+        except Exception as error:
+            raise MalformedRequestError(method) from error
+
+    return deserialize
+
+
+def _rebuild(
+    handler: _Handler, behaviour: _Behaviour, deserializer: Callable[[bytes], Any] | None
+) -> _Handler:
+    make = _HANDLER_MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
+    return make(behaviour, deserializer, handler.response_serializer)
+
+
+def _code(context: _Context) -> grpc.StatusCode:
+    code: object = context.code()  # None unless the handler set one; grpc takes numbers too
+    if code is None:
+        return grpc.StatusCode.OK
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return _CODE_BY_NUMBER.get(cast(int, code), grpc.StatusCode.UNKNOWN)
+
+
+def _is_over(error: Exception, context: _Context) -> bool:
+    # Aborted by the handler, or the connection or the server is gone; but UsageError is gRPC's
+    # word for the handler's own mistakes.
+    if context.done():
+        return True
+    return isinstance(error, grpc.aio.BaseError) and not isinstance(error, grpc.aio.UsageError)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _read_request_id(context: _Context) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY and isinstance(value, str):
+            is_sane = 0 < len(value) <= _MAX_REQUEST_ID_CHARACTERS and value.isprintable()
+            return value if is_sane and value.isascii() else None
+    return None
+
+
+_CODE_BY_NUMBER = {code_number(code): code for code in grpc.StatusCode}
+
+_HANDLER_MAKERS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}

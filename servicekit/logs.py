@@ -1,0 +1,88 @@
+"""Structured logs: one JSON object per line on stderr.
+
+Owns how log lines look and where they go. Standard output is not for logs: it carries the ready
+line. Lines of other libraries, which use the standard `logging`, come out in the same form.
+Log lines hold identifiers and figures, never what a request says.
+"""
+
+import logging
+import sys
+from typing import cast
+
+import structlog
+
+#: What the package and its users log with: methods `debug` to `exception`, an event name and
+#: key-value pairs.
+Logger = structlog.typing.FilteringBoundLogger
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def configure_logs(level: str, service: str) -> None:
+    """Sends all log lines of this process, as JSON, to stderr.
+
+    A line holds `ts` (UTC, ISO 8601), `level`, `event`, `service`, `logger`, whatever was bound
+    (the request id), and `exception` with the traceback.
+
+    Args:
+        level: one of LEVELS; lines below it are dropped.
+        service: this process's name, on every line.
+
+    Raises:
+        ValueError: unknown level.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"{level!r} is not one of {', '.join(LEVELS)}")
+
+    def add_names(
+        _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        event["service"] = service
+        if "logger_name" in event:  # `logger` itself is a parameter of structlog's
+            event["logger"] = event.pop("logger_name")
+        return event
+
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+        add_names,
+        structlog.processors.format_exc_info,
+    ]
+    # The order of the keys is the order in which people read them.
+    ordered = structlog.processors.JSONRenderer()
+
+    def first_keys_first(
+        _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        heads = {key: event.pop(key) for key in _FIRST_KEYS if key in event}
+        return {**heads, **event}
+
+    structlog.configure(
+        processors=[*shared, first_keys_first, ordered],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                first_keys_first,
+                ordered,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def get_logger(name: str) -> Logger:
+    """A logger whose lines say `logger: name`; may be made before `configure_logs`."""
+    return cast(Logger, structlog.get_logger(logger_name=name))
+
+
+_FIRST_KEYS = ("ts", "level", "event", "service", "logger", "request_id")

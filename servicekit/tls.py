@@ -1,0 +1,116 @@
+"""TLS and mTLS credentials from files.
+
+Owns the rule of when plaintext is allowed: on loopback, or where a flag says so. Knows nothing
+of how files get there or who signs them.
+"""
+
+import ssl
+from pathlib import Path
+
+import grpc
+
+from servicekit.address import is_loopback_target, parse_address
+from servicekit.config import ChannelOptions, ConfigError, ServerOptions
+
+
+def server_credentials(options: ServerOptions) -> grpc.ServerCredentials | None:
+    """What the main port speaks: TLS, mTLS where `--tls-client-ca` is given, None for plaintext.
+
+    Raises:
+        ConfigError: a file is missing or not what it should be, half of a pair is missing, or
+            the address is not loopback and plaintext was not asked for.
+    """
+    if options.tls_cert is None and options.tls_key is None:
+        if options.tls_client_ca is not None:
+            raise ConfigError("--tls-client-ca", "needs --tls-cert and --tls-key")
+        if not options.allow_plaintext and not parse_address(options.listen).is_loopback:
+            raise ConfigError(
+                "--listen",
+                f"{options.listen} is not loopback: give --tls-cert and --tls-key, "
+                "or --allow-plaintext",
+            )
+        return None
+    cert, key = _key_pair(options.tls_cert, "--tls-cert", options.tls_key, "--tls-key")
+    if options.tls_client_ca is None:
+        return grpc.ssl_server_credentials([(key, cert)])
+    client_ca = _certificates(options.tls_client_ca, "--tls-client-ca")
+    return grpc.ssl_server_credentials(
+        [(key, cert)], root_certificates=client_ca, require_client_auth=True
+    )
+
+
+def channel_credentials(target: str, options: ChannelOptions) -> grpc.ChannelCredentials | None:
+    """What to speak to `target`: TLS where `--peer-tls-ca` is given, None for plaintext.
+
+    Raises:
+        ConfigError: as `server_credentials`, for the target.
+    """
+    if options.peer_tls_ca is None:
+        for path, flag in (
+            (options.peer_tls_cert, "--peer-tls-cert"),
+            (options.peer_tls_key, "--peer-tls-key"),
+        ):
+            if path is not None:
+                raise ConfigError(flag, "needs --peer-tls-ca")
+        if not options.peer_allow_plaintext and not is_loopback_target(target):
+            raise ConfigError(
+                "--peer-tls-ca",
+                f"{target} is not loopback: give --peer-tls-ca, or --peer-allow-plaintext",
+            )
+        return None
+    ca = _certificates(options.peer_tls_ca, "--peer-tls-ca")
+    if options.peer_tls_cert is None and options.peer_tls_key is None:
+        return grpc.ssl_channel_credentials(root_certificates=ca)
+    cert, key = _key_pair(
+        options.peer_tls_cert, "--peer-tls-cert", options.peer_tls_key, "--peer-tls-key"
+    )
+    return grpc.ssl_channel_credentials(
+        root_certificates=ca, private_key=key, certificate_chain=cert
+    )
+
+
+def _key_pair(
+    cert: Path | None, cert_flag: str, key: Path | None, key_flag: str
+) -> tuple[bytes, bytes]:
+    if cert is None:
+        raise ConfigError(key_flag, f"needs {cert_flag}")
+    if key is None:
+        raise ConfigError(cert_flag, f"needs {key_flag}")
+    cert_bytes, key_bytes = _certificates(cert, cert_flag), _read(key, key_flag)
+    # gRPC itself would take any bytes, and fail at every handshake with no word of why.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password=_no_password)
+    except _EncryptedKeyError:
+        raise ConfigError(key_flag, f"{key} is encrypted; give a key without passphrase") from None
+    except ssl.SSLError as error:
+        if "MISMATCH" in (error.reason or ""):
+            raise ConfigError(key_flag, f"{key} is not the key of {cert}") from None
+        raise ConfigError(key_flag, f"{key} holds no private key in PEM form") from None
+    return cert_bytes, key_bytes
+
+
+def _certificates(path: Path, flag: str) -> bytes:
+    content = _read(path, flag)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=content.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise ConfigError(flag, f"{path} holds no certificate in PEM form") from None
+    return content
+
+
+def _read(path: Path, flag: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(flag, f"{path}: {error.strerror}") from None
+
+
+class _EncryptedKeyError(Exception):
+    pass
+
+
+def _no_password() -> bytes:
+    # Without this callback OpenSSL would ask on the terminal.
+    raise _EncryptedKeyError

@@ -1,0 +1,31 @@
+"""The `tandem` command. Each subcommand is a module that adds its flags and runs.
+
+Owns the choice of subcommand and nothing else. Exit codes: 0 done, 1 failed, 2 wrong usage, 130
+interrupted.
+"""
+
+import argparse
+import importlib.metadata
+from collections.abc import Sequence
+
+from tandem.cli import generate, up
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="tandem",
+        description="Serves large language models faster by n-gram speculative decoding.",
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up.add_parser(commands)
+    generate.add_parser(commands)
+    arguments = parser.parse_args(argv)
+    return int(arguments.run(arguments))
+
+
+def _version() -> str:
+    try:
+        return f"tandem {importlib.metadata.version('tandem-serve')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "tandem, not installed"

@@ -1,0 +1,165 @@
+"""`tandem generate`: one request to a gateway, its text streamed to stdout.
+
+Owns the flags of a request and how results and errors are shown.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from tandem.cli.up import DEFAULT_GRPC_PORT
+from tandem.client import (
+    Chunk,
+    Event,
+    Generation,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationParams,
+    TandemClient,
+    TandemError,
+    TlsOptions,
+)
+from tandem.generation import EventCollector
+
+_INTERRUPTED = 130
+
+
+def add_parser(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "generate",
+        help="stream a completion",
+        description="Streams a completion of PROMPT to stdout. What is absent is the server's "
+        "default: greedy, with speculation, up to the model's limit.",
+    )
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("prompt", nargs="?", metavar="PROMPT", help="text to continue")
+    prompt.add_argument(
+        "--token-ids", type=_token_ids, metavar="1,2,3", help="token ids to continue, not text"
+    )
+    parser.add_argument(
+        "--target",
+        default=f"127.0.0.1:{DEFAULT_GRPC_PORT}",
+        metavar="HOST:PORT",
+        help="the gateway (default: %(default)s)",
+    )
+    parser.add_argument("--model-id", default="", help="which model, if the gateway has several")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="most output tokens")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object at the end: token_ids, text, finish_reason, usage",
+    )
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy, the default")
+    sampling.add_argument("--top-p", type=float)
+    sampling.add_argument("--top-k", type=int, default=0)
+    sampling.add_argument("--seed", type=int)
+    speculation = parser.add_argument_group("speculation")
+    speculation.add_argument("--no-speculation", action="store_true")
+    speculation.add_argument(
+        "--num-speculative-tokens", type=int, metavar="K", help="most drafts verified per step"
+    )
+    speculation.add_argument(
+        "--prompt-lookup-min", type=int, metavar="N", help="shortest n-gram matched"
+    )
+    speculation.add_argument(
+        "--prompt-lookup-max", type=int, metavar="N", help="longest n-gram matched"
+    )
+    tls = parser.add_argument_group("TLS")
+    tls.add_argument("--tls", action="store_true", help="speak TLS; implied by the others")
+    tls.add_argument("--tls-ca", type=Path, metavar="FILE", help="certificates to trust (PEM)")
+    tls.add_argument("--tls-cert", type=Path, metavar="FILE", help="own certificate (PEM)")
+    tls.add_argument("--tls-key", type=Path, metavar="FILE", help="its key (PEM)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        tls = _tls(arguments)
+        with TandemClient(arguments.target, tls=tls) as client:
+            _show(client.stream(_request(arguments)), as_json=arguments.json)
+    except TandemError as error:
+        _fail(f"{error} ({error.code.name})")
+        return 1
+    except BrokenPipeError:
+        return 0  # the reader has seen enough
+    except (OSError, ValueError) as error:
+        _fail(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+def _request(arguments: argparse.Namespace) -> GenerationRequest:
+    return GenerationRequest(
+        prompt=arguments.prompt if arguments.token_ids is None else arguments.token_ids,
+        model_id=arguments.model_id,
+        max_new_tokens=arguments.max_new_tokens,
+        stop_sequences=arguments.stop,
+        sampling=SamplingParams(
+            temperature=arguments.temperature,
+            top_p=arguments.top_p,
+            top_k=arguments.top_k,
+            seed=arguments.seed,
+        ),
+        speculation=SpeculationParams(
+            enabled=False if arguments.no_speculation else None,
+            num_speculative_tokens=arguments.num_speculative_tokens,
+            prompt_lookup_min=arguments.prompt_lookup_min,
+            prompt_lookup_max=arguments.prompt_lookup_max,
+        ),
+    )
+
+
+def _tls(arguments: argparse.Namespace) -> TlsOptions | None:
+    files = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+    if not arguments.tls and not any(files):
+        return None
+    return TlsOptions(ca=files[0], certificate=files[1], key=files[2])
+
+
+def _show(events: Generator[Event, None, None], *, as_json: bool) -> None:
+    collector = EventCollector()
+    streamed = False
+    with contextlib.closing(events):
+        try:
+            for event in events:
+                collector.add(event)
+                if isinstance(event, Chunk) and event.text and not as_json:
+                    streamed = True
+                    print(event.text, end="", flush=True)
+        finally:
+            if streamed:  # errors and prompts begin on a line of their own
+                print(flush=True)
+    generation = collector.generation()
+    if as_json:
+        print(json.dumps(_as_json(generation), ensure_ascii=False), flush=True)
+
+
+def _as_json(generation: Generation) -> dict[str, Any]:
+    return {
+        "token_ids": generation.token_ids,
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "usage": dataclasses.asdict(generation.usage),
+    }
+
+
+def _fail(message: str) -> None:
+    print(f"tandem generate: {' '.join(message.split())}", file=sys.stderr)
+
+
+def _token_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of ids like 1,2,3") from None

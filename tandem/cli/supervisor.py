@@ -1,0 +1,283 @@
+"""Keeps a set of server processes running until it is told to stop them.
+
+Owns the processes: starting them, learning their addresses from the ready lines, starting one again
+that died, stopping all. Knows nothing of what they serve.
+
+- A process that ends before its first ready line is a `StartError`: its configuration is wrong, and
+  starting it again would not help. One that dies later is started again, with backoff, on the
+  addresses it had, so that its peers find it again.
+- Processes are started in tiers and stopped tier by tier in reverse, with SIGTERM and, after a
+  bound, SIGKILL.
+- No orphans: on Linux the kernel kills each process when the supervisor's main thread dies in
+  whatever way (PR_SET_PDEATHSIG). Elsewhere that holds only for an orderly stop.
+- A terminal's Ctrl-C goes to the supervisor alone, since each process has its own session.
+- stderr is inherited, so that logs pass through untouched, and nothing here can hold them up.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.ready_line import parse_ready_line
+
+Report = Callable[[str], None]
+
+_PR_SET_PDEATHSIG = 1
+# How long after SIGKILL the kernel may take; a process in an uninterruptible wait is given up on.
+_KILL_WAIT_S = 5.0
+# Longest line read from a process's stdout; nothing but the ready line belongs there.
+_LINE_LIMIT_BYTES = 1 << 20
+
+
+class StartError(Exception):
+    """A process did not come to serve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Bounds on starting, restarting and stopping."""
+
+    # From start to ready line; loading a large model takes minutes.
+    start_timeout_s: float = 600.0
+    # From SIGTERM to SIGKILL; more than the services' default drain of 30 s.
+    stop_timeout_s: float = 40.0
+    # Wait before a restart; doubles at each, up to the longest.
+    first_backoff_s: float = 0.5
+    longest_backoff_s: float = 30.0
+    # A process that served this long starts again with the first backoff.
+    healthy_after_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """One process to run."""
+
+    # For messages, e.g. "verifier-0".
+    name: str
+    command: Sequence[str]
+    # By kind of address, as in the ready line: the flag that sets it, and its value at the first
+    # start (port 0: any). Later starts get the address of the ready line.
+    listen_flags: Mapping[str, str] = field(default_factory=lambda: {"grpc": "--listen"})
+    listen: Mapping[str, str] = field(default_factory=lambda: {"grpc": "127.0.0.1:0"})
+
+
+class Supervisor:
+    """Runs processes. Belongs to the event loop of the main thread, and to one task there."""
+
+    def __init__(self, report: Report, policy: Policy | None = None) -> None:
+        self._report = report
+        self._policy = policy or Policy()
+        self._tiers: list[list[_Process]] = []
+
+    async def start(self, specs: Sequence[ProcessSpec]) -> list[dict[str, str]]:
+        """Starts a tier; returns each process's addresses when all serve.
+
+        Raises:
+            StartError: one did not come to serve. The others are left to `stop`.
+        """
+        tier = [_Process(spec, self._policy, self._report) for spec in specs]
+        self._tiers.append(tier)
+        starts = [asyncio.ensure_future(process.start()) for process in tier]
+        try:
+            await asyncio.gather(*starts)
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+        return [dict(process.addresses) for process in tier]
+
+    async def watch(self) -> None:
+        """Restarts what dies; never returns."""
+        await asyncio.gather(*(process.watch for tier in self._tiers for process in tier))
+
+    async def stop(self) -> None:
+        """Stops everything, last tier first. Idempotent."""
+        for tier in self._tiers:
+            for process in tier:
+                await process.unwatch()
+        for tier in reversed(self._tiers):
+            await asyncio.gather(*(process.stop() for process in tier))
+
+    def kill(self) -> None:
+        """SIGKILLs everything at once; a `stop` under way then ends at once too."""
+        for tier in self._tiers:
+            for process in tier:
+                process.kill()
+
+
+class _Process:
+    """One process over its restarts.
+
+    Invariant: at most one operating-system process at a time, `_running`; `addresses` change only
+    when a ready line arrives.
+    """
+
+    def __init__(self, spec: ProcessSpec, policy: Policy, report: Report) -> None:
+        self._spec = spec
+        self._policy = policy
+        self._report = report
+        self._running: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[dict[str, str]] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.addresses: Mapping[str, str] = spec.listen
+
+    @property
+    def watch(self) -> asyncio.Task[None]:
+        assert self._watch is not None, "watched before it was started"
+        return self._watch
+
+    async def start(self) -> None:
+        await self._start_once()
+        self._watch = asyncio.create_task(self._restart_when_dead())
+
+    async def unwatch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+
+    async def stop(self) -> None:
+        process = self._running
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), self._policy.stop_timeout_s)
+        except TimeoutError:
+            bound_s = self._policy.stop_timeout_s
+            self._report(f"{self._spec.name} did not stop within {bound_s:g} s; killing it")
+            self.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _KILL_WAIT_S)
+        await self._end_reader()
+        self._running = None
+
+    def kill(self) -> None:
+        """Kills the process and, since it leads its own group, what it started."""
+        if self._running is not None and self._running.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._running.pid, signal.SIGKILL)
+
+    async def _restart_when_dead(self) -> None:
+        loop = asyncio.get_running_loop()
+        backoff_s = self._policy.first_backoff_s
+        while True:
+            assert self._running is not None
+            served_since = loop.time()
+            status = await self._running.wait()
+            if loop.time() - served_since >= self._policy.healthy_after_s:
+                backoff_s = self._policy.first_backoff_s
+            event = f"{self._spec.name} {_ended(status)}"
+            while True:
+                self._report(f"{event}; starting it again in {backoff_s:g} s")
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, self._policy.longest_backoff_s)
+                try:
+                    await self._start_once()
+                except StartError as error:
+                    event = str(error)
+                else:
+                    break
+
+    async def _start_once(self) -> None:
+        """Starts the process and waits for its ready line.
+
+        Raises:
+            StartError: it could not be started, ended, or did not serve in time; it is gone.
+        """
+        await self._end_reader()
+        flags = [
+            part
+            for kind, flag in self._spec.listen_flags.items()
+            for part in (flag, self.addresses[kind])
+        ]
+        try:
+            self._running = await asyncio.create_subprocess_exec(
+                *self._spec.command,
+                *flags,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LINE_LIMIT_BYTES,
+                start_new_session=True,
+                preexec_fn=_death_with_parent(),
+            )
+        except OSError as error:
+            raise StartError(f"{self._spec.name} could not be started: {error}") from error
+        assert self._running.stdout is not None
+        self._ready = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read_stdout(self._running.stdout, self._ready))
+        ended = asyncio.create_task(self._running.wait())
+        either: set[asyncio.Future[Any]] = {self._ready, ended}
+        try:
+            await asyncio.wait(
+                either,
+                timeout=self._policy.start_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self._ready.done():
+                self.addresses = self._ready.result()
+            elif ended.done():
+                raise StartError(f"{self._spec.name} {_ended(ended.result())} before it was ready")
+            else:
+                self.kill()
+                await self._running.wait()
+                raise StartError(
+                    f"{self._spec.name} was not ready within {self._policy.start_timeout_s:g} s"
+                )
+        finally:
+            ended.cancel()
+        self._report(f"{self._spec.name} serves at {self.addresses['grpc']}")
+
+    async def _read_stdout(
+        self, stdout: asyncio.StreamReader, ready: asyncio.Future[dict[str, str]]
+    ) -> None:
+        """Reads to the end, so that the process never blocks; what is not for us goes to stderr."""
+        while True:
+            try:
+                line = (await stdout.readline()).decode(errors="replace")
+            except ValueError:  # longer than the limit; the reader has dropped it
+                continue
+            if not line:
+                return
+            addresses = None if ready.done() else parse_ready_line(line)
+            if addresses is None or not self._spec.listen_flags.keys() <= addresses.keys():
+                self._report(f"{self._spec.name} printed: {line.rstrip()}")
+            else:
+                ready.set_result(addresses)
+
+    async def _end_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+            self._reader = None
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    return f"was killed by {signal.Signals(-status).name}"
+
+
+def _death_with_parent() -> Callable[[], None] | None:
+    """What the forked child runs before exec; None where the kernel offers nothing like it."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    parent = os.getpid()
+
+    def arm() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # The parent may have died before the call.
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return arm

@@ -1,0 +1,208 @@
+"""`tandem up`: drafters, verifiers and a gateway as processes on this machine.
+
+Owns which processes there are and the flags that tie them together; the supervisor runs them.
+"""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.cli.supervisor import Policy, ProcessSpec, StartError, Supervisor
+from tandem.ready_line import format_ready_line
+
+BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "model"
+DEFAULT_GRPC_PORT = 50050
+DEFAULT_HTTP_PORT = 8000
+_HOST = "127.0.0.1"
+_ANY_PORT = f"{_HOST}:0"
+
+_EPILOG = """\
+Prints one line on stdout when all serve: ready grpc=HOST:PORT http=HOST:PORT
+Logs go to stderr, as the services write them. A process that dies is started again. SIGINT or
+SIGTERM stops all in good order, a second one at once.
+
+The services read their other options from the environment, TANDEM_<SERVICE>_<FLAG>:
+  TANDEM_VERIFIER_MAX_NUM_SEQS=8 TANDEM_GATEWAY_DRAFT_WAIT=never tandem up
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """What to run. Everything listens on loopback."""
+
+    model: Path
+    # None: the verifier's own default.
+    device: str | None = None
+    dtype: str | None = None
+    num_verifiers: int = 1
+    num_drafters: int = 1
+    # Of the gateway; 0 picks a free one.
+    grpc_port: int = DEFAULT_GRPC_PORT
+    http_port: int = DEFAULT_HTTP_PORT
+
+    def drafters(self) -> list[ProcessSpec]:
+        return [
+            ProcessSpec(name=f"drafter-{index}", command=_service("drafter"))
+            for index in range(self.num_drafters)
+        ]
+
+    def verifiers(self) -> list[ProcessSpec]:
+        options = ["--model", str(self.model)]
+        options += ["--device", self.device] if self.device else []
+        options += ["--dtype", self.dtype] if self.dtype else []
+        return [
+            ProcessSpec(name=f"verifier-{index}", command=_service("verifier", *options))
+            for index in range(self.num_verifiers)
+        ]
+
+    def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
+        """The gateway between these addresses."""
+        options = ["--verifiers", ",".join(verifiers), "--tokenizer", str(self.model)]
+        options += ["--drafters", ",".join(drafters)] if drafters else []
+        return ProcessSpec(
+            name="gateway",
+            command=_service("gateway", *options),
+            listen_flags={"grpc": "--listen", "http": "--http-listen"},
+            listen={"grpc": f"{_HOST}:{self.grpc_port}", "http": f"{_HOST}:{self.http_port}"},
+        )
+
+
+def add_parser(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "up",
+        help="run drafter, verifier and gateway on this machine",
+        description="Runs the three services as processes on this machine, on loopback.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of a model with its tokenizer (default: the bundled model)",
+    )
+    parser.add_argument("--device", help="cpu, cuda or auto (default: the verifier's)")
+    parser.add_argument("--dtype", help="of weights and K/V (default: the verifier's)")
+    parser.add_argument("--num-verifiers", type=_count(1), default=1, metavar="N")
+    parser.add_argument(
+        "--num-drafters", type=_count(0), default=1, metavar="N", help="0: no speculation"
+    )
+    parser.add_argument(
+        "--port",
+        type=_port,
+        default=DEFAULT_GRPC_PORT,
+        help="the gateway's, for gRPC; 0 picks a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--http-port",
+        type=_port,
+        default=DEFAULT_HTTP_PORT,
+        help="the gateway's, for HTTP; 0 picks a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--start-timeout",
+        type=float,
+        default=Policy().start_timeout_s,
+        metavar="SECONDS",
+        help="most that a service may take to be ready (default: %(default)g)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    model: Path = arguments.model or BUNDLED_MODEL
+    if not (model / "config.json").is_file():
+        if arguments.model is None:
+            _report(
+                f"no --model given, and the bundled one is not at {model}: "
+                "it comes with Tandem's source tree"
+            )
+        else:
+            _report(f"--model: {model} is no model folder: it has no config.json")
+        return 2
+    topology = Topology(
+        model=model,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        num_verifiers=arguments.num_verifiers,
+        num_drafters=arguments.num_drafters,
+        grpc_port=arguments.port,
+        http_port=arguments.http_port,
+    )
+    return asyncio.run(_up(topology, Policy(start_timeout_s=arguments.start_timeout)))
+
+
+async def _up(topology: Topology, policy: Policy) -> int:
+    """Serves until a signal comes; the exit code."""
+    supervisor = Supervisor(_report, policy)
+    serving = asyncio.create_task(_serve(topology, supervisor))
+
+    def on_signal() -> None:
+        if serving.done() or serving.cancelling():
+            supervisor.kill()
+        else:
+            _report("stopping")
+            serving.cancel()
+
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+        numbers.remove(signal.SIGHUP)
+    for number in numbers:
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    try:
+        await asyncio.wait([serving])
+    finally:
+        await supervisor.stop()
+    if serving.cancelled():
+        return 0
+    error = serving.exception()
+    if not isinstance(error, StartError):
+        assert error is not None, "serving ends by a signal or an error"
+        raise error
+    _report(str(error))
+    return 1
+
+
+async def _serve(topology: Topology, supervisor: Supervisor) -> None:
+    """Starts everything, says so, and keeps it running until cancelled."""
+    drafters, verifiers = topology.drafters(), topology.verifiers()
+    _report("starting " + ", ".join(spec.name for spec in [*drafters, *verifiers]))
+    started = await supervisor.start([*drafters, *verifiers])
+    addresses = [found["grpc"] for found in started]
+    [gateway] = await supervisor.start(
+        [topology.gateway(addresses[: len(drafters)], addresses[len(drafters) :])]
+    )
+    print(format_ready_line({kind: gateway[kind] for kind in ("grpc", "http")}), flush=True)
+    await supervisor.watch()
+
+
+def _service(module: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", module, "--metrics-listen", _ANY_PORT, *options]
+
+
+def _report(line: str) -> None:
+    # In one write: the services write to the same place.
+    sys.stderr.write(f"tandem up: {line}\n")
+    sys.stderr.flush()
+
+
+def _count(least: int) -> Any:
+    def count(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return count
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 65536:
+        raise argparse.ArgumentTypeError(f"{value} is no port")
+    return value

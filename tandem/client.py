@@ -1,0 +1,219 @@
+"""The client of a Tandem gateway, in two faces: `TandemClient` blocks, `AsyncTandemClient` awaits.
+
+    with TandemClient("127.0.0.1:50050") as client:
+        print(client.generate(GenerationRequest(prompt="def add(", max_new_tokens=32)).text)
+
+    async with AsyncTandemClient("127.0.0.1:50050") as client:
+        async with contextlib.aclosing(client.stream(request)) as events:
+            async for event in events:
+                ...
+
+`DrafterClient` and `AsyncDrafterClient` talk to a drafter alone, see `tandem.drafter_client`.
+
+Owns the channel. A failed call raises `TandemError` and nothing else; leaving a stream early, by
+closing its iterator, by an exception or by a task's cancellation, cancels the call, and the server
+frees what it held within one step of the model. Everything that a caller needs is importable from
+here.
+"""
+
+from collections.abc import AsyncGenerator, Generator
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from tandem import wire
+from tandem.channel import TlsOptions, open_async_channel, open_channel
+from tandem.drafter_client import AsyncDrafterClient, DrafterClient
+from tandem.drafting import (
+    Draft,
+    DraftedSequence,
+    DrafterLoad,
+    DraftQuery,
+    DraftSource,
+    Keep,
+    NgramParams,
+)
+from tandem.generation import (
+    Choice,
+    Chunk,
+    Event,
+    EventCollector,
+    Finished,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    Model,
+    SamplingParams,
+    SpeculationParams,
+    Started,
+    TandemError,
+    TokenLogprob,
+    Usage,
+)
+from tandem.v1 import gateway_pb2, gateway_pb2_grpc
+
+__all__ = [
+    "AsyncDrafterClient",
+    "AsyncTandemClient",
+    "Choice",
+    "Chunk",
+    "Draft",
+    "DraftQuery",
+    "DraftSource",
+    "DraftedSequence",
+    "DrafterClient",
+    "DrafterLoad",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "Generation",
+    "GenerationRequest",
+    "Keep",
+    "Model",
+    "NgramParams",
+    "SamplingParams",
+    "SpeculationParams",
+    "Started",
+    "TandemClient",
+    "TandemError",
+    "TlsOptions",
+    "TokenLogprob",
+    "Usage",
+]
+
+
+class TandemClient:
+    """Blocking client; may be shared between threads.
+
+    Args:
+        target: HOST:PORT of the gateway's gRPC.
+        tls: None speaks plaintext.
+    """
+
+    def __init__(self, target: str, *, tls: TlsOptions | None = None) -> None:
+        self._channel = open_channel(target, tls)
+        self._stub = gateway_pb2_grpc.GenerationServiceStub(self._channel)
+
+    def stream(
+        self, request: GenerationRequest, *, timeout_s: float | None = None
+    ) -> Generator[Event, None, None]:
+        """One Started, then Chunks, then one Finished per choice.
+
+        Raises:
+            TandemError: the request failed; what was yielded before stays valid.
+        """
+        call = self._stub.Generate(wire.to_request(request), timeout=timeout_s)
+        try:
+            for response in call:
+                if (event := wire.to_event(response)) is not None:
+                    yield event
+        except grpc.RpcError as error:
+            raise wire.to_error(error) from error
+        finally:
+            call.cancel()
+
+    def generate(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Generation:
+        """The whole result at once.
+
+        Raises:
+            TandemError: the request failed.
+        """
+        collector = EventCollector()
+        for event in self.stream(request, timeout_s=timeout_s):
+            collector.add(event)
+        return collector.generation()
+
+    def list_models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        try:
+            response = self._stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise wire.to_error(error) from error
+        return wire.to_models(response)
+
+    def close(self) -> None:
+        """Closes the channel; calls still open end with CANCELLED."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncTandemClient:
+    """The same for asyncio; belongs to the event loop that it was made in.
+
+    Args:
+        target: HOST:PORT of the gateway's gRPC.
+        tls: None speaks plaintext.
+    """
+
+    def __init__(self, target: str, *, tls: TlsOptions | None = None) -> None:
+        self._channel = open_async_channel(target, tls)
+        self._stub = gateway_pb2_grpc.GenerationServiceStub(self._channel)
+
+    async def stream(
+        self, request: GenerationRequest, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """One Started, then Chunks, then one Finished per choice.
+
+        Leave it early through `contextlib.aclosing`: a `break` alone leaves the call open until
+        the event loop finalises the iterator.
+
+        Raises:
+            TandemError: the request failed; what was yielded before stays valid.
+        """
+        call = self._stub.Generate(wire.to_request(request), timeout=timeout_s)
+        try:
+            async for response in call:
+                if (event := wire.to_event(response)) is not None:
+                    yield event
+        except grpc.RpcError as error:
+            raise wire.to_error(error) from error
+        finally:
+            # grpc.aio never collects an abandoned call: its handler would run on.
+            call.cancel()
+
+    async def generate(
+        self, request: GenerationRequest, *, timeout_s: float | None = None
+    ) -> Generation:
+        """The whole result at once.
+
+        Raises:
+            TandemError: the request failed.
+        """
+        collector = EventCollector()
+        async for event in self.stream(request, timeout_s=timeout_s):
+            collector.add(event)
+        return collector.generation()
+
+    async def list_models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        try:
+            response = await self._stub.ListModels(
+                gateway_pb2.ListModelsRequest(), timeout=timeout_s
+            )
+        except grpc.RpcError as error:
+            raise wire.to_error(error) from error
+        return wire.to_models(response)
+
+    async def close(self) -> None:
+        """Closes the channel; calls still open end with CANCELLED."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,211 @@
+"""What is said to a drafter to have histories drafted for: the messages, without a channel.
+
+Owns the order of messages: which tokens are sent, in pieces that the wire allows, and what is sent
+again when the drafter has forgotten. Each exchange is a generator that yields requests, is sent the
+answers and returns the drafts; the blocking and the asyncio client differ in how they carry these.
+
+A history is given whole, but only what the drafter does not have is looked at and sent, after a
+few tokens that it should have: a history that was changed, say cut back and written anew,
+contradicts the known one in these, and is sent again from its beginning. So nothing is kept here
+of a history but its length.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+import grpc
+
+from tandem.drafting import (
+    Draft,
+    DraftedSequence,
+    DrafterLoad,
+    DraftQuery,
+    DraftSource,
+    Keep,
+    NgramParams,
+)
+from tandem.generation import TandemError
+from tandem.v1 import drafter_pb2
+from tandem.wire import assign, enum_value
+
+Exchange: TypeAlias = Generator[
+    drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse, tuple[Draft, ...]
+]
+
+# The wire's limits (drafter.proto), but that the number of sequences leaves room for their ids and
+# parameters in the 1 MiB of a message, as the number of tokens does.
+_MAX_DELTA_TOKENS = 8_192
+_MAX_REQUEST_TOKENS = 65_536
+_MAX_REQUEST_SEQUENCES = 1_024
+_MAX_RELEASES = 4_096
+
+# Known tokens that are sent again, so that a changed history is noticed.
+_OVERLAP_TOKENS = 8
+
+# A drafter that forgets a sequence while it is being told of it is over its bounds: do without.
+_MAX_REWINDS = 2
+
+_SOURCES = {
+    drafter_pb2.SOURCE_SEQUENCE: DraftSource.SEQUENCE,
+    drafter_pb2.SOURCE_POOL: DraftSource.POOL,
+}
+_ENUMS = {
+    "overlap": drafter_pb2.Overlap,
+    "tie": drafter_pb2.Tie,
+    "algorithm": drafter_pb2.Algorithm,
+}
+_TAKEN = (drafter_pb2.STATUS_OK, drafter_pb2.STATUS_NO_MATCH)
+
+
+def exchange(queries: Sequence[DraftQuery]) -> Exchange:
+    """Yields requests, is sent their answers, returns one draft per query, in order.
+
+    May be given up at any point: what the drafter has taken meanwhile does no harm.
+
+    Raises:
+        ValueError: a sequence is there twice, or was released.
+        TandemError: INVALID_ARGUMENT, a value that no message can hold; INTERNAL, the answer makes
+            no sense.
+    """
+    drafts: list[Draft] = [Draft()] * len(queries)
+    open_queries = dict(enumerate(queries))
+    num_rewinds = [0] * len(queries)
+    _check(queries)
+    batch_id = 0
+    while open_queries:
+        batch_id += 1
+        request = drafter_pb2.ProposeRequest(batch_id=batch_id)
+        ends: dict[int, int] = {}
+        room = _MAX_REQUEST_TOKENS
+        for i, query in open_queries.items():
+            if room < _MAX_DELTA_TOKENS or len(ends) == _MAX_REQUEST_SEQUENCES:
+                break
+            ends[i] = _add_delta(request, query)
+            room -= len(request.sequences[-1].token_ids)
+        proposals = _proposals(request, (yield request))
+        for (i, end), proposal in zip(ends.items(), proposals, strict=True):
+            query = open_queries[i]
+            sequence = query.sequence
+            if proposal.status in _TAKEN:
+                sequence.num_sent = end
+                if end < len(query.token_ids):
+                    continue
+                drafts[i] = _to_draft(proposal)
+            elif proposal.status == drafter_pb2.STATUS_OUT_OF_SYNC:
+                sequence.num_sent = min(proposal.known_length, len(query.token_ids))
+                num_rewinds[i] += 1
+                if num_rewinds[i] <= _MAX_REWINDS:
+                    continue
+            else:
+                sequence.num_sent = 0
+                drafts[i] = Draft(error=_refusal(proposal.message))
+            del open_queries[i]
+    return tuple(drafts)
+
+
+def release_requests(
+    sequences: Iterable[DraftedSequence], *, keep: Keep = Keep.NOTHING, feed_id: str = ""
+) -> Iterator[drafter_pb2.ReleaseRequest]:
+    """The messages that release these sequences."""
+    releases = [
+        drafter_pb2.Release(
+            sequence_id=sequence.sequence_id,
+            keep=enum_value(drafter_pb2.Keep, "KEEP", keep, "keep"),
+            feed_id=feed_id,
+        )
+        for sequence in sequences
+    ]
+    for start in range(0, len(releases), _MAX_RELEASES):
+        yield drafter_pb2.ReleaseRequest(releases=releases[start : start + _MAX_RELEASES])
+
+
+def load_request() -> drafter_pb2.GetDrafterLoadRequest:
+    """The message that asks how full the drafter is."""
+    return drafter_pb2.GetDrafterLoadRequest()
+
+
+def to_load(response: drafter_pb2.GetDrafterLoadResponse) -> DrafterLoad:
+    """What it answers."""
+    return DrafterLoad(
+        instance_id=response.instance_id,
+        num_sequences=response.num_sequences,
+        max_sequences=response.max_sequences,
+        history_bytes=response.history_bytes,
+        max_history_bytes=response.max_history_bytes,
+        pool_bytes=response.pool_bytes,
+    )
+
+
+def _check(queries: Sequence[DraftQuery]) -> None:
+    seen: set[str] = set()
+    for query in queries:
+        sequence_id = query.sequence.sequence_id
+        if query.sequence.is_released:
+            raise ValueError(f"sequence {sequence_id} was released")
+        if sequence_id in seen:
+            raise ValueError(f"sequence {sequence_id} is asked for twice")
+        seen.add(sequence_id)
+
+
+def _add_delta(request: drafter_pb2.ProposeRequest, query: DraftQuery) -> int:
+    """Adds the next piece of a history; returns where it ends."""
+    sequence, token_ids = query.sequence, query.token_ids
+    num_tokens = len(token_ids)
+    if sequence.prompt_length is None:
+        sequence.prompt_length = num_tokens
+    if sequence.num_sent > num_tokens:
+        sequence.num_sent = 0  # cut back: this is another history
+    # A base of 0 creates it anew, which costs nothing while it is so short.
+    base = max(0, sequence.num_sent - _OVERLAP_TOKENS)
+    end = min(num_tokens, base + _MAX_DELTA_TOKENS)
+    is_whole = end == num_tokens
+    delta = request.sequences.add(sequence_id=sequence.sequence_id, base_length=base)
+    assign(delta, "token_ids", token_ids[base:end])
+    assign(delta, "max_draft_tokens", query.max_draft_tokens if is_whole else 0)
+    assign(delta, "max_length", sequence.max_length)
+    if base == 0:
+        assign(delta, "prompt_length", sequence.prompt_length)
+        _set_params(delta.params, sequence.params)
+    return end
+
+
+def _set_params(message: drafter_pb2.NgramParams, params: NgramParams) -> None:
+    for name in (
+        "min_ngram",
+        "max_ngram",
+        "tokens_per_match",
+        "chained",
+        "pool_id",
+        "pool_min_ngram",
+    ):
+        assign(message, name, getattr(params, name), path=f"params.{name}")
+    for name, enumeration in _ENUMS.items():
+        value = getattr(params, name)
+        if value is not None:
+            setattr(message, name, enum_value(enumeration, name.upper(), value, f"params.{name}"))
+
+
+def _proposals(
+    request: drafter_pb2.ProposeRequest, response: drafter_pb2.ProposeResponse
+) -> Sequence[drafter_pb2.Proposal]:
+    asked = [delta.sequence_id for delta in request.sequences]
+    answered = [proposal.sequence_id for proposal in response.proposals]
+    if response.batch_id != request.batch_id or answered != asked:
+        raise TandemError(grpc.StatusCode.INTERNAL, "the drafter answered what was not asked")
+    return response.proposals
+
+
+def _to_draft(proposal: drafter_pb2.Proposal) -> Draft:
+    return Draft(
+        token_ids=tuple(proposal.token_ids),
+        matched_ngram_length=proposal.matched_ngram_length,
+        source=_SOURCES.get(proposal.source),
+    )
+
+
+def _refusal(message: str) -> TandemError:
+    """A refusal names its field first, as `field: what is wrong`."""
+    field, colon, text = message.partition(": ")
+    if not colon or " " in field:
+        field, text = "", message
+    return TandemError(grpc.StatusCode.INVALID_ARGUMENT, text, field=field)

@@ -1,0 +1,318 @@
+"""The client of a drafter alone, for engines that verify by themselves; in two faces:
+`DrafterClient` blocks, `AsyncDrafterClient` awaits.
+
+    with DrafterClient("127.0.0.1:50051") as drafter:
+        sequence = drafter.open(params=NgramParams(min_ngram=1, max_ngram=3))
+        while not done:
+            draft = drafter.propose(sequence, token_ids, max_draft_tokens=8)
+            token_ids += verify(token_ids, draft.token_ids)
+        drafter.release(sequence)
+
+The history is given whole each time; what the drafter has not got is found and sent, also when it
+has forgotten everything in between. A draft is a hint: it may be empty or wrong, so check it
+against the model. Owns the channel. A failed call raises `TandemError`; propose again at any time.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from tandem import draft_exchange, wire
+from tandem.channel import TlsOptions, open_async_channel, open_channel
+from tandem.drafting import (
+    Draft,
+    DraftedSequence,
+    DrafterLoad,
+    DraftQuery,
+    Keep,
+    NgramParams,
+)
+from tandem.propose_stream import ProposeStream
+from tandem.v1 import drafter_pb2, drafter_pb2_grpc
+
+_DEFAULT_PARAMS = NgramParams()
+
+# How long closing may take to tell the drafter what it may forget; it finds out by itself too.
+_CLOSE_TIMEOUT_S = 1.0
+
+
+class DrafterClient:
+    """Blocking client; may be shared between threads, a sequence by one at a time.
+
+    Args:
+        target: HOST:PORT of the drafter.
+        tls: None speaks plaintext.
+    """
+
+    def __init__(self, target: str, *, tls: TlsOptions | None = None) -> None:
+        self._channel = open_channel(target, tls)
+        self._stub = drafter_pb2_grpc.DrafterServiceStub(self._channel)
+        self._sequences: dict[str, DraftedSequence] = {}
+
+    def open(
+        self,
+        *,
+        params: NgramParams = _DEFAULT_PARAMS,
+        prompt_length: int | None = None,
+        max_length: int = 0,
+    ) -> DraftedSequence:
+        """Makes a sequence; the drafter hears of it with the first history.
+
+        Args:
+            params: how to draft for it.
+            prompt_length: how many of its tokens are prompt; None: the first history given.
+            max_length: the model's limit, which no draft passes; 0: none.
+        """
+        return _open(self._sequences, params, prompt_length, max_length)
+
+    def propose(
+        self,
+        sequence: DraftedSequence,
+        token_ids: Sequence[int],
+        *,
+        max_draft_tokens: int,
+        timeout_s: float | None = None,
+    ) -> Draft:
+        """What may follow `token_ids`, the sequence's whole history.
+
+        Args:
+            sequence: one of `open`.
+            token_ids: a list or an array; only what is new in it is looked at.
+            max_draft_tokens: most tokens wanted; 0 only tells the drafter about the history.
+            timeout_s: of each call made.
+
+        Raises:
+            TandemError: the call failed, or the drafter does not take this sequence.
+        """
+        query = DraftQuery(
+            sequence=sequence, token_ids=token_ids, max_draft_tokens=max_draft_tokens
+        )
+        return _only(self.propose_batch([query], timeout_s=timeout_s))
+
+    def propose_batch(
+        self, queries: Sequence[DraftQuery], *, timeout_s: float | None = None
+    ) -> tuple[Draft, ...]:
+        """One draft per query, in order; what is wrong with one is in its `error`.
+
+        Raises:
+            TandemError: the call failed as a whole.
+        """
+        exchange = draft_exchange.exchange(queries)
+        try:
+            request = next(exchange)
+            while True:
+                try:
+                    response = self._stub.Propose(request, timeout=timeout_s)
+                except grpc.RpcError as error:
+                    raise wire.to_error(error) from error
+                request = exchange.send(response)
+        except StopIteration as end:
+            drafts: tuple[Draft, ...] = end.value
+            return drafts
+
+    def release(
+        self,
+        sequence: DraftedSequence,
+        *,
+        keep: Keep = Keep.NOTHING,
+        feed_id: str = "",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Lets the drafter forget a sequence; it cannot be used any more. Twice is fine.
+
+        Args:
+            sequence: one of `open`.
+            keep: what of its text goes to its pool.
+            feed_id: feeding a pool twice with the same one feeds it once.
+            timeout_s: of the call.
+
+        Raises:
+            TandemError: the call failed; the drafter forgets the sequence by itself.
+        """
+        for request in _release(self._sequences, [sequence], keep, feed_id):
+            try:
+                self._stub.Release(request, timeout=timeout_s)
+            except grpc.RpcError as error:
+                raise wire.to_error(error) from error
+
+    def load(self, *, timeout_s: float | None = None) -> DrafterLoad:
+        """How full the drafter is.
+
+        Raises:
+            TandemError: the call failed.
+        """
+        try:
+            response = self._stub.GetDrafterLoad(draft_exchange.load_request(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise wire.to_error(error) from error
+        return draft_exchange.to_load(response)
+
+    def close(self) -> None:
+        """Releases every sequence, as far as the drafter is there, and closes the channel."""
+        requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING, "")
+        with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: closed before
+            for request in requests:
+                self._stub.Release(request, timeout=_CLOSE_TIMEOUT_S)
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncDrafterClient:
+    """The same for asyncio; belongs to the event loop that it was made in.
+
+    Args:
+        target: HOST:PORT of the drafter.
+        tls: None speaks plaintext.
+        streaming: whether batches go over one ProposeStream, opened at the first and again after a
+            failure, instead of one call each: about half the round trip. Batches then go one
+            after the other; and sequences are forgotten 30 s after a client that vanished.
+    """
+
+    def __init__(
+        self, target: str, *, tls: TlsOptions | None = None, streaming: bool = False
+    ) -> None:
+        self._channel = open_async_channel(target, tls)
+        self._stub: drafter_pb2_grpc.DrafterServiceAsyncStub = drafter_pb2_grpc.DrafterServiceStub(
+            self._channel
+        )
+        self._stream = ProposeStream(self._stub) if streaming else None
+        self._sequences: dict[str, DraftedSequence] = {}
+
+    def open(
+        self,
+        *,
+        params: NgramParams = _DEFAULT_PARAMS,
+        prompt_length: int | None = None,
+        max_length: int = 0,
+    ) -> DraftedSequence:
+        """See `DrafterClient.open`."""
+        return _open(self._sequences, params, prompt_length, max_length)
+
+    async def propose(
+        self,
+        sequence: DraftedSequence,
+        token_ids: Sequence[int],
+        *,
+        max_draft_tokens: int,
+        timeout_s: float | None = None,
+    ) -> Draft:
+        """See `DrafterClient.propose`."""
+        query = DraftQuery(
+            sequence=sequence, token_ids=token_ids, max_draft_tokens=max_draft_tokens
+        )
+        return _only(await self.propose_batch([query], timeout_s=timeout_s))
+
+    async def propose_batch(
+        self, queries: Sequence[DraftQuery], *, timeout_s: float | None = None
+    ) -> tuple[Draft, ...]:
+        """See `DrafterClient.propose_batch`. Tasks may call it at once, each with its sequences."""
+        exchange = draft_exchange.exchange(queries)
+        try:
+            request = next(exchange)
+            while True:
+                request = exchange.send(await self._ask(request, timeout_s))
+        except StopIteration as end:
+            drafts: tuple[Draft, ...] = end.value
+            return drafts
+
+    async def release(
+        self,
+        sequence: DraftedSequence,
+        *,
+        keep: Keep = Keep.NOTHING,
+        feed_id: str = "",
+        timeout_s: float | None = None,
+    ) -> None:
+        """See `DrafterClient.release`."""
+        for request in _release(self._sequences, [sequence], keep, feed_id):
+            try:
+                await self._stub.Release(request, timeout=timeout_s)
+            except grpc.RpcError as error:
+                raise wire.to_error(error) from error
+
+    async def load(self, *, timeout_s: float | None = None) -> DrafterLoad:
+        """See `DrafterClient.load`."""
+        try:
+            response = await self._stub.GetDrafterLoad(
+                draft_exchange.load_request(), timeout=timeout_s
+            )
+        except grpc.RpcError as error:
+            raise wire.to_error(error) from error
+        return draft_exchange.to_load(response)
+
+    async def close(self) -> None:
+        """See `DrafterClient.close`."""
+        try:
+            requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING, "")
+            with contextlib.suppress(grpc.RpcError, grpc.aio.UsageError):  # closed before
+                for request in requests:
+                    await self._stub.Release(request, timeout=_CLOSE_TIMEOUT_S)
+        finally:
+            if self._stream is not None:
+                self._stream.drop()
+            await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _ask(
+        self, request: drafter_pb2.ProposeRequest, timeout_s: float | None
+    ) -> drafter_pb2.ProposeResponse:
+        try:
+            if self._stream is not None:
+                return await self._stream.ask(request, timeout_s)
+            return await self._stub.Propose(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise wire.to_error(error) from error
+
+
+def _open(
+    sequences: dict[str, DraftedSequence],
+    params: NgramParams,
+    prompt_length: int | None,
+    max_length: int,
+) -> DraftedSequence:
+    sequence = DraftedSequence(params=params, prompt_length=prompt_length, max_length=max_length)
+    sequences[sequence.sequence_id] = sequence
+    return sequence
+
+
+def _release(
+    sequences: dict[str, DraftedSequence],
+    released: Sequence[DraftedSequence],
+    keep: Keep,
+    feed_id: str,
+) -> list[drafter_pb2.ReleaseRequest]:
+    """Takes sequences out of the client's; returns what to tell the drafter."""
+    owed = [sequence for sequence in released if sequences.pop(sequence.sequence_id, None)]
+    for sequence in owed:
+        sequence.is_released = True
+    return list(draft_exchange.release_requests(owed, keep=keep, feed_id=feed_id))
+
+
+def _only(drafts: tuple[Draft, ...]) -> Draft:
+    (draft,) = drafts
+    if draft.error is not None:
+        raise draft.error
+    return draft

@@ -1,0 +1,76 @@
+"""A whole Tandem on this machine for as long as a `with` block: for examples, benchmarks and tests.
+
+    with local_tandem() as addresses, TandemClient(addresses["grpc"]) as client:
+        ...
+
+Owns one `tandem up` process on free ports.
+"""
+
+import contextlib
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tandem.ready_line import parse_ready_line
+
+# `tandem up` bounds its own stop; this is for one that hangs.
+_STOP_TIMEOUT_S = 120.0
+
+
+class LocalTandemError(Exception):
+    """`tandem up` ended before it was ready."""
+
+
+@contextlib.contextmanager
+def local_tandem(
+    *,
+    model: Path | None = None,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> Iterator[dict[str, str]]:
+    """Starts everything, yields the gateway's addresses ("grpc", "http"), stops everything.
+
+    Args:
+        model: a model folder; None is the bundled one.
+        options: further flags of `tandem up`.
+        environ: the environment, where the services read their own options; None is ours.
+        quiet: whether the services' logs are kept back, and go to our stderr only when the start
+            or the block fails. Otherwise they go there at once.
+
+    Raises:
+        LocalTandemError: something did not start; the logs say what.
+    """
+    command = [sys.executable, "-m", "tandem", "up", "--port", "0", "--http-port", "0", *options]
+    if model is not None:
+        command += ["--model", str(model)]
+    with contextlib.ExitStack() as stack:
+        logs = stack.enter_context(tempfile.TemporaryFile("w+")) if quiet else None
+        process = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=logs, text=True, env=environ)
+        )
+        stack.callback(_stop, process)
+        try:
+            assert process.stdout is not None
+            # It bounds the start of every service, so this line or the end of its output comes.
+            addresses = parse_ready_line(process.stdout.readline())
+            if addresses is None:
+                raise LocalTandemError(f"`{shlex.join(command)}` ended with {process.wait()}")
+            yield addresses
+        except Exception:
+            if logs is not None:
+                logs.seek(0)
+                shutil.copyfileobj(logs, sys.stderr)
+            raise
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its children die with it

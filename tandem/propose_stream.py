@@ -1,0 +1,85 @@
+"""One exchange after the other over a ProposeStream that is opened again when it has failed.
+
+Owns the call. Does not know what is asked (`tandem.draft_exchange`).
+"""
+
+import asyncio
+from typing import TypeAlias
+
+import grpc
+
+from tandem.generation import TandemError
+from tandem.v1 import drafter_pb2, drafter_pb2_grpc
+
+_Call: TypeAlias = (
+    "grpc.aio.StreamStreamCall[drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse]"
+)
+
+
+class ProposeStream:
+    """One ProposeStream at a time, with one batch in flight.
+
+    Belongs to the event loop. Whatever goes wrong in an exchange, its caller's cancellation too,
+    ends the stream, because an answer may be under way that nobody waits for; the next exchange
+    opens another.
+    """
+
+    def __init__(self, stub: "drafter_pb2_grpc.DrafterServiceAsyncStub") -> None:
+        self._stub = stub
+        self._call: _Call | None = None
+        self._turn = asyncio.Lock()
+
+    async def ask(
+        self, request: drafter_pb2.ProposeRequest, timeout_s: float | None
+    ) -> drafter_pb2.ProposeResponse:
+        """One exchange.
+
+        Raises:
+            grpc.RpcError: the stream failed; the next exchange opens another.
+            TandemError: no answer in time, or the drafter ended the stream.
+        """
+        async with self._turn:
+            if self._call is None or self._call.done():  # done: while nothing was asked
+                self._call = self._stub.ProposeStream()
+            call = self._call
+            is_answered = False
+            try:
+                async with asyncio.timeout(timeout_s):
+                    is_written = await _write(call, request)
+                    response = await call.read() if is_written else grpc.aio.EOF
+                if isinstance(response, drafter_pb2.ProposeResponse):
+                    is_answered = True
+                    return response
+            except TimeoutError:
+                raise TandemError(
+                    grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s} s"
+                ) from None
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.CANCELLED:
+                    raise
+                # A server that stops says so; our own cancellation is no such error.
+            finally:
+                if not is_answered:
+                    self.drop()
+            raise TandemError(grpc.StatusCode.UNAVAILABLE, "the drafter ended the stream")
+
+    def drop(self) -> None:
+        """Ends the stream, if there is one."""
+        if self._call is not None:
+            # grpc.aio never collects an abandoned call: its handler would run on.
+            self._call.cancel()
+            self._call = None
+
+
+async def _write(call: _Call, request: drafter_pb2.ProposeRequest) -> bool:
+    """Returns whether it went out; not when the stream has ended, whatever gRPC calls that."""
+    try:
+        await call.write(request)
+    except asyncio.InvalidStateError:
+        return False
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.INTERNAL:
+            raise
+        # "Internal error from Core", where the true status is not known yet.
+        return False
+    return True

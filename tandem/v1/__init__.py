@@ -1,0 +1,1 @@
+"""The wire contract, generated from `protos/tandem/v1`: see the .proto files for what it means."""

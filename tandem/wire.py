@@ -1,0 +1,254 @@
+"""Translates between the client's values and the wire contract, in both directions.
+
+The only module of the client that sees protobuf messages. A value that no message can hold (a
+negative count, a seed of 2**64) becomes the same `TandemError` that a server would answer with.
+"""
+
+from typing import Any
+
+import grpc
+from google.protobuf import message
+from google.rpc import error_details_pb2, status_pb2
+
+from tandem import generation
+from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2
+
+_STATUS_DETAILS = "grpc-status-details-bin"
+_FINISH_REASONS: dict[int, generation.FinishReason] = {
+    sampling_pb2.FINISH_REASON_STOP: generation.FinishReason.STOP,
+    sampling_pb2.FINISH_REASON_LENGTH: generation.FinishReason.LENGTH,
+    sampling_pb2.FINISH_REASON_CANCELLED: generation.FinishReason.CANCELLED,
+}
+
+
+def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateRequest:
+    """The message that asks for this.
+
+    Raises:
+        TandemError: INVALID_ARGUMENT naming a field whose value does not fit its wire type.
+    """
+    wire = gateway_pb2.GenerateRequest()
+    if isinstance(request.prompt, str):
+        assign(wire, "text", request.prompt)
+    else:
+        wire.tokens.SetInParent()
+        assign(wire.tokens, "token_ids", request.prompt, path="tokens.token_ids")
+    for name in (
+        "request_id",
+        "model_id",
+        "output_token_ids",
+        "max_new_tokens",
+        "stop_sequences",
+        "stop_token_ids",
+        "ignore_eos",
+        "n",
+        "affinity_key",
+        "priority",
+    ):
+        assign(wire, name, getattr(request, name))
+    _sampling(wire.sampling, request.sampling)
+    _speculation(wire.speculation, request.speculation)
+    return wire
+
+
+def to_event(response: gateway_pb2.GenerateResponse) -> generation.Event | None:
+    """The event in this message; None for one that a newer server sent and we do not know."""
+    match response.WhichOneof("event"):
+        case "started":
+            started = response.started
+            return generation.Started(
+                request_id=started.request_id,
+                seed=started.seed,
+                num_prompt_tokens=started.num_prompt_tokens,
+            )
+        case "chunk":
+            return _to_chunk(response.chunk)
+        case "finished":
+            finished = response.finished
+            return generation.Finished(
+                choice_index=finished.choice_index,
+                finish_reason=_finish_reason(finished.finish_reason),
+                usage=_to_usage(finished.usage),
+            )
+        case _:
+            return None
+
+
+def to_models(response: gateway_pb2.ListModelsResponse) -> tuple[generation.Model, ...]:
+    return tuple(
+        generation.Model(
+            model_id=model.model_id,
+            model_digest=model.model_digest,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            max_num_speculative_tokens=model.max_num_speculative_tokens,
+            num_verifiers=model.num_verifiers,
+        )
+        for model in response.models
+    )
+
+
+def to_error(error: grpc.RpcError) -> generation.TandemError:
+    """The typed error of a failed call, with the field and the retry advice that it carried."""
+    # Both faces' errors are calls: grpc.Call and grpc.aio.AioRpcError share these methods.
+    failed: Any = error
+    field, retry_after_s = "", None
+    text = failed.details() or ""
+    for detail in _details(failed.trailing_metadata() or ()):
+        violations, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(violations) and violations.field_violations:
+            field = violations.field_violations[0].field
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+    # A server may name the field in its message as well; str(TandemError) would say it twice.
+    text = text.removeprefix(f"{field}: ") if field else text
+    return generation.TandemError(failed.code(), text, field=field, retry_after_s=retry_after_s)
+
+
+def assign(target: message.Message, name: str, value: Any, *, path: str = "") -> None:
+    """Sets a field unless the value is None, turning protobuf's refusals into ours.
+
+    Raises:
+        TandemError: INVALID_ARGUMENT naming `path`, or `name` without one.
+    """
+    if value is None:
+        return
+    try:
+        if isinstance(getattr(target, name), bool | int | float | str):
+            setattr(target, name, value)
+        else:
+            getattr(target, name).extend(value)
+    except (TypeError, ValueError) as error:
+        raise generation.TandemError(
+            grpc.StatusCode.INVALID_ARGUMENT, _refusal(value, error), field=path or name
+        ) from error
+
+
+def enum_value(enumeration: Any, prefix: str, name: str, path: str) -> Any:
+    """The number of an enum's value by its short name, e.g. "earliest" of Tie.
+
+    Raises:
+        TandemError: INVALID_ARGUMENT naming `path`; there is no such value.
+    """
+    try:
+        return enumeration.Value(f"{prefix}_{name.upper()}")
+    except ValueError:
+        raise generation.TandemError(
+            grpc.StatusCode.INVALID_ARGUMENT, f"unknown value {name!r}", field=path
+        ) from None
+
+
+def _refusal(value: Any, error: Exception) -> str:
+    """One line that shows the value, shortened: prompts are long."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return f"{shown} cannot be sent: {' '.join(str(error).split())}"
+
+
+def _sampling(wire: sampling_pb2.SamplingParams, params: generation.SamplingParams) -> None:
+    for name in (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "seed",
+        "min_new_tokens",
+        "logprobs",
+        "prompt_logprobs",
+    ):
+        assign(wire, name, getattr(params, name), path=f"sampling.{name}")
+    try:
+        wire.logit_bias.update(params.logit_bias)
+    except (TypeError, ValueError) as error:
+        raise generation.TandemError(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            _refusal(dict(params.logit_bias), error),
+            field="sampling.logit_bias",
+        ) from error
+    if params.logprobs_mode is not None:
+        wire.logprobs_mode = enum_value(
+            sampling_pb2.LogprobsMode,
+            "LOGPROBS_MODE",
+            params.logprobs_mode,
+            "sampling.logprobs_mode",
+        )
+
+
+def _speculation(
+    wire: sampling_pb2.SpeculationParams, params: generation.SpeculationParams
+) -> None:
+    for name in (
+        "enabled",
+        "num_speculative_tokens",
+        "prompt_lookup_min",
+        "prompt_lookup_max",
+        "tokens_per_match",
+        "pool",
+    ):
+        assign(wire, name, getattr(params, name), path=f"speculation.{name}")
+    if params.overlap is not None:
+        wire.overlap = enum_value(
+            drafter_pb2.Overlap, "OVERLAP", params.overlap, "speculation.overlap"
+        )
+    if params.tie is not None:
+        wire.tie = enum_value(drafter_pb2.Tie, "TIE", params.tie, "speculation.tie")
+
+
+def _to_chunk(chunk: gateway_pb2.Chunk) -> generation.Chunk:
+    return generation.Chunk(
+        choice_index=chunk.choice_index,
+        offset=chunk.offset,
+        token_ids=tuple(chunk.token_ids),
+        text=chunk.text,
+        num_draft_tokens=chunk.num_draft_tokens,
+        num_accepted_tokens=chunk.num_accepted_tokens,
+        num_steps=chunk.num_steps,
+        logprobs=tuple(_to_logprob(entry) for entry in chunk.logprobs),
+        prompt_logprobs=tuple(_to_logprob(entry) for entry in chunk.prompt_logprobs),
+    )
+
+
+def _to_logprob(entry: sampling_pb2.TokenLogprob) -> generation.TokenLogprob:
+    return generation.TokenLogprob(
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        rank=entry.rank,
+        top=tuple(_to_logprob(other) for other in entry.top),
+    )
+
+
+def _finish_reason(value: int) -> generation.FinishReason:
+    try:
+        return _FINISH_REASONS[value]
+    except KeyError:
+        raise generation.TandemError(
+            grpc.StatusCode.INTERNAL, f"the server sent an unknown finish reason, {value}"
+        ) from None
+
+
+def _to_usage(usage: gateway_pb2.Usage) -> generation.Usage:
+    return generation.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        output_tokens=usage.output_tokens,
+        cached_tokens=usage.cached_tokens,
+        num_steps=usage.num_steps,
+        num_drafts=usage.num_drafts,
+        num_draft_tokens=usage.num_draft_tokens,
+        num_accepted_tokens=usage.num_accepted_tokens,
+        accepted_per_position=tuple(usage.accepted_per_position),
+        resumes=usage.resumes,
+    )
+
+
+def _details(metadata: Any) -> list[Any]:
+    """The packed details of a google.rpc.Status in trailing metadata; none when unreadable."""
+    for key, value in metadata:
+        if key == _STATUS_DETAILS:
+            try:
+                return list(status_pb2.Status.FromString(value).details)
+            except message.DecodeError:
+                return []
+    return []

@@ -1,0 +1,16 @@
+"""Stand-ins for the services, where `python -m NAME` finds them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the stand-ins lie, and what passes for a model."""
+    for name in ("drafter", "verifier", "gateway"):
+        shutil.copy(Path(__file__).with_name("stand_in_service.py"), tmp_path / f"{name}.py")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return tmp_path

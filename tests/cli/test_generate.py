@@ -1,0 +1,202 @@
+"""`tandem generate` against a stand-in gateway on loopback."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from tandem.cli import main
+from tandem.v1 import gateway_pb2, sampling_pb2
+from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
+
+pytestmark = pytest.mark.stand_in
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[StandInGateway]:
+    async with stand_in_gateway() as servicer:
+        yield servicer
+
+
+async def generate(gateway: StandInGateway, *options: str) -> int:
+    return await asyncio.to_thread(main, ["generate", "--target", gateway.address, *options])
+
+
+async def test_text_goes_to_stdout(
+    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await generate(gateway, "ren") == 0
+    output = capsys.readouterr()
+    assert output.out == "néw\nname\n"
+    assert output.err == ""
+
+
+async def test_json_is_one_object_with_every_usage_field(
+    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await generate(gateway, "ren", "--json") == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {
+        "token_ids": [7, 8, 9, 10],
+        "text": "néw\nname",
+        "finish_reason": "stop",
+        "usage": {
+            "prompt_tokens": 4,
+            "output_tokens": 4,
+            "cached_tokens": 0,
+            "num_steps": 2,
+            "num_drafts": 1,
+            "num_draft_tokens": 3,
+            "num_accepted_tokens": 2,
+            "accepted_per_position": [1, 1, 0],
+            "resumes": 0,
+        },
+    }
+    assert set(json.loads(line)["usage"]) == {
+        field.name for field in gateway_pb2.Usage.DESCRIPTOR.fields
+    }
+
+
+async def test_every_finish_reason_has_its_short_name(
+    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in sampling_pb2.FinishReason.items():
+        if value == sampling_pb2.FINISH_REASON_UNSPECIFIED:
+            continue
+        gateway.script[-1].finished.finish_reason = value
+        assert await generate(gateway, "ren", "--json") == 0
+        expected = name.removeprefix("FINISH_REASON_").lower()
+        assert json.loads(capsys.readouterr().out)["finish_reason"] == expected
+
+
+async def test_flags_reach_the_request(gateway: StandInGateway) -> None:
+    status = await generate(
+        gateway,
+        *("--token-ids", "1,2,3", "--max-new-tokens", "5", "--temperature", "0.5"),
+        *("--seed", "11", "--no-speculation", "--num-speculative-tokens", "4"),
+        *("--prompt-lookup-min", "1", "--prompt-lookup-max", "6", "--model-id", "demo"),
+        *("--stop", "a", "--stop", "b,c", "--top-p", "0.25", "--top-k", "9"),
+    )
+    assert status == 0
+    assert gateway.requests == [
+        gateway_pb2.GenerateRequest(
+            tokens=gateway_pb2.TokenIds(token_ids=[1, 2, 3]),
+            model_id="demo",
+            max_new_tokens=5,
+            stop_sequences=["a", "b,c"],
+            sampling=sampling_pb2.SamplingParams(temperature=0.5, seed=11, top_p=0.25, top_k=9),
+            speculation=sampling_pb2.SpeculationParams(
+                enabled=False, num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=6
+            ),
+        )
+    ]
+
+
+async def test_an_empty_prompt_is_left_to_the_server_to_refuse(gateway: StandInGateway) -> None:
+    assert await generate(gateway, "") == 0
+    assert gateway.requests[0].WhichOneof("prompt") == "text"
+
+
+async def test_a_refusal_is_one_line_naming_the_field_and_exit_code_1(
+    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.script = []
+    gateway.failure = refusal(
+        grpc.StatusCode.INVALID_ARGUMENT, "must be in (0, 1],\nnot 2.0", field="sampling.top_p"
+    )
+    assert await generate(gateway, "ren", "--top-p", "2") == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == (
+        "tandem generate: sampling.top_p: must be in (0, 1], not 2.0 (INVALID_ARGUMENT)\n"
+    )
+
+
+async def test_a_failure_after_some_text_begins_on_its_own_line(
+    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.script = gateway.script[:2]
+    gateway.failure = refusal(grpc.StatusCode.UNAVAILABLE, "no verifier")
+    assert await generate(gateway, "ren") == 1
+    output = capsys.readouterr()
+    assert output.out == "né\n"
+    assert output.err == "tandem generate: no verifier (UNAVAILABLE)\n"
+
+
+async def test_a_value_that_cannot_be_sent_is_a_refusal_too(
+    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await generate(gateway, "ren", "--max-new-tokens", "-1") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("tandem generate: max_new_tokens: -1 cannot be sent")
+
+
+async def test_an_absent_gateway_is_one_line(
+    unused_tcp_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", "--target", f"127.0.0.1:{unused_tcp_port}", "ren"]
+    assert await asyncio.to_thread(main, arguments) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("(UNAVAILABLE)")
+
+
+def test_an_unreadable_certificate_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "ren", "--tls-ca", "/nonexistent/ca.pem"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "/nonexistent/ca.pem" in line
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["ren", "--token-ids", "1"],
+        ["--token-ids", "1,x"],
+        ["--token-ids", ""],
+        ["ren", "--temperature", "warm"],
+        ["ren", "--unknown"],
+    ],
+)
+def test_wrong_usage_exits_with_2(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["generate", *options])
+    assert caught.value.code == 2
+
+
+async def test_ctrl_c_ends_the_call_and_exits_with_130(gateway: StandInGateway) -> None:
+    gateway.hang = True
+    process = await started(gateway, "ren")
+    assert process.stdout is not None
+    # The last that comes before the stand-in hangs; the end of the line is ours to write.
+    assert await process.stdout.readexactly(len("néw\nname".encode())) == "néw\nname".encode()
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 130
+    await gateway.cancelled.wait()
+
+
+async def test_a_reader_that_leaves_ends_the_call_without_a_complaint(
+    gateway: StandInGateway,
+) -> None:
+    chunk = gateway_pb2.GenerateResponse(chunk=gateway_pb2.Chunk(token_ids=[1], text="x" * 100))
+    gateway.script[1:-1] = [chunk] * 5_000
+    gateway.hang = True
+    process = await started(gateway, "ren")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    await process.stdout.readexactly(1)
+    process.stdout._transport.close()  # type: ignore[attr-defined]
+    assert await process.stderr.read() == b""
+    assert await process.wait() == 0
+    await gateway.cancelled.wait()
+
+
+async def started(gateway: StandInGateway, *options: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tandem", "generate", "--target", gateway.address, *options),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )

@@ -1,0 +1,272 @@
+"""`tandem up` as a process, with stand-ins for the services it starts as `python -m NAME`."""
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.cli import main, up
+from tandem.ready_line import parse_ready_line
+
+pytestmark = pytest.mark.stand_in
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class RunningUp:
+    """One `tandem up`, and what it and its children wrote to stderr, in order."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.told: list[dict[str, Any]] = []
+        self.reported: list[str] = []
+
+    async def ready(self) -> dict[str, str]:
+        assert self.process.stdout is not None
+        addresses = parse_ready_line((await self.process.stdout.readline()).decode())
+        assert addresses is not None, "no ready line on stdout"
+        return addresses
+
+    async def until_told(self, service: str, event: str, *, times: int = 1) -> dict[str, Any]:
+        """The latest of so many events of a stand-in, told since the start."""
+        while True:
+            found = [
+                told for told in self.told if told["stand_in"] == service and told["event"] == event
+            ]
+            if len(found) >= times:
+                return found[-1]
+            assert await self._read_line(), f"{service} never told {event}"
+
+    async def until_reported(self, text: str) -> str:
+        while True:
+            for line in self.reported:
+                if text in line:
+                    return line
+            assert await self._read_line(), f"never reported {text}"
+
+    async def ended(self) -> int:
+        """The exit code, when everything that could write to stderr is gone."""
+        while await self._read_line():
+            pass
+        return await self.process.wait()
+
+    async def _read_line(self) -> bool:
+        assert self.process.stderr is not None
+        line = (await self.process.stderr.readline()).decode()
+        if line.startswith('{"stand_in"'):
+            self.told.append(json.loads(line))
+        else:
+            self.reported.append(line.rstrip())
+        return bool(line)
+
+
+@contextlib.asynccontextmanager
+async def running_up(folder: Path, *options: str) -> AsyncIterator[RunningUp]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tandem", "up", "--model", str(folder / "model")),
+        *("--port", "0", "--http-port", "0"),
+        *options,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        # `python -m` looks in the working folder first, so the stand-ins come before the services.
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    try:
+        yield RunningUp(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_the_gateway_is_started_between_all_the_others(folder: Path) -> None:
+    async with running_up(folder, "--num-drafters", "2", "--num-verifiers", "2") as running:
+        addresses = await running.ready()
+        await running.until_told("drafter", "started", times=2)
+        await running.until_told("verifier", "started", times=2)
+        argv = (await running.until_told("gateway", "started"))["argv"]
+        drafters, verifiers = option(argv, "--drafters"), option(argv, "--verifiers")
+        assert len(set(drafters.split(","))) == 2
+        assert len(set(verifiers.split(","))) == 2
+        assert option(argv, "--tokenizer") == str(folder / "model")
+        assert option(argv, "--metrics-listen") == "127.0.0.1:0"
+        for served in [*drafters.split(","), *verifiers.split(","), *addresses.values()]:
+            assert await accepts(served)
+        assert set(addresses) == {"grpc", "http"}
+        reported = [line for line in running.reported if "serves at" in line]
+        assert f"tandem up: drafter-0 serves at {drafters.split(',')[0]}" in reported
+        assert f"tandem up: verifier-1 serves at {verifiers.split(',')[1]}" in reported
+
+
+async def test_model_device_and_dtype_reach_the_verifier_and_only_when_given(
+    folder: Path,
+) -> None:
+    async with running_up(folder) as running:
+        argv = (await running.until_told("verifier", "started"))["argv"]
+        assert option(argv, "--model") == str(folder / "model")
+        assert "--device" not in argv
+        assert "--dtype" not in argv
+        await running.ready()
+    async with running_up(folder, "--device", "cpu", "--dtype", "bfloat16") as running:
+        argv = (await running.until_told("verifier", "started"))["argv"]
+        assert (option(argv, "--device"), option(argv, "--dtype")) == ("cpu", "bfloat16")
+        await running.ready()
+
+
+async def test_without_drafters_the_gateway_gets_none(folder: Path) -> None:
+    async with running_up(folder, "--num-drafters", "0") as running:
+        await running.ready()
+        assert "--drafters" not in (await running.until_told("gateway", "started"))["argv"]
+
+
+async def test_given_ports_are_used(folder: Path, unused_tcp_port_factory: Any) -> None:
+    ports = unused_tcp_port_factory(), unused_tcp_port_factory()
+    options = ("--port", str(ports[0]), "--http-port", str(ports[1]))
+    async with running_up(folder, *options) as running:
+        assert await running.ready() == {
+            "grpc": f"127.0.0.1:{ports[0]}",
+            "http": f"127.0.0.1:{ports[1]}",
+        }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_the_gateway_then_the_others_and_is_success(
+    folder: Path, number: signal.Signals
+) -> None:
+    async with running_up(folder) as running:
+        await running.ready()
+        running.process.send_signal(number)
+        assert await running.ended() == 0
+    stopping = [told["stand_in"] for told in running.told if told["event"] == "stopping"]
+    assert stopping[0] == "gateway"
+    assert sorted(stopping) == ["drafter", "gateway", "verifier"]
+
+
+async def test_a_signal_during_the_start_stops_what_was_started(folder: Path) -> None:
+    (folder / "verifier.silent").touch()
+    async with running_up(folder) as running:
+        await running.until_reported("drafter-0 serves")
+        verifier = await running.until_told("verifier", "started")
+        # It blocks SIGTERM and waits for nothing: only a second signal gets rid of it.
+        running.process.terminate()
+        await running.until_reported("stopping")
+        running.process.terminate()
+        assert await running.ended() == 0
+        assert gone(verifier["pid"])
+
+
+async def test_a_second_signal_kills_what_does_not_stop(folder: Path) -> None:
+    (folder / "gateway.stubborn").touch()
+    async with running_up(folder) as running:
+        await running.ready()
+        running.process.send_signal(signal.SIGINT)
+        await running.until_told("gateway", "stopping")
+        running.process.send_signal(signal.SIGINT)
+        assert await running.ended() == 0
+
+
+async def test_a_service_that_dies_comes_back_on_its_port_and_it_says_so(folder: Path) -> None:
+    async with running_up(folder) as running:
+        await running.ready()
+        address = option((await running.until_told("gateway", "started"))["argv"], "--verifiers")
+        os.kill((await running.until_told("verifier", "started"))["pid"], signal.SIGKILL)
+        line = await running.until_reported("starting it again")
+        assert line.startswith("tandem up: verifier-0 was killed by SIGKILL")
+        again = await running.until_told("verifier", "started", times=2)
+        assert option(again["argv"], "--listen") == address
+        running.process.terminate()
+        assert await running.ended() == 0
+
+
+async def test_a_service_that_cannot_start_is_named_and_nothing_is_left(folder: Path) -> None:
+    (folder / "verifier.fails").touch()
+    async with running_up(folder) as running:
+        assert await running.ended() == 1
+    assert running.reported[-2:] == [
+        "tandem up: verifier-0 exited with status 3 before it was ready",
+        "",
+    ]
+    assert running.process.stdout is not None
+    assert await running.process.stdout.read() == b""
+    for told in running.told:
+        assert gone(told["pid"])
+
+
+async def test_nothing_outlives_a_killed_tandem_up(folder: Path) -> None:
+    async with running_up(folder) as running:
+        await running.ready()
+        pids = [
+            (await running.until_told(name, "started"))["pid"]
+            for name in ("drafter", "verifier", "gateway")
+        ]
+        handles = [os.pidfd_open(pid) for pid in pids]
+        running.process.kill()
+        for handle in handles:
+            ended, _, _ = await asyncio.to_thread(select.select, [handle], [], [])
+            assert ended
+            os.close(handle)
+
+
+def test_a_folder_without_a_model_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", "--model", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error == f"tandem up: --model: {tmp_path} is no model folder: it has no config.json\n"
+
+
+def test_without_the_bundled_model_a_model_must_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(up, "BUNDLED_MODEL", tmp_path)
+    assert main(["up"]) == 2
+    assert "no --model given" in capsys.readouterr().err
+
+
+def test_the_bundled_model_is_the_one_in_the_examples() -> None:
+    assert up.BUNDLED_MODEL == REPOSITORY / "examples" / "demo_model" / "model"
+    assert (up.BUNDLED_MODEL / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--num-verifiers", "0"],
+        ["--num-drafters", "-1"],
+        ["--port", "65536"],
+        ["--http-port", "x"],
+        ["--unknown"],
+    ],
+)
+def test_wrong_usage_exits_with_2(options: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["up", *options])
+    assert caught.value.code == 2
+
+
+def option(argv: list[str], flag: str) -> str:
+    return argv[argv.index(flag) + 1]
+
+
+async def accepts(address: str) -> bool:
+    host, port = address.split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.close()
+    return True
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False

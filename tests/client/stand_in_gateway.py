@@ -1,0 +1,128 @@
+"""A stand-in for the gateway: a real grpc.aio server on loopback that answers by script.
+
+What it streams is written in the test; it only shows how clients treat what a gateway may send.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from tandem.v1 import gateway_pb2, gateway_pb2_grpc, sampling_pb2
+
+Context = grpc.aio.ServicerContext[gateway_pb2.GenerateRequest, gateway_pb2.GenerateResponse]
+Failure = Callable[[Context], Awaitable[None]]
+
+
+class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
+    """Streams `script`, then fails as `failure` says, or waits for ever with `hang`."""
+
+    def __init__(self) -> None:
+        self.script: list[gateway_pb2.GenerateResponse] = rename_script()
+        self.failure: Failure | None = None
+        self.hang = False
+        self.requests: list[gateway_pb2.GenerateRequest] = []
+        self.cancelled = asyncio.Event()
+        self.address = ""
+
+    async def Generate(
+        self, request: gateway_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        self.requests.append(request)
+        try:
+            for response in self.script:
+                yield response
+            if self.hang:
+                await asyncio.Event().wait()
+            if self.failure is not None:
+                await self.failure(context)
+        except (asyncio.CancelledError, GeneratorExit):
+            # grpc.aio cancels a handler that waits, and just drops one that is about to write.
+            self.cancelled.set()
+            raise
+
+    async def ListModels(
+        self, request: gateway_pb2.ListModelsRequest, context: Context
+    ) -> gateway_pb2.ListModelsResponse:
+        return gateway_pb2.ListModelsResponse(
+            models=[gateway_pb2.Model(model_id="demo", vocab_size=2048, num_verifiers=2)]
+        )
+
+
+@contextlib.asynccontextmanager
+async def stand_in_gateway() -> AsyncIterator[StandInGateway]:
+    servicer = StandInGateway()
+    server = grpc.aio.server()
+    gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield servicer
+    finally:
+        await server.stop(0)
+
+
+def rename_script() -> list[gateway_pb2.GenerateResponse]:
+    """Two steps, the second with three drafts of which two were accepted."""
+    return [
+        gateway_pb2.GenerateResponse(
+            started=gateway_pb2.Started(request_id="r-1", seed=2**64 - 1, num_prompt_tokens=4)
+        ),
+        gateway_pb2.GenerateResponse(
+            chunk=gateway_pb2.Chunk(offset=0, token_ids=[7], text="né", num_steps=1)
+        ),
+        gateway_pb2.GenerateResponse(
+            chunk=gateway_pb2.Chunk(
+                offset=1,
+                token_ids=[8, 9, 10],
+                text="w\nname",
+                num_draft_tokens=3,
+                num_accepted_tokens=2,
+                num_steps=1,
+            )
+        ),
+        gateway_pb2.GenerateResponse(
+            finished=gateway_pb2.Finished(
+                finish_reason=sampling_pb2.FINISH_REASON_STOP,
+                usage=gateway_pb2.Usage(
+                    prompt_tokens=4,
+                    output_tokens=4,
+                    num_steps=2,
+                    num_drafts=1,
+                    num_draft_tokens=3,
+                    num_accepted_tokens=2,
+                    accepted_per_position=[1, 1, 0],
+                ),
+            )
+        ),
+    ]
+
+
+def refusal(code: grpc.StatusCode, message: str, *, field: str = "", retry_ms: int = 0) -> Failure:
+    """A failure with the details that a gateway attaches."""
+
+    async def fail(context: Context) -> None:
+        status = status_pb2.Status(code=code.value[0], message=message)
+        if field:
+            violation = error_details_pb2.BadRequest.FieldViolation(
+                field=field, description=message
+            )
+            status.details.append(
+                _packed(error_details_pb2.BadRequest(field_violations=[violation]))
+            )
+        if retry_ms:
+            delay = duration_pb2.Duration(nanos=retry_ms * 1_000_000)
+            status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+        await context.abort_with_status(rpc_status.to_status(status))
+
+    return fail
+
+
+def _packed(detail: error_details_pb2.BadRequest | error_details_pb2.RetryInfo) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    return packed

@@ -1,0 +1,468 @@
+"""Both faces of the client against a stand-in gateway on loopback.
+
+Each test runs once per face; the blocking one runs in a thread, since the server lives in the
+test's loop.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+
+from tandem.client import (
+    AsyncTandemClient,
+    Chunk,
+    Event,
+    Finished,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    Model,
+    SamplingParams,
+    SpeculationParams,
+    Started,
+    TandemClient,
+    TandemError,
+    TlsOptions,
+)
+from tandem.v1 import drafter_pb2, gateway_pb2, gateway_pb2_grpc, sampling_pb2
+from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
+
+pytestmark = pytest.mark.stand_in
+REQUEST = GenerationRequest(prompt="ren")
+
+
+class BlockingFace:
+    """Drives the blocking client from a thread."""
+
+    async def events(
+        self, target: str, request: GenerationRequest, timeout_s: float | None = None
+    ) -> list[Event]:
+        with TandemClient(target) as client:
+            return await asyncio.to_thread(
+                lambda: list(client.stream(request, timeout_s=timeout_s))
+            )
+
+    async def generation(self, target: str, request: GenerationRequest) -> Generation:
+        with TandemClient(target) as client:
+            return await asyncio.to_thread(client.generate, request)
+
+    async def first_event(self, client: TandemClient) -> Event:
+        def take() -> Event:
+            with contextlib.closing(client.stream(REQUEST)) as events:
+                return next(events)
+
+        return await asyncio.to_thread(take)
+
+    def client(self, target: str) -> contextlib.AbstractAsyncContextManager[TandemClient]:
+        return _entered(TandemClient(target))
+
+    async def models(self, target: str) -> tuple[Model, ...]:
+        with TandemClient(target) as client:
+            return await asyncio.to_thread(client.list_models)
+
+
+class AwaitingFace:
+    """Drives the asyncio client."""
+
+    async def events(
+        self, target: str, request: GenerationRequest, timeout_s: float | None = None
+    ) -> list[Event]:
+        async with AsyncTandemClient(target) as client:
+            return [event async for event in client.stream(request, timeout_s=timeout_s)]
+
+    async def generation(self, target: str, request: GenerationRequest) -> Generation:
+        async with AsyncTandemClient(target) as client:
+            return await client.generate(request)
+
+    async def first_event(self, client: AsyncTandemClient) -> Event:
+        async with contextlib.aclosing(client.stream(REQUEST)) as events:
+            return await anext(events)
+
+    def client(self, target: str) -> AsyncTandemClient:
+        return AsyncTandemClient(target)
+
+    async def models(self, target: str) -> tuple[Model, ...]:
+        async with AsyncTandemClient(target) as client:
+            return await client.list_models()
+
+
+@contextlib.asynccontextmanager
+async def _entered(client: TandemClient) -> AsyncIterator[TandemClient]:
+    with client:
+        yield client
+
+
+@pytest.fixture(params=[BlockingFace, AwaitingFace])
+def face(request: pytest.FixtureRequest) -> Any:
+    return request.param()
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[StandInGateway]:
+    async with stand_in_gateway() as servicer:
+        yield servicer
+
+
+async def test_a_stream_yields_started_chunks_and_finished_in_order(
+    gateway: StandInGateway, face: Any
+) -> None:
+    started, first, second, finished = await face.events(gateway.address, REQUEST)
+    assert started == Started(request_id="r-1", seed=2**64 - 1, num_prompt_tokens=4)
+    assert isinstance(first, Chunk)
+    assert (first.offset, first.token_ids, first.text, first.num_draft_tokens) == (0, (7,), "né", 0)
+    assert isinstance(second, Chunk)
+    assert (second.token_ids, second.num_draft_tokens, second.num_accepted_tokens) == (
+        (8, 9, 10),
+        3,
+        2,
+    )
+    assert isinstance(finished, Finished)
+    assert finished.usage.accepted_per_position == (1, 1, 0)
+
+
+async def test_generate_joins_the_stream(gateway: StandInGateway, face: Any) -> None:
+    generation = await face.generation(gateway.address, REQUEST)
+    assert generation.token_ids == (7, 8, 9, 10)
+    assert generation.text == "néw\nname"
+    assert generation.finish_reason is FinishReason.STOP
+    assert generation.usage.num_steps == 2
+    assert generation.usage.mean_acceptance_length == 3.0
+    assert generation.usage.acceptance_per_position == (1.0, 1.0, 0.0)
+
+
+async def test_choices_are_told_apart(gateway: StandInGateway, face: Any) -> None:
+    def chunk(index: int, token_id: int) -> gateway_pb2.GenerateResponse:
+        return gateway_pb2.GenerateResponse(
+            chunk=gateway_pb2.Chunk(choice_index=index, token_ids=[token_id], text=str(token_id))
+        )
+
+    def finished(index: int) -> gateway_pb2.GenerateResponse:
+        return gateway_pb2.GenerateResponse(
+            finished=gateway_pb2.Finished(
+                choice_index=index, finish_reason=sampling_pb2.FINISH_REASON_LENGTH
+            )
+        )
+
+    gateway.script[1:] = [chunk(1, 5), chunk(0, 6), finished(1), chunk(0, 7), finished(0)]
+    generation = await face.generation(gateway.address, GenerationRequest(prompt="x", n=2))
+    assert [choice.text for choice in generation.choices] == ["67", "5"]
+    assert gateway.requests[0].n == 2
+
+
+async def test_every_field_reaches_the_wire(gateway: StandInGateway, face: Any) -> None:
+    await face.events(
+        gateway.address,
+        GenerationRequest(
+            prompt=[1, 2],
+            max_new_tokens=9,
+            sampling=SamplingParams(
+                temperature=0.5,
+                top_k=3,
+                top_p=0.75,
+                min_p=0.25,
+                repetition_penalty=1.5,
+                frequency_penalty=-1.0,
+                presence_penalty=2.0,
+                logit_bias={4: -100.0},
+                seed=2**64 - 1,
+                min_new_tokens=2,
+                logprobs=0,
+                prompt_logprobs=5,
+                logprobs_mode="raw",
+            ),
+            speculation=SpeculationParams(
+                enabled=False,
+                num_speculative_tokens=0,
+                prompt_lookup_min=1,
+                prompt_lookup_max=4,
+                overlap="allowed",
+                tie="longest",
+                tokens_per_match=2,
+                pool="team",
+            ),
+            stop_sequences=["\n\n"],
+            stop_token_ids=[0],
+            ignore_eos=True,
+            n=3,
+            request_id="mine",
+            model_id="demo",
+            output_token_ids=[3],
+            affinity_key="user",
+            priority=-1,
+        ),
+    )
+    expected = gateway_pb2.GenerateRequest(
+        tokens=gateway_pb2.TokenIds(token_ids=[1, 2]),
+        max_new_tokens=9,
+        sampling=sampling_pb2.SamplingParams(
+            temperature=0.5,
+            top_k=3,
+            top_p=0.75,
+            min_p=0.25,
+            repetition_penalty=1.5,
+            frequency_penalty=-1.0,
+            presence_penalty=2.0,
+            logit_bias={4: -100.0},
+            seed=2**64 - 1,
+            min_new_tokens=2,
+            logprobs=0,
+            prompt_logprobs=5,
+            logprobs_mode=sampling_pb2.LOGPROBS_MODE_RAW,
+        ),
+        speculation=sampling_pb2.SpeculationParams(
+            enabled=False,
+            num_speculative_tokens=0,
+            prompt_lookup_min=1,
+            prompt_lookup_max=4,
+            overlap=drafter_pb2.OVERLAP_ALLOWED,
+            tie=drafter_pb2.TIE_LONGEST,
+            tokens_per_match=2,
+            pool="team",
+        ),
+        stop_sequences=["\n\n"],
+        stop_token_ids=[0],
+        ignore_eos=True,
+        n=3,
+        request_id="mine",
+        model_id="demo",
+        output_token_ids=[3],
+        affinity_key="user",
+        priority=-1,
+    )
+    assert gateway.requests == [expected]
+    unset = {field.name for field in expected.DESCRIPTOR.fields} - {
+        field.name for field, _ in expected.ListFields()
+    }
+    assert unset == {"text"}, "a new field of the wire contract needs a place in the client"
+
+
+async def test_absent_options_stay_absent_on_the_wire(gateway: StandInGateway, face: Any) -> None:
+    await face.events(gateway.address, REQUEST)
+    [request] = gateway.requests
+    assert request.text == "ren"
+    assert not request.sampling.ListFields()
+    assert not request.speculation.ListFields()
+    assert not request.HasField("max_new_tokens")
+    assert not request.HasField("n")
+
+
+async def test_an_empty_token_prompt_is_sent_as_tokens(gateway: StandInGateway, face: Any) -> None:
+    await face.events(gateway.address, GenerationRequest(prompt=[]))
+    assert gateway.requests[0].WhichOneof("prompt") == "tokens"
+
+
+async def test_a_refusal_carries_code_message_and_field(gateway: StandInGateway, face: Any) -> None:
+    gateway.script = []
+    gateway.failure = refusal(
+        grpc.StatusCode.INVALID_ARGUMENT, "must be in (0, 1], not 2.0", field="sampling.top_p"
+    )
+    with pytest.raises(TandemError) as caught:
+        await face.generation(gateway.address, REQUEST)
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.field == "sampling.top_p"
+    assert caught.value.message == "must be in (0, 1], not 2.0"
+    assert str(caught.value) == "sampling.top_p: must be in (0, 1], not 2.0"
+    assert caught.value.retry_after_s is None
+
+
+async def test_a_field_that_the_message_names_too_is_not_said_twice(
+    gateway: StandInGateway, face: Any
+) -> None:
+    gateway.failure = refusal(grpc.StatusCode.INVALID_ARGUMENT, "n: must be at most 16", field="n")
+    with pytest.raises(TandemError) as caught:
+        await face.generation(gateway.address, REQUEST)
+    assert str(caught.value) == "n: must be at most 16"
+
+
+async def test_overload_carries_the_retry_advice(gateway: StandInGateway, face: Any) -> None:
+    gateway.failure = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_ms=250)
+    with pytest.raises(TandemError) as caught:
+        await face.generation(gateway.address, REQUEST)
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.retry_after_s == 0.25
+
+
+async def test_a_failure_without_details_is_an_error_without_field(
+    gateway: StandInGateway, face: Any
+) -> None:
+    async def fail(context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "no verifier")
+
+    gateway.failure = fail
+    with pytest.raises(TandemError) as caught:
+        await face.generation(gateway.address, REQUEST)
+    assert (caught.value.code, caught.value.field) == (grpc.StatusCode.UNAVAILABLE, "")
+
+
+async def test_what_came_before_a_failure_was_yielded(gateway: StandInGateway) -> None:
+    gateway.script = gateway.script[:2]
+    gateway.failure = refusal(grpc.StatusCode.UNAVAILABLE, "gone")
+    events: list[Event] = []
+
+    async def read(client: AsyncTandemClient) -> None:
+        async for event in client.stream(REQUEST):
+            events.append(event)
+
+    async with AsyncTandemClient(gateway.address) as client:
+        with pytest.raises(TandemError):
+            await read(client)
+    assert len(events) == 2
+
+
+async def test_an_absent_gateway_is_unavailable(face: Any, unused_tcp_port: int) -> None:
+    with pytest.raises(TandemError) as caught:
+        await face.generation(f"127.0.0.1:{unused_tcp_port}", REQUEST)
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_deadline_ends_the_call_on_both_sides(gateway: StandInGateway, face: Any) -> None:
+    gateway.hang = True
+    with pytest.raises(TandemError) as caught:
+        await face.events(gateway.address, REQUEST, timeout_s=0.2)
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    await gateway.cancelled.wait()
+
+
+async def test_leaving_a_stream_early_cancels_the_call(gateway: StandInGateway, face: Any) -> None:
+    gateway.hang = True
+    async with face.client(gateway.address) as client:
+        assert isinstance(await face.first_event(client), Started)
+        await gateway.cancelled.wait()
+
+
+async def test_cancelling_the_task_cancels_the_call(gateway: StandInGateway) -> None:
+    gateway.hang = True
+    got_all = asyncio.Event()
+
+    async def read() -> None:
+        async for event in client.stream(REQUEST):
+            if isinstance(event, Finished):
+                got_all.set()
+
+    async with AsyncTandemClient(gateway.address) as client:
+        task = asyncio.create_task(read())
+        await got_all.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await gateway.cancelled.wait()
+
+
+@pytest.mark.parametrize("num_events", [0, 1, 3])
+async def test_a_stream_that_ends_without_finished_is_an_error(
+    gateway: StandInGateway, face: Any, num_events: int
+) -> None:
+    gateway.script = gateway.script[:num_events]
+    with pytest.raises(TandemError) as caught:
+        await face.generation(gateway.address, REQUEST)
+    assert caught.value.code is grpc.StatusCode.INTERNAL
+
+
+async def test_a_choice_that_is_not_finished_is_an_error(
+    gateway: StandInGateway, face: Any
+) -> None:
+    other = gateway_pb2.GenerateResponse(chunk=gateway_pb2.Chunk(choice_index=1, token_ids=[5]))
+    gateway.script.insert(1, other)
+    with pytest.raises(TandemError) as caught:
+        await face.generation(gateway.address, REQUEST)
+    assert caught.value.code is grpc.StatusCode.INTERNAL
+
+
+async def test_an_event_of_a_newer_server_is_passed_over(
+    gateway: StandInGateway, face: Any
+) -> None:
+    gateway.script.insert(1, gateway_pb2.GenerateResponse())
+    assert (await face.generation(gateway.address, REQUEST)).token_ids == (7, 8, 9, 10)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (GenerationRequest(prompt="x", max_new_tokens=-1), "max_new_tokens"),
+        (GenerationRequest(prompt=[2**32]), "tokens.token_ids"),
+        (GenerationRequest(prompt="x", sampling=SamplingParams(seed=2**64)), "sampling.seed"),
+        (GenerationRequest(prompt="x", sampling=SamplingParams(top_k=-1)), "sampling.top_k"),
+        (
+            GenerationRequest(prompt="x", sampling=SamplingParams(logit_bias={-1: 0.0})),
+            "sampling.logit_bias",
+        ),
+        (
+            GenerationRequest(prompt="x", speculation=SpeculationParams(prompt_lookup_min=-1)),
+            "speculation.prompt_lookup_min",
+        ),
+        (
+            GenerationRequest(prompt="x", speculation=SpeculationParams(tie="first")),  # type: ignore[arg-type]
+            "speculation.tie",
+        ),
+    ],
+)
+async def test_what_no_message_can_hold_is_refused_like_by_a_server(
+    gateway: StandInGateway, face: Any, request_: GenerationRequest, field: str
+) -> None:
+    with pytest.raises(TandemError) as caught:
+        await face.generation(gateway.address, request_)
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+    assert gateway.requests == []
+
+
+async def test_models_are_listed(gateway: StandInGateway, face: Any) -> None:
+    [model] = await face.models(gateway.address)
+    assert (model.model_id, model.vocab_size, model.num_verifiers) == ("demo", 2048, 2)
+
+
+@pytest.fixture
+async def mtls(tmp_path: Path) -> AsyncIterator[tuple[str, TlsOptions]]:
+    """A stand-in gateway that wants client certificates, and the files that satisfy it."""
+    authority = trustme.CA()
+    served = authority.issue_cert("localhost")
+    own = authority.issue_cert("client")
+    options = TlsOptions(
+        ca=tmp_path / "ca.pem", certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem"
+    )
+    authority.cert_pem.write_to_path(str(options.ca))
+    own.cert_chain_pems[0].write_to_path(str(options.certificate))
+    own.private_key_pem.write_to_path(str(options.key))
+    server = grpc.aio.server()
+    gateway_pb2_grpc.add_GenerationServiceServicer_to_server(StandInGateway(), server)
+    credentials = grpc.ssl_server_credentials(
+        [(served.private_key_pem.bytes(), served.cert_chain_pems[0].bytes())],
+        root_certificates=authority.cert_pem.bytes(),
+        require_client_auth=True,
+    )
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    yield f"localhost:{port}", options
+    await server.stop(0)
+
+
+async def test_mtls_lets_the_right_client_in(mtls: tuple[str, TlsOptions]) -> None:
+    target, options = mtls
+    async with AsyncTandemClient(target, tls=options) as client:
+        assert (await client.generate(REQUEST)).text == "néw\nname"
+
+    def blocking() -> str:
+        with TandemClient(target, tls=options) as client:
+            return client.generate(REQUEST).text
+
+    assert await asyncio.to_thread(blocking) == "néw\nname"
+
+
+async def test_mtls_keeps_a_client_without_certificate_out(mtls: tuple[str, TlsOptions]) -> None:
+    target, options = mtls
+    async with AsyncTandemClient(target, tls=TlsOptions(ca=options.ca)) as client:
+        with pytest.raises(TandemError) as caught:
+            await client.generate(REQUEST)
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="belong together"):
+        TandemClient("localhost:1", tls=TlsOptions(certificate=tmp_path / "cert.pem"))

@@ -1,0 +1,292 @@
+"""What is said to a drafter, without a channel: pieces, replays, limits, refusals."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.client import (
+    Draft,
+    DraftedSequence,
+    DraftQuery,
+    DraftSource,
+    Keep,
+    NgramParams,
+    TandemError,
+)
+from tandem.draft_exchange import exchange, release_requests
+from tandem.v1 import drafter_pb2 as pb
+from tests.client.drafter_model import DrafterModel
+
+Answer = Callable[[pb.ProposeRequest], pb.ProposeResponse]
+
+
+def sequence(params: NgramParams | None = None, max_length: int = 0) -> DraftedSequence:
+    return DraftedSequence(
+        params=params or NgramParams(), prompt_length=None, max_length=max_length
+    )
+
+
+def query(of: DraftedSequence, token_ids: Sequence[int], most: int = 4) -> DraftQuery:
+    return DraftQuery(sequence=of, token_ids=token_ids, max_draft_tokens=most)
+
+
+def carry(queries: Sequence[DraftQuery], answer: Answer) -> tuple[Draft, ...]:
+    """What a client does, with function calls for RPCs."""
+    conversation = exchange(queries)
+    try:
+        request = next(conversation)
+        while True:
+            request = conversation.send(answer(request))
+    except StopIteration as end:
+        drafts: tuple[Draft, ...] = end.value
+        return drafts
+
+
+def counted(model: DrafterModel) -> Callable[[], int]:
+    """Tokens received since it was last asked."""
+    last = 0
+
+    def count() -> int:
+        nonlocal last
+        last, before = model.num_tokens_received, last
+        return last - before
+
+    return count
+
+
+def test_only_new_tokens_are_sent_after_a_few_known_ones() -> None:
+    model, drafted, token_ids = DrafterModel(), sequence(), list(range(5000))
+    received = counted(model)
+    carry([query(drafted, token_ids)], model.answer)
+    assert received() == 5000
+    for _ in range(5):
+        token_ids += [7, 8, 9]
+        carry([query(drafted, token_ids)], model.answer)
+        assert received() == 3 + 8
+    assert model.known[drafted.sequence_id] == token_ids
+
+
+def test_a_long_history_goes_in_pieces_and_only_the_last_asks_for_a_draft() -> None:
+    model, drafted, token_ids = DrafterModel(), sequence(), list(range(20_000))
+    wanted: list[int] = []
+
+    def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
+        wanted.extend(delta.max_draft_tokens for delta in request.sequences)
+        return model.answer(request)
+
+    carry([query(drafted, token_ids, most=4)], answer)
+    assert wanted == [0, 0, 4]
+    assert model.known[drafted.sequence_id] == token_ids
+
+
+def test_many_long_histories_are_split_into_messages_that_fit() -> None:
+    model = DrafterModel()
+    largest = 2**32 - 1
+    queries = [query(sequence(), [largest] * 10_000) for _ in range(40)]
+    queries += [query(sequence(), [largest]) for _ in range(3000)]
+    drafts = carry(queries, model.answer)  # the model asserts the limits
+    assert drafts == (Draft(),) * 3040
+    assert all(model.known[q.sequence.sequence_id] == list(q.token_ids) for q in queries)
+
+
+@pytest.mark.parametrize("know", [0, 1, 5, 900])
+def test_a_forgotten_history_is_sent_again_from_what_is_known(know: int) -> None:
+    model, drafted, token_ids = DrafterModel(), sequence(), list(range(1000))
+    carry([query(drafted, token_ids)], model.answer)
+    received = counted(model)
+    received()
+    if know:
+        del model.known[drafted.sequence_id][know:]
+    else:
+        model.known.clear()
+    token_ids.append(5)
+    carry([query(drafted, token_ids)], model.answer)
+    assert model.known[drafted.sequence_id] == token_ids
+    assert received() <= 9 + (1001 - max(know - 8, 0))
+
+
+def test_a_history_that_was_cut_back_is_drafted_for_anew() -> None:
+    model, drafted = DrafterModel(), sequence()
+    carry([query(drafted, list(range(1000)))], model.answer)
+    carry([query(drafted, list(range(300)))], model.answer)
+    assert model.known[drafted.sequence_id] == list(range(300))
+
+
+def test_a_history_that_was_written_anew_is_noticed() -> None:
+    model, drafted = DrafterModel(), sequence()
+    carry([query(drafted, list(range(1000)))], model.answer)
+    changed = [*range(990), *[3] * 40]
+    carry([query(drafted, changed)], model.answer)
+    assert model.known[drafted.sequence_id] == changed
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 40))
+def test_whatever_is_forgotten_the_drafter_ends_with_the_histories(seed: int, steps: int) -> None:
+    rng = random.Random(seed)
+    model = DrafterModel()
+    drafted = [sequence() for _ in range(3)]
+    texts: list[list[int]] = [[], [], []]
+    for _ in range(steps):
+        chosen = rng.sample(range(3), rng.randint(1, 3))
+        for i in chosen:
+            if rng.random() < 0.1:
+                del texts[i][rng.randint(0, len(texts[i])) :]
+            texts[i] += rng.choices(range(2**31, 2**32), k=rng.randint(0, 20))
+        forgotten = drafted[rng.randrange(3)].sequence_id
+        if rng.random() < 0.3:
+            model.known.pop(forgotten, None)
+        if rng.random() < 0.2:  # an answer is lost: the drafter knows more than we heard of
+            i = rng.choice(chosen)
+            lost = exchange([query(drafted[i], texts[i])])
+            model.answer(next(lost))
+        queries = [query(drafted[i], texts[i], most=rng.randint(0, 2)) for i in chosen]
+        for draft in carry(queries, model.answer):
+            assert draft == Draft()
+        for i in chosen:
+            assert model.known.get(drafted[i].sequence_id, []) == texts[i]
+
+
+def test_a_drafter_that_keeps_forgetting_is_done_without() -> None:
+    num_requests = 0
+
+    def forgetful(request: pb.ProposeRequest) -> pb.ProposeResponse:
+        nonlocal num_requests
+        num_requests += 1
+        return DrafterModel().answer(request)
+
+    drafted, healthy = sequence(), sequence()
+    long, model = list(range(20_000)), DrafterModel()
+    assert carry([query(drafted, long)], forgetful) == (Draft(),)
+    assert num_requests < 10
+    assert carry([query(healthy, [1]), query(drafted, long)], model.answer) == (Draft(), Draft())
+    assert model.known[drafted.sequence_id] == long
+
+
+def test_parameters_and_lengths_travel_with_every_creation() -> None:
+    model = DrafterModel()
+    params = NgramParams(
+        min_ngram=0,
+        max_ngram=32,
+        overlap="allowed",
+        tie="latest",
+        tokens_per_match=2,
+        algorithm="kmp",
+        chained=True,
+        pool_id="p",
+        pool_min_ngram=3,
+    )
+    drafted = sequence(params, max_length=50)
+    carry([query(drafted, [1, 2, 3])], model.answer)
+    model.known.clear()
+    carry([query(drafted, [1, 2, 3, 4])], model.answer)
+    assert len(model.created) == 2
+    for delta in model.created:
+        assert delta.params.HasField("min_ngram")
+        assert delta.params == pb.NgramParams(
+            min_ngram=0,
+            max_ngram=32,
+            overlap=pb.OVERLAP_ALLOWED,
+            tie=pb.TIE_LATEST,
+            tokens_per_match=2,
+            algorithm=pb.ALGORITHM_KMP,
+            chained=True,
+            pool_id="p",
+            pool_min_ngram=3,
+        )
+        assert delta.prompt_length == 3, "the first history is the prompt"
+        assert delta.max_length == 50
+
+
+def test_what_is_absent_is_not_sent() -> None:
+    model = DrafterModel()
+    carry([query(sequence(), [1])], model.answer)
+    assert model.created[0].params == pb.NgramParams()
+
+
+def test_a_draft_says_where_it_comes_from() -> None:
+    def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
+        proposal = pb.Proposal(
+            sequence_id=request.sequences[0].sequence_id,
+            base_length=2,
+            token_ids=[5, 6],
+            matched_ngram_length=7,
+            source=pb.SOURCE_POOL,
+            status=pb.STATUS_OK,
+        )
+        return pb.ProposeResponse(batch_id=request.batch_id, proposals=[proposal])
+
+    (draft,) = carry([query(sequence(), [1, 2])], answer)
+    assert draft == Draft(token_ids=(5, 6), matched_ngram_length=7, source=DraftSource.POOL)
+
+
+def test_one_refused_sequence_leaves_the_others_their_drafts() -> None:
+    model, bad, good = DrafterModel(), sequence(), sequence()
+
+    def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
+        response = model.answer(request)
+        for proposal in response.proposals:
+            if proposal.sequence_id == bad.sequence_id:
+                proposal.status = pb.STATUS_INVALID
+                proposal.message = "params.min_ngram: 0 is under 1"
+        return response
+
+    refused, taken = carry([query(bad, [1]), query(good, [1])], answer)
+    assert refused.error is not None
+    assert refused.error.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert (refused.error.field, refused.error.message) == ("params.min_ngram", "0 is under 1")
+    assert taken.error is None
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("token_ids", query(sequence(), [1, -1])),
+        ("token_ids", query(sequence(), [1, 2**32])),
+        ("max_draft_tokens", query(sequence(), [1], most=-1)),
+        ("max_length", query(sequence(max_length=-1), [1])),
+        ("params.min_ngram", query(sequence(NgramParams(min_ngram=-1)), [1])),
+        ("params.tie", query(sequence(NgramParams(tie="first")), [1])),  # type: ignore[arg-type]
+    ],
+)
+def test_what_no_message_can_hold_is_refused_by_name(field: str, bad: DraftQuery) -> None:
+    with pytest.raises(TandemError) as error:
+        carry([bad], DrafterModel().answer)
+    assert error.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.value.field == field
+
+
+def test_a_sequence_is_asked_for_once_and_not_after_its_release() -> None:
+    drafted = sequence()
+    with pytest.raises(ValueError, match="twice"):
+        carry([query(drafted, [1]), query(drafted, [1])], DrafterModel().answer)
+    drafted.is_released = True
+    with pytest.raises(ValueError, match="released"):
+        carry([query(drafted, [1])], DrafterModel().answer)
+
+
+def test_an_answer_to_something_else_is_an_error() -> None:
+    for wrong in (
+        pb.ProposeResponse(batch_id=1),
+        pb.ProposeResponse(batch_id=1, proposals=[pb.Proposal(sequence_id="x")]),
+    ):
+        with pytest.raises(TandemError) as error:
+            carry([query(sequence(), [1])], lambda _, wrong=wrong: wrong)  # type: ignore[misc]
+        assert error.value.code is grpc.StatusCode.INTERNAL
+
+
+def test_releases_are_split_into_messages_that_fit() -> None:
+    drafted = [sequence() for _ in range(5000)]
+    requests = list(release_requests(drafted, keep=Keep.ALL, feed_id="f" * 64))
+    assert all(request.ByteSize() <= 1 << 20 for request in requests)
+    releases = [release for request in requests for release in request.releases]
+    assert [release.sequence_id for release in releases] == [d.sequence_id for d in drafted]
+    assert {(release.keep, release.feed_id) for release in releases} == {(pb.KEEP_ALL, "f" * 64)}
+
+
+def test_no_queries_need_no_messages() -> None:
+    assert carry([], DrafterModel().answer) == ()

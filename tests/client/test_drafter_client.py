@@ -1,0 +1,284 @@
+"""Both faces of the drafter's client, and the stream, against a real drafter on loopback.
+
+Each test runs once per face; the blocking one runs in a thread, since the drafter lives in the
+test's loop.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from drafter.ngram_params import NgramParams as DrafterParams
+from drafter.ngram_params import Overlap
+from tandem.client import (
+    AsyncDrafterClient,
+    Draft,
+    DraftedSequence,
+    DrafterClient,
+    DrafterLoad,
+    DraftQuery,
+    DraftSource,
+    Keep,
+    NgramParams,
+    TandemError,
+)
+from tests.client.late_drafter import late_drafter
+from tests.client.running_drafter import RunningDrafter, running_drafter
+from tests.drafter import brute_force
+
+
+class BlockingFace:
+    """The blocking client, looking like the asyncio one."""
+
+    def __init__(self, target: str) -> None:
+        self.client = DrafterClient(target)
+        self.open = self.client.open
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        method = getattr(self.client, name)
+        return lambda *args, **options: asyncio.to_thread(method, *args, **options)
+
+
+def awaiting_face(target: str) -> AsyncDrafterClient:
+    return AsyncDrafterClient(target)
+
+
+def streaming_face(target: str) -> AsyncDrafterClient:
+    return AsyncDrafterClient(target, streaming=True)
+
+
+@pytest.fixture(params=[BlockingFace, awaiting_face, streaming_face])
+async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[str], Any]]:
+    """What makes a client of this face; it is closed at the end, if it was not before."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        def make(target: str) -> Any:
+            client = request.param(target)
+            stack.push_async_callback(client.close)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+async def drafter() -> AsyncIterator[RunningDrafter]:
+    async with running_drafter() as running:
+        yield running
+
+
+def repeating_text(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(4), k=length)
+
+
+def expected(token_ids: Sequence[int], params: DrafterParams, most: int) -> Draft:
+    match = brute_force.propose(token_ids, params, most)
+    if match is None:
+        return Draft()
+    return Draft(
+        token_ids=tuple(match[0]), matched_ngram_length=match[1], source=DraftSource.SEQUENCE
+    )
+
+
+async def test_growing_histories_get_the_drafts_of_the_law(
+    drafter: RunningDrafter, connect: Any
+) -> None:
+    client = connect(drafter.address)
+    params = NgramParams(min_ngram=1, max_ngram=4, overlap="allowed")
+    oracle = DrafterParams(min_ngram=1, max_ngram=4, overlap=Overlap.ALLOWED)
+    text = repeating_text(1, 120)
+    first, second = client.open(params=params), client.open()
+    for length in range(0, 120, 3):
+        draft = await client.propose(first, text[:length], max_draft_tokens=5)
+        assert draft == expected(text[:length], oracle, 5)
+        other, same = await client.propose_batch(
+            [
+                DraftQuery(sequence=second, token_ids=text[length:], max_draft_tokens=3),
+                DraftQuery(sequence=first, token_ids=text[:length], max_draft_tokens=2),
+            ]
+        )
+        assert other == expected(text[length:], DrafterParams(), 3)
+        assert same == expected(text[:length], oracle, 2)
+    assert drafter.num_sequences == 2
+
+
+async def test_no_draft_passes_the_models_limit(drafter: RunningDrafter, connect: Any) -> None:
+    client = connect(drafter.address)
+    sequence = client.open(params=NgramParams(min_ngram=1), max_length=8)
+    token_ids = [1, 2, 3, 1, 2, 3]
+    draft = await client.propose(sequence, token_ids, max_draft_tokens=5)
+    assert draft.token_ids == (1, 2)
+
+
+async def test_a_forgotten_sequence_is_replayed_within_the_call(
+    drafter: RunningDrafter, connect: Any
+) -> None:
+    client = connect(drafter.address)
+    sequence, text = client.open(), repeating_text(2, 20_000)
+    await client.propose(sequence, text, max_draft_tokens=5)
+    drafter.drafter.store.release(sequence.sequence_id)
+    text += [3, 1]
+    assert await client.propose(sequence, text, max_draft_tokens=5) == expected(
+        text, DrafterParams(), 5
+    )
+
+
+async def test_another_drafter_at_the_same_address_is_told_everything(connect: Any) -> None:
+    async with running_drafter() as first:
+        address = first.address
+        client = connect(address)
+        sequence, text = client.open(), repeating_text(3, 300)
+        await client.propose(sequence, text, max_draft_tokens=5)
+    with pytest.raises(TandemError) as error:
+        await client.propose(sequence, text, max_draft_tokens=5)
+    assert error.value.code is grpc.StatusCode.UNAVAILABLE
+    async with running_drafter(listen=address):
+        text += [0, 1]
+        draft = None
+        while draft is None:  # until the channel's backoff lets it connect
+            with contextlib.suppress(TandemError):
+                draft = await client.propose(sequence, text, max_draft_tokens=5)
+        assert draft == expected(text, DrafterParams(), 5)
+
+
+async def test_close_releases_every_sequence_and_may_be_called_twice(
+    drafter: RunningDrafter, connect: Any
+) -> None:
+    client = connect(drafter.address)
+    for _ in range(3):
+        await client.propose(client.open(), [1, 2], max_draft_tokens=1)
+    assert drafter.num_sequences == 3
+    await client.close()
+    assert drafter.num_sequences == 0
+    await client.close()
+
+
+async def test_closing_without_a_drafter_is_quiet(connect: Any) -> None:
+    async with running_drafter() as gone:
+        client = connect(gone.address)
+        await client.propose(client.open(), [1, 2], max_draft_tokens=1)
+    await client.close()
+
+
+async def test_a_released_sequence_is_forgotten_and_refused(
+    drafter: RunningDrafter, connect: Any
+) -> None:
+    client = connect(drafter.address)
+    kept, released = client.open(), client.open()
+    for sequence in (kept, released):
+        await client.propose(sequence, [1, 2], max_draft_tokens=1)
+    await client.release(released)
+    await client.release(released)
+    assert drafter.num_sequences == 1
+    with pytest.raises(ValueError, match="released"):
+        await client.propose(released, [1, 2], max_draft_tokens=1)
+
+
+async def test_a_released_text_may_be_kept_for_others_to_draft_from(
+    drafter: RunningDrafter, connect: Any
+) -> None:
+    client = connect(drafter.address)
+    params = NgramParams(pool_id="shared")
+    first = client.open(params=params, prompt_length=2)
+    await client.propose(first, [8, 9, *range(100, 120)], max_draft_tokens=0)
+    await client.release(first, keep=Keep.OUTPUT, feed_id="once")
+    drafter.drafter.pools.finish()  # it is taken in between batches
+    second, stranger = client.open(params=params), client.open()
+    draft = await client.propose(second, [7, 105, 106], max_draft_tokens=3)
+    assert draft == Draft(
+        token_ids=(107, 108, 109), matched_ngram_length=2, source=DraftSource.POOL
+    )
+    assert await client.propose(second, [7, 8, 9], max_draft_tokens=3) == Draft(), "the prompt"
+    assert await client.propose(stranger, [7, 105, 106], max_draft_tokens=3) == Draft()
+
+
+async def test_wrong_parameters_are_an_error_of_their_sequence_alone(
+    drafter: RunningDrafter, connect: Any
+) -> None:
+    client = connect(drafter.address)
+    bad, good = client.open(params=NgramParams(min_ngram=9, max_ngram=3)), client.open()
+    with pytest.raises(TandemError) as error:
+        await client.propose(bad, [1], max_draft_tokens=1)
+    assert error.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.value.field == "params.max_ngram"
+    text = [1, 2, 3, 1, 2]
+    refused, draft = await client.propose_batch(
+        [
+            DraftQuery(sequence=bad, token_ids=text, max_draft_tokens=1),
+            DraftQuery(sequence=good, token_ids=text, max_draft_tokens=1),
+        ]
+    )
+    assert refused.error is not None
+    assert draft.token_ids == (3,)
+
+
+async def test_load_says_how_full_the_drafter_is(drafter: RunningDrafter, connect: Any) -> None:
+    client = connect(drafter.address)
+    await client.propose(client.open(), [1, 2], max_draft_tokens=1)
+    load = await client.load()
+    assert isinstance(load, DrafterLoad)
+    assert load.num_sequences == 1
+    assert load.max_sequences == drafter.drafter.store.limits.max_sequences
+    assert load.history_bytes == drafter.drafter.store.history_bytes
+    assert load.instance_id
+
+
+@pytest.mark.stand_in
+async def test_a_late_answer_is_an_error_and_the_next_call_is_fine(connect: Any) -> None:
+    async with late_drafter() as late:
+        client = connect(late.address)
+        sequence = client.open()
+        with pytest.raises(TandemError) as error:
+            await client.propose(sequence, [1, 2], max_draft_tokens=1, timeout_s=0.05)
+        assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        late.may_answer.set()
+        await client.propose(sequence, [1, 2, 3], max_draft_tokens=1)
+        assert late.model.known[sequence.sequence_id] == [1, 2, 3]
+
+
+async def test_a_streams_sequences_outlive_it_by_the_grace_only(drafter: RunningDrafter) -> None:
+    async with AsyncDrafterClient(drafter.address, streaming=True) as client:
+        sequence, text = client.open(), [1, 2, 3, 4, 1, 2]
+        await client.propose(sequence, text, max_draft_tokens=1)
+        assert client._stream is not None
+        client._stream.drop()  # as when the connection breaks
+        await drafter.drafter.servicer._no_streams.wait()
+        drafter.clock.now_s += 29
+        draft = await client.propose(sequence, text, max_draft_tokens=1)
+        assert draft.token_ids == (3,)
+        drafter.clock.now_s += 2
+        draft = await client.propose(sequence, [*text, 3], max_draft_tokens=1)
+        assert draft.token_ids == (4,), "forgotten, and replayed within the call"
+        assert drafter.num_sequences == 1
+
+
+async def test_many_tasks_share_a_stream(drafter: RunningDrafter) -> None:
+    async with AsyncDrafterClient(drafter.address, streaming=True) as client:
+
+        async def draft_for(sequence: DraftedSequence, seed: int) -> None:
+            text = repeating_text(seed, 60)
+            for length in range(1, 60):
+                draft = await client.propose(sequence, text[:length], max_draft_tokens=3)
+                assert draft == expected(text[:length], DrafterParams(), 3)
+
+        await asyncio.gather(*[draft_for(client.open(), seed) for seed in range(8)])
+
+
+async def test_a_cancelled_task_harms_no_other_on_the_stream(drafter: RunningDrafter) -> None:
+    async with AsyncDrafterClient(drafter.address, streaming=True) as client:
+        sequence, text = client.open(), repeating_text(4, 50)
+        for cancel_after in range(4):
+            task = asyncio.create_task(
+                client.propose(client.open(), repeating_text(5, 8000), max_draft_tokens=1)
+            )
+            for _ in range(cancel_after):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            draft = await client.propose(sequence, text, max_draft_tokens=5)
+            assert draft == expected(text, DrafterParams(), 5)

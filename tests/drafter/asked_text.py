@@ -1,0 +1,54 @@
+"""Texts put to the kernels without a server around them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from drafter.answerer import Answerer
+from drafter.indexed_text import IndexedText
+from drafter.ngram_params import Algorithm, NgramParams
+from drafter.proposal_kernel import DONE, MUST_GROW
+
+MAX_TOKENS = 1 << 20
+
+KMP = NgramParams(algorithm=Algorithm.KMP)
+"""Without an index, so that a text's bytes are counted in the head."""
+
+EMPTY_BYTES = IndexedText(params=KMP, max_tokens=0).allocated_bytes
+"""What such a text takes beside 4 bytes per token of its buffer."""
+
+Draft = tuple[list[int], int]
+"""The tokens, and how far back the match reaches."""
+
+
+def text_of(context: Sequence[int], params: NgramParams) -> IndexedText:
+    text = IndexedText(params=params, max_tokens=MAX_TOKENS)
+    text.append(np.array(context, dtype=np.uint32))
+    return text
+
+
+def ask(
+    texts: Sequence[IndexedText], most_tokens: Sequence[int], answerer: Answerer | None = None
+) -> list[Draft | None]:
+    """Answers all of them, however many calls that takes."""
+    answerer = Answerer() if answerer is None else answerer
+    drafts: dict[int, Draft | None] = {}
+    while len(drafts) < len(texts):
+        still_open = [i for i in range(len(texts)) if i not in drafts]
+        answers = answerer.answer(
+            [texts[i] for i in still_open], [most_tokens[i] for i in still_open]
+        )
+        for j, i in enumerate(still_open):
+            status = int(answers.statuses[j])
+            if status >= MUST_GROW:
+                texts[i].grow_table(status - MUST_GROW)
+            elif status == DONE:
+                start, length = int(answers.draft_starts[j]), int(answers.draft_lengths[j])
+                tokens = answers.drafts[start : start + length].tolist()
+                drafts[i] = (tokens, int(answers.reaches[j])) if tokens else None
+    return [drafts[i] for i in range(len(texts))]
+
+
+def propose(context: Sequence[int], params: NgramParams, max_draft_tokens: int) -> Draft | None:
+    """The draft for a text that is asked about once."""
+    return ask([text_of(context, params)], [max_draft_tokens])[0]

@@ -1,0 +1,67 @@
+"""A started drafter with a client, and what tests ask of it."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from drafter.server import DrafterServer
+from tandem.v1 import drafter_pb2 as pb
+from tandem.v1 import drafter_pb2_grpc as rpc
+
+StartDrafter = Callable[..., Awaitable["RunningDrafter"]]
+ProposeCall = grpc.aio.StreamStreamCall[pb.ProposeRequest, pb.ProposeResponse]
+
+
+class FakeClock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class RunningDrafter:
+    """A started drafter and a client of it."""
+
+    drafter: DrafterServer
+    channel: grpc.aio.Channel
+    stub: "rpc.DrafterServiceAsyncStub"
+    registry: CollectorRegistry
+    clock: FakeClock
+    log: Sequence[Mapping[str, object]]
+    """What it logged."""
+    streams: list[ProposeCall] = field(default_factory=list)
+
+    def open_stream(self) -> ProposeCall:
+        """A stream that is cancelled at the end of the test, if it is still open then."""
+        stream = self.stub.ProposeStream()
+        self.streams.append(stream)
+        return stream
+
+    async def propose(self, *deltas: pb.SequenceDelta, batch_id: int = 0) -> list[pb.Proposal]:
+        """By the unary call."""
+        response = await self.stub.Propose(pb.ProposeRequest(batch_id=batch_id, sequences=deltas))
+        assert response.batch_id == batch_id
+        return list(response.proposals)
+
+    async def load(self) -> pb.GetDrafterLoadResponse:
+        return await self.stub.GetDrafterLoad(pb.GetDrafterLoadRequest())
+
+    def sample(self, name: str, **labels: str) -> float:
+        """A metric's value."""
+        value = self.registry.get_sample_value(name, labels)
+        assert value is not None, f"{name}{labels} is not measured"
+        return value
+
+
+async def ask(stream: ProposeCall, request: pb.ProposeRequest) -> pb.ProposeResponse:
+    """One exchange on a stream."""
+    await stream.write(request)
+    response = await stream.read()
+    assert isinstance(response, pb.ProposeResponse), "the stream has ended"
+    return response

@@ -1,0 +1,173 @@
+"""What is forgotten over a real connection, when, and that the metrics say why."""
+
+import asyncio
+
+import grpc
+import pytest
+
+import drafter.service
+from tandem.v1 import drafter_pb2 as pb
+from tandem.v1 import drafter_pb2_grpc
+from tests.drafter.asked_text import EMPTY_BYTES
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+
+
+def create(sequence_id: str, num_tokens: int = 1) -> pb.SequenceDelta:
+    return pb.SequenceDelta(
+        sequence_id=sequence_id,
+        token_ids=[1] * num_tokens,
+        # Without an index, so that its bytes are counted in the head.
+        params=pb.NgramParams(algorithm=pb.ALGORITHM_KMP),
+    )
+
+
+async def known_length(running: RunningDrafter, sequence_id: str) -> int:
+    [proposal] = await running.propose(
+        pb.SequenceDelta(sequence_id=sequence_id, base_length=2**32 - 1, token_ids=[1])
+    )
+    assert proposal.status == pb.STATUS_OUT_OF_SYNC
+    return proposal.known_length
+
+
+def evictions(running: RunningDrafter, reason: str) -> float:
+    return running.sample("tandem_drafter_evictions_total", reason=reason)
+
+
+async def test_at_the_bound_of_sequences_the_least_recently_used_is_forgotten(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter(max_sequences=3)
+    stream = running.open_stream()
+    await ask(stream, pb.ProposeRequest(sequences=[create(s) for s in "abc"]))
+    await ask(
+        stream,
+        pb.ProposeRequest(
+            sequences=[
+                pb.SequenceDelta(sequence_id="a", base_length=1, token_ids=[2]),
+                create("d"),
+            ]
+        ),
+    )
+    assert [await known_length(running, s) for s in "abcd"] == [2, 0, 1, 1]
+    assert evictions(running, "sequences") == 1
+    assert (await running.load()).num_sequences == 3
+
+
+async def test_a_batch_over_the_bound_evicts_its_own_beginning(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter(max_sequences=10)
+    proposals = await running.propose(*[create(f"{i}") for i in range(100)])
+    assert len(proposals) == 100
+    assert [await known_length(running, f"{i}") for i in (89, 90, 99)] == [0, 1, 1]
+    running.drafter.store.check_integrity()
+
+
+async def test_at_the_bound_of_bytes_the_least_recently_used_are_forgotten(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter(
+        max_sequence_bytes=4096 + EMPTY_BYTES, max_history_bytes=7000 + 3 * EMPTY_BYTES
+    )
+    await running.propose(create("a", 256), create("b", 512), create("c", 512))
+    await running.propose(create("d", 512))
+    assert [await known_length(running, s) for s in "abcd"] == [0, 512, 512, 512]
+    assert evictions(running, "bytes") == 1
+    assert (await running.load()).history_bytes == 3 * (512 * 4 + EMPTY_BYTES)
+    assert running.sample("tandem_drafter_history_bytes") == 3 * (512 * 4 + EMPTY_BYTES)
+
+
+async def test_a_sequence_over_its_bound_is_refused_by_name(start_drafter: StartDrafter) -> None:
+    running = await start_drafter(max_sequence_bytes=400 + EMPTY_BYTES)
+    [proposal] = await running.propose(create("a", 101))
+    assert proposal.status == pb.STATUS_INVALID
+    assert proposal.message.startswith("token_ids: ")
+
+
+async def test_an_idle_sequence_is_forgotten(start_drafter: StartDrafter) -> None:
+    running = await start_drafter(idle_ttl_s=5)
+    await running.propose(create("a"), create("b"))
+    running.clock.now_s += 4
+    await running.propose(pb.SequenceDelta(sequence_id="b", base_length=1, token_ids=[1]))
+    running.clock.now_s += 1
+    assert (await running.load()).num_sequences == 1
+    assert [await known_length(running, s) for s in "ab"] == [0, 2]
+    assert evictions(running, "idle") == 1
+
+
+async def test_expired_sequences_go_while_nobody_asks(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafter.service, "SWEEP_INTERVAL_S", 0.001)
+    running = await start_drafter(idle_ttl_s=5)
+    await running.propose(*[create(f"{i}") for i in range(300)])
+    store, is_empty = running.drafter.store, asyncio.Event()
+    evict = store._on_eviction
+
+    def watch(reason: object) -> None:
+        evict(reason)  # type: ignore[arg-type]
+        if store.num_sequences == 0:
+            is_empty.set()
+
+    monkeypatch.setattr(store, "_on_eviction", watch)
+    sweep = asyncio.create_task(running.drafter.servicer.sweep_forever())
+    running.clock.now_s += 5
+    try:
+        await asyncio.wait_for(is_empty.wait(), 10)
+    finally:
+        sweep.cancel()
+    assert evictions(running, "idle") == 300
+
+
+async def has_ended(running: RunningDrafter) -> None:
+    """Returns when the server knows that all streams have ended."""
+    await asyncio.wait_for(running.drafter.servicer._no_streams.wait(), 10)
+
+
+@pytest.mark.parametrize("how", ["half-close", "cancel", "connection lost"])
+async def test_what_a_stream_created_is_freed_thirty_seconds_after_its_end(
+    start_drafter: StartDrafter, how: str
+) -> None:
+    running = await start_drafter()
+    leaving = grpc.aio.insecure_channel(running.drafter.server.address)
+    stream = drafter_pb2_grpc.DrafterServiceStub(leaving).ProposeStream()
+    await ask(stream, pb.ProposeRequest(sequences=[create(s) for s in "abc"]))
+    await running.propose(create("unary"))
+    if how == "half-close":
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+    elif how == "cancel":
+        stream.cancel()
+    await leaving.close()
+    await has_ended(running)
+
+    await running.propose(create("b"))  # created again elsewhere
+    running.clock.now_s += 29
+    assert (await running.load()).num_sequences == 4
+    running.clock.now_s += 1
+    assert (await running.load()).num_sequences == 2
+    assert [await known_length(running, s) for s in ("a", "b", "c", "unary")] == [0, 1, 0, 1]
+    assert evictions(running, "stream_ended") == 2
+
+
+async def test_sequences_stay_while_their_stream_lives(start_drafter: StartDrafter) -> None:
+    running = await start_drafter(idle_ttl_s=1000)
+    stream = running.open_stream()
+    await ask(stream, pb.ProposeRequest(sequences=[create("a")]))
+    running.clock.now_s += 999
+    assert await known_length(running, "a") == 1
+
+
+async def test_a_client_that_comes_back_in_time_keeps_its_sequences(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    first = running.open_stream()
+    await ask(first, pb.ProposeRequest(sequences=[create("a", 3), create("b", 3)]))
+    first.cancel()
+    await has_ended(running)
+    second = running.open_stream()
+    running.clock.now_s += 10
+    await ask(second, pb.ProposeRequest(sequences=[create("a", 3)]))
+    running.clock.now_s += 100
+    assert [await known_length(running, s) for s in "ab"] == [3, 0]

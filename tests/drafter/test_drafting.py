@@ -1,0 +1,113 @@
+"""Batches step by step: what one step may do, what waits in the background, what threads share."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+from drafter.answerer import BUDGET, PARALLEL_TEXTS, Answerer, Answers
+from drafter.ngram_params import NgramParams, Tie
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.asked_text import ask, text_of
+from tests.drafter.running_drafter import StartDrafter
+
+
+def parts(sequence_id: str, text: list[int], most_tokens: int = 0) -> list[pb.SequenceDelta]:
+    return [
+        pb.SequenceDelta(
+            sequence_id=sequence_id,
+            base_length=start,
+            token_ids=text[start : start + 8192],
+            max_draft_tokens=most_tokens,
+        )
+        for start in range(0, len(text), 8192)
+    ]
+
+
+async def test_text_that_nobody_waits_for_is_answered_at_once_and_indexed_in_the_background(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    rng = random.Random(1)
+    text = [rng.randrange(2**32) for _ in range(30_000)]
+    for delta in parts("a", text):
+        [proposal] = await running.propose(delta)
+        assert (proposal.status, proposal.base_length) == (
+            pb.STATUS_OK,
+            delta.base_length + len(delta.token_ids),
+        )
+    servicer, drafting = running.drafter.servicer, running.drafter.servicer._drafting
+    assert servicer._indexing is not None
+    await asyncio.wait_for(servicer._indexing, 20)
+    assert not drafting.is_behind
+    history = running.drafter.store._entries["a"].history
+    assert history.num_unindexed <= 5
+    running.drafter.store.check_integrity()
+
+
+async def test_a_proposal_of_a_text_that_is_behind_waits_until_it_is_exact(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    rng = random.Random(2)
+    text = [rng.randrange(2**32) for _ in range(24_000)]
+    text += text[23_900:23_910]
+    for delta in parts("a", text):
+        await running.propose(delta)
+    ask_now = pb.SequenceDelta(sequence_id="a", base_length=len(text), max_draft_tokens=20)
+    [proposal] = await running.propose(ask_now)
+    assert list(proposal.token_ids) == text[23_910:23_930]
+
+
+async def test_a_released_text_is_not_indexed_any_more(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    for delta in parts("a", list(range(60_000))):
+        await running.propose(delta)
+    await running.stub.Release(pb.ReleaseRequest(releases=[pb.Release(sequence_id="a")]))
+    servicer = running.drafter.servicer
+    assert servicer._indexing is not None
+    await asyncio.wait_for(servicer._indexing, 20)
+    assert running.drafter.store.history_bytes == 0
+
+
+class CountingAnswerer(Answerer):
+    """Counts the calls."""
+
+    num_calls = 0
+
+    def answer(self, *arguments: object, **options: object) -> Answers:
+        self.num_calls += 1
+        return super().answer(*arguments, **options)  # type: ignore[arg-type]
+
+
+def test_no_call_enters_more_than_its_budget() -> None:
+    answerer = CountingAnswerer()
+    text = text_of(list(range(131_072)), NgramParams())
+    assert ask([text], [8], answerer) == [None]
+    # 4 n-grams per token; a table that must grow ends a call too.
+    assert answerer.num_calls >= 4 * 131_072 / BUDGET
+
+
+def test_texts_that_lack_nothing_do_not_wait_for_long_ones_in_the_same_call() -> None:
+    answerer = Answerer()
+    long = [text_of(list(range(40_000)), NgramParams()) for _ in range(3)]
+    short = text_of([1, 2, 9, 1, 2], NgramParams())
+    ask([short], [0])
+    answers = answerer.answer([*long, short], [8] * 4)
+    assert answers.statuses[:3].all(), "these need many calls"
+    assert answers.statuses[3] == 0
+    assert answers.draft_lengths[3] == 3
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_threads_that_share_a_batch_give_the_same_answers(num_threads: int) -> None:
+    rng = np.random.default_rng(3)
+    num_texts = PARALLEL_TEXTS + 123
+    contexts = [rng.integers(0, 6, rng.integers(0, 200)).tolist() for _ in range(num_texts)]
+    params = NgramParams(min_ngram=1, tie=Tie.LONGEST, chained=True)
+    wanted = [i % 40 for i in range(num_texts)]
+    alone = ask([text_of(c, params) for c in contexts], wanted)
+    shared = ask([text_of(c, params) for c in contexts], wanted, Answerer(num_threads=num_threads))
+    assert shared == alone
+    assert sum(draft is not None for draft in alone) > 300

@@ -1,0 +1,93 @@
+"""A batch that no client may send is refused whole, and the server goes on."""
+
+import grpc
+import pytest
+
+from servicekit.errors import field_violation
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+
+GOOD = pb.SequenceDelta(sequence_id="good", token_ids=[1, 2])
+
+MALFORMED = [
+    (
+        "sequences",
+        pb.ProposeRequest(sequences=[pb.SequenceDelta(sequence_id=f"{i}") for i in range(4097)]),
+    ),
+    (
+        "sequences",
+        pb.ProposeRequest(
+            sequences=[
+                pb.SequenceDelta(sequence_id=f"{i}", token_ids=[2**32 - 1] * 8192)
+                for i in range(26)
+            ]
+        ),
+    ),
+    ("sequences[1].sequence_id", pb.ProposeRequest(sequences=[GOOD, GOOD])),
+    ("sequences[1].sequence_id", pb.ProposeRequest(sequences=[GOOD, pb.SequenceDelta()])),
+    (
+        "sequences[1].sequence_id",
+        pb.ProposeRequest(sequences=[GOOD, pb.SequenceDelta(sequence_id="x" * 65)]),
+    ),
+    (
+        "sequences[1].token_ids",
+        pb.ProposeRequest(
+            sequences=[GOOD, pb.SequenceDelta(sequence_id="x", token_ids=[1] * 8193)]
+        ),
+    ),
+    ("releases[0].sequence_id", pb.ProposeRequest(sequences=[GOOD], releases=[pb.Release()])),
+]
+ids = [f"{i}-{field}" for i, (field, _) in enumerate(MALFORMED)]
+
+
+async def assert_serves_and_knows_nothing(running: RunningDrafter) -> None:
+    assert (await running.load()).num_sequences == 0, "something of the batch was applied"
+    [proposal] = await running.propose(GOOD)
+    assert proposal.base_length == 2
+
+
+@pytest.mark.parametrize(("field", "request_"), MALFORMED, ids=ids)
+async def test_a_call_is_refused_naming_the_field(
+    start_drafter: StartDrafter, field: str, request_: pb.ProposeRequest
+) -> None:
+    running = await start_drafter()
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await running.stub.Propose(request_)
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    violation = field_violation(error.value)
+    assert violation is not None
+    assert violation[0] == field
+    await assert_serves_and_knows_nothing(running)
+
+
+@pytest.mark.parametrize(("field", "request_"), MALFORMED, ids=ids)
+async def test_a_stream_ends_naming_the_field(
+    start_drafter: StartDrafter, field: str, request_: pb.ProposeRequest
+) -> None:
+    running = await start_drafter()
+    stream, bystander = running.open_stream(), running.open_stream()
+    await ask(bystander, pb.ProposeRequest())
+    await stream.write(request_)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stream.read()
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    violation = field_violation(error.value)
+    assert violation is not None
+    assert violation[0] == field
+    await ask(bystander, pb.ProposeRequest())
+    await assert_serves_and_knows_nothing(running)
+
+
+async def test_a_malformed_release_is_refused_whole(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await running.propose(GOOD)
+    for bad in (pb.Release(), pb.Release(sequence_id="x" * 65)):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await running.stub.Release(
+                pb.ReleaseRequest(releases=[pb.Release(sequence_id="good"), bad])
+            )
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        violation = field_violation(error.value)
+        assert violation is not None
+        assert violation[0] == "releases[1].sequence_id"
+    assert (await running.load()).num_sequences == 1

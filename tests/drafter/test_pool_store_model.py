@@ -1,0 +1,220 @@
+"""Pools against a naive model and the brute-force law, under any sequence of events.
+
+Bounds in bytes are the store's own affair; the model checks what they may do: only the oldest text
+goes, from its beginning; what remains is drafted from exactly as if nothing else had ever been fed.
+"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from drafter.pool_arena import Arena
+from drafter.pool_store import FeedOutcome, KeptText, PoolLimits, PoolStore, TextEviction
+from drafter.pool_text import EARLIEST, LATEST, LONGEST, copy_from_pool, find_in_pool
+from drafter.snapshot import read_pool, snapshots_in, write_pool
+from tests.drafter import brute_force_pool
+from tests.drafter.running_drafter import FakeClock
+
+LIMITS = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 17, pool_ttl_s=60.0)
+
+
+def ngrams(min_ngram: int, max_ngram: int) -> int:
+    return (1 << max_ngram) - (1 << (min_ngram - 1))
+
+
+def draft_from(
+    arena: Arena, pool: int, context: list[int], min_ngram: int, max_ngram: int, tie: int, most: int
+) -> tuple[list[int], int] | None:
+    buffer = np.array(context, dtype=np.uint32)
+    position, reach = find_in_pool(arena, pool, buffer, len(buffer), min_ngram, max_ngram, tie, 64)
+    if position == 0:
+        return None
+    out = np.empty(most, dtype=np.uint32)
+    return out[: copy_from_pool(arena, pool, position, out, most)].tolist(), reach
+
+
+class FedText:
+    """What the model knows of a text: all of it, how much is left, and when it was fed."""
+
+    def __init__(self, token_ids: list[int], feed_id: str, fed_at_s: float) -> None:
+        self.token_ids = token_ids
+        self.feed_id = feed_id
+        self.fed_at_s = fed_at_s
+
+
+class PoolStoreMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+        self.model: dict[str, list[FedText]] = {}
+        self.last_gone: dict[str, str] = {}
+        self.evictions: list[TextEviction] = []
+
+    pool_ids = st.sampled_from(["red", "blue", "green"])
+    sizes = st.sampled_from([(2, 5), (1, 3), (2, 2), (3, 8)])
+    # Few distinct tokens, or many: what repeats fills links, what does not fills pages.
+    texts = st.one_of(
+        st.lists(st.integers(0, 2), max_size=40),
+        st.tuples(
+            st.integers(0, 2**32 - 1), st.integers(0, 900), st.sampled_from([2, 50, 2**32])
+        ).map(lambda t: np.random.default_rng(t[0]).integers(0, t[2], t[1]).tolist()),
+    )
+
+    @initialize(key_bits=st.sampled_from([3, 6, 27, 27, 27]), seed=st.integers(0, 2**64 - 1))
+    def start(self, key_bits: int, seed: int) -> None:
+        """With few bits most n-grams collide."""
+        self.key_bits, self.seed = key_bits, seed
+        self.store = self.make_store()
+
+    def make_store(self) -> PoolStore:
+        return PoolStore(
+            LIMITS,
+            clock=self.clock,
+            seed=self.seed,
+            on_eviction=self.evictions.append,
+            key_bits=self.key_bits,
+        )
+
+    @rule(
+        pool_id=pool_ids,
+        token_ids=texts,
+        feed_id=st.sampled_from(["", "", "a", "b"]),
+        size=sizes,
+        num_pieces=st.integers(0, 20),
+    )
+    def feed(
+        self,
+        pool_id: str,
+        token_ids: list[int],
+        feed_id: str,
+        size: tuple[int, int],
+        num_pieces: int,
+    ) -> None:
+        known = self.model.get(pool_id, [])
+        outcome = self.store.feed(
+            pool_id,
+            np.array(token_ids, dtype=np.uint32),
+            feed_id=feed_id,
+            ngram_mask=ngrams(*size),
+        )
+        if len(token_ids) < 2:
+            assert outcome is FeedOutcome.TOO_SHORT
+        elif feed_id and any(text.feed_id == feed_id for text in known):
+            assert outcome is FeedOutcome.DUPLICATE
+        elif outcome is FeedOutcome.DUPLICATE:
+            # Of the oldest text a single token may be left, which `texts_of` does not tell.
+            assert feed_id == self.last_gone.get(pool_id)
+        elif outcome is not FeedOutcome.DROPPED:
+            assert outcome is FeedOutcome.KEPT
+            fed = FedText(token_ids, feed_id, self.clock.now_s)
+            self.model.setdefault(pool_id, []).append(fed)
+        for _ in range(num_pieces):
+            self.store.work()
+        self.forget_what_is_gone()
+
+    @rule(seconds=st.sampled_from([1.0, 20.0, 59.5, 60.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+
+    @rule(num_pieces=st.integers(1, 10))
+    def work(self, num_pieces: int) -> None:
+        for _ in range(num_pieces):
+            self.store.work()
+        self.forget_what_is_gone()
+
+    @rule()
+    def expire(self) -> None:
+        self.store.finish()
+        for texts in self.model.values():
+            texts[:] = [t for t in texts if self.clock.now_s - t.fed_at_s < LIMITS.pool_ttl_s]
+        self.forget_what_is_gone()
+        for pool_id, texts in self.model.items():
+            assert (pool_id in self.store.pool_ids()) == bool(texts)
+
+    @rule()
+    def go_through_a_snapshot(self) -> None:
+        """A new store, from files, in the place of the old one."""
+        self.expire()
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for pool_id in self.store.pool_ids():
+                write_pool(folder, list(self.store.texts_of(pool_id)))
+            texts = [text for path in snapshots_in(folder) for text in read_pool(path)]
+        self.store = self.make_store()
+        for text in sorted(texts, key=lambda text: -text.age_s):
+            assert self.store.restore(text) is FeedOutcome.KEPT
+            self.store.finish()
+        self.forget_what_is_gone()
+
+    @rule(
+        pool_id=pool_ids,
+        size=sizes,
+        tie=st.sampled_from([EARLIEST, LATEST, LONGEST]),
+        where=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
+        length=st.integers(0, 12),
+        more=st.lists(st.integers(0, 2), max_size=3),
+    )
+    def propose(
+        self,
+        pool_id: str,
+        size: tuple[int, int],
+        tie: int,
+        where: tuple[int, int],
+        length: int,
+        more: list[int],
+    ) -> None:
+        """A context that is cut out of any pool's text, or nearly so."""
+        all_texts = [text.token_ids for texts in self.model.values() for text in texts]
+        context = list(more)
+        if all_texts:
+            text = all_texts[where[0] % len(all_texts)]
+            end = where[1] % (len(text) + 1)
+            context = text[max(0, end - length) : end] + more[:1]
+        self.store.block_of(pool_id, ngrams(*size))
+        self.store.finish()
+        for texts in self.model.values():
+            texts[:] = [t for t in texts if self.clock.now_s - t.fed_at_s < LIMITS.pool_ttl_s]
+        self.forget_what_is_gone()
+        pool = self.store.block_of(pool_id, ngrams(*size))
+        found = draft_from(self.store.arena, pool, context, *size, tie, 10) if pool else None
+        expected = brute_force_pool.find(
+            [text.token_ids for text in self.model.get(pool_id, [])],
+            context,
+            min_ngram=size[0],
+            max_ngram=size[1],
+            tie=tie,
+            max_draft_tokens=10,
+        )
+        assert found == expected
+
+    def forget_what_is_gone(self) -> None:
+        """Takes from the model what is gone: only ever the oldest, from its beginning."""
+        for pool_id, texts in self.model.items():
+            kept: list[KeptText] = list(self.store.texts_of(pool_id))
+            gone = len(texts) - len(kept)
+            assert gone >= 0
+            # Of the oldest one a single token may be left, which texts_of does not tell.
+            if gone:
+                self.last_gone[pool_id] = texts[gone - 1].feed_id
+            texts[:] = texts[gone:]
+            for i, (text, known) in enumerate(zip(kept, texts, strict=True)):
+                token_ids = text.token_ids.tolist()
+                assert text.pool_id == pool_id
+                assert token_ids == known.token_ids[len(known.token_ids) - len(token_ids) :]
+                assert i == 0 or len(token_ids) == len(known.token_ids)
+                known.token_ids = token_ids
+
+    @invariant()
+    def keeps_its_own_laws(self) -> None:
+        if hasattr(self, "store"):
+            self.store.check_integrity()
+
+
+PoolStoreMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None
+)
+TestPoolStoreAgainstModel = PoolStoreMachine.TestCase

@@ -1,0 +1,305 @@
+"""Shared pools over a real connection: what is kept, who drafts from it, and who does not."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from drafter.pool_store import PoolStore
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+
+
+def delta(
+    sequence_id: str, token_ids: list[int], *, pool_id: str = "p", **options: Any
+) -> pb.SequenceDelta:
+    prompt_length = options.pop("prompt_length", 0)
+    return pb.SequenceDelta(
+        sequence_id=sequence_id,
+        token_ids=token_ids,
+        prompt_length=prompt_length,
+        max_draft_tokens=8,
+        params=pb.NgramParams(pool_id=pool_id, **options),
+    )
+
+
+async def keep(
+    running: RunningDrafter,
+    token_ids: list[int],
+    *,
+    pool_id: str = "p",
+    keep: "pb.Keep.ValueType" = pb.KEEP_ALL,
+    feed_id: str = "",
+    prompt_length: int = 0,
+) -> None:
+    """Has a sequence of this text created, and released into its pool."""
+    created = delta("fed", token_ids, pool_id=pool_id, prompt_length=prompt_length)
+    await running.propose(created)
+    release = pb.Release(sequence_id="fed", keep=keep, feed_id=feed_id)
+    await running.stub.Release(pb.ReleaseRequest(releases=[release]))
+    await running.drafter.pool_keeper.settle()
+
+
+async def draft_of(
+    running: RunningDrafter, token_ids: list[int], **options: Any
+) -> tuple[list[int], int, int]:
+    [proposal] = await running.propose(delta("asking", token_ids, **options))
+    return list(proposal.token_ids), proposal.matched_ngram_length, proposal.source
+
+
+NOTHING: tuple[list[int], int, int] = ([], 0, pb.SOURCE_UNSPECIFIED)
+
+
+async def test_a_kept_text_is_drafted_from(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await keep(running, [1, 2, 3, 4, 5, 6])
+    assert await draft_of(running, [9, 2, 3, 4]) == ([5, 6], 3, pb.SOURCE_POOL)
+    assert running.sample("tandem_drafter_proposals_total", outcome="draft", source="pool") == 1
+    assert running.sample("tandem_drafter_pool_feeds_total", outcome="kept") == 1
+    assert running.sample("tandem_drafter_pools") == 1
+    assert running.sample("tandem_drafter_pool_texts") == 1
+    load = await running.load()
+    assert load.pool_bytes == running.sample("tandem_drafter_pool_bytes") > 0
+
+
+async def test_a_text_is_kept_by_a_release_on_a_stream_too(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    stream = running.open_stream()
+    await ask(stream, pb.ProposeRequest(sequences=[delta("a", [1, 2, 3, 4, 5])]))
+    release = pb.Release(sequence_id="a", keep=pb.KEEP_ALL)
+    await ask(stream, pb.ProposeRequest(releases=[release]))
+    await running.drafter.pool_keeper.settle()
+    asking = pb.ProposeRequest(sequences=[delta("b", [1, 2])])
+    [proposal] = (await ask(stream, asking)).proposals
+    assert (list(proposal.token_ids), proposal.source) == ([3, 4, 5], pb.SOURCE_POOL)
+
+
+async def test_of_the_text_is_kept_what_the_release_says(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    text = [1, 2, 3, 4, 5, 6, 7]
+    await keep(running, text, pool_id="all", keep=pb.KEEP_ALL, prompt_length=4)
+    await keep(running, text, pool_id="output", keep=pb.KEEP_OUTPUT, prompt_length=4)
+    await keep(running, text, pool_id="nothing", keep=pb.KEEP_NOTHING, prompt_length=4)
+    await keep(running, text, pool_id="unspecified", keep=pb.KEEP_UNSPECIFIED)
+    assert await draft_of(running, [2, 3], pool_id="all") == ([4, 5, 6, 7], 2, pb.SOURCE_POOL)
+    assert await draft_of(running, [5, 6], pool_id="all") == ([7], 2, pb.SOURCE_POOL)
+    assert await draft_of(running, [2, 3], pool_id="output") == NOTHING
+    # Neither does a match reach back into a prompt that was not kept.
+    assert await draft_of(running, [4, 5, 6], pool_id="output") == ([7], 2, pb.SOURCE_POOL)
+    for pool_id in ("nothing", "unspecified"):
+        assert await draft_of(running, [5, 6], pool_id=pool_id) == NOTHING
+    assert running.drafter.pools.num_pools == 2
+
+
+async def test_two_pools_never_see_each_other_s_text(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await keep(running, [1, 2, 3, 4, 5], pool_id="tenant-a/x")
+    await keep(running, [1, 2, 8, 9], pool_id="tenant-b/x")
+    assert await draft_of(running, [1, 2], pool_id="tenant-a/x") == ([3, 4, 5], 2, pb.SOURCE_POOL)
+    assert await draft_of(running, [1, 2], pool_id="tenant-b/x") == ([8, 9], 2, pb.SOURCE_POOL)
+    assert await draft_of(running, [3, 4], pool_id="tenant-b/x") == NOTHING
+    for pool_id in ("tenant-a", "tenant-a/x ", "TENANT-A/X", ""):
+        assert await draft_of(running, [1, 2], pool_id=pool_id) == NOTHING
+
+
+async def test_a_sequence_without_a_pool_leaves_nothing(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await keep(running, [1, 2, 3, 4], pool_id="")
+    assert (await running.load()).pool_bytes == 0
+    assert (await running.load()).num_sequences == 0
+
+
+async def test_a_draft_never_runs_from_one_kept_text_into_another(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    await keep(running, [1, 2, 3])
+    await keep(running, [4, 5, 6])
+    assert await draft_of(running, [1, 2]) == ([3], 2, pb.SOURCE_POOL)
+    assert await draft_of(running, [2, 3]) == NOTHING
+    assert await draft_of(running, [3, 4]) == NOTHING
+
+
+async def test_the_pool_is_asked_when_the_own_match_is_shorter_than_told(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    await keep(running, [6, 7, 8, 9, 50, 51])
+    own = [8, 9, 40, 6, 7, 8, 9]  # its own match reaches 2 back, the pool's 4
+    drafted = {
+        pool_min_ngram: await draft_of(running, own, pool_min_ngram=pool_min_ngram)
+        for pool_min_ngram in (0, 2, 3, 64)
+    }
+    of_sequence = ([40, 6, 7, 8, 9], 2, pb.SOURCE_SEQUENCE)
+    of_pool = ([50, 51], 4, pb.SOURCE_POOL)
+    assert drafted == {0: of_sequence, 2: of_sequence, 3: of_pool, 64: of_pool}
+
+
+async def test_at_equal_reach_the_own_text_comes_first(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await keep(running, [1, 8, 9, 50])
+    assert await draft_of(running, [8, 9, 40, 8, 9], pool_min_ngram=64) == (
+        [40, 8, 9],
+        2,
+        pb.SOURCE_SEQUENCE,
+    )
+
+
+@pytest.mark.parametrize(("tie", "expected"), [(pb.TIE_EARLIEST, 3), (pb.TIE_LATEST, 4)])
+async def test_the_tie_is_between_texts_in_the_order_they_were_fed(
+    start_drafter: StartDrafter, tie: "pb.Tie.ValueType", expected: int
+) -> None:
+    running = await start_drafter()
+    for text in ([1, 2, 3], [1, 2, 7], [1, 2, 4]):
+        await keep(running, text)
+    assert await draft_of(running, [1, 2], tie=tie) == ([expected], 2, pb.SOURCE_POOL)
+
+
+async def test_with_the_longest_tie_all_places_compete_by_reach(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    await keep(running, [5, 6, 7, 8, 9, 50, 51, 52])
+    await keep(running, [7, 8, 9, 60, 61])
+    longest: dict[str, Any] = {"tie": pb.TIE_LONGEST, "tokens_per_match": 0}
+    cases: list[tuple[list[int], tuple[list[int], int, int]]] = [
+        # The pool's latest occurrence reaches 3 back, its earliest 5; its own text 2.
+        ([8, 9, 40, 5, 6, 7, 8, 9], ([50, 51, 52], 5, pb.SOURCE_POOL)),
+        # At equal reach the later one of the pool's.
+        ([4, 7, 8, 9], ([60, 61], 3, pb.SOURCE_POOL)),
+        # At equal reach the own text comes first, though nothing says that its match is too short.
+        ([7, 8, 9, 41, 7, 8, 9], ([41, 7, 8, 9], 3, pb.SOURCE_SEQUENCE)),
+    ]
+    for context, expected in cases:
+        assert await draft_of(running, context, **longest) == expected
+    # A draft holds so many tokens per token of reach.
+    limited = {**longest, "tokens_per_match": 1}
+    await keep(running, list(range(100, 130)))
+    assert await draft_of(running, [100, 101], **limited) == ([102, 103], 2, pb.SOURCE_POOL)
+
+
+@pytest.mark.parametrize("algorithm", [pb.ALGORITHM_INDEX, pb.ALGORITHM_KMP])
+async def test_many_sequences_of_one_batch_draft_each_from_its_own_pool(
+    start_drafter: StartDrafter, algorithm: "pb.Algorithm.ValueType"
+) -> None:
+    running = await start_drafter()
+    for i in range(10):
+        await keep(running, [1, 2, 100 + i], pool_id=f"p{i}")
+    deltas = [
+        delta(f"s{i}", [9, 1, 2], pool_id=f"p{i % 20}" if i % 3 else "", algorithm=algorithm)
+        for i in range(600)
+    ]
+    for i, proposal in enumerate(await running.propose(*deltas)):
+        has_text = i % 3 != 0 and i % 20 < 10
+        assert list(proposal.token_ids) == ([100 + i % 20] if has_text else [])
+        assert proposal.source == (pb.SOURCE_POOL if has_text else pb.SOURCE_UNSPECIFIED)
+
+
+async def test_a_feed_id_feeds_once(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await keep(running, [1, 2, 3], feed_id="x")
+    await keep(running, [1, 2, 4], feed_id="x")
+    assert await draft_of(running, [1, 2], tie=pb.TIE_LATEST) == ([3], 2, pb.SOURCE_POOL)
+    assert running.sample("tandem_drafter_pool_feeds_total", outcome="duplicate") == 1
+    # The same id in another pool is another text.
+    await keep(running, [1, 2, 4], feed_id="x", pool_id="q")
+    assert await draft_of(running, [1, 2], pool_id="q") == ([4], 2, pb.SOURCE_POOL)
+
+
+async def test_a_pool_serves_sizes_that_it_was_not_fed_with(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await keep(running, [1, 2, 3])
+    # Indexed from when the first sequence asks for it.
+    await draft_of(running, [1], min_ngram=1, max_ngram=9)
+    await running.drafter.pool_keeper.settle()
+    assert await draft_of(running, [1], min_ngram=1, max_ngram=9) == ([2, 3], 1, pb.SOURCE_POOL)
+
+
+async def test_drafts_from_a_pool_keep_the_limits_of_length(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await keep(running, list(range(1, 30)))
+    sent = delta("asking", [1, 2])
+    for max_draft_tokens, max_length, expected in ((3, 0, 3), (8, 4, 2), (8, 2, 0), (0, 0, 0)):
+        sent.max_draft_tokens, sent.max_length = max_draft_tokens, max_length
+        [proposal] = await running.propose(sent)
+        assert list(proposal.token_ids) == [3, 4, 5][:expected]
+
+
+async def test_kept_text_is_forgotten_in_time(start_drafter: StartDrafter) -> None:
+    running = await start_drafter(pool_ttl_s=50)
+    await keep(running, [1, 2, 3])
+    running.clock.now_s += 30
+    await keep(running, [1, 2, 4])
+    running.clock.now_s += 20
+    await running.drafter.pool_keeper.settle()
+    assert await draft_of(running, [1, 2]) == ([4], 2, pb.SOURCE_POOL)
+    running.clock.now_s += 30
+    await running.drafter.pool_keeper.settle()
+    assert await draft_of(running, [1, 2]) == NOTHING
+    assert (await running.load()).pool_bytes == 0
+    assert running.sample("tandem_drafter_pool_evictions_total", reason="expired") == 2
+
+
+async def test_a_full_pool_forgets_its_oldest_text_and_no_other_pool_s(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter(max_pool_bytes=1 << 16, max_pools_bytes=1 << 20)
+    await keep(running, [1, 2, 3], pool_id="other")
+    for i in range(30):
+        first = 1000 + 200 * i
+        await keep(running, list(range(first, first + 200)))
+        running.drafter.pools.check_integrity()
+    assert await draft_of(running, [1000, 1001]) == NOTHING
+    newest = 1000 + 200 * 29
+    assert (await draft_of(running, [newest, newest + 1]))[0] == list(
+        range(newest + 2, newest + 10)
+    )
+    assert await draft_of(running, [1, 2], pool_id="other") == ([3], 2, pb.SOURCE_POOL)
+    assert running.sample("tandem_drafter_pool_evictions_total", reason="pool_full") > 0
+    assert running.sample("tandem_drafter_pool_evictions_total", reason="pools_full") == 0
+
+
+async def test_a_long_text_is_taken_in_while_others_are_answered(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    text = list(range(100_000))
+    stream = running.open_stream()
+    for base_length in range(0, len(text), 8000):
+        piece = delta("long", text[base_length : base_length + 8000])
+        piece.base_length, piece.max_draft_tokens = base_length, 0
+        await ask(stream, pb.ProposeRequest(sequences=[piece]))
+    finished: list[str] = []
+    settled = asyncio.create_task(running.drafter.pool_keeper.settle())
+    release = pb.Release(sequence_id="long", keep=pb.KEEP_ALL)
+    await running.stub.Release(pb.ReleaseRequest(releases=[release]))
+    await settled
+    settled = asyncio.create_task(running.drafter.pool_keeper.settle())
+    settled.add_done_callback(lambda _: finished.append("taken in"))
+    for _ in range(3):
+        await draft_of(running, [1, 2])
+        finished.append("answered")
+    await settled
+    assert finished[:3] == ["answered"] * 3
+    assert (await draft_of(running, [99_000, 99_001]))[0] == list(range(99_002, 99_010))
+
+
+async def test_a_mistake_in_the_pools_empties_them_and_harms_nobody(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    await keep(running, [1, 2, 3])
+
+    def fail(self: PoolStore) -> bool:
+        raise MemoryError("no room for a secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PoolStore, "work", fail)
+        await keep(running, [1, 2, 4])
+    [entry] = running.log
+    assert entry["event"] == "pools_failed"
+    assert await draft_of(running, [1, 2]) == NOTHING
+    assert (await running.load()).pool_bytes == 0
+    await keep(running, [1, 2, 5])
+    assert await draft_of(running, [1, 2]) == ([5], 2, pb.SOURCE_POOL)
+    running.drafter.pools.check_integrity()

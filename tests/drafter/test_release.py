@@ -1,0 +1,91 @@
+"""What becomes of released sequences, in calls and on streams."""
+
+import grpc
+import pytest
+
+from servicekit.errors import field_violation
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.running_drafter import StartDrafter, ask
+
+
+def delta(sequence_id: str, base_length: int, token_ids: list[int]) -> pb.SequenceDelta:
+    return pb.SequenceDelta(
+        sequence_id=sequence_id, base_length=base_length, token_ids=token_ids, max_draft_tokens=4
+    )
+
+
+async def test_released_sequences_are_unknown(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await running.propose(*[delta(sequence_id, 0, [1]) for sequence_id in "abc"])
+    await running.stub.Release(
+        pb.ReleaseRequest(
+            releases=[
+                pb.Release(sequence_id="a"),
+                pb.Release(sequence_id="never seen", keep=pb.KEEP_NOTHING),
+            ]
+        )
+    )
+    assert (await running.load()).num_sequences == 2
+    stream = running.open_stream()
+    request = pb.ProposeRequest(
+        releases=[pb.Release(sequence_id="b"), pb.Release(sequence_id="c")],
+        sequences=[delta("a", 1, [2]), delta("b", 1, [2]), delta("c", 0, [1, 2])],
+    )
+    proposals = (await ask(stream, request)).proposals
+    # Releases come before deltas: c is created again.
+    assert [(p.status, p.known_length) for p in proposals] == [
+        (pb.STATUS_OUT_OF_SYNC, 0),
+        (pb.STATUS_OUT_OF_SYNC, 0),
+        (pb.STATUS_NO_MATCH, 0),
+    ]
+    assert (await running.load()).num_sequences == 1
+
+
+def release_of_a_newer_client(sequence_id: str) -> pb.Release:
+    """`keep` is 77, which is in no enum; the Python API refuses to make one, the wire does not."""
+    number = pb.Release.DESCRIPTOR.fields_by_name["keep"].number
+    release = pb.Release(sequence_id=sequence_id)
+    return pb.Release.FromString(release.SerializeToString() + bytes([number << 3, 77]))
+
+
+async def test_a_way_to_keep_that_only_newer_clients_know_is_refused_by_name_in_a_call(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    await running.propose(delta("a", 0, [1]))
+    releases = [pb.Release(sequence_id="a"), release_of_a_newer_client("b")]
+    for call in (
+        running.stub.Release(pb.ReleaseRequest(releases=releases)),
+        running.stub.Propose(pb.ProposeRequest(releases=releases)),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call
+        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        field, description = field_violation(error.value) or ("", "")
+        assert field == "releases[1].keep"
+        assert "77" in description
+    assert (await running.load()).num_sequences == 1, "nothing of the request was applied"
+
+
+async def test_a_way_to_keep_that_only_newer_clients_know_does_not_end_a_stream(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    stream = running.open_stream()
+    in_pool = pb.NgramParams(pool_id="p")
+    for sequence_id in "ab":
+        created = pb.SequenceDelta(sequence_id=sequence_id, token_ids=[1, 2, 3], params=in_pool)
+        await ask(stream, pb.ProposeRequest(sequences=[created]))
+    for sequence_id in "ab":
+        release = release_of_a_newer_client(sequence_id)
+        await ask(stream, pb.ProposeRequest(releases=[release]))
+    load = await running.load()
+    assert (load.num_sequences, load.pool_bytes) == (0, 0)
+    assert running.log == [
+        {
+            "event": "release_keeps_nothing",
+            "log_level": "warning",
+            "field": "releases[0].keep",
+            "value": "77",
+        }
+    ], "once per stream"

@@ -1,0 +1,278 @@
+"""Pools on disk: what comes back, and that nothing damaged does, nor does any harm."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+import drafter.snapshotter
+from drafter.pool_store import KeptText, PoolLimits, PoolStore
+from drafter.snapshot import DamagedSnapshotError, path_of, read_pool, snapshots_in, write_pool
+from tandem.v1 import drafter_pb2 as pb
+from tandem.v1 import drafter_pb2_grpc
+from tests.drafter.running_drafter import StartDrafter
+from tests.drafter.test_pools import NOTHING, draft_of, keep
+from tests.drafter.test_process import drafter_process, read_line
+
+
+def text(token_ids: list[int], *, pool_id: str = "p", age_s: float = 1.5) -> KeptText:
+    return KeptText(
+        pool_id=pool_id,
+        token_ids=np.array(token_ids, dtype=np.uint32),
+        feed_key=b"\x00\xff",
+        age_s=age_s,
+        ngram_mask=0b11110,
+    )
+
+
+def test_a_pool_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    texts = [text([1, 2**32 - 1, 0]), text([7, 8], age_s=0.0)]
+    path = write_pool(tmp_path, texts)
+    assert path == path_of(tmp_path, "p")
+    assert path.stat().st_mode & 0o077 == 0, "nobody else may read what was kept"
+    back = read_pool(path)
+    for read, written in zip(back, texts, strict=True):
+        assert read.token_ids.tolist() == written.token_ids.tolist()
+        assert read.token_ids.dtype == np.uint32
+        for name in ("pool_id", "feed_key", "age_s", "ngram_mask"):
+            assert getattr(read, name) == getattr(written, name)
+
+
+def test_a_pool_s_id_may_hold_anything(tmp_path: Path) -> None:
+    pool_ids = ["../../etc/passwd", "a/b", "ä\n", "x" * 256]
+    for pool_id in pool_ids:
+        write_pool(tmp_path, [text([1, 2], pool_id=pool_id)])
+    assert {read_pool(path)[0].pool_id for path in snapshots_in(tmp_path)} == set(pool_ids)
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def damaged_at(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+def test_any_damaged_byte_and_any_lost_end_is_noticed(tmp_path: Path) -> None:
+    path = write_pool(tmp_path, [text([1, 2, 3])])
+    content = path.read_bytes()
+    damages = [damaged_at(content, at) for at in range(len(content))]
+    damages += [content[:end] for end in range(len(content))]
+    damages += [content + b"\0"]
+    for damage in damages:
+        path.write_bytes(damage)
+        with pytest.raises(DamagedSnapshotError) as error:
+            read_pool(path)
+        assert error.value.path == path
+    path.write_bytes(content)
+    assert len(read_pool(path)) == 1
+
+
+def test_a_failing_write_leaves_the_former_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_pool(tmp_path, [text([1, 2])])
+
+    def no_space(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", no_space)
+    with pytest.raises(OSError, match="no space"):
+        write_pool(tmp_path, [text([3, 4])])
+    assert read_pool(path)[0].token_ids.tolist() == [1, 2]
+
+
+def test_texts_of_a_pool_that_changes_while_it_is_copied() -> None:
+    limits = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 18, pool_ttl_s=10)
+    now_s = 0.0
+    store = PoolStore(limits, clock=lambda: now_s, seed=1)
+    for i in range(5):
+        store.feed("p", np.arange(i * 10, i * 10 + 5, dtype=np.uint32), feed_id="", ngram_mask=2)
+        now_s += 1
+    store.finish()
+    copied = store.texts_of("p")
+    assert next(copied).token_ids.tolist() == [0, 1, 2, 3, 4]
+    now_s = 12.5  # three of five have expired
+    store.finish()
+    store.feed("p", np.arange(90, 95, dtype=np.uint32), feed_id="", ngram_mask=2)
+    store.finish()
+    assert [t.token_ids.tolist()[0] for t in copied] == [30, 40]
+    now_s = 100.0
+    unfinished = store.texts_of("p")
+    store.finish()
+    assert store.num_pools == 0
+    assert list(unfinished) == []
+
+
+async def test_a_drafter_goes_on_with_the_pools_of_the_one_before(
+    start_drafter: StartDrafter, tmp_path: Path
+) -> None:
+    folder = tmp_path / "not" / "there yet"
+    first = await start_drafter(snapshot_dir=folder)
+    await keep(first, [1, 2, 3, 4], pool_id="a", feed_id="x")
+    first.clock.now_s += 1
+    await keep(first, [1, 2, 9], pool_id="b")
+    first.clock.now_s += 1
+    await keep(first, [1, 2, 7], pool_id="a")
+    await first.drafter.drain()
+    assert first.sample("tandem_drafter_snapshots_total", outcome="written") == 1
+
+    second = await start_drafter(snapshot_dir=folder)
+    assert [entry["event"] for entry in second.log] == ["pools_restored"]
+    assert await draft_of(second, [1, 2], pool_id="a") == ([3, 4], 2, pb.SOURCE_POOL)
+    assert await draft_of(second, [1, 2], pool_id="a", tie=pb.TIE_LATEST) == (
+        [7], 2, pb.SOURCE_POOL,
+    )  # fmt: skip
+    assert await draft_of(second, [1, 2], pool_id="b") == ([9], 2, pb.SOURCE_POOL)
+    await keep(second, [5, 5, 5], pool_id="a", feed_id="x")
+    assert second.drafter.pools.num_texts == 3, "what was fed before is still fed once"
+
+
+async def test_age_goes_on_after_a_restore(start_drafter: StartDrafter, tmp_path: Path) -> None:
+    first = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=100)
+    await keep(first, [1, 2, 3], pool_id="a")
+    first.clock.now_s += 60
+    await keep(first, [1, 2, 4], pool_id="b")
+    first.clock.now_s += 30
+    await first.drafter.drain()
+    second = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=100)
+    second.clock.now_s += 10
+    await second.drafter.pool_keeper.settle()
+    assert await draft_of(second, [1, 2], pool_id="a") == NOTHING
+    assert await draft_of(second, [1, 2], pool_id="b") == ([4], 2, pb.SOURCE_POOL)
+    third = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=50)
+    assert third.drafter.pools.num_pools == 1, "the bound of the new drafter counts"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: damaged_at(content, len(content) // 2),
+        lambda content: b"something else entirely" * 10,
+        lambda content: content[:8] + b"\x02" + content[9:],
+    ],
+    ids=["empty", "cut off", "one bit", "another file", "a newer version"],
+)
+async def test_a_damaged_snapshot_is_skipped_and_named_in_the_log(
+    start_drafter: StartDrafter, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    first = await start_drafter(snapshot_dir=tmp_path)
+    await keep(first, [1, 2, 3], pool_id="good")
+    await keep(first, [1, 2, 4], pool_id="bad")
+    await first.drafter.drain()
+    bad = path_of(tmp_path, "bad")
+    bad.write_bytes(damage(bad.read_bytes()))
+    second = await start_drafter(snapshot_dir=tmp_path)
+    assert await draft_of(second, [1, 2], pool_id="good") == ([3], 2, pb.SOURCE_POOL)
+    assert await draft_of(second, [1, 2], pool_id="bad") == NOTHING
+    [skipped] = [entry for entry in second.log if entry["event"] == "snapshot_skipped"]
+    assert skipped["path"] == str(bad)
+    assert str(bad) in str(skipped["reason"])
+
+
+async def test_a_pool_that_is_no_more_leaves_no_file(
+    start_drafter: StartDrafter, tmp_path: Path
+) -> None:
+    running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
+    await keep(running, [1, 2, 3], pool_id="old")
+    running.clock.now_s += 6
+    await keep(running, [1, 2, 3], pool_id="new")
+    assert running.drafter.snapshotter is not None
+    await running.drafter.snapshotter.write()
+    assert len(snapshots_in(tmp_path)) == 2
+    (tmp_path / "half-written.partial").write_bytes(b"x")
+    (tmp_path / "README").write_bytes(b"somebody's own")
+    running.clock.now_s += 6
+    await running.drafter.pool_keeper.settle()
+    await running.drafter.snapshotter.write()
+    assert names_in(tmp_path) == {path_of(tmp_path, "new").name, "README"}
+
+
+async def test_a_folder_that_takes_nothing_is_named_in_the_log_and_serving_goes_on(
+    start_drafter: StartDrafter, tmp_path: Path
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_bytes(b"")
+    running = await start_drafter(snapshot_dir=in_the_way)
+    await keep(running, [1, 2, 3])
+    await running.drafter.drain()
+    [failed] = [entry for entry in running.log if entry["event"] == "snapshot_failed"]
+    assert failed["folder"] == str(in_the_way)
+    assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
+
+
+async def test_snapshots_are_taken_on_schedule(
+    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter(snapshot_dir=tmp_path, snapshot_interval_s=0.01)
+    await keep(running, [1, 2, 3])
+    has_written = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def write(folder: Path, texts: list[KeptText]) -> Path:
+        loop.call_soon_threadsafe(has_written.set)
+        return write_pool(folder, texts)
+
+    monkeypatch.setattr(drafter.snapshotter, "write_pool", write)
+    upkeep = asyncio.create_task(running.drafter.run_forever())
+    try:
+        for _ in range(2):
+            has_written.clear()
+            await asyncio.wait_for(has_written.wait(), 10)
+    finally:
+        upkeep.cancel()
+
+
+async def test_others_are_answered_while_a_snapshot_is_being_written(
+    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter(snapshot_dir=tmp_path)
+    await keep(running, [1, 2, 3])
+    loop = asyncio.get_running_loop()
+    is_writing, answered = asyncio.Event(), asyncio.Event()
+
+    def write(folder: Path, texts: list[KeptText]) -> Path:
+        loop.call_soon_threadsafe(is_writing.set)
+        asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(10)
+        return write_pool(folder, texts)
+
+    monkeypatch.setattr(drafter.snapshotter, "write_pool", write)
+    assert running.drafter.snapshotter is not None
+    writing = asyncio.create_task(running.drafter.snapshotter.write())
+    await asyncio.wait_for(is_writing.wait(), 10)
+    assert await draft_of(running, [1, 2]) == ([3], 2, pb.SOURCE_POOL)
+    answered.set()
+    await writing
+    assert len(snapshots_in(tmp_path)) == 1
+
+
+async def test_sigterm_writes_the_pools_and_the_next_process_has_them(tmp_path: Path) -> None:
+    flags = ("--listen", "127.0.0.1:0", "--metrics-listen", "", "--snapshot-dir", str(tmp_path))
+    in_pool = pb.NgramParams(pool_id="p")
+
+    async def propose(address: str, sequence_id: str, token_ids: list[int]) -> list[int]:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+            created = pb.SequenceDelta(
+                sequence_id=sequence_id, token_ids=token_ids, max_draft_tokens=4, params=in_pool
+            )
+            response = await stub.Propose(pb.ProposeRequest(sequences=[created]))
+            release = pb.Release(sequence_id=sequence_id, keep=pb.KEEP_ALL, feed_id=sequence_id)
+            await stub.Release(pb.ReleaseRequest(releases=[release]))
+            return list(response.proposals[0].token_ids)
+
+    for sequence_id, expected in (("a", []), ("b", [3, 4])):
+        async with drafter_process(*flags) as process:
+            address = (await read_line(process)).strip().removeprefix("ready grpc=")
+            text = [1, 2, 3, 4] if sequence_id == "a" else [1, 2]
+            assert await propose(address, sequence_id, text) == expected
+            # At once: what waits to be indexed is written too.
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert len(snapshots_in(tmp_path)) == 1

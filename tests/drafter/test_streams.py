@@ -1,0 +1,203 @@
+"""Streams side by side, slices of a batch, readiness and drain."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from drafter.answerer import Answerer, Answers
+from drafter.indexed_text import IndexedText
+from drafter.ngram_params import DEFAULT_PARAMS
+from drafter.proposal_kernel import BEHIND
+from drafter.service import SERVICE_NAME
+from drafter.turns import SLICE_S
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter import brute_force
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+
+
+class HardWorkingAnswerer(Answerer):
+    """Takes a slice of the event loop's time for each text, and says when it begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = asyncio.Event()
+
+    def warm_up(self) -> None:
+        Answerer().warm_up()
+
+    def answer(self, texts: Sequence[IndexedText], most_tokens: Sequence[int]) -> Answers:
+        self.has_begun.set()
+        end_s = time.perf_counter() + 1.2 * SLICE_S
+        while time.perf_counter() < end_s:
+            pass
+        answers = super().answer(texts, most_tokens)
+        answers.statuses[1:] = BEHIND
+        return answers
+
+
+def batch(name: str, num_sequences: int, batch_id: int = 0) -> pb.ProposeRequest:
+    return pb.ProposeRequest(
+        batch_id=batch_id,
+        sequences=[
+            pb.SequenceDelta(sequence_id=f"{name}{i}", token_ids=[1, 2, 1, 2], max_draft_tokens=2)
+            for i in range(num_sequences)
+        ],
+    )
+
+
+async def health(running: RunningDrafter, service: str = SERVICE_NAME) -> int:
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    response = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    return int(response.status)
+
+
+async def test_a_long_batch_lets_others_pass(start_drafter: StartDrafter) -> None:
+    answerer = HardWorkingAnswerer()
+    running = await start_drafter(answerer=answerer)
+    answerer.has_begun.clear()  # the warm-up asks too
+    first, second = running.open_stream(), running.open_stream()
+    finished: list[str] = []
+
+    async def exchange(stream: grpc.aio.StreamStreamCall, name: str, num_sequences: int) -> None:
+        response = await ask(stream, batch(name, num_sequences))
+        assert [list(p.token_ids) for p in response.proposals] == [[1, 2]] * num_sequences
+        finished.append(name)
+
+    long_batch = asyncio.create_task(exchange(first, "long", 300))
+    await answerer.has_begun.wait()
+    await exchange(second, "short", 1)
+    assert await health(running) is not None
+    finished.append("health")
+    await long_batch
+    assert finished == ["short", "health", "long"]
+
+
+async def test_streams_over_the_same_sequences_interleave_without_harm(
+    start_drafter: StartDrafter,
+) -> None:
+    answerer = HardWorkingAnswerer()
+    running = await start_drafter(answerer=answerer)
+    answerer.has_begun.clear()  # the warm-up asks too
+    texts = {f"s{i}": [random.Random(i).randrange(3) for _ in range(30)] for i in range(12)}
+
+    async def feed(seed: int) -> None:
+        """Sends pieces of the same texts, at its own pace."""
+        rng = random.Random(seed)
+        stream = running.open_stream()
+        known = dict.fromkeys(texts, 1)
+        for _ in range(12):
+            deltas = []
+            for sequence_id in rng.sample(sorted(texts), rng.randint(1, 12)):
+                start = rng.randint(1, known[sequence_id])
+                end = min(start + rng.randint(0, 8), 30)
+                deltas.append(
+                    pb.SequenceDelta(
+                        sequence_id=sequence_id,
+                        base_length=start,
+                        token_ids=texts[sequence_id][start:end],
+                        max_draft_tokens=5,
+                    )
+                )
+            response = await ask(stream, pb.ProposeRequest(sequences=deltas))
+            for sent, proposal in zip(deltas, response.proposals, strict=True):
+                assert proposal.status in (pb.STATUS_OK, pb.STATUS_NO_MATCH)
+                assert proposal.base_length >= sent.base_length + len(sent.token_ids)
+                context = texts[proposal.sequence_id][: proposal.base_length]
+                expected = brute_force.propose(context, DEFAULT_PARAMS, 5)
+                assert list(proposal.token_ids) == (expected[0] if expected else [])
+                known[proposal.sequence_id] = proposal.base_length
+
+    await running.propose(
+        *[pb.SequenceDelta(sequence_id=s, token_ids=text[:1]) for s, text in texts.items()]
+    )
+    await asyncio.gather(*[feed(seed) for seed in range(4)])
+    running.drafter.store.check_integrity()
+
+
+async def test_a_cancelled_batch_leaves_every_sequence_whole(start_drafter: StartDrafter) -> None:
+    answerer = HardWorkingAnswerer()
+    running = await start_drafter(answerer=answerer)
+    answerer.has_begun.clear()  # the warm-up asks too
+    stream = running.open_stream()
+    await stream.write(batch("a", 400))
+    await answerer.has_begun.wait()
+    stream.cancel()
+    await asyncio.wait_for(running.drafter.servicer._no_streams.wait(), 10)
+    store = running.drafter.store
+    store.check_integrity()
+    assert 0 < store.num_sequences <= 400
+
+
+class SlowStarter(Answerer):
+    """Warm when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_finish = threading.Event()
+
+    def warm_up(self) -> None:
+        assert self.may_finish.wait(10)
+        super().warm_up()
+
+
+async def test_nothing_is_served_before_the_kernels_are_warm(start_drafter: StartDrafter) -> None:
+    answerer = SlowStarter()
+    running = await start_drafter(answerer=answerer, is_open=False)
+    warming = asyncio.create_task(running.drafter.warm_up())
+    assert await health(running) == health_pb2.HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await running.stub.Propose(batch("a", 1))
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        # Without writing: gRPC may call that INTERNAL where the stream is refused meanwhile.
+        await running.open_stream().read()
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    answerer.may_finish.set()
+    await warming
+    await ask(running.open_stream(), batch("a", 1))
+
+
+async def test_drain_answers_what_was_read_and_ends_the_streams(
+    start_drafter: StartDrafter,
+) -> None:
+    answerer = HardWorkingAnswerer()
+    running = await start_drafter(answerer=answerer)
+    answerer.has_begun.clear()  # the warm-up asks too
+    servicer = running.drafter.servicer
+    idle, never_used, busy = (running.open_stream() for _ in range(3))
+    await ask(idle, batch("idle", 1))
+    await never_used.wait_for_connection()
+    answerer.has_begun.clear()
+    await busy.write(batch("busy", 100, batch_id=9))
+    await answerer.has_begun.wait()
+
+    num_known_at_the_end: list[int] = []
+    draining = asyncio.create_task(servicer.drain())
+    draining.add_done_callback(
+        lambda _: num_known_at_the_end.append(running.drafter.store.num_sequences)
+    )
+    response = await busy.read()
+    assert isinstance(response, pb.ProposeResponse)
+    assert response.batch_id == 9
+    assert len(response.proposals) == 100
+    for stream in (idle, busy):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stream.read()
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "shutting down" in (error.value.details() or "")
+    await asyncio.wait_for(draining, 10)
+    assert num_known_at_the_end == [101], "drain waits for what was read"
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await running.open_stream().read()
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_drain_without_streams_is_done_at_once(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    await asyncio.wait_for(running.drafter.servicer.drain(), 10)

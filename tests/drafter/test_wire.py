@@ -1,0 +1,178 @@
+"""What is well formed on the wire, what is refused by name, and how large an answer can get."""
+
+import numpy as np
+import pytest
+
+from drafter import wire
+from drafter.errors import MalformedBatchError
+from drafter.messages import Proposal, ProposalStatus
+from drafter.ngram_params import DEFAULT_PARAMS, Algorithm, NgramParams, Overlap, Tie
+from drafter.refusals import InvalidDeltaError
+from tandem.v1 import drafter_pb2 as pb
+
+
+def test_a_delta_comes_in_whole() -> None:
+    delta = wire.delta_from_proto(
+        pb.SequenceDelta(
+            sequence_id="a",
+            token_ids=[0, 5, 2**32 - 1],
+            prompt_length=7,
+            max_draft_tokens=24,
+            max_length=4096,
+            params=pb.NgramParams(
+                min_ngram=1,
+                max_ngram=32,
+                overlap=pb.OVERLAP_ALLOWED,
+                tie=pb.TIE_LATEST,
+                algorithm=pb.ALGORITHM_KMP,
+                tokens_per_match=0,
+            ),
+        )
+    )
+    assert delta.sequence_id == "a"
+    assert delta.base_length == 0
+    assert delta.token_ids.dtype == np.uint32
+    assert delta.token_ids.tolist() == [0, 5, 2**32 - 1]
+    assert (delta.prompt_length, delta.max_draft_tokens, delta.max_length) == (7, 24, 4096)
+    assert delta.params == NgramParams(
+        min_ngram=1,
+        max_ngram=32,
+        overlap=Overlap.ALLOWED,
+        tie=Tie.LATEST,
+        algorithm=Algorithm.KMP,
+    )
+
+
+def test_absent_params_are_the_defaults() -> None:
+    for params in (None, pb.NgramParams(), pb.NgramParams(algorithm=pb.ALGORITHM_INDEX)):
+        delta = wire.delta_from_proto(pb.SequenceDelta(sequence_id="a", params=params))
+        assert delta.params == DEFAULT_PARAMS
+
+
+@pytest.mark.parametrize(("sent", "taken"), [(None, 2), (0, 0), (3, 3)])
+def test_longest_says_how_many_tokens_a_match_is_worth(sent: int | None, taken: int) -> None:
+    params = pb.NgramParams(tie=pb.TIE_LONGEST, tokens_per_match=sent, chained=True)
+    delta = wire.delta_from_proto(pb.SequenceDelta(sequence_id="a", params=params))
+    assert delta.params == NgramParams(tie=Tie.LONGEST, tokens_per_match=taken, chained=True)
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (pb.NgramParams(min_ngram=0), "params.min_ngram"),
+        (pb.NgramParams(max_ngram=33), "params.max_ngram"),
+        (pb.NgramParams(max_ngram=0), "params.max_ngram"),
+        (pb.NgramParams(max_ngram=2**32 - 1), "params.max_ngram"),
+        (pb.NgramParams(min_ngram=4, max_ngram=3), "params.max_ngram"),
+        (pb.NgramParams(min_ngram=6), "params.max_ngram"),
+        (pb.NgramParams(tokens_per_match=1), "params.tokens_per_match"),
+        (pb.NgramParams(pool_id="ä" * 129), "params.pool_id"),
+    ],
+)
+def test_params_out_of_range_or_not_offered_are_refused_by_name(
+    params: pb.NgramParams, field: str
+) -> None:
+    with pytest.raises(InvalidDeltaError) as refusal:
+        wire.delta_from_proto(pb.SequenceDelta(sequence_id="a", params=params))
+    assert refusal.value.field == field
+    assert str(refusal.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("field", ["overlap", "tie", "algorithm"])
+def test_a_choice_that_only_newer_clients_know_is_refused_by_name(field: str) -> None:
+    # 77 is in no enum; the Python API refuses to make one, the wire does not.
+    number = pb.NgramParams.DESCRIPTOR.fields_by_name[field].number
+    params = pb.NgramParams.FromString(bytes([number << 3, 77]))
+    with pytest.raises(InvalidDeltaError, match=rf"^params\.{field}: .* 77$"):
+        wire.delta_from_proto(pb.SequenceDelta(sequence_id="a", params=params))
+
+
+def test_params_count_at_creation_only() -> None:
+    delta = wire.delta_from_proto(
+        pb.SequenceDelta(sequence_id="a", base_length=1, params=pb.NgramParams(tie=pb.TIE_LONGEST))
+    )
+    assert delta.params == DEFAULT_PARAMS
+
+
+def delta(sequence_id: str, num_tokens: int = 0) -> pb.SequenceDelta:
+    return pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(num_tokens))
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (pb.ProposeRequest(sequences=[delta(f"{i}") for i in range(4097)]), "sequences"),
+        (
+            pb.ProposeRequest(sequences=[delta(f"{i}" * 10, 8192) for i in range(1, 80)]),
+            "sequences",
+        ),
+        (pb.ProposeRequest(sequences=[delta("a"), delta("")]), "sequences[1].sequence_id"),
+        (pb.ProposeRequest(sequences=[delta("a" * 65)]), "sequences[0].sequence_id"),
+        (pb.ProposeRequest(sequences=[delta("ä" * 33)]), "sequences[0].sequence_id"),
+        (
+            pb.ProposeRequest(sequences=[delta("a"), delta("b"), delta("a")]),
+            "sequences[2].sequence_id",
+        ),
+        (
+            pb.ProposeRequest(sequences=[delta("a"), delta("b", 8193)]),
+            "sequences[1].token_ids",
+        ),
+        (
+            pb.ProposeRequest(releases=[pb.Release(sequence_id="a"), pb.Release()]),
+            "releases[1].sequence_id",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_malformed_batch_is_refused_by_the_field_s_name(
+    request_: pb.ProposeRequest, field: str
+) -> None:
+    with pytest.raises(MalformedBatchError) as refusal:
+        wire.check_propose_request(request_)
+    assert refusal.value.field == field
+    assert refusal.value.message.startswith(f"{field}: ")
+
+
+def test_a_batch_at_every_limit_is_taken() -> None:
+    deltas = [delta("a" * 64, 8192), delta("ä" * 32)]
+    deltas += [delta(f"{i}") for i in range(4094)]
+    assert wire.check_propose_request(pb.ProposeRequest(sequences=deltas)) == deltas
+
+
+def test_too_large_a_release_is_refused() -> None:
+    releases = [pb.Release(sequence_id="a", feed_id="x" * 10_000)] * 105
+    with pytest.raises(MalformedBatchError) as refusal:
+        wire.check_release_request(pb.ReleaseRequest(releases=releases))
+    assert refusal.value.field == "releases"
+
+
+@pytest.mark.parametrize("num_sequences", [1, 2, 64, 1000, 4096])
+def test_no_answer_is_larger_than_a_message_may_be(num_sequences: int) -> None:
+    most = wire.most_draft_tokens(num_sequences)
+    assert most >= 24  # a usual hint fits whatever the batch
+    draft = Proposal(
+        sequence_id="ä" * 32,
+        status=ProposalStatus.OK,
+        base_length=2**32 - 1,
+        token_ids=[2**32 - 1] * most,
+        matched_ngram_length=64,
+        known_length=2**32 - 1,
+    )
+    response = wire.response_to_proto(2**64 - 1, [draft] * num_sequences)
+    assert response.ByteSize() <= wire.MAX_MESSAGE_BYTES
+
+
+def test_no_refusal_makes_an_answer_too_large() -> None:
+    refusal = Proposal(
+        sequence_id="ä" * 32, status=ProposalStatus.INVALID, message="params.max_ngram: " * 8
+    )
+    response = wire.response_to_proto(0, [refusal] * wire.MAX_SEQUENCES_PER_BATCH)
+    assert response.ByteSize() <= wire.MAX_MESSAGE_BYTES
+
+
+def test_every_status_has_its_place_on_the_wire() -> None:
+    for status in ProposalStatus:
+        response = wire.response_to_proto(5, [Proposal(sequence_id="a", status=status)])
+        assert pb.Status.Name(response.proposals[0].status) == f"STATUS_{status.name}"
+        assert response.proposals[0].source == pb.SOURCE_UNSPECIFIED
+    assert len(ProposalStatus) == len(pb.Status.values()) - 1

@@ -1,0 +1,167 @@
+"""A real gateway on 127.0.0.1:0, and peers for it: scripted ones, and a real drafter."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from drafter.config import DrafterConfig
+from drafter.server import DrafterServer
+from gateway.config import GatewayConfig
+from gateway.server import GatewayServer
+from gateway.tokenization import Tokenizer
+from servicekit.config import ServerOptions
+from servicekit.logs import Logger, get_logger
+from tandem.v1 import gateway_pb2_grpc
+from tests.gateway.running_gateway import RunningGateway, StartGateway, until
+from tests.gateway.scripted_drafter import ScriptedDrafter
+from tests.gateway.scripted_verifier import ScriptedVerifier
+
+MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+
+StartDrafter = Callable[..., Awaitable[DrafterServer]]
+StartVerifier = Callable[..., Awaitable[ScriptedVerifier]]
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """The bundled model, for its tokenizer."""
+    return MODEL_FOLDER
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> Tokenizer:
+    return Tokenizer.load(model_folder)
+
+
+@pytest.fixture
+async def start_verifier() -> AsyncIterator[StartVerifier]:
+    """What a test calls, with limits, to have a stand-in for a verifier started."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(**limits: int) -> ScriptedVerifier:
+            scripted = ScriptedVerifier(**limits)
+            await scripted.start()
+            stack.push_async_callback(scripted.stop)
+            return scripted
+
+        yield start
+
+
+@pytest.fixture
+async def verifier(start_verifier: StartVerifier) -> ScriptedVerifier:
+    """A stand-in for the verifier."""
+    return await start_verifier()
+
+
+@pytest.fixture
+async def scripted_drafter() -> AsyncIterator[ScriptedDrafter]:
+    """A stand-in for the drafter."""
+    scripted = ScriptedDrafter()
+    await scripted.start()
+    yield scripted
+    await scripted.stop()
+
+
+@pytest.fixture
+async def start_drafter() -> AsyncIterator[StartDrafter]:
+    """What a test calls to have a real drafter started; the last one keeps its port."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(listen: str = "127.0.0.1:0") -> DrafterServer:
+            config = DrafterConfig(server=ServerOptions(listen=listen))
+            drafter = DrafterServer(
+                config, registry=CollectorRegistry(), logger=get_logger("drafter")
+            )
+            await drafter.start()
+            stack.push_async_callback(drafter.server.stop, 0)
+            return drafter
+
+        yield start
+
+
+@pytest.fixture
+async def start_gateway() -> AsyncIterator[StartGateway]:
+    """What a test calls, with options of `GatewayConfig`, to have a gateway started.
+
+    At the end of the test it checks that nothing is left of any request, and no task.
+    """
+    before = asyncio.all_tasks()
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(
+            *,
+            verifiers: Sequence[str],
+            drafters: Sequence[str] = (),
+            is_serving: bool = True,
+            are_drafters_up: bool = True,
+            **options: object,
+        ) -> RunningGateway:
+            config = GatewayConfig.model_validate(
+                {
+                    "server": ServerOptions(listen="127.0.0.1:0"),
+                    "http_listen": None,
+                    "verifiers": list(verifiers),
+                    "drafters": list(drafters),
+                    "draft_wait": "always",
+                    # The machine that runs the tests may be busy.
+                    "draft_deadline_s": 5.0,
+                    **options,
+                }
+            )
+            registry, log = CollectorRegistry(), structlog.testing.LogCapture()
+            logger = structlog.wrap_logger(
+                None,
+                processors=[log],
+                wrapper_class=structlog.make_filtering_bound_logger("info"),
+            )
+            gateway = GatewayServer(config, registry=registry, logger=logger)
+            stack.push_async_callback(gateway.stop)
+            await gateway.start()
+            channel = grpc.aio.insecure_channel(gateway.server.address)
+            running = RunningGateway(
+                gateway=gateway,
+                channel=channel,
+                stub=gateway_pb2_grpc.GenerationServiceStub(channel),
+                registry=registry,
+                log=log.entries,
+            )
+
+            async def leave() -> None:
+                await channel.close()
+                await running.until_idle()
+
+            stack.push_async_callback(leave)
+            if is_serving:
+                await until(lambda: gateway.frontend.is_serving)
+            if are_drafters_up:
+                await until(lambda: all(d.is_up for d in gateway.fleet.drafters))
+            return running
+
+        yield start
+
+    def left() -> set[asyncio.Task[Any]]:
+        return asyncio.all_tasks() - before - {asyncio.current_task()}
+
+    # Calls that were cancelled need some turns of the loop to end.
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: not left())
+    assert not left(), f"tasks are left: {left()}"
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """A fresh one."""
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def logger() -> Logger:
+    """One whose lines nobody reads."""
+    return get_logger("test")

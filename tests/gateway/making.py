@@ -1,0 +1,71 @@
+"""Makes what the pure modules work on."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.generation import Generation
+from gateway.messages import Decided
+from gateway.output_text import OutputText
+from gateway.request import AcceptedRequest, FinishReason, NgramParams, SamplingParams
+from gateway.tokenization import Tokenizer
+
+
+def make_request(prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> AcceptedRequest:
+    return AcceptedRequest(
+        **{
+            "request_id": "request",
+            "model_id": "model",
+            "prompt_token_ids": list(prompt),
+            "output_token_ids": (),
+            "sampling": SamplingParams(),
+            "seed": 7,
+            "max_new_tokens": 1000,
+            "stop_sequences": (),
+            "stop_token_ids": (),
+            "ignore_eos": False,
+            "num_choices": 1,
+            "num_speculative_tokens": 7,
+            "ngram": NgramParams(min_ngram=2, max_ngram=5),
+            "max_model_len": 2048,
+            "affinity_key": "",
+            **fields,
+        }
+    )
+
+
+def make_generation(
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    sequence_id: str = "sequence",
+    tokenizer: Tokenizer | None = None,
+    **fields: Any,
+) -> Generation:
+    request = make_request(prompt, **fields)
+    output_text = OutputText(
+        None if tokenizer is None else tokenizer.detokenizer(), request.stop_sequences
+    )
+    output_text.feed(request.output_token_ids)
+    return Generation(
+        request=request,
+        sequence_id=sequence_id,
+        choice_index=0,
+        seed=7,
+        output_text=output_text,
+        changed=asyncio.Event(),
+    )
+
+
+def decide(
+    generation: Generation,
+    token_ids: Sequence[int],
+    *,
+    drafts: int = 0,
+    accepted: int = 0,
+    finish: FinishReason = FinishReason.UNFINISHED,
+) -> None:
+    """One verifier step for a generation."""
+    base_length = len(generation.token_ids)
+    generation.decide(
+        Decided("sequence", base_length, list(token_ids), drafts, accepted, 24, finish)
+    )

@@ -1,0 +1,138 @@
+"""A started gateway with a client, and what tests ask of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from gateway.server import GatewayServer
+from tandem.v1 import gateway_pb2 as pb
+from tandem.v1 import gateway_pb2_grpc as rpc
+
+StartGateway = Callable[..., Awaitable["RunningGateway"]]
+GenerateCall = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
+
+PATIENCE_S = 10.0
+
+
+@dataclass
+class Output:
+    """Everything that one call streamed."""
+
+    started: pb.Started | None = None
+    chunks: list[pb.Chunk] = field(default_factory=list)
+    finished: list[pb.Finished] = field(default_factory=list)
+
+    def of(self, choice_index: int) -> "Output":
+        """What is of one choice."""
+        return Output(
+            started=self.started,
+            chunks=[chunk for chunk in self.chunks if chunk.choice_index == choice_index],
+            finished=[end for end in self.finished if end.choice_index == choice_index],
+        )
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for chunk in self.chunks for token_id in chunk.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def usage(self) -> pb.Usage:
+        (finished,) = self.finished
+        return finished.usage
+
+
+@dataclass
+class RunningGateway:
+    """A started gateway and a client of it."""
+
+    gateway: GatewayServer
+    channel: grpc.aio.Channel
+    stub: "rpc.GenerationServiceAsyncStub"
+    registry: CollectorRegistry
+    log: Sequence[Mapping[str, object]]
+
+    def call(self, *prompt: int, **fields: Any) -> GenerateCall:
+        """Begins a call with a prompt of token ids, or whatever the fields say."""
+        if prompt:
+            fields["tokens"] = pb.TokenIds(token_ids=prompt)
+        return self.stub.Generate(pb.GenerateRequest(**fields))
+
+    async def generate(self, *prompt: int, **fields: Any) -> Output:
+        """A whole call."""
+        return await collect(self.call(*prompt, **fields))
+
+    async def until_idle(self) -> None:
+        """Waits until nothing is left of any request."""
+        try:
+            await until(self.is_idle)
+        except TimeoutError:
+            self.gateway.frontend.check_idle()
+            raise
+
+    def is_idle(self) -> bool:
+        try:
+            self.gateway.frontend.check_idle()
+        except AssertionError:
+            return False
+        return True
+
+    def sample(self, name: str, **labels: str) -> float:
+        """A metric's value; 0 where a label has not been seen."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits until something is so that no event tells of.
+
+    Raises:
+        TimeoutError: it did not come.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def collect(call: GenerateCall) -> Output:
+    """Reads a call to its end, from wherever it is."""
+    output = Output()
+    async with asyncio.timeout(PATIENCE_S):
+        while isinstance(response := await call.read(), pb.GenerateResponse):
+            add(output, response)
+    return output
+
+
+def add(output: Output, response: pb.GenerateResponse) -> None:
+    """Sorts one response in."""
+    kind = response.WhichOneof("event")
+    if kind == "started":
+        assert output.started is None, "Started comes once"
+        assert not output.chunks, "Started comes first"
+        output.started = response.started
+    elif kind == "chunk":
+        output.chunks.append(response.chunk)
+    else:
+        output.finished.append(response.finished)
+
+
+async def read(call: GenerateCall) -> pb.GenerateResponse:
+    """The next message of a call."""
+    async with asyncio.timeout(PATIENCE_S):
+        response = await call.read()
+    assert isinstance(response, pb.GenerateResponse), "the stream has ended"
+    return response
+
+
+async def error_of(call: GenerateCall) -> grpc.aio.AioRpcError:
+    """The error with which a call ends."""
+    try:
+        await collect(call)
+    except grpc.aio.AioRpcError as error:
+        return error
+    raise AssertionError("the call succeeded")

@@ -1,0 +1,105 @@
+"""A STAND-IN for the drafter, for what a real one does not do on demand: lose a sequence, answer
+late, answer nonsense. It records every batch.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from tandem.v1 import drafter_pb2, drafter_pb2_grpc
+
+PATIENCE_S = 10.0
+
+Answer = Callable[[drafter_pb2.SequenceDelta], drafter_pb2.Proposal]
+
+
+def no_match(delta: drafter_pb2.SequenceDelta) -> drafter_pb2.Proposal:
+    """Has taken everything, and proposes nothing."""
+    return drafter_pb2.Proposal(
+        sequence_id=delta.sequence_id,
+        base_length=delta.base_length + len(delta.token_ids),
+        status=drafter_pb2.STATUS_NO_MATCH,
+    )
+
+
+class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
+    """See the module.
+
+    Attributes:
+        answer: what becomes of each delta; may be replaced at any time.
+        holds: while true, answers are kept back until `let_go`.
+    """
+
+    def __init__(self) -> None:
+        self.answer: Answer = no_match
+        self.holds = False
+        self.num_streams = 0
+        self.batches: list[drafter_pb2.ProposeRequest] = []
+        self._let_go = asyncio.Event()
+        self._arrived = asyncio.Condition()
+        self.server: grpc.aio.Server | None = None
+        self.address = ""
+
+    async def start(self, listen: str = "127.0.0.1:0") -> None:
+        self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, self.server)
+        port = self.server.add_insecure_port(listen)
+        self.address = f"127.0.0.1:{port}"
+        await self.server.start()
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            server, self.server = self.server, None
+            await server.stop(0)
+
+    async def ProposeStream(
+        self,
+        request_iterator: AsyncIterator[drafter_pb2.ProposeRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[drafter_pb2.ProposeResponse]:
+        self.num_streams += 1
+        async for request in request_iterator:
+            if request.batch_id:  # not the greeting
+                self.batches.append(request)
+                async with self._arrived:
+                    self._arrived.notify_all()
+                if self.holds:
+                    await self._let_go.wait()
+            yield drafter_pb2.ProposeResponse(
+                batch_id=request.batch_id,
+                proposals=[self.answer(delta) for delta in request.sequences],
+            )
+
+    async def Propose(self, request: Any, context: Any) -> Any:
+        raise AssertionError("no gateway calls this")
+
+    async def Release(self, request: Any, context: Any) -> Any:
+        raise AssertionError("no gateway calls this")
+
+    async def GetDrafterLoad(self, request: Any, context: Any) -> Any:
+        raise AssertionError("no gateway calls this")
+
+    def let_go(self) -> None:
+        """Answers what was held back, and everything from now on."""
+        self.holds = False
+        self._let_go.set()
+
+    def deltas(self) -> list[drafter_pb2.SequenceDelta]:
+        """All deltas, of all streams, in order."""
+        return [delta for batch in self.batches for delta in batch.sequences]
+
+    def releases(self) -> list[str]:
+        """All released sequences, in order."""
+        return [release.sequence_id for batch in self.batches for release in batch.releases]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until what was recorded fulfils a condition."""
+        async with asyncio.timeout(PATIENCE_S), self._arrived:
+            await self._arrived.wait_for(condition)
+
+    async def nth(self, n: int) -> drafter_pb2.SequenceDelta:
+        """Waits for the n-th delta, from 0."""
+        await self.until(lambda: len(self.deltas()) > n)
+        return self.deltas()[n]

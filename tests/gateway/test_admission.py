@@ -1,0 +1,88 @@
+"""Who is let in, and how the door is closed."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from servicekit.errors import retry_after_ms
+from tests.gateway.running_gateway import (
+    RunningGateway,
+    StartGateway,
+    collect,
+    error_of,
+    read,
+    until,
+)
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+
+async def health_of(running: RunningGateway) -> int:
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    response = await stub.Check(
+        health_pb2.HealthCheckRequest(service="tandem.v1.GenerationService")
+    )
+    return int(response.status)
+
+
+async def test_requests_beyond_the_bound_are_shed_with_a_retry_hint(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], max_concurrent_requests=3)
+    calls = [running.call(1, n=2), running.call(1)]
+    await verifier.nth("open", 2)
+    error = await error_of(running.call(1))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert retry_after_ms(error) == 1000
+    assert running.sample("tandem_requests_shed_total", reason="concurrency") == 1
+    calls[0].cancel()
+    await verifier.nth("close", 1)
+    verifier.play(lambda opened: [5, 0])
+    assert (await running.generate(1)).token_ids == [5, 0]
+    calls[1].cancel()
+
+
+async def test_a_refused_request_leaves_its_place(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address], max_concurrent_requests=1)
+    for _ in range(3):
+        assert (await error_of(running.call(5000))).code() is grpc.StatusCode.INVALID_ARGUMENT
+    await running.generate(1)
+
+
+async def test_draining_turns_new_requests_away_and_lets_the_others_finish(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    call = running.call(1)
+    await read(call)
+    opened = await verifier.nth("open", 0)
+    draining = asyncio.ensure_future(running.gateway.drain())
+    await until(lambda: not running.gateway.frontend.is_serving)
+    error = await error_of(running.call(1))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert running.sample("tandem_requests_shed_total", reason="draining") == 1
+    assert not draining.done()
+    verifier.send(verifier.decided(opened.sequence_id, 1, [5], finish=STOP))
+    assert (await collect(call)).token_ids == [5]
+    await asyncio.wait_for(draining, 10)
+
+
+async def test_health_follows_the_verifiers(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    serving = health_pb2.HealthCheckResponse.SERVING
+    not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+    running = await start_gateway(verifiers=[verifier.address])
+    assert await health_of(running) == serving
+    await verifier.stop()
+    await until(lambda: not running.gateway.frontend.is_serving)
+    assert await health_of(running) == not_serving
+    await verifier.start(verifier.address)
+    await until(lambda: running.gateway.frontend.is_serving)
+    assert await health_of(running) == serving

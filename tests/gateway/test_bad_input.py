@@ -1,0 +1,164 @@
+"""Bad input fails alone, with its status and its field's name; the server keeps serving."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from servicekit.errors import field_violation, retry_after_ms
+from tandem.v1 import gateway_pb2, sampling_pb2
+from tests.gateway.running_gateway import StartGateway, error_of
+from tests.gateway.scripted_verifier import ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+Sampling = sampling_pb2.SamplingParams
+Speculation = sampling_pb2.SpeculationParams
+
+INVALID: list[tuple[str, dict[str, Any]]] = [
+    ("prompt", {}),
+    ("text", {"text": ""}),
+    ("tokens.token_ids", {"tokens": gateway_pb2.TokenIds()}),
+    ("tokens.token_ids", {"tokens": gateway_pb2.TokenIds(token_ids=[2048])}),
+    ("tokens.token_ids", {"tokens": gateway_pb2.TokenIds(token_ids=[1] * 2048)}),
+    ("text", {"text": "x " * 4000}),
+    ("model_id", {"text": "x", "model_id": "unknown"}),
+    ("max_new_tokens", {"text": "x", "max_new_tokens": 0}),
+    ("n", {"text": "x", "n": 17}),
+    ("stop_sequences[0]", {"text": "x", "stop_sequences": [""]}),
+    ("stop_token_ids", {"text": "x", "stop_token_ids": [2048]}),
+    ("output_token_ids", {"text": "x", "output_token_ids": [2048]}),
+    ("request_id", {"text": "x", "request_id": "x" * 257}),
+    ("sampling.temperature", {"text": "x", "sampling": Sampling(temperature=-1)}),
+    ("sampling.temperature", {"text": "x", "sampling": Sampling(temperature=float("nan"))}),
+    ("sampling.top_p", {"text": "x", "sampling": Sampling(top_p=2)}),
+    ("sampling.top_p", {"text": "x", "sampling": Sampling(top_p=0)}),
+    ("sampling.min_p", {"text": "x", "sampling": Sampling(min_p=2)}),
+    (
+        "speculation.num_speculative_tokens",
+        {"text": "x", "speculation": Speculation(num_speculative_tokens=8)},
+    ),
+    (
+        "speculation.prompt_lookup_min",
+        {"text": "x", "speculation": Speculation(prompt_lookup_min=0)},
+    ),
+    (
+        "speculation.prompt_lookup_min",
+        {"text": "x", "speculation": Speculation(prompt_lookup_min=3, prompt_lookup_max=2)},
+    ),
+]
+
+UNIMPLEMENTED: list[tuple[str, dict[str, Any]]] = [
+    ("priority", {"text": "x", "priority": 1}),
+]
+
+
+async def test_bad_input_is_refused_by_its_field_and_the_server_keeps_serving(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, model_folder: Path
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
+    for code, cases in (
+        (grpc.StatusCode.INVALID_ARGUMENT, INVALID),
+        (grpc.StatusCode.UNIMPLEMENTED, UNIMPLEMENTED),
+    ):
+        for field, fields in cases:
+            error = await error_of(running.call(**fields))
+            violation = field_violation(error)
+            assert violation is not None, fields
+            assert (error.code(), violation[0]) == (code, field)
+            assert violation[1] == error.details() != ""
+    assert not verifier.commands("open")
+    assert (await running.generate(text="x")).token_ids == [5, 0]
+
+
+async def test_a_request_over_4_mib_is_invalid_and_not_overload(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, model_folder: Path
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
+    error = await error_of(running.call(text="x" * (4 * 1024 * 1024)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field_violation(error) == ("text", error.details())
+    assert "bytes" in str(error.details()), "it must be refused before it is tokenised"
+
+
+async def test_the_servers_own_limit_on_prompts(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address], max_prompt_tokens=3)
+    await running.generate(1, 2, 3)
+    error = await error_of(running.call(1, 2, 3, 4))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field_violation(error) == ("tokens.token_ids", error.details())
+
+
+async def test_text_without_a_tokenizer_is_not_implemented(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    error = await error_of(running.call(text="hello"))
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert field_violation(error) == ("text", error.details())
+
+
+@pytest.mark.parametrize(
+    ("asked", "rejected", "status", "field"),
+    [
+        (
+            {"sampling": Sampling(min_p=0.5)},
+            {"code": 12, "message": "not there yet", "field": "sampling.min_p"},
+            grpc.StatusCode.UNIMPLEMENTED,
+            "sampling.min_p",
+        ),
+        (
+            {},
+            {"code": 3, "message": "bad", "field": "num_speculative_tokens"},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "speculation.num_speculative_tokens",
+        ),
+        (
+            {},
+            {"code": 8, "message": "full", "retry_after_ms": 250},
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "",
+        ),
+        ({}, {"code": 4, "message": "no draft"}, grpc.StatusCode.DEADLINE_EXCEEDED, ""),
+        ({}, {"code": 9, "message": "other"}, grpc.StatusCode.FAILED_PRECONDITION, ""),
+        ({}, {"code": 13, "message": "not finite"}, grpc.StatusCode.INTERNAL, ""),
+        ({}, {"code": 14, "message": "draining"}, grpc.StatusCode.UNAVAILABLE, ""),
+        ({}, {"code": 99, "message": "what"}, grpc.StatusCode.INTERNAL, ""),
+    ],
+)
+async def test_what_the_verifier_refuses_the_client_hears(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    asked: dict[str, Any],
+    rejected: dict[str, Any],
+    status: grpc.StatusCode,
+    field: str,
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    call = running.call(1, **asked)
+    opened = await verifier.nth("open", 0)
+    verifier.send(verifier.rejected(opened.sequence_id, **rejected))
+    error = await error_of(call)
+    assert (error.code(), error.details()) == (status, rejected["message"])
+    violation = field_violation(error)
+    assert (violation[0] if violation else "") == field
+    assert retry_after_ms(error) == rejected.get("retry_after_ms")
+    assert not verifier.commands("close"), "it is over there already"
+
+
+async def test_one_refused_choice_ends_the_call_and_the_other_choices(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    call = running.call(1, n=2)
+    first = await verifier.nth("open", 0)
+    second = await verifier.nth("open", 1)
+    verifier.send(verifier.decided(second.sequence_id, 1, [5]))
+    verifier.send(verifier.rejected(first.sequence_id, code=13, message="not finite"))
+    assert (await error_of(call)).code() is grpc.StatusCode.INTERNAL
+    assert (await verifier.nth("close", 0)).sequence_id == second.sequence_id

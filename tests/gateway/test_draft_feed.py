@@ -1,0 +1,413 @@
+"""What a drafter is sent: everything once, in order, in pieces; again where it lost something."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.draft_feed import MAX_DELTA_TOKENS, DrafterProtocolError, DraftFeed
+from gateway.generation import Generation
+from gateway.messages import Delta, DeltaBatch, Hint, Proposal, ProposalStatus, Release
+from gateway.request import NgramParams
+from tests.gateway.making import decide, make_generation
+
+POOLED = NgramParams(min_ngram=2, max_ngram=5, pool_id="0:/shared")
+
+OK = ProposalStatus.OK
+OUT_OF_SYNC = ProposalStatus.OUT_OF_SYNC
+
+
+def feed_of(*generations: Generation, hint_tokens: int = 24) -> DraftFeed:
+    feed = DraftFeed(hint_tokens=hint_tokens)
+    for generation in generations:
+        feed.add(generation)
+    return feed
+
+
+def answer(
+    delta: Delta, status: ProposalStatus = OK, *, known: int = 0, draft: tuple[int, ...] = ()
+) -> Proposal:
+    length = delta.base_length + len(delta.token_ids)
+    return Proposal(status, Hint(delta.sequence_id, length, list(draft), 0), known, "why")
+
+
+def exchange(feed: DraftFeed, **fields: object) -> tuple[DeltaBatch, list[Hint]]:
+    """One batch, answered alike for all its deltas."""
+    batch = feed.next_batch(0.0)
+    assert batch is not None
+    proposals = [answer(delta, **fields) for delta in batch.deltas]  # type: ignore[arg-type]
+    return batch, list(feed.on_proposals(batch.batch_id, proposals).hints)
+
+
+def test_the_prompt_goes_out_at_once_and_asks_for_nothing() -> None:
+    feed = feed_of(make_generation([1, 2, 3]))
+    assert not feed.awaits_drafts
+    batch, hints = exchange(feed)
+    (delta,) = batch.deltas
+    assert (delta.base_length, delta.token_ids, delta.max_draft_tokens) == (0, [1, 2, 3], 0)
+    assert delta.max_length == 2048
+    assert delta.creates is not None
+    assert delta.creates.prompt_length == 3
+    assert hints == []
+    assert feed.next_batch(0.0) is None
+
+
+def test_a_long_prompt_goes_in_successive_deltas_of_at_most_8192_tokens() -> None:
+    prompt = list(range(20_000))
+    feed = feed_of(make_generation(prompt, max_model_len=32_000))
+    deltas = [exchange(feed)[0].deltas[0] for _ in range(3)]
+    assert [delta.base_length for delta in deltas] == [0, 8192, 16384]
+    assert max(len(delta.token_ids) for delta in deltas) == MAX_DELTA_TOKENS
+    assert [token for delta in deltas for token in delta.token_ids] == prompt
+    assert [delta.creates is None for delta in deltas] == [False, True, True]
+    assert feed.next_batch(0.0) is None
+
+
+def test_new_tokens_ask_for_what_is_wanted_and_no_more_than_the_hints_length() -> None:
+    generation = make_generation()
+    feed = feed_of(generation, hint_tokens=24)
+    exchange(feed)
+    for wanted, asked in ((28, 24), (5, 5)):
+        decide(generation, [4, 5])
+        feed.advance("sequence", wanted)
+        assert feed.awaits_drafts
+        batch, hints = exchange(feed, draft=(9, 9))
+        assert batch.deltas[0].max_draft_tokens == asked
+        assert hints == [Hint("sequence", len(generation.token_ids), [9, 9], 0)]
+        assert not feed.awaits_drafts
+
+
+def test_a_sequence_that_wants_no_hints_costs_no_message_until_it_does() -> None:
+    generation = make_generation()
+    feed = feed_of(generation)
+    exchange(feed)
+    decide(generation, [4])
+    feed.advance("sequence", 0)
+    assert not feed.awaits_drafts
+    assert feed.next_batch(0.0) is None
+    decide(generation, [5])
+    feed.advance("sequence", 24)
+    batch, _ = exchange(feed)
+    assert batch.deltas[0].token_ids == [4, 5]
+    assert batch.deltas[0].max_draft_tokens == 24
+
+
+def test_what_a_pool_keeps_is_sent_to_its_end_before_it_is_released() -> None:
+    generation = make_generation(ngram=POOLED)
+    feed = feed_of(generation)
+    exchange(feed)
+    decide(generation, [4])
+    feed.advance("sequence", 0)
+    feed.remove("sequence", keeps_output=True)
+    last, _ = exchange(feed)
+    assert [delta.token_ids for delta in last.deltas] == [[4]]
+    assert last.releases == []
+    release, _ = exchange(feed)
+    assert (release.deltas, release.releases) == ([], [Release("sequence", True)])
+    assert feed.is_idle
+
+
+def test_a_restart_does_not_replay_what_is_over() -> None:
+    generation = make_generation(ngram=POOLED)
+    feed = feed_of(generation)
+    exchange(feed)
+    decide(generation, [4])
+    feed.remove("sequence", keeps_output=True)
+    feed.restart()
+    assert feed.is_idle
+
+
+def test_an_empty_draft_is_a_hint_too() -> None:
+    generation = make_generation()
+    feed = feed_of(generation)
+    exchange(feed)
+    decide(generation, [4])
+    feed.advance("sequence", 24)
+    _, hints = exchange(feed, status=ProposalStatus.NO_MATCH)
+    assert hints == [Hint("sequence", 4, [], 0)]
+
+
+def test_steps_that_were_not_sent_yet_merge_into_one_delta() -> None:
+    generation = make_generation()
+    feed = feed_of(generation)
+    for token in (4, 5, 6):
+        decide(generation, [token])
+        feed.advance("sequence", 24)
+    batch = feed.next_batch(0.0)
+    assert batch is not None
+    assert [delta.token_ids for delta in batch.deltas] == [[1, 2, 3, 4, 5, 6]]
+
+
+def test_hints_go_before_prompts_and_in_messages_of_their_own() -> None:
+    quick = make_generation(sequence_id="quick")
+    feed = feed_of(quick)
+    exchange(feed)
+    feed.add(make_generation(list(range(9000)), sequence_id="long"))
+    decide(quick, [4])
+    feed.advance("quick", 24)
+    order = []
+    while (batch := feed.next_batch(0.0)) is not None:
+        order.append([delta.sequence_id for delta in batch.deltas])
+    assert order == [["quick"], ["long"], ["long"]]
+
+
+def test_a_slow_drafter_gets_fewer_batches_and_not_more_memory() -> None:
+    generation = make_generation()
+    feed = feed_of(generation)
+    batches = []
+    for token in range(100):
+        decide(generation, [token])
+        feed.advance("sequence", 24)
+        batch = feed.next_batch(0.0)
+        if batch is not None:
+            batches.append(batch)
+    assert len(batches) == 8
+    feed.on_proposals(batches[0].batch_id, [answer(batches[0].deltas[0])])
+    merged = feed.next_batch(0.0)
+    assert merged is not None
+    assert len(merged.deltas[0].token_ids) == 92
+
+
+def test_what_the_drafter_lost_is_sent_again_from_where_it_knows() -> None:
+    generation = make_generation([1, 2, 3, 4, 5])
+    feed = feed_of(generation)
+    exchange(feed)
+    decide(generation, [6])
+    feed.advance("sequence", 24)
+    _, hints = exchange(feed, status=OUT_OF_SYNC, known=2)
+    assert hints == [Hint("sequence", 6, [], 0)], "nobody shall wait for the lost answer"
+    batch, hints = exchange(feed, draft=(7,))
+    assert (batch.deltas[0].base_length, batch.deltas[0].token_ids) == (2, [3, 4, 5, 6])
+    assert batch.deltas[0].creates is None
+    assert hints == [Hint("sequence", 6, [7], 0)]
+
+
+def test_a_drafter_that_knows_nothing_is_told_how_to_begin() -> None:
+    generation = make_generation()
+    feed = feed_of(generation)
+    exchange(feed)
+    decide(generation, [4])
+    feed.advance("sequence", 24)
+    exchange(feed, status=OUT_OF_SYNC, known=0)
+    batch, _ = exchange(feed)
+    assert batch.deltas[0].token_ids == [1, 2, 3, 4]
+    assert batch.deltas[0].creates is not None
+
+
+def test_old_answers_do_not_rewind_again() -> None:
+    generation = make_generation()
+    feed = feed_of(generation)
+    exchange(feed)
+    batches = []
+    for token in (4, 5, 6):
+        decide(generation, [token])
+        feed.advance("sequence", 24)
+        batch = feed.next_batch(0.0)
+        assert batch is not None
+        batches.append(batch)
+    feed.on_proposals(batches[0].batch_id, [answer(batches[0].deltas[0], OUT_OF_SYNC, known=1)])
+    replay = feed.next_batch(0.0)
+    assert replay is not None
+    assert replay.deltas[0].base_length == 1
+    for batch in batches[1:]:  # their deltas left a gap, of course
+        feed.on_proposals(batch.batch_id, [answer(batch.deltas[0], OUT_OF_SYNC, known=1)])
+    assert feed.next_batch(0.0) is None
+
+
+def test_a_drafter_that_always_loses_a_sequence_is_not_fed_it_for_ever() -> None:
+    generation = make_generation()
+    feed = feed_of(generation)
+    feed.advance("sequence", 24)
+    for _ in range(9):
+        batch = feed.next_batch(0.0)
+        assert batch is not None
+        result = feed.on_proposals(batch.batch_id, [answer(batch.deltas[0], OUT_OF_SYNC)])
+    last = feed.next_batch(0.0)
+    assert last is not None
+    assert (last.deltas, last.releases) == ([], [Release("sequence", False)])
+    assert result.given_up == [("sequence", "the drafter lost it 9 times")]
+    assert result.hints == [Hint("sequence", 3, [], 0)]
+
+
+def test_an_invalid_sequence_is_given_up_and_the_others_are_not() -> None:
+    feed = feed_of(make_generation(sequence_id="bad"), make_generation(sequence_id="good"))
+    batch = feed.next_batch(0.0)
+    assert batch is not None
+    bad, good = batch.deltas
+    result = feed.on_proposals(batch.batch_id, [answer(bad, ProposalStatus.INVALID), answer(good)])
+    assert result.given_up == [("bad", "why")]
+    assert not feed.is_idle
+
+
+def test_a_draft_that_is_too_long_is_cut() -> None:
+    generation = make_generation()
+    feed = feed_of(generation, hint_tokens=3)
+    feed.advance("sequence", 24)
+    _, hints = exchange(feed, draft=(1, 2, 3, 4, 5))
+    assert hints[0].token_ids == [1, 2, 3]
+
+
+def test_a_finished_sequence_is_released_once_and_its_late_answers_are_dropped() -> None:
+    generation = make_generation()
+    feed = feed_of(generation)
+    feed.advance("sequence", 24)
+    batch = feed.next_batch(0.0)
+    assert batch is not None
+    feed.remove("sequence")
+    result = feed.on_proposals(batch.batch_id, [answer(batch.deltas[0], draft=(5,))])
+    assert result.hints == []
+    release = feed.next_batch(0.0)
+    assert release is not None
+    assert (release.deltas, release.releases) == ([], [Release("sequence", False)])
+    feed.on_proposals(release.batch_id, [])
+    assert feed.is_idle
+
+
+def test_a_sequence_that_was_never_sent_is_not_released() -> None:
+    feed = feed_of(make_generation())
+    feed.remove("sequence")
+    assert feed.next_batch(0.0) is None
+    assert feed.is_idle
+
+
+def test_a_new_drafter_is_sent_everything_again() -> None:
+    generation, ended = make_generation(), make_generation(sequence_id="ended")
+    feed = feed_of(generation, ended)
+    exchange(feed)
+    decide(generation, [4])
+    feed.advance("sequence", 24)
+    feed.next_batch(0.0)
+    feed.remove("ended")
+    feed.restart()
+    assert feed.oldest_sent_s is None
+    batch, hints = exchange(feed, draft=(9,))
+    assert [delta.token_ids for delta in batch.deltas] == [[1, 2, 3, 4]]
+    assert batch.releases == [], "it frees by itself what it held"
+    assert hints == [Hint("sequence", 4, [9], 0)]
+
+
+@pytest.mark.parametrize("kind", ["batch", "count", "sequence"])
+def test_answers_that_do_not_fit_the_question_are_refused(kind: str) -> None:
+    feed = feed_of(make_generation())
+    batch = feed.next_batch(0.0)
+    assert batch is not None
+    proposals = [answer(batch.deltas[0])]
+    if kind == "count":
+        proposals *= 2
+    if kind == "sequence":
+        proposals = [answer(batch.deltas[0]._replace(sequence_id="other"))]
+    with pytest.raises(DrafterProtocolError):
+        feed.on_proposals(batch.batch_id + (kind == "batch"), proposals)
+
+
+class ModelDrafter:
+    """What a drafter does with deltas; the oracle of the state machine below."""
+
+    def __init__(self) -> None:
+        self.histories: dict[str, list[int]] = {}
+
+    def take(self, delta: Delta) -> Proposal:
+        known = self.histories.get(delta.sequence_id)
+        if delta.base_length == 0:
+            assert delta.creates is not None
+            known = self.histories[delta.sequence_id] = []
+        if known is None or delta.base_length != len(known):
+            return answer(delta, OUT_OF_SYNC, known=0)
+        known += delta.token_ids
+        return answer(delta)
+
+
+@settings(max_examples=60, stateful_step_count=40, deadline=None)
+class FeedMachine(RuleBasedStateMachine):
+    """Sequences grow, end and are lost, answers come late: what is known is never wrong, and
+    once all is answered it is everything.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feed = DraftFeed(hint_tokens=4)
+        self.drafter = ModelDrafter()
+        self.live: dict[str, Generation] = {}
+        self.in_flight: list[tuple[int, list[Proposal]]] = []
+        self.num_made = 0
+        self.num_lost = 0
+
+    @rule(num_tokens=st.integers(1, 5))
+    def begin(self, num_tokens: int) -> None:
+        self.num_made += 1
+        name = f"sequence {self.num_made}"
+        self.live[name] = make_generation(list(range(num_tokens)), sequence_id=name)
+        self.feed.add(self.live[name])
+
+    @precondition(lambda self: self.live)
+    @rule(chosen=st.randoms(use_true_random=False), wanted=st.sampled_from([0, 24]))
+    def step(self, chosen: object, wanted: int) -> None:
+        name = chosen.choice(sorted(self.live))  # type: ignore[attr-defined]
+        decide(self.live[name], [len(self.live[name].token_ids)])
+        self.feed.advance(name, wanted)
+
+    @precondition(lambda self: self.live)
+    @rule(chosen=st.randoms(use_true_random=False))
+    def end(self, chosen: object) -> None:
+        name = chosen.choice(sorted(self.live))  # type: ignore[attr-defined]
+        del self.live[name]
+        self.feed.remove(name)
+
+    @precondition(lambda self: self.drafter.histories and self.num_lost < 8)
+    @rule(chosen=st.randoms(use_true_random=False))
+    def lose(self, chosen: object) -> None:
+        self.num_lost += 1
+        name = chosen.choice(sorted(self.drafter.histories))  # type: ignore[attr-defined]
+        del self.drafter.histories[name]
+
+    @rule()
+    def send(self) -> None:
+        batch = self.feed.next_batch(0.0)
+        if batch is None:
+            return
+        for release in batch.releases:
+            self.drafter.histories.pop(release.sequence_id, None)
+        names = [delta.sequence_id for delta in batch.deltas]
+        assert len(set(names)) == len(names)
+        self.in_flight.append((batch.batch_id, [self.drafter.take(d) for d in batch.deltas]))
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def receive(self) -> None:
+        batch_id, proposals = self.in_flight.pop(0)
+        result = self.feed.on_proposals(batch_id, proposals)
+        assert not result.given_up
+        assert all(hint.sequence_id in self.live for hint in result.hints)
+
+    @invariant()
+    def nothing_that_is_known_is_wrong(self) -> None:
+        for name, known in self.drafter.histories.items():
+            if name in self.live:
+                assert known == self.live[name].token_ids[: len(known)]
+
+    def teardown(self) -> None:
+        # Whatever is lost is noticed at the sequence's next step.
+        for name, generation in self.live.items():
+            decide(generation, [0])
+            self.feed.advance(name, 24)
+        for _ in range(100):
+            self.send()
+            if self.in_flight:
+                self.receive()
+        assert {name: self.drafter.histories.get(name) for name in self.live} == {
+            name: generation.token_ids for name, generation in self.live.items()
+        }
+        for name in list(self.live):
+            self.end_one(name)
+        for _ in range(20):
+            self.send()
+            if self.in_flight:
+                self.receive()
+        assert self.feed.is_idle
+
+    def end_one(self, name: str) -> None:
+        del self.live[name]
+        self.feed.remove(name)
+
+
+TestFeedMachine = FeedMachine.TestCase

@@ -1,0 +1,256 @@
+"""A drafter that is absent, slow, forgetful or dies costs drafts, and nothing else."""
+
+import asyncio
+
+import pytest
+
+from tandem.v1 import drafter_pb2
+from tests.gateway.conftest import StartDrafter
+from tests.gateway.running_gateway import Output, StartGateway, add, read, until
+from tests.gateway.scripted_drafter import ScriptedDrafter, no_match
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+PROMPT = list(range(10, 60))
+
+
+def repeats(num_tokens: int) -> list[int]:
+    """Goes through the prompt again and again, then stops."""
+    return [PROMPT[index % len(PROMPT)] for index in range(num_tokens)] + [0]
+
+
+async def test_without_a_drafter_nothing_is_drafted_and_everything_comes(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: repeats(20))
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=["127.0.0.1:1"], are_drafters_up=False
+    )
+    output = await running.generate(*PROMPT)
+    assert output.token_ids == repeats(20)
+    assert not verifier.commands("open")[0].drafting
+    usage = output.usage
+    assert (usage.num_steps, usage.num_drafts, usage.num_draft_tokens) == (21, 0, 0)
+
+
+async def test_a_drafter_that_dies_and_comes_back_is_used_again_in_the_same_stream(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, start_drafter: StartDrafter
+) -> None:
+    """The verifier steps by hand, so that the text outlasts the drafter's absence."""
+    drafter = await start_drafter()
+    address = drafter.server.address
+    running = await start_gateway(verifiers=[verifier.address], drafters=[address])
+    text = repeats(200)
+    call = running.call(*PROMPT)
+    output = Output()
+    add(output, await read(call))
+    opened = await verifier.nth("open", 0)
+    assert opened.drafting
+    sent = 0
+
+    async def step(num_tokens: int, finish: int = 0) -> None:
+        nonlocal sent
+        token_ids = text[sent : sent + num_tokens]
+        verifier.send(
+            verifier.decided(opened.sequence_id, len(PROMPT) + sent, token_ids, finish=finish)
+        )
+        sent += num_tokens
+        while len(output.token_ids) < sent:
+            add(output, await read(call))
+
+    await step(5)
+    first = await verifier.nth("draft", 0)
+    assert list(first.token_ids) == text[5 : 5 + 24]
+
+    await drafter.server.stop(0)
+    update = await verifier.nth("update", 0)
+    assert (update.sequence_id, update.drafting) == (opened.sequence_id, False)
+    num_drafts = len(verifier.commands("draft"))
+    for _ in range(5):
+        await step(3)
+    assert len(verifier.commands("draft")) == num_drafts
+
+    drafter = await start_drafter(address)
+    hint = await verifier.nth("draft", num_drafts)  # nothing was decided meanwhile
+    assert hint.base_length == len(PROMPT) + sent
+    assert list(hint.token_ids) == text[sent : sent + 24]
+    (update,) = verifier.commands("update")[1:]
+    assert update.drafting
+    kinds = [
+        command.WhichOneof("command")
+        for message in verifier.messages
+        for command in message.commands
+    ]
+    assert kinds.index("update", kinds.index("update") + 1) < len(kinds) - kinds[::-1].index(
+        "draft"
+    ), "a hint for a sequence that is not drafted for would be lost"
+    await step(4)
+    await verifier.nth("draft", num_drafts + 1)
+    await step(len(text) - sent, finish=STOP)
+    assert output.token_ids == text
+    await read(call)
+    await running.until_idle()
+
+
+async def test_a_drafter_that_answers_late_is_not_waited_for(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    verifier.play(lambda opened: repeats(30))
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=[scripted_drafter.address], draft_deadline_s=0.05
+    )
+    scripted_drafter.holds = True
+    output = await running.generate(*PROMPT)
+    assert output.token_ids == repeats(30)
+    assert [update.drafting for update in verifier.commands("update")] == [False]
+    assert any("no answer within 0.05 s" in str(entry.get("reason")) for entry in running.log)
+    scripted_drafter.let_go()
+    await until(lambda: running.gateway.fleet.drafters[0].is_up)
+    assert scripted_drafter.num_streams == 2
+
+
+async def test_an_idle_drafter_is_not_late(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=[scripted_drafter.address], draft_deadline_s=0.02
+    )
+    call = running.call(*PROMPT)
+    await verifier.nth("open", 0)
+    await scripted_drafter.nth(0)
+    link = running.gateway.fleet.drafters[0]
+    await until(lambda: link._deadline_timer is None)  # the deadline has passed
+    opened = await verifier.nth("open", 0)
+    verifier.send(verifier.decided(opened.sequence_id, 50, [3]))
+    await verifier.nth("draft", 0)
+    assert scripted_drafter.num_streams == 1
+    assert not verifier.commands("update")
+    call.cancel()
+
+
+async def test_a_drafter_is_late_only_when_its_oldest_answer_is(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=[scripted_drafter.address], draft_deadline_s=100.0
+    )
+    call = running.call(*PROMPT)
+    opened = await verifier.nth("open", 0)
+    await scripted_drafter.nth(0)
+    scripted_drafter.holds = True
+    verifier.send(verifier.decided(opened.sequence_id, 50, [3]))
+    await scripted_drafter.nth(1)
+    (link,) = running.gateway.fleet.drafters
+    link._check_deadline()  # set for a batch that was answered long ago
+    scripted_drafter.let_go()
+    await verifier.nth("draft", 0)
+    assert scripted_drafter.num_streams == 1
+    call.cancel()
+
+
+async def test_what_a_drafter_forgot_is_replayed_to_it(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, start_drafter: StartDrafter
+) -> None:
+    drafter = await start_drafter()
+    running = await start_gateway(verifiers=[verifier.address], drafters=[drafter.server.address])
+    text = repeats(100)
+    call = running.call(*PROMPT)
+    opened = await verifier.nth("open", 0)
+    verifier.send(verifier.decided(opened.sequence_id, 50, text[:5]))
+    await verifier.nth("draft", 0)
+    drafter.store.release(opened.sequence_id)
+    verifier.send(verifier.decided(opened.sequence_id, 55, text[5:10]))
+    lost = await verifier.nth("draft", 1)
+    assert (lost.base_length, lost.token_ids) == (60, [])
+    found = await verifier.nth("draft", 2)
+    assert (found.base_length, list(found.token_ids)) == (60, text[10:34])
+    call.cancel()
+
+
+async def test_a_sequence_that_the_drafter_refuses_goes_on_without_drafts(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
+    scripted_drafter.answer = lambda delta: drafter_pb2.Proposal(
+        sequence_id=delta.sequence_id,
+        status=drafter_pb2.STATUS_INVALID,
+        message="token_ids: too long",
+    )
+    verifier.play(lambda opened: repeats(10))
+    output = await running.generate(*PROMPT)
+    assert output.token_ids == repeats(10)
+    assert output.usage.num_drafts == 0
+    assert [update.drafting for update in verifier.commands("update")] == [False]
+    assert any(entry.get("reason") == "token_ids: too long" for entry in running.log)
+
+
+async def test_answers_that_make_no_sense_end_the_stream_and_not_the_request(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
+    scripted_drafter.answer = lambda delta: drafter_pb2.Proposal(
+        sequence_id="somebody else", status=drafter_pb2.STATUS_OK
+    )
+    verifier.play(lambda opened: repeats(10))
+    output = await running.generate(*PROMPT)
+    assert output.token_ids == repeats(10)
+    assert any("makes no sense" in str(entry.get("reason")) for entry in running.log)
+    scripted_drafter.answer = no_match
+
+
+async def test_drafts_that_are_wrong_change_nothing_but_the_counts(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
+    scripted_drafter.answer = lambda delta: drafter_pb2.Proposal(
+        sequence_id=delta.sequence_id,
+        base_length=delta.base_length + len(delta.token_ids),
+        token_ids=[2047] * 100,
+        status=drafter_pb2.STATUS_OK,
+    )
+    verifier.play(lambda opened: repeats(10))
+    output = await running.generate(*PROMPT, max_new_tokens=10)
+    assert output.token_ids == repeats(10)[:10]
+    assert output.usage.num_drafts == 8, "not at the first token, nor where one is left"
+    assert output.usage.num_draft_tokens == 7 + 7 + 6 + 5 + 4 + 3 + 2 + 1
+    assert output.usage.num_accepted_tokens == 0
+
+
+async def test_of_several_drafters_one_that_is_down_takes_only_its_own_sequences_along(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, start_drafter: StartDrafter
+) -> None:
+    drafter = await start_drafter()
+    verifier.play(lambda opened: repeats(40))
+    running = await start_gateway(
+        verifiers=[verifier.address],
+        drafters=[drafter.server.address, "127.0.0.1:1"],
+        are_drafters_up=False,
+    )
+    await until(lambda: running.gateway.fleet.drafters[0].is_up)
+    outputs = await asyncio.gather(*(running.generate(*PROMPT) for _ in range(24)))
+    assert all(output.token_ids == repeats(40) for output in outputs)
+    drafted = [output.usage.num_drafts > 0 for output in outputs]
+    assert any(drafted)
+    assert not all(drafted)
+
+
+async def test_a_drafters_end_while_a_client_waits_does_not_hold_the_client_up(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address],
+        drafters=[scripted_drafter.address],
+        client_delay_s=1000.0,
+        draft_deadline_s=1000.0,
+    )
+    call = running.call(*PROMPT)
+    await read(call)
+    opened = await verifier.nth("open", 0)
+    await scripted_drafter.nth(0)
+    scripted_drafter.holds = True
+    verifier.send(verifier.decided(opened.sequence_id, 50, [3], finish=0))
+    await scripted_drafter.nth(1)
+    await scripted_drafter.stop()
+    assert (await read(call)).chunk.token_ids == [3]
+    call.cancel()

@@ -1,0 +1,203 @@
+"""One choice's state: what is shown, what is counted, and what a stop string cuts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import UnavailableError, VerifierError
+from gateway.messages import Decided
+from gateway.request import Chunk, FinishReason
+from gateway.tokenization import Tokenizer
+from tests.gateway.making import decide, make_generation
+
+
+def chunk(**fields: object) -> Chunk:
+    return Chunk(
+        **{  # type: ignore[arg-type]
+            "choice_index": 0,
+            "offset": 0,
+            "token_ids": [],
+            "text": "",
+            "num_draft_tokens": 0,
+            "num_accepted_tokens": 0,
+            "num_steps": 1,
+            **fields,
+        }
+    )
+
+
+def test_what_is_decided_is_taken_only_after_it_was_published() -> None:
+    generation = make_generation()
+    decide(generation, [4])
+    assert generation.take() is None
+    assert not generation.changed.is_set()
+    generation.publish()
+    assert generation.changed.is_set()
+    assert generation.take() == chunk(token_ids=[4])
+    assert generation.take() is None
+
+
+def test_each_step_taken_in_time_is_a_chunk_of_its_own() -> None:
+    generation = make_generation()
+    decide(generation, [4, 5, 6], drafts=7, accepted=2)
+    generation.publish()
+    first = generation.take()
+    decide(generation, [7])
+    generation.publish()
+    assert first == chunk(token_ids=[4, 5, 6], num_draft_tokens=7, num_accepted_tokens=2)
+    assert generation.take() == chunk(offset=3, token_ids=[7])
+
+
+def test_steps_that_the_client_did_not_take_merge() -> None:
+    generation = make_generation()
+    for step in ([4, 5], [6], [7, 8]):
+        decide(generation, step, drafts=2, accepted=len(step) - 1)
+        generation.publish()
+    assert generation.take() == chunk(
+        token_ids=[4, 5, 6, 7, 8], num_draft_tokens=6, num_accepted_tokens=2, num_steps=3
+    )
+
+
+def test_usage_tells_the_steps_the_drafts_and_where_they_were_accepted() -> None:
+    generation = make_generation([9] * 5)
+    generation.num_cached_tokens = 4
+    decide(generation, [1])
+    decide(generation, [2, 3, 4], drafts=3, accepted=2)
+    decide(generation, [5, 6], drafts=2, accepted=1)
+    decide(generation, [7], drafts=4)
+    generation.publish()
+    usage = generation.usage()
+    assert usage.prompt_tokens == 5
+    assert usage.cached_tokens == 4
+    assert usage.output_tokens == 7
+    assert usage.num_steps == 4
+    assert usage.num_drafts == 3
+    assert usage.num_draft_tokens == 9
+    assert usage.num_accepted_tokens == 3
+    assert usage.accepted_per_position == (2, 1, 0, 0)
+
+
+def test_the_stop_token_is_a_token_and_no_text(tokenizer: Tokenizer) -> None:
+    generation = make_generation(tokenizer=tokenizer)
+    a, b = (tokenizer.encode(character)[0] for character in "ab")
+    decide(generation, [a, b], finish=FinishReason.STOP)
+    generation.publish()
+    taken = generation.take()
+    assert taken == chunk(token_ids=[a, b], text="a")
+    assert generation.finish_reason is FinishReason.STOP
+
+
+def test_at_the_length_limit_the_last_token_is_text_and_held_text_is_let_go(
+    tokenizer: Tokenizer,
+) -> None:
+    generation = make_generation(tokenizer=tokenizer, stop_sequences=["abc"])
+    decide(generation, tokenizer.encode("xab"), finish=FinishReason.LENGTH)
+    generation.publish()
+    taken = generation.take()
+    assert taken is not None
+    assert taken.text == "xab"
+    assert generation.finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_string_drops_what_was_decided_beyond_it(tokenizer: Tokenizer) -> None:
+    generation = make_generation(tokenizer=tokenizer, stop_sequences=["cd"])
+    ids = [tokenizer.encode(character)[0] for character in "abcdefgh"]
+    decide(generation, ids[:1])
+    decide(generation, ids[1:6], drafts=7, accepted=4)  # b c d e f: d completes it
+    decide(generation, ids[6:8], drafts=7, accepted=1)  # decided before anybody looked
+    counted = generation.publish()
+    assert [step.num_tokens for step in counted] == [1, 3]
+    taken = generation.take()
+    assert taken == chunk(
+        token_ids=ids[:4], text="ab", num_draft_tokens=7, num_accepted_tokens=3, num_steps=2
+    )
+    assert generation.finish_reason is FinishReason.STOP
+    assert generation.token_ids == [1, 2, 3, *ids[:4]]
+    usage = generation.usage()
+    assert (usage.output_tokens, usage.num_steps, usage.num_drafts) == (4, 2, 1)
+    assert (usage.num_draft_tokens, usage.num_accepted_tokens) == (7, 3)
+    assert usage.accepted_per_position == (1, 1, 1, 0, 0, 0, 0)
+
+
+def test_a_stop_string_goes_before_a_stop_token_behind_it(tokenizer: Tokenizer) -> None:
+    generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"])
+    ids = [tokenizer.encode(character)[0] for character in "abc"]
+    decide(generation, [*ids, 0], finish=FinishReason.STOP)
+    generation.publish()
+    taken = generation.take()
+    assert taken is not None
+    assert (taken.text, taken.token_ids) == ("a", ids[:2])
+
+
+def test_the_stop_token_does_not_complete_a_stop_string(tokenizer: Tokenizer) -> None:
+    generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"])
+    a, b = (tokenizer.encode(character)[0] for character in "ab")
+    decide(generation, [a, b], finish=FinishReason.STOP)
+    generation.publish()
+    assert generation.usage().output_tokens == 2
+
+
+def test_given_output_counts_in_offsets_and_length_and_not_in_steps() -> None:
+    generation = make_generation([1, 2], output_token_ids=[3, 4, 5])
+    decide(generation, [6])
+    generation.publish()
+    assert generation.take() == chunk(offset=3, token_ids=[6])
+    assert generation.usage().output_tokens == 4
+    assert generation.usage().num_steps == 1
+
+
+def test_a_decision_for_another_length_is_the_verifiers_mistake() -> None:
+    generation = make_generation([1, 2, 3])
+    wrong = Decided("sequence", 5, [4], 0, 0, 24, FinishReason.UNFINISHED)
+    with pytest.raises(VerifierError, match="3 tokens from 5"):
+        generation.decide(wrong)
+    assert generation.token_ids == [1, 2, 3]
+
+
+def test_what_was_published_can_be_taken_after_a_failure() -> None:
+    generation = make_generation()
+    decide(generation, [4])
+    generation.publish()
+    generation.fail(UnavailableError("gone"))
+    assert generation.is_over
+    assert generation.take() == chunk(token_ids=[4])
+    decide(generation, [5])
+    assert generation.publish() == ()
+    assert generation.take() is None
+
+
+def test_the_end_is_reached_once() -> None:
+    generation = make_generation()
+    generation.cancel()
+    generation.fail(UnavailableError("late"))
+    assert generation.error is None
+    assert generation.finish_reason is FinishReason.CANCELLED
+
+
+@given(
+    steps=st.lists(st.lists(st.integers(5, 300), min_size=1, max_size=8), max_size=12),
+    published=st.sets(st.integers(0, 12)),
+    taken=st.sets(st.integers(0, 12)),
+)
+def test_however_it_is_published_and_taken_every_token_comes_once_and_in_order(
+    steps: list[list[int]], published: set[int], taken: set[int]
+) -> None:
+    generation = make_generation()
+    chunks = []
+    for index, step in enumerate(steps):
+        decide(generation, step, drafts=len(step), accepted=len(step) - 1)
+        if index in published:
+            generation.publish()
+        if index in taken:
+            chunks.append(generation.take())
+    generation.publish()
+    chunks.append(generation.take())
+    come: list[int] = []
+    num_steps = 0
+    for part in chunks:
+        if part is not None:
+            assert part.offset == len(come)
+            come += part.token_ids
+            num_steps += part.num_steps
+    assert come == [token_id for step in steps for token_id in step]
+    assert num_steps == generation.usage().num_steps == len(steps)

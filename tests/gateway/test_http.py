@@ -1,0 +1,111 @@
+"""The HTTP door: metrics for Prometheus, health for load balancers."""
+
+import asyncio
+import json
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.config import GatewayConfig
+from gateway.server import GatewayServer
+from servicekit.config import ConfigError, ServerOptions
+from servicekit.logs import Logger
+from tests.gateway.running_gateway import RunningGateway, StartGateway, until
+from tests.gateway.scripted_verifier import ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+GATEWAY_METRICS = {
+    "tandem_generation_steps",
+    "tandem_spec_decode_num_drafts",
+    "tandem_spec_decode_num_draft_tokens",
+    "tandem_spec_decode_num_accepted_tokens",
+    "tandem_spec_decode_num_accepted_tokens_per_pos",
+    "tandem_generation_tokens",
+    "tandem_prompt_tokens",
+    "tandem_request_success",
+    "tandem_requests_shed",
+    "tandem_request_resumes",
+    "tandem_num_requests_running",
+    "tandem_num_requests_waiting",
+    "tandem_time_to_first_token_seconds",
+    "tandem_inter_token_latency_seconds",
+    "tandem_e2e_request_latency_seconds",
+    "tandem_draft_round_trip_seconds",
+}
+
+
+async def get(running: RunningGateway, path: str) -> tuple[int, dict[str, str], str]:
+    """A request by hand: status, headers, body."""
+    assert running.gateway.http_address is not None
+    host, port = running.gateway.http_address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    async with asyncio.timeout(10):
+        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    status_line, *lines = head.split("\r\n")
+    headers = {line.split(": ")[0].lower(): line.split(": ", 1)[1] for line in lines}
+    return int(status_line.split()[1]), headers, body
+
+
+async def test_metrics_are_all_there_in_prometheus_form(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 6, 7, 0])
+    running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
+    await running.generate(1, 2)
+    status, headers, body = await get(running, "/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain; version=")
+    families = {family.name: family for family in text_string_to_metric_families(body)}
+    assert set(families) >= GATEWAY_METRICS
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    assert samples["tandem_generation_tokens_total",] == 4
+    assert samples["tandem_prompt_tokens_total",] == 2
+    assert samples["tandem_request_success_total", "stop"] == 1
+    assert samples["tandem_request_success_total", "length"] == 0
+
+
+async def test_health_tells_the_truth(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
+    status, headers, body = await get(running, "/health")
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert json.loads(body) == {"status": "serving"}
+    await verifier.stop()
+    await until(lambda: not running.gateway.frontend.is_serving)
+    status, _, body = await get(running, "/health")
+    assert (status, json.loads(body)) == (503, {"status": "not_serving"})
+
+
+async def test_other_paths_are_not_found(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
+    assert (await get(running, "/v1/what"))[0] == 404
+
+
+async def test_an_address_that_is_taken_is_named(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    registry: CollectorRegistry,
+    logger: Logger,
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
+    config = GatewayConfig(
+        server=ServerOptions(listen="127.0.0.1:0"),
+        http_listen=running.gateway.http_address,
+        verifiers=[verifier.address],
+    )
+    second = GatewayServer(config, registry=registry, logger=logger)
+    with pytest.raises(ConfigError, match="in use") as caught:
+        await second.start()
+    assert caught.value.key == "--http-listen"

@@ -1,0 +1,93 @@
+"""`python -m gateway` as operators see it."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tandem.v1 import gateway_pb2, gateway_pb2_grpc
+from tests.gateway.running_gateway import read
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextlib.asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The process, killed at the end if it is still there."""
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "gateway",
+        *arguments,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "TANDEM_GATEWAY_METRICS_LISTEN": ""},
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.communicate()
+
+
+async def test_it_is_ready_with_its_first_verifier_and_drains_on_sigterm(
+    verifier: ScriptedVerifier,
+) -> None:
+    address = verifier.address
+    await verifier.stop()
+    arguments = ("--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+    async with process(*arguments, "--verifiers", address) as gateway, asyncio.timeout(60):
+        assert gateway.stdout is not None
+        line = asyncio.ensure_future(gateway.stdout.readline())
+        await asyncio.wait({line}, timeout=0.5)
+        assert not line.done(), "no verifier, no ready line"
+        await verifier.start(address)
+        words = (await line).decode().split()
+        assert words[0] == "ready"
+        fields = dict(word.split("=") for word in words[1:])
+        assert set(fields) == {"grpc", "http"}
+        async with grpc.aio.insecure_channel(fields["grpc"]) as channel:
+            stub = gateway_pb2_grpc.GenerationServiceStub(channel)
+            call = stub.Generate(
+                gateway_pb2.GenerateRequest(tokens=gateway_pb2.TokenIds(token_ids=[1]))
+            )
+            await read(call)
+            opened = await verifier.nth("open", 0)
+            gateway.send_signal(signal.SIGTERM)
+            verifier.send(verifier.decided(opened.sequence_id, 1, [5], finish=STOP))
+            assert list((await read(call)).chunk.token_ids) == [5]
+            assert (await read(call)).finished.finish_reason == STOP
+        assert await gateway.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((), "--verifiers: is required"),
+        (
+            ("--verifiers", "127.0.0.1:1", "--tokenizer", "/nowhere"),
+            "--tokenizer: /nowhere/tokenizer.json: no such file",
+        ),
+        (("--verifiers", "verifier.example:50052"), "--peer-tls-ca: verifier.example:50052 is"),
+    ],
+)
+async def test_a_mistake_in_the_configuration_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], error: str
+) -> None:
+    async with process(*arguments) as gateway, asyncio.timeout(60):
+        stdout, stderr = await gateway.communicate()
+    assert gateway.returncode == 2
+    assert stdout == b""
+    (line,) = stderr.decode().splitlines()
+    assert error in line

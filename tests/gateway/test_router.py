@@ -1,0 +1,75 @@
+"""Routing: equal keys together, nobody overloaded, few moves."""
+
+import collections
+
+from gateway.router import (
+    LOAD_FACTOR,
+    PREFIX_TOKENS,
+    Candidate,
+    affinity_of,
+    choose_drafter,
+    choose_verifier,
+    rank,
+)
+
+NAMES = [f"verifier-{index}:50052" for index in range(5)]
+
+
+def idle(names: list[str]) -> list[Candidate]:
+    return [Candidate(name=name, load=0) for name in names]
+
+
+def test_prompts_with_one_beginning_go_to_one_verifier() -> None:
+    beginning = list(range(PREFIX_TOKENS))
+    chosen = {
+        choose_verifier(affinity_of("", [*beginning, end]), idle(NAMES), 1) for end in range(20)
+    }
+    assert len(chosen) == 1
+
+
+def test_the_clients_key_goes_before_the_prompt() -> None:
+    chosen = {choose_verifier(affinity_of("session-7", [end]), idle(NAMES), 1) for end in range(20)}
+    assert len(chosen) == 1
+    assert affinity_of("a", [1]) != affinity_of("b", [1])
+
+
+def test_keys_spread_over_all_verifiers() -> None:
+    counts = collections.Counter(
+        choose_verifier(affinity_of(f"key {index}", []), idle(NAMES), 1) for index in range(1000)
+    )
+    assert set(counts) == set(NAMES)
+    assert max(counts.values()) < 2 * min(counts.values())
+
+
+def test_when_one_goes_only_its_own_keys_move() -> None:
+    for index in range(200):
+        key = f"key {index}".encode()
+        best = rank(key, NAMES)
+        without_first = rank(key, [name for name in NAMES if name != NAMES[0]])
+        assert without_first == [name for name in best if name != NAMES[0]]
+
+
+def test_nobody_carries_much_more_than_the_mean_even_if_all_keys_are_equal() -> None:
+    load = dict.fromkeys(NAMES, 0)
+    for _ in range(100):
+        candidates = [Candidate(name=name, load=load[name]) for name in NAMES]
+        load[choose_verifier(b"one key", candidates, 1)] += 1
+    assert max(load.values()) <= LOAD_FACTOR * 100 / len(NAMES) + 1
+    assert sum(load.values()) == 100
+
+
+def test_a_request_larger_than_the_bound_goes_to_its_first_choice() -> None:
+    chosen = choose_verifier(b"key", idle(NAMES), 16)
+    assert chosen == rank(b"key", NAMES)[0]
+
+
+def test_the_choice_does_not_depend_on_the_order_of_the_candidates() -> None:
+    for index in range(50):
+        key = f"key {index}".encode()
+        assert rank(key, NAMES) == rank(key, NAMES[::-1])
+
+
+def test_a_sequence_has_one_drafter_if_there_are_any() -> None:
+    assert choose_drafter("abc", []) is None
+    assert choose_drafter("abc", NAMES) == choose_drafter("abc", NAMES[::-1])
+    assert len({choose_drafter(f"{index:032x}", NAMES) for index in range(100)}) == len(NAMES)

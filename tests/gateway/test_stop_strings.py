@@ -1,0 +1,71 @@
+"""Stop strings: however the text is cut into pieces, the same answer as a search of the whole."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.stop_strings import StopStrings
+
+# Few letters, so that beginnings of stop strings are everywhere.
+TEXTS = st.text(alphabet="ab\N{SNOWMAN}", max_size=30)
+STOPS = st.lists(st.text(alphabet="ab\N{SNOWMAN}", min_size=1, max_size=5), max_size=4)
+
+
+def search(text: str, stops: list[str]) -> tuple[str, bool]:
+    """The oracle: tries every end of the text, shortest first."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))], True
+    return text, False
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    bounds = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+@given(text=TEXTS, stops=STOPS, cuts=st.lists(st.integers(0, 1000), max_size=8))
+def test_a_stream_shows_what_a_search_of_the_whole_text_would(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    watched = StopStrings(stops)
+    shown = ""
+    for piece in pieces_of(text, cuts):
+        shown += watched.feed(piece)
+        if watched.stopped:
+            break
+    else:
+        shown += watched.finish()
+    assert (shown, watched.stopped) == search(text, stops)
+
+
+@given(text=TEXTS, stops=STOPS)
+def test_nothing_is_shown_that_a_stop_string_takes_back_and_nothing_is_held_without_need(
+    text: str, stops: list[str]
+) -> None:
+    watched = StopStrings(stops)
+    shown = ""
+    for index, character in enumerate(text):
+        shown += watched.feed(character)
+        if watched.stopped:
+            return
+        held = text[len(shown) : index + 1]
+        assert any(stop.startswith(held) for stop in stops) or not held
+
+
+def test_of_two_strings_that_end_together_the_longer_counts() -> None:
+    watched = StopStrings(["c", "abc"])
+    assert watched.feed("xabcy") == "x"
+
+
+def test_a_string_that_is_complete_earlier_counts_even_if_another_began_before() -> None:
+    watched = StopStrings(["abcd", "b"])
+    assert watched.feed("abcd") == "a"
+
+
+def test_an_empty_stop_string_is_a_mistake_of_ours() -> None:
+    with pytest.raises(AssertionError):
+        StopStrings([""])

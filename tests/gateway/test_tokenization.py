@@ -1,0 +1,141 @@
+"""Tokens to text and back: a stream gives the text of the whole, and no broken characters."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from gateway.tokenization import REPLACEMENT, Detokenizer, Tokenizer, TokenizerLoadError
+
+MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+BUNDLED = Tokenizer.load(MODEL_FOLDER)
+
+
+def sentencepiece_like() -> Tokenizer:
+    """A tokenizer with leading spaces and byte fallback, as SentencePiece models have."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    words += ["▁the", "▁cat", "s", "▁sat", "e", "h", "t", "a", "c"]
+    vocab = {word: index for index, word in enumerate(words)}
+    model = models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return Tokenizer(tokenizer)
+
+
+SENTENCEPIECE = sentencepiece_like()
+
+
+def byte_level_with_added_tokens() -> Tokenizer:
+    """A byte-level tokenizer with added tokens that are ordinary text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: index for index, character in enumerate(alphabet)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(["<tool call>", "naïve", "日本"])
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    return Tokenizer(tokenizer)
+
+
+ADDED = byte_level_with_added_tokens()
+
+
+def streamed(detokenizer: Detokenizer, pieces: list[list[int]]) -> list[str]:
+    return [*(detokenizer.feed(piece) for piece in pieces), detokenizer.finish()]
+
+
+@given(ids=st.lists(st.integers(0, 2047), max_size=40), step=st.integers(1, 7))
+def test_any_tokens_stream_to_the_text_of_the_whole(ids: list[int], step: int) -> None:
+    pieces = [ids[start : start + step] for start in range(0, len(ids), step)]
+    assert "".join(streamed(BUNDLED.detokenizer(), pieces)) == BUNDLED.decode(ids)
+
+
+@given(ids=st.lists(st.integers(0, 259), max_size=30))
+def test_added_tokens_stream_to_the_text_of_the_whole(ids: list[int]) -> None:
+    assert "".join(streamed(ADDED.detokenizer(), [[i] for i in ids])) == ADDED.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, ADDED, SENTENCEPIECE])
+@given(text=st.text(max_size=20))
+def test_a_split_character_is_never_shown_broken(tokenizer: Tokenizer, text: str) -> None:
+    text = text.replace(REPLACEMENT, "")
+    ids = tokenizer.encode(text)
+    parts = streamed(tokenizer.detokenizer(), [[token_id] for token_id in ids])
+    assert not any(REPLACEMENT in part for part in parts)
+    assert "".join(parts) == tokenizer.decode(ids)
+
+
+@given(text=st.text(alphabet="the cats at日é", max_size=20), step=st.integers(1, 5))
+def test_leading_spaces_of_later_words_are_kept(text: str, step: int) -> None:
+    ids = SENTENCEPIECE.encode(text)
+    pieces = [ids[start : start + step] for start in range(0, len(ids), step)]
+    assert "".join(streamed(SENTENCEPIECE.detokenizer(), pieces)) == SENTENCEPIECE.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
+def test_a_character_appears_with_its_last_token(tokenizer: Tokenizer) -> None:
+    detokenizer = tokenizer.detokenizer()
+    *first, last = tokenizer.encode("\N{GRINNING FACE}")
+    assert first, "the character must take several tokens"
+    assert not "".join(detokenizer.feed([token_id]) for token_id in first).strip()
+    assert detokenizer.feed([last]).strip() == "\N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
+def test_an_incomplete_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer) -> None:
+    detokenizer = tokenizer.detokenizer()
+    ids = tokenizer.encode("\N{GRINNING FACE}")[:-1]
+    assert REPLACEMENT not in detokenizer.feed(ids)
+    assert REPLACEMENT in detokenizer.finish()
+
+
+def test_bytes_that_never_become_text_do_not_pile_up() -> None:
+    detokenizer = SENTENCEPIECE.detokenizer()
+    byte = SENTENCEPIECE.encode("\N{GRINNING FACE}")[-1]  # a continuation byte
+    shown = "".join(detokenizer.feed([byte]) for _ in range(100))
+    assert len(shown) > 50
+
+
+def test_special_tokens_of_a_prompt_are_recognised_and_none_are_added() -> None:
+    assert BUNDLED.encode("<|code|>x<|out|>") == [1, *BUNDLED.encode("x"), 4]
+
+
+def test_special_tokens_and_unknown_ids_have_no_text() -> None:
+    detokenizer = BUNDLED.detokenizer()
+    x = BUNDLED.encode("x")
+    assert detokenizer.feed([1, *x, 0, 151_000, *x]) == "xx"
+
+
+def test_a_truncation_left_in_the_file_does_not_cut_prompts(tmp_path: Path) -> None:
+    content = json.loads((MODEL_FOLDER / "tokenizer.json").read_text())
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert len(Tokenizer.load(tmp_path).encode("a b c d e f")) > 2
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerLoadError, match="no such file"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerLoadError, match="not a tokenizer"):
+        Tokenizer.load(tmp_path)

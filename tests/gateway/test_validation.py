@@ -1,0 +1,227 @@
+"""What is refused, and by which field's name; and what is filled in."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from gateway.errors import InvalidRequestError, UnsupportedFieldError
+from gateway.request import (
+    AcceptedRequest,
+    GenerateRequest,
+    Model,
+    Overlap,
+    SamplingParams,
+    SpeculationParams,
+    Tie,
+)
+from gateway.validation import RequestDefaults, accept, check_request, find_model, pool_id
+
+MODEL = Model(
+    model_id="model",
+    model_digest="",
+    vocab_size=100,
+    max_model_len=64,
+    max_num_speculative_tokens=7,
+    num_verifiers=1,
+)
+
+
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"prompt_token_ids": [1, 2, 3], **fields})
+
+
+def sampling(**fields: Any) -> GenerateRequest:
+    return request(sampling=SamplingParams(**fields))
+
+
+def speculation(**fields: Any) -> GenerateRequest:
+    return request(speculation=SpeculationParams(**fields))
+
+
+def accepted(
+    made: GenerateRequest, *, defaults: RequestDefaults | None = None, **model: Any
+) -> AcceptedRequest:
+    check_request(made, has_tokenizer=True)
+    return accept(
+        made,
+        prompt_token_ids=made.prompt_token_ids or [5] * len(made.text or ""),
+        model=dataclasses.replace(MODEL, **model),
+        defaults=defaults or RequestDefaults(),
+    )
+
+
+NAN = math.nan
+INFINITY = math.inf
+
+INVALID = [
+    ("prompt", request(prompt_token_ids=None)),
+    ("text", request(prompt_token_ids=None, text="")),
+    ("tokens.token_ids", request(prompt_token_ids=[])),
+    ("tokens.token_ids", request(prompt_token_ids=[1, 100])),
+    ("tokens.token_ids", request(prompt_token_ids=[1] * 64)),
+    ("text", request(prompt_token_ids=None, text="x" * 64)),
+    ("request_id", request(request_id="x" * 257)),
+    ("request_id", request(request_id="é" * 129)),
+    ("max_new_tokens", request(max_new_tokens=0)),
+    ("output_token_ids", request(output_token_ids=[100])),
+    ("output_token_ids", request(output_token_ids=[5] * 3, max_new_tokens=3)),
+    ("output_token_ids", request(output_token_ids=[5] * 61)),
+    ("stop_sequences[1]", request(stop_sequences=["a", ""])),
+    ("stop_sequences[0]", request(stop_sequences=["x" * 257])),
+    ("stop_sequences", request(stop_sequences=["x"] * 17)),
+    ("stop_token_ids", request(stop_token_ids=[1] * 65)),
+    ("stop_token_ids", request(stop_token_ids=[100])),
+    ("n", request(num_choices=0)),
+    ("n", request(num_choices=17)),
+    ("sampling.temperature", sampling(temperature=-0.1)),
+    ("sampling.temperature", sampling(temperature=NAN)),
+    ("sampling.temperature", sampling(temperature=INFINITY)),
+    ("sampling.top_p", sampling(top_p=0.0)),
+    ("sampling.top_p", sampling(top_p=2.0)),
+    ("sampling.top_p", sampling(top_p=NAN)),
+    ("sampling.min_p", sampling(min_p=-0.1)),
+    ("sampling.min_p", sampling(min_p=1.1)),
+    ("sampling.min_p", sampling(min_p=NAN)),
+    ("sampling.repetition_penalty", sampling(repetition_penalty=0.0)),
+    ("sampling.repetition_penalty", sampling(repetition_penalty=INFINITY)),
+    ("sampling.frequency_penalty", sampling(frequency_penalty=2.1)),
+    ("sampling.frequency_penalty", sampling(frequency_penalty=NAN)),
+    ("sampling.presence_penalty", sampling(presence_penalty=-2.1)),
+    ("sampling.logit_bias", sampling(logit_bias={1: 101.0})),
+    ("sampling.logit_bias", sampling(logit_bias={1: NAN})),
+    ("sampling.logit_bias", sampling(logit_bias={100: 1.0})),
+    ("sampling.logprobs_mode", sampling(logprobs_mode=9)),
+    ("speculation.num_speculative_tokens", speculation(num_speculative_tokens=8)),
+    ("speculation.num_speculative_tokens", speculation(enabled=False, num_speculative_tokens=8)),
+    ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=0)),
+    ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=33, prompt_lookup_max=33)),
+    ("speculation.prompt_lookup_max", speculation(prompt_lookup_max=0)),
+    ("speculation.prompt_lookup_max", speculation(prompt_lookup_max=33)),
+    ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=4, prompt_lookup_max=3)),
+    ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=6)),
+    ("speculation.prompt_lookup_max", speculation(prompt_lookup_max=1)),
+    ("speculation.overlap", speculation(overlap=9)),
+    ("speculation.tie", speculation(tie=9)),
+    ("speculation.pool", speculation(pool="p" * 129)),
+]
+
+UNSUPPORTED = [
+    ("priority", request(priority=1)),
+    ("priority", request(priority=-1)),
+    ("sampling.prompt_logprobs", sampling(prompt_logprobs=3)),
+]
+
+
+@pytest.mark.parametrize(("field", "made"), INVALID)
+def test_a_bad_value_is_invalid_and_its_field_is_named(field: str, made: GenerateRequest) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        accepted(made)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("field", "made"), UNSUPPORTED)
+def test_what_is_not_there_yet_is_refused_by_name(field: str, made: GenerateRequest) -> None:
+    with pytest.raises(UnsupportedFieldError) as caught:
+        accepted(made)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        request(request_id="x" * 256),
+        request(prompt_token_ids=[99] * 63),
+        request(stop_sequences=["x" * 256] * 16),
+        request(stop_token_ids=[99] * 64),
+        request(num_choices=16),
+        request(output_token_ids=[5] * 60),
+        sampling(temperature=5.0, top_p=1.0, top_k=7, min_p=1.0),
+        sampling(repetition_penalty=0.5, frequency_penalty=-2.0, presence_penalty=2.0),
+        sampling(logit_bias={0: -100.0, 99: 100.0}, min_new_tokens=5),
+        speculation(num_speculative_tokens=7, prompt_lookup_min=32, prompt_lookup_max=32),
+        speculation(prompt_lookup_min=1, prompt_lookup_max=1),
+        speculation(overlap=Overlap.ALLOWED, tie=Tie.LATEST),
+    ],
+)
+def test_what_is_just_within_the_limits_is_accepted(made: GenerateRequest) -> None:
+    accepted(made)
+
+
+def test_text_and_stop_sequences_need_a_tokenizer() -> None:
+    for field, made in (
+        ("text", GenerateRequest(text="hello")),
+        ("stop_sequences", request(stop_sequences=["x"])),
+    ):
+        check_request(made, has_tokenizer=True)
+        with pytest.raises(UnsupportedFieldError) as caught:
+            check_request(made, has_tokenizer=False)
+        assert caught.value.field == field
+
+
+def test_the_servers_own_limit_on_prompts_is_kept() -> None:
+    accepted(request(), defaults=RequestDefaults(max_prompt_tokens=3))
+    with pytest.raises(InvalidRequestError, match="limit of 2") as caught:
+        accepted(request(), defaults=RequestDefaults(max_prompt_tokens=2))
+    assert caught.value.field == "tokens.token_ids"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given"), [(None, 61), (1, 1), (61, 61), (62, 61), (2**32 - 1, 61)]
+)
+def test_the_output_is_as_long_as_wanted_and_as_the_model_allows(
+    wanted: int | None, given: int
+) -> None:
+    assert accepted(request(max_new_tokens=wanted)).max_new_tokens == given
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (SpeculationParams(), 4),
+        (SpeculationParams(enabled=True), 4),
+        (SpeculationParams(enabled=False), 0),
+        (SpeculationParams(enabled=False, num_speculative_tokens=3), 0),
+        (SpeculationParams(num_speculative_tokens=0), 0),
+        (SpeculationParams(num_speculative_tokens=7), 7),
+    ],
+)
+def test_how_much_is_speculated(params: SpeculationParams, expected: int) -> None:
+    made = accepted(request(speculation=params), defaults=RequestDefaults(num_speculative_tokens=4))
+    assert made.num_speculative_tokens == expected
+    assert made.wants_drafts == (expected > 0)
+
+
+def test_the_default_gives_way_to_the_verifiers_limit() -> None:
+    made = accepted(
+        request(),
+        defaults=RequestDefaults(num_speculative_tokens=7),
+        max_num_speculative_tokens=2,
+    )
+    assert made.num_speculative_tokens == 2
+
+
+def test_a_request_without_an_id_or_a_seed_gets_its_own() -> None:
+    one, two = accepted(request()), accepted(request())
+    assert one.request_id
+    assert one.request_id != two.request_id
+    assert one.seed != two.seed
+    fixed = accepted(request(request_id="mine", sampling=SamplingParams(seed=0)))
+    assert (fixed.request_id, fixed.seed) == ("mine", 0)
+
+
+def test_the_model_is_the_one_named_or_the_only_one() -> None:
+    other = dataclasses.replace(MODEL, model_id="other")
+    assert find_model("", {"model": MODEL}) is MODEL
+    assert find_model("other", {"model": MODEL, "other": other}) is other
+    for model_id, models in (("what", {"model": MODEL}), ("", {"model": MODEL, "other": other})):
+        with pytest.raises(InvalidRequestError) as caught:
+            find_model(model_id, models)
+        assert caught.value.field == "model_id"
+
+
+def test_no_tenant_can_name_anothers_pool() -> None:
+    assert pool_id("a", "b/c") != pool_id("a/b", "c")
+    assert pool_id("a", "x") != pool_id("b", "x")
+    assert pool_id("a", "") == ""

@@ -1,0 +1,212 @@
+"""A verifier that goes away, or says what makes no sense, takes its own requests along."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gateway.messages import Hint
+from servicekit.errors import field_violation, retry_after_ms
+from tandem.v1 import gateway_pb2
+from tests.gateway.conftest import StartVerifier
+from tests.gateway.running_gateway import Output, StartGateway, add, collect, error_of, read, until
+from tests.gateway.scripted_drafter import ScriptedDrafter
+from tests.gateway.scripted_verifier import ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+
+async def test_a_verifiers_end_is_unavailable_after_what_was_decided(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address],
+        drafters=[scripted_drafter.address],
+        client_delay_s=1000.0,  # what was decided is still waiting for hints
+    )
+    call = running.call(1)
+    opened = await verifier.nth("open", 0)
+    await scripted_drafter.nth(0)
+    scripted_drafter.holds = True
+    verifier.send(verifier.decided(opened.sequence_id, 1, [5]))
+    await scripted_drafter.nth(1)
+    verifier.end_session()
+    output = Output()
+    add(output, await read(call))
+    add(output, await read(call))
+    assert output.token_ids == [5]
+    error = await error_of(call)
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert retry_after_ms(error) == 1000
+    scripted_drafter.let_go()
+    await scripted_drafter.until(lambda: scripted_drafter.releases() == [opened.sequence_id])
+
+
+async def test_what_was_not_sent_before_a_verifiers_end_is_not_sent_after_it(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    call = running.call(1)
+    await verifier.nth("open", 0)
+    (link,) = running.gateway.fleet.verifiers
+    (sequence_id,) = running.gateway.coordinator._sequences
+    link.hint([Hint(sequence_id, 1, [5], 0)])
+    link.close("another")
+    link.on_down()  # before the writer had its turn
+    assert link.next_request() is None
+    assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
+    assert link.is_idle
+
+
+async def test_a_verifier_that_comes_back_is_used_again(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address])
+    verifier.end_session()
+    await until(lambda: verifier.num_sessions == 2)
+    await until(lambda: running.gateway.frontend.is_serving)
+    assert (await running.generate(1)).token_ids == [5, 0]
+
+
+async def test_without_a_verifier_requests_are_unavailable_and_health_says_so(
+    start_gateway: StartGateway,
+) -> None:
+    running = await start_gateway(
+        verifiers=["127.0.0.1:1"], is_serving=False, connect_timeout_s=0.05
+    )
+    error = await error_of(running.call(1))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert retry_after_ms(error) == 1000
+    assert running.sample("tandem_requests_shed_total", reason="no_verifier") == 1
+    assert not (await running.stub.ListModels(gateway_pb2.ListModelsRequest())).models
+    assert not running.gateway.frontend.is_serving
+    await until(lambda: [entry["event"] for entry in running.log] == ["peer_unreachable"])
+
+
+async def test_only_the_requests_of_the_verifier_that_went_away_fail(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifiers = [await start_verifier(), await start_verifier()]
+    running = await start_gateway(verifiers=[verifier.address for verifier in verifiers])
+    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+    calls = [running.call(index) for index in range(8)]  # the bound on loads spreads them
+    await until(lambda: sum(len(v.commands("open")) for v in verifiers) == 8)
+    lost, kept = verifiers
+    num_lost = len(lost.commands("open"))
+    assert 0 < num_lost < 8
+    lost.end_session()
+    for opened in kept.commands("open"):
+        kept.send(kept.decided(opened.sequence_id, 1, [7], finish=1))
+    ends = []
+    for call in calls:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await collect(call)
+        ends.append((await call.code()).name)
+    assert sorted(ends) == ["OK"] * (8 - num_lost) + ["UNAVAILABLE"] * num_lost
+    assert running.gateway.frontend.is_serving
+
+
+async def test_a_decision_that_does_not_fit_fails_its_request_alone(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    wrong, right = running.call(1), running.call(1, 2)
+    await verifier.nth("open", 1)
+    opened = {len(command.token_ids): command for command in verifier.commands("open")}
+    verifier.send(
+        verifier.decided(opened[1].sequence_id, 9, [5]),
+        verifier.decided(opened[2].sequence_id, 2, [6], finish=1),
+    )
+    error, output = await asyncio.gather(error_of(wrong), collect(right))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert output.token_ids == [6]
+    assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
+
+
+async def test_a_command_that_belongs_to_no_sequence_is_logged_and_no_more(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address])
+    verifier.send(verifier.rejected("", code=3, message="unknown command"))
+    assert (await running.generate(1)).token_ids == [5, 0]
+    assert [e["message"] for e in running.log if e["event"] == "command_rejected"] == [
+        "unknown command"
+    ]
+
+
+async def test_a_model_is_as_wide_as_its_narrowest_verifier(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    one = await start_verifier(max_model_len=20, max_num_speculative_tokens=7, vocab_size=60)
+    two = await start_verifier(max_model_len=100, max_num_speculative_tokens=3, vocab_size=50)
+    running = await start_gateway(verifiers=[one.address, two.address])
+    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+    (model,) = (await running.stub.ListModels(gateway_pb2.ListModelsRequest())).models
+    assert (model.max_model_len, model.max_num_speculative_tokens) == (20, 3)
+    assert (model.vocab_size, model.num_verifiers) == (50, 2)
+    for prompt in ([1] * 20, [55]):
+        error = await error_of(running.call(*prompt))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_request_goes_to_a_verifier_of_its_model(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifiers = [await start_verifier() for _ in range(2)]
+    for index, verifier in enumerate(verifiers):
+        verifier.model_id = f"model-{index}"
+        verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address for verifier in verifiers])
+    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+    for index in range(8):
+        await running.generate(1, model_id="model-1", affinity_key=f"key {index}")
+    assert [len(verifier.commands("open")) for verifier in verifiers] == [0, 8]
+    error = await error_of(running.call(1))
+    assert (error.code(), field_violation(error)) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        ("model_id", "name one of the models served: model-0, model-1"),
+    )
+
+
+async def test_who_does_not_say_welcome_is_not_a_verifier(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier._welcome = lambda: verifier.send(verifier.opened("what"))  # type: ignore[method-assign]
+    running = await start_gateway(verifiers=[verifier.address], is_serving=False)
+    await until(lambda: verifier.num_ended_sessions >= 2)
+    assert not running.gateway.frontend.is_serving
+
+
+async def test_a_text_that_cannot_be_made_fails_its_request_alone(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
+    tokenizer = running.gateway.frontend._tokenizer
+    assert tokenizer is not None
+    find_bytes = tokenizer._find_bytes
+
+    def fail_on_seven(token_id: int) -> bytes:
+        if token_id == 7:
+            raise RuntimeError("cannot be decoded")
+        return find_bytes(token_id)
+
+    monkeypatch.setattr(tokenizer, "_find_bytes", fail_on_seven)
+    wrong, right = running.call(1), running.call(1, 2)
+    await verifier.nth("open", 1)
+    opened = {len(command.token_ids): command for command in verifier.commands("open")}
+    verifier.send(
+        verifier.decided(opened[1].sequence_id, 1, [7]),
+        verifier.decided(opened[2].sequence_id, 2, [6], finish=1),
+    )
+    error, output = await asyncio.gather(error_of(wrong), collect(right))
+    assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
+    assert output.token_ids == [6]
+    assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
+    assert any(entry["event"] == "rpc_failed" for entry in running.log)

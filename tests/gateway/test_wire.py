@@ -1,0 +1,193 @@
+"""The internal types and the wire say the same."""
+
+import pytest
+
+from gateway import wire
+from gateway.messages import (
+    CommandBatch,
+    Delta,
+    DeltaBatch,
+    DraftWait,
+    Hint,
+    NewHistory,
+    OpenCommand,
+    ProposalStatus,
+    Release,
+)
+from gateway.request import (
+    FinishReason,
+    GenerateRequest,
+    NgramParams,
+    Overlap,
+    SamplingParams,
+    SpeculationParams,
+    Tie,
+)
+from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+
+
+def test_numbers_are_the_wires() -> None:
+    assert {f"FINISH_REASON_{r.name}": int(r) for r in FinishReason if r} == {
+        name: number for name, number in sampling_pb2.FinishReason.items() if number
+    }
+    assert {f"OVERLAP_{o.name}": int(o) for o in Overlap if o} == {
+        name: number for name, number in drafter_pb2.Overlap.items() if number
+    }
+    assert {f"TIE_{t.name}": int(t) for t in Tie if t} == {
+        name: number for name, number in drafter_pb2.Tie.items() if number
+    }
+    assert {f"STATUS_{s.name}": int(s) for s in ProposalStatus} == {
+        name: number for name, number in drafter_pb2.Status.items() if number
+    }
+
+
+def test_an_empty_request_asks_for_nothing_in_particular() -> None:
+    request = wire.generate_request_from_proto(gateway_pb2.GenerateRequest())
+    assert request.text is None
+    assert request.prompt_token_ids is None
+    assert request.max_new_tokens is None
+    assert request.num_choices is None
+    assert request.sampling == SamplingParams()
+    assert request.speculation.enabled is None
+
+
+def test_zero_that_was_said_is_not_nothing() -> None:
+    request = wire.generate_request_from_proto(
+        gateway_pb2.GenerateRequest(
+            text="",
+            max_new_tokens=0,
+            n=0,
+            sampling=sampling_pb2.SamplingParams(top_p=0, seed=0, logprobs=0),
+            speculation=sampling_pb2.SpeculationParams(
+                enabled=False, num_speculative_tokens=0, prompt_lookup_min=0
+            ),
+        )
+    )
+    assert request.text == ""
+    assert request.max_new_tokens == 0
+    assert request.num_choices == 0
+    assert (request.sampling.top_p, request.sampling.seed, request.sampling.logprobs) == (0, 0, 0)
+    assert request.speculation.enabled is False
+    assert request.speculation.num_speculative_tokens == 0
+    assert request.speculation.prompt_lookup_min == 0
+
+
+def test_every_sampling_field_reaches_the_verifier() -> None:
+    asked = sampling_pb2.SamplingParams(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        frequency_penalty=0.2,
+        presence_penalty=-0.3,
+        logit_bias={5: 1.5},
+        seed=9,
+        min_new_tokens=4,
+    )
+    request = wire.generate_request_from_proto(gateway_pb2.GenerateRequest(sampling=asked))
+    command = OpenCommand(
+        sequence_id="s",
+        token_ids=[1, 2, 3],
+        prompt_length=2,
+        sampling=request.sampling,
+        seed=9,
+        max_new_tokens=8,
+        stop_token_ids=[4],
+        ignore_eos=True,
+        draft_wait=DraftWait.ALWAYS,
+        drafting=False,
+        num_speculative_tokens=0,
+    )
+    sent = wire.commands_to_proto(
+        CommandBatch(updates=[("u", True)], hints=[], opens=[command], closes=["c"])
+    )
+    assert [command.WhichOneof("command") for command in sent.commands] == [
+        "update",
+        "open",
+        "close",
+    ]
+    opened = sent.commands[1].open
+    assert opened.sampling == asked
+    assert opened == verifier_pb2.Open(
+        sequence_id="s",
+        token_ids=[1, 2, 3],
+        prompt_length=2,
+        sampling=asked,
+        max_new_tokens=8,
+        stop_token_ids=[4],
+        ignore_eos=True,
+        draft_wait=verifier_pb2.DRAFT_WAIT_ALWAYS,
+        drafting=False,
+        num_speculative_tokens=0,
+    )
+    assert opened.HasField("drafting")
+    assert opened.HasField("num_speculative_tokens")
+
+
+def test_no_field_of_sampling_or_speculation_is_overlooked() -> None:
+    """A field that is added to the contract must be honoured or refused, never ignored."""
+    assert {f.name for f in sampling_pb2.SamplingParams.DESCRIPTOR.fields} == set(
+        SamplingParams.__dataclass_fields__
+    )
+    assert {f.name for f in sampling_pb2.SpeculationParams.DESCRIPTOR.fields} == set(
+        SpeculationParams.__dataclass_fields__
+    )
+    renamed = {"tokens": "prompt_token_ids", "n": "num_choices"}
+    assert {
+        renamed.get(f.name, f.name) for f in gateway_pb2.GenerateRequest.DESCRIPTOR.fields
+    } == set(GenerateRequest.__dataclass_fields__)
+
+
+def test_updates_go_before_hints_and_hints_before_opens() -> None:
+    sent = wire.commands_to_proto(
+        CommandBatch(
+            updates=[("one", True)], hints=[Hint("one", 5, [7, 8], 3)], opens=[], closes=["two"]
+        )
+    )
+    assert sent.commands[1].draft == verifier_pb2.Draft(
+        sequence_id="one", base_length=5, token_ids=[7, 8], matched_ngram_length=3
+    )
+    assert sent.commands[2].close.sequence_id == "two"
+
+
+def test_a_delta_says_how_to_begin_only_once() -> None:
+    new = NewHistory(prompt_length=2, ngram=NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LATEST))
+    sent = wire.deltas_to_proto(
+        DeltaBatch(
+            batch_id=3,
+            deltas=[Delta("a", 0, [1, 2], 0, 64, new), Delta("b", 5, [6], 24, 64, None)],
+            releases=[Release("c", False), Release("d", True)],
+        )
+    )
+    begun, continued = sent.sequences
+    assert (begun.prompt_length, begun.params.min_ngram, begun.params.max_ngram) == (2, 1, 4)
+    assert begun.params.tie == drafter_pb2.TIE_LATEST
+    assert not continued.HasField("params")
+    assert (continued.base_length, continued.max_draft_tokens) == (5, 24)
+    assert [(r.sequence_id, r.keep, r.feed_id) for r in sent.releases] == [
+        ("c", drafter_pb2.KEEP_UNSPECIFIED, ""),
+        ("d", drafter_pb2.KEEP_OUTPUT, "d"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        verifier_pb2.SessionResponse(),
+        verifier_pb2.SessionResponse(
+            events=[verifier_pb2.Event(opened=verifier_pb2.Opened(sequence_id="a"))]
+        ),
+        verifier_pb2.SessionResponse(
+            events=[verifier_pb2.Event(welcome=verifier_pb2.Welcome(protocol_version=2))]
+        ),
+    ],
+)
+def test_what_is_no_welcome_of_this_version_is_none(message: verifier_pb2.SessionResponse) -> None:
+    assert wire.welcome_from_proto(message) is None
+
+
+def test_an_unknown_status_of_a_proposal_is_noticed() -> None:
+    message = drafter_pb2.ProposeResponse(proposals=[drafter_pb2.Proposal(sequence_id="a")])
+    with pytest.raises(KeyError):
+        wire.proposals_from_proto(message)

@@ -1,0 +1,22 @@
+"""The real model, held between two steps while a test changes the world around it."""
+
+import threading
+
+import torch
+
+from verifier.batch_layout import BatchLayout
+from verifier.target_model import TargetModel
+
+
+class PausableModel:
+    """The real model; a test can hold it between two steps while it changes the world."""
+
+    def __init__(self, model: TargetModel) -> None:
+        self.vocab_size = model.vocab_size
+        self.may_run = threading.Event()
+        self.may_run.set()
+        self._model = model
+
+    def forward(self, layout: BatchLayout) -> torch.Tensor:
+        self.may_run.wait()
+        return self._model.forward(layout)

@@ -1,0 +1,46 @@
+"""Prompts of the end-to-end tests, made from the held-out renames."""
+
+import itertools
+import json
+import random
+
+from tokenizers import Tokenizer
+
+from tandem.client import GenerationRequest, SpeculationParams
+from tests.integration.stack import MODEL, REPOSITORY
+
+HELD_OUT = REPOSITORY / "examples" / "demo_model" / "heldout.jsonl"
+
+PLAIN = SpeculationParams(enabled=False)
+
+
+def rename_prompts(count: int, *, seed: int = 0) -> list[list[int]]:
+    """Token ids of `count` held-out prompts, in an order of the seed's."""
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    texts = [json.loads(line)["prompt"] for line in HELD_OUT.read_text().splitlines()]
+    chosen = random.Random(seed).sample(texts, count)
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in chosen]
+
+
+def prompt_of_length(length: int, *, seed: int) -> list[int]:
+    """The end of several held-out prompts joined: text that repeats itself, of any length."""
+    joined = list(itertools.chain(*rename_prompts(24, seed=seed)))
+    assert len(joined) >= length
+    return joined[-length:]
+
+
+def mixed_requests(max_new_tokens: int = 48) -> list[GenerationRequest]:
+    """16 requests with different K, one of them undrafted.
+
+    Their contexts cross 192, 512 and 1,024 tokens, where attention changes its shapes.
+    """
+    lengths = [20, 90, 150, 170, 180, 188, 300, 480, 490, 500, 508, 700, 990, 1000, 1010, 1020]
+    return [
+        GenerationRequest(
+            prompt=prompt_of_length(length, seed=index),
+            max_new_tokens=max_new_tokens,
+            ignore_eos=True,
+            speculation=SpeculationParams(num_speculative_tokens=index % 8),
+        )
+        for index, length in enumerate(lengths)
+    ]

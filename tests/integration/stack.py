@@ -1,0 +1,155 @@
+"""A whole Tandem in this process: real servers on real sockets, open to a test's inspection."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from drafter.config import DrafterConfig
+from drafter.server import DrafterServer
+from gateway.config import GatewayConfig
+from gateway.server import GatewayServer
+from servicekit.config import ServerOptions
+from tandem.client import AsyncTandemClient, Generation, GenerationRequest
+from tandem.generation import EventCollector
+from verifier.build import LoadedModel, load_model
+from verifier.config import VerifierConfig
+from verifier.draft_buffer import HintOutcome
+from verifier.engine import Engine, EngineObserver
+from verifier.server import VerifierServer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODEL = REPOSITORY / "examples" / "demo_model" / "model"
+
+LOOPBACK = ServerOptions(listen="127.0.0.1:0")
+
+
+@dataclass(slots=True, kw_only=True)
+class Stack:
+    """The three services and a client."""
+
+    drafter: DrafterServer
+    verifier: VerifierServer
+    gateway: GatewayServer
+    engine: Engine
+    client: AsyncTandemClient
+    registries: dict[str, CollectorRegistry] = field(default_factory=dict)
+
+    def metric(self, service: str, name: str, **labels: str) -> float:
+        """A sample of a service's registry; 0 if it is not there yet."""
+        return self.registries[service].get_sample_value(name, labels) or 0.0
+
+    def hints(self, outcome: HintOutcome) -> float:
+        return self.metric("verifier", "tandem_draft_hints_total", outcome=outcome.value)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        collector = EventCollector()
+        async with contextlib.aclosing(self.client.stream(request)) as events:
+            async for event in events:
+                collector.add(event)
+        return collector.generation()
+
+    async def generate_all(
+        self, requests: Sequence[GenerationRequest], *, streams: int
+    ) -> list[Generation]:
+        """All requests, `streams` at a time; results in request order."""
+        room = asyncio.Semaphore(streams)
+
+        async def one(request: GenerationRequest) -> Generation:
+            async with room:
+                return await self.generate(request)
+
+        return await asyncio.gather(*(one(request) for request in requests))
+
+    async def check_idle(self) -> None:
+        """Waits until the verifier has no sequence, then asserts that nothing is left anywhere."""
+        await asyncio.wrap_future(self.engine.when_idle())
+        await asyncio.wrap_future(self.engine.call(self.engine.check_integrity))
+        assert self.engine.load.num_kv_blocks_used == 0
+        self.gateway.frontend.check_idle()
+
+
+def verifier_config(**options: object) -> VerifierConfig:
+    """One thread: more than there are cores would stall each other."""
+    return VerifierConfig.model_validate(
+        {"server": LOOPBACK, "model": MODEL, "threads": 1, **options}
+    )
+
+
+@contextlib.asynccontextmanager
+async def running_stack(
+    *,
+    verifier: VerifierConfig | None = None,
+    drafter: dict[str, object] | None = None,
+    gateway: dict[str, object] | None = None,
+    load: Callable[[VerifierConfig], LoadedModel] = load_model,
+    observer: EngineObserver | None = None,
+) -> AsyncIterator[Stack]:
+    """Starts everything; stops everything on exit.
+
+    Args:
+        load: makes the verifier's model.
+        observer: told of every engine step.
+        drafter, gateway: options of their configurations.
+    """
+    logger = structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()])
+    registries = {name: CollectorRegistry() for name in ("drafter", "verifier", "gateway")}
+    async with contextlib.AsyncExitStack() as stack:
+        its_drafter = DrafterServer(
+            DrafterConfig.model_validate({"server": LOOPBACK, **(drafter or {})}),
+            registry=registries["drafter"],
+            logger=logger,
+        )
+        stack.push_async_callback(its_drafter.server.stop, 0)
+        await its_drafter.start()
+        its_verifier = VerifierServer(
+            verifier or verifier_config(), registry=registries["verifier"], logger=logger
+        )
+        stack.push_async_callback(its_verifier.server.stop, 0)
+        engine = await its_verifier.start(load, observer)
+        stack.push_async_callback(_stop_engine, engine)
+        config = {
+            "server": LOOPBACK,
+            "http_listen": "127.0.0.1:0",
+            "tokenizer": MODEL,
+            "drafters": [its_drafter.server.address],
+            "verifiers": [its_verifier.server.address],
+            **(gateway or {}),
+        }
+        its_gateway = GatewayServer(
+            GatewayConfig.model_validate(config), registry=registries["gateway"], logger=logger
+        )
+        stack.push_async_callback(its_gateway.stop)
+        await its_gateway.start()
+        await its_gateway.wait_until_serving()
+        client = await stack.enter_async_context(AsyncTandemClient(its_gateway.server.address))
+        yield Stack(
+            drafter=its_drafter,
+            verifier=its_verifier,
+            gateway=its_gateway,
+            engine=engine,
+            client=client,
+            registries=registries,
+        )
+
+
+async def settled(
+    condition: Callable[[], bool],
+    *,
+    or_show: Callable[[], object] = lambda: "it did not come to hold",
+    timeout_s: float = 60.0,
+) -> None:
+    """Waits until a condition holds that nobody tells of; else fails with what `or_show` says."""
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline_s, or_show()
+        await asyncio.sleep(0.01)
+
+
+async def _stop_engine(engine: Engine) -> None:
+    engine.stop()
+    await asyncio.wrap_future(engine.stopped)

@@ -1,0 +1,98 @@
+"""Must hold 7: 200 concurrent requests with random cancels leave nothing behind."""
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+
+import pytest
+
+from tandem.client import Chunk, GenerationRequest
+from tests.integration.pausable_model import PausableModel
+from tests.integration.prompts import PLAIN, rename_prompts
+from tests.integration.stack import running_stack, settled, verifier_config
+from verifier.build import LoadedModel, load_model
+from verifier.config import VerifierConfig
+
+NUM_REQUESTS = 200
+
+
+@pytest.mark.timeout(180)
+async def test_two_hundred_requests_with_random_cancels_leave_nothing_behind() -> None:
+    choice = random.Random(8)
+    # Blocks for a quarter of what would like to run: the rest waits, and is cancelled there too.
+    config = verifier_config(num_kv_blocks=512, max_num_seqs=48)
+    # A drafter that misses its deadline would be given up and asked anew, which makes new tasks.
+    async with running_stack(verifier=config, gateway={"draft_deadline_s": 60.0}) as stack:
+        prompts = rename_prompts(NUM_REQUESTS, seed=8)
+        requests = [GenerationRequest(prompt=p, max_new_tokens=32) for p in prompts]
+        # A first one, so that what is made once is there before tasks are counted.
+        await stack.generate(requests[0])
+        num_tasks = len(asyncio.all_tasks())
+
+        async def run(request: GenerationRequest, num_chunks: int | None) -> bool:
+            """Leaves after so many chunks, None for never; whether it went to the end."""
+            num_seen = 0
+            async with contextlib.aclosing(stack.client.stream(request)) as events:
+                async for event in events:
+                    num_seen += isinstance(event, Chunk)
+                    if num_seen == num_chunks:
+                        return False
+            return True
+
+        async def cancelled(request: GenerationRequest, delay_s: float) -> bool:
+            task = asyncio.ensure_future(run(request, None))
+            _, running = await asyncio.wait((task,), timeout=delay_s)
+            for each in running:
+                each.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                return await task
+            return False
+
+        runs = []
+        for index, request in enumerate(requests):
+            if index % 5 == 0:
+                request = dataclasses.replace(request, speculation=PLAIN)
+            if index % 2:
+                runs.append(run(request, choice.choice((None, 1, 2, 5))))
+            else:
+                runs.append(cancelled(request, choice.uniform(0.0, 3.0)))
+        ended = await asyncio.gather(*runs)
+        assert 0 < sum(ended) < NUM_REQUESTS
+        await settled(lambda: len(asyncio.all_tasks()) <= num_tasks, or_show=asyncio.all_tasks)
+        await stack.check_idle()
+        # The drafter hears of the last releases a moment later.
+
+        def num_known() -> float:
+            return stack.metric("drafter", "tandem_drafter_sequences")
+
+        await settled(lambda: num_known() == 0, or_show=num_known)
+        # And it still serves.
+        assert (await stack.generate(requests[1])).usage.output_tokens > 0
+
+
+async def test_a_cancel_frees_the_kv_within_one_step() -> None:
+    models: list[PausableModel] = []
+
+    def load(config: VerifierConfig) -> LoadedModel:
+        loaded = load_model(config)
+        models.append(PausableModel(loaded.model))
+        return dataclasses.replace(loaded, model=models[-1])
+
+    [prompt] = rename_prompts(1, seed=9)
+    request = GenerationRequest(prompt=prompt, max_new_tokens=1500, ignore_eos=True)
+    async with running_stack(load=load, gateway={"drafters": []}) as stack:
+        [model] = models
+        async with contextlib.aclosing(stack.client.stream(request)) as events:
+            async for event in events:
+                if isinstance(event, Chunk):
+                    break
+            assert stack.engine.load.num_kv_blocks_used > 0
+            # The engine is held in its next step, if the Close does not come before that.
+            model.may_run.clear()
+        engine = stack.engine
+        await settled(lambda: engine.num_pending_commands > 0 or engine.load.num_running == 0)
+        num_steps = stack.engine.load.num_steps
+        model.may_run.set()
+        await stack.check_idle()
+        assert stack.engine.load.num_steps - num_steps <= 1

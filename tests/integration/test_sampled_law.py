@@ -1,0 +1,171 @@
+"""Must hold 4: what is sampled follows the target's law, whatever is drafted.
+
+The target has a fixed law over a small vocabulary (a stand-in); everything else, from the session
+over gRPC to the sampler, is the real verifier, driven by a client that supplies the drafts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import random
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+import verifier.rejection_sampler
+from servicekit.logs import get_logger
+from tandem.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
+from tests.integration.scripted_model import FixedLawModel
+from tests.integration.stack import LOOPBACK, MODEL
+from verifier.build import LoadedModel
+from verifier.config import VerifierConfig
+from verifier.numerics import FAST
+from verifier.rejection_sampler import IntArray
+from verifier.server import VerifierServer
+from verifier.wire import ServedModel
+
+PROBS = np.array([0.40, 0.25, 0.15, 0.10, 0.05, 0.03, 0.02])
+NUM_SEQUENCES, TOKENS_EACH, NUM_DRAFTS = 48, 900, 3
+# Upper 1e-4 point of chi-square with 6 degrees of freedom (Abramowitz and Stegun 26.8). The seeds
+# are fixed, so an honest sampler passes always or never.
+CRITICAL_VALUE = 27.86
+
+Drafter = Callable[[random.Random], list[int]]
+DRAFTERS: dict[str, Drafter] = {
+    "likely": lambda r: [0] * NUM_DRAFTS,
+    "unlikely": lambda r: [6] * NUM_DRAFTS,
+    "mixed": lambda r: [r.randrange(len(PROBS)) for _ in range(NUM_DRAFTS)],
+    "out of range": lambda r: [r.choice((0, len(PROBS), 2**32 - 1)) for _ in range(NUM_DRAFTS)],
+}
+
+
+def load_fixed_law(config: VerifierConfig) -> LoadedModel:
+    served = ServedModel(
+        model_id="law",
+        model_digest="law",
+        numerics_digest="law",
+        instance_id="law",
+        architecture="FixedLaw",
+        dtype="float32",
+        device="cpu",
+        numerics="fast",
+        attention_backend="none",
+        max_model_len=TOKENS_EACH + 8,
+        max_num_seqs=NUM_SEQUENCES,
+        max_num_batched_tokens=512,
+        max_num_speculative_tokens=7,
+        vocab_size=len(PROBS),
+        block_size=16,
+        num_kv_blocks=NUM_SEQUENCES * (TOKENS_EACH // 16 + 2),
+        eos_token_ids=frozenset(),
+    )
+    model = FixedLawModel(torch.from_numpy(np.log(PROBS)).float())
+    return LoadedModel(
+        model=model, served=served, numerics=FAST, trash_slot=served.num_kv_blocks * 16
+    )
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[verifier_pb2_grpc.VerifierServiceAsyncStub]:
+    server = VerifierServer(
+        VerifierConfig(server=LOOPBACK, model=MODEL),
+        registry=CollectorRegistry(),
+        logger=get_logger("test"),
+    )
+    engine = await server.start(load_fixed_law)
+    async with grpc.aio.insecure_channel(server.server.address) as channel:
+        yield verifier_pb2_grpc.VerifierServiceStub(channel)
+    await server.server.stop(0)
+    engine.stop()
+    await asyncio.wrap_future(engine.stopped)
+
+
+async def sample(
+    stub: verifier_pb2_grpc.VerifierServiceAsyncStub, draft: Drafter
+) -> tuple[np.ndarray, int]:
+    """How often each token came out of all sequences, and how many drafts were accepted."""
+    choice = random.Random(7)
+    call = stub.Session()
+    hello = verifier_pb2.Hello(protocol_version=1, gateway_id="test")
+    opens = [
+        verifier_pb2.Open(
+            sequence_id=f"s{index}",
+            token_ids=[0],
+            max_new_tokens=TOKENS_EACH,
+            draft_wait=verifier_pb2.DRAFT_WAIT_ALWAYS,
+            num_speculative_tokens=NUM_DRAFTS,
+            sampling=sampling_pb2.SamplingParams(temperature=1.0, seed=1000 + index),
+        )
+        for index in range(NUM_SEQUENCES)
+    ]
+    commands = [verifier_pb2.Command(hello=hello)]
+    commands += [verifier_pb2.Command(open=message) for message in opens]
+    await call.write(verifier_pb2.SessionRequest(commands=commands))
+    counts: collections.Counter[int] = collections.Counter()
+    num_accepted, num_open = 0, NUM_SEQUENCES
+    while num_open:
+        response = await call.read()
+        assert isinstance(response, verifier_pb2.SessionResponse)
+        drafts = []
+        for event in response.events:
+            assert not event.HasField("rejected")
+            if not event.HasField("decided"):
+                continue
+            decided = event.decided
+            counts.update(decided.token_ids)
+            num_accepted += decided.num_accepted_tokens
+            if decided.finish_reason:
+                num_open -= 1
+                continue
+            hint = verifier_pb2.Draft(
+                sequence_id=decided.sequence_id,
+                base_length=decided.base_length + len(decided.token_ids),
+                token_ids=draft(choice),
+            )
+            drafts.append(verifier_pb2.Command(draft=hint))
+        if drafts:
+            await call.write(verifier_pb2.SessionRequest(commands=drafts))
+    call.cancel()
+    assert sum(counts.values()) == NUM_SEQUENCES * TOKENS_EACH
+    return np.array([counts[token_id] for token_id in range(len(PROBS))]), num_accepted
+
+
+def chi_square(counts: np.ndarray) -> float:
+    expected = PROBS * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+async def test_the_law_is_the_targets_whatever_is_drafted(
+    kind: str, stub: verifier_pb2_grpc.VerifierServiceAsyncStub
+) -> None:
+    counts, num_accepted = await sample(stub, DRAFTERS[kind])
+    assert num_accepted > 0
+    assert chi_square(counts) < CRITICAL_VALUE
+
+
+async def test_a_sampler_that_favours_the_draft_by_2_percent_is_found_out(
+    stub: verifier_pb2_grpc.VerifierServiceAsyncStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = verifier.rejection_sampler.accept
+    chance = np.random.default_rng(0)
+
+    def biased(
+        sampled: IntArray, drafts: IntArray, num_drafts: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        is_bonus = np.zeros(len(sampled), dtype=np.bool_)
+        is_bonus[np.cumsum(num_drafts + 1) - 1] = True
+        rows = np.flatnonzero(~is_bonus)
+        is_swayed = chance.random(len(rows)) < 0.02
+        sampled = sampled.copy()
+        sampled[rows[is_swayed]] = drafts[is_swayed]
+        return honest(sampled, drafts, num_drafts)
+
+    monkeypatch.setattr(verifier.rejection_sampler, "accept", biased)
+    counts, _ = await sample(stub, DRAFTERS["unlikely"])
+    assert chi_square(counts) > CRITICAL_VALUE

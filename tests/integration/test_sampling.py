@@ -1,0 +1,109 @@
+"""Every sampling parameter through the whole of Tandem: the same with and without drafts."""
+
+import dataclasses
+
+import pytest
+
+from tandem.client import Generation, GenerationRequest, SamplingParams, TandemError
+from tests.integration.prompts import PLAIN, prompt_of_length
+from tests.integration.stack import Stack, running_stack, verifier_config
+
+EVERYTHING = {
+    "repetition": SamplingParams(repetition_penalty=1.2),
+    "frequency": SamplingParams(frequency_penalty=0.4, logprobs=3),
+    "presence": SamplingParams(presence_penalty=0.8, temperature=0.7, seed=1),
+    "bias": SamplingParams(logit_bias={20: 4.0, 30: -100.0}, temperature=1.0, seed=2, logprobs=0),
+    "min_p": SamplingParams(min_p=0.2, temperature=1.3, seed=3, logprobs=2),
+    "min_new_tokens": SamplingParams(min_new_tokens=30),
+    "raw logprobs": SamplingParams(
+        temperature=0.5, seed=4, top_k=5, logprobs=4, logprobs_mode="raw"
+    ),
+    "all": SamplingParams(
+        repetition_penalty=1.05,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        temperature=0.9,
+        top_k=50,
+        top_p=0.95,
+        min_p=0.01,
+        seed=5,
+        logprobs=2,
+    ),
+}
+
+
+def requests() -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            prompt=prompt_of_length(200 + 20 * index, seed=index),
+            max_new_tokens=40,
+            sampling=sampling,
+        )
+        for index, sampling in enumerate(EVERYTHING.values())
+    ]
+
+
+async def generate(stack: Stack, *, plain: bool, streams: int) -> list[Generation]:
+    asked = requests()
+    if plain:
+        asked = [dataclasses.replace(request, speculation=PLAIN) for request in asked]
+    return await stack.generate_all(asked, streams=streams)
+
+
+@pytest.mark.timeout(120)
+async def test_tokens_and_logprobs_are_the_same_with_and_without_drafts() -> None:
+    async with running_stack(verifier=verifier_config(dtype="float32")) as stack:
+        oracle = await generate(stack, plain=True, streams=1)
+        drafted = await generate(stack, plain=False, streams=len(EVERYTHING))
+        assert [g.token_ids for g in drafted] == [g.token_ids for g in oracle]
+        assert sum(g.usage.num_accepted_tokens for g in drafted) > 0
+        for sampling, alone, batched in zip(EVERYTHING.values(), oracle, drafted, strict=True):
+            expected = 0 if sampling.logprobs is None else len(alone.token_ids)
+            assert len(alone.choices[0].logprobs) == expected
+            assert alone.choices[0].logprobs == batched.choices[0].logprobs
+            for token_id, logprob in zip(alone.token_ids, alone.choices[0].logprobs, strict=False):
+                assert logprob.token_id == token_id
+                assert len(logprob.top) == sampling.logprobs
+                assert logprob.logprob <= 0
+        await stack.check_idle()
+
+
+async def test_no_end_before_min_new_tokens() -> None:
+    async with running_stack() as stack:
+        prompt = prompt_of_length(150, seed=3)
+        free = await stack.generate(GenerationRequest(prompt=prompt, max_new_tokens=200))
+        assert free.finish_reason == "stop"
+        longer = len(free.token_ids) + 5
+        held = await stack.generate(
+            GenerationRequest(
+                prompt=prompt,
+                max_new_tokens=200,
+                sampling=SamplingParams(min_new_tokens=longer),
+            )
+        )
+        assert len(held.token_ids) >= longer
+        assert held.token_ids[: len(free.token_ids) - 1] == free.token_ids[:-1]
+
+
+async def test_rule_ratio_serves_too_and_repeats_itself() -> None:
+    """Its output depends on the drafts, so the wait is `always`: the same drafts every time."""
+    config = verifier_config(acceptance_rule="ratio")
+    async with running_stack(verifier=config, gateway={"draft_wait": "always"}) as stack:
+        request = GenerationRequest(
+            prompt=prompt_of_length(200, seed=4),
+            max_new_tokens=60,
+            sampling=SamplingParams(temperature=0.6, seed=9),
+        )
+        first, second = [await stack.generate(request) for _ in range(2)]
+        assert first.token_ids == second.token_ids
+        assert first.usage.num_accepted_tokens > 0
+        await stack.check_idle()
+
+
+async def test_a_server_can_refuse_logprobs() -> None:
+    async with running_stack(verifier=verifier_config(logprobs=False)) as stack:
+        with pytest.raises(TandemError) as caught:
+            await stack.generate(
+                GenerationRequest(prompt=[5, 6], sampling=SamplingParams(logprobs=1))
+            )
+        assert caught.value.field == "sampling.logprobs"

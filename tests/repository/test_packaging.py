@@ -1,0 +1,102 @@
+"""What is installed: the named packages, the pins, the extras of each service."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+CONSTRAINTS = [
+    line
+    for line in (REPOSITORY / "constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+PINS: dict[str, Version] = {
+    canonicalize_name(name): Version(version)
+    for name, _, version in (line.partition("==") for line in CONSTRAINTS)
+}
+
+
+def requirements(*extras: str) -> Iterator[Requirement]:
+    """What the core and these extras ask for, extras of our own followed."""
+    texts = list(PROJECT["dependencies"])
+    for extra in extras:
+        texts += EXTRAS[extra]
+    for text in texts:
+        requirement = Requirement(text)
+        if requirement.name == PROJECT["name"]:
+            yield from requirements(*requirement.extras)
+        else:
+            yield requirement
+
+
+def names(*extras: str) -> set[str]:
+    """As on an index: lower case, with hyphens."""
+    return {canonicalize_name(requirement.name) for requirement in requirements(*extras)}
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "torch",
+        "transformers",
+        "grpcio",
+        "grpcio-tools",
+        "protobuf",
+        "numba",
+        "flash-attn",
+        "prometheus-client",
+        "pytest",
+    ],
+)
+def test_every_package_that_tandem_stands_on_is_named(package: str) -> None:
+    assert package in names(*EXTRAS)
+
+
+def test_a_service_installs_only_what_it_needs() -> None:
+    assert names("verifier") >= {"torch", "transformers", "safetensors", "numba"}
+    for extra in ("drafter", "gateway"):
+        assert not names(extra) & {"torch", "transformers", "safetensors"}
+    assert "numba" in names("drafter")
+    assert "numba" not in names("gateway")
+    assert names("gateway") >= {"tokenizers", "jinja2"}
+    assert not names() & {"torch", "transformers", "numba", "pydantic"}
+
+
+def test_all_is_the_three_services_and_their_tests_without_flash_attn() -> None:
+    assert names("all") == names("drafter", "verifier", "gateway", "test")
+    assert "flash-attn" not in names("all") | names("dev")
+
+
+def test_what_is_required_is_pinned_within_its_bounds() -> None:
+    for requirement in requirements("dev"):
+        pin = PINS[canonicalize_name(requirement.name)]
+        assert pin in requirement.specifier, f"{requirement} is pinned to {pin}"
+    assert PINS["torch"] == Version("2.13.0")
+    assert Version("6.33") <= PINS["protobuf"] < Version("8")
+
+
+def test_constraints_are_plain_pins() -> None:
+    for line in CONSTRAINTS:
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line), line
+    assert len(PINS) == len(CONSTRAINTS)
+
+
+def test_the_licence_is_apache_2() -> None:
+    text = (REPOSITORY / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "APPENDIX: How to apply the Apache License to your work." in text
+    assert PROJECT["license"] == "Apache-2.0"
+
+
+def test_the_client_and_its_command_are_installed_without_an_extra() -> None:
+    assert PROJECT["scripts"] == {"tandem": "tandem.cli:main"}
+    assert names() == {"grpcio", "googleapis-common-protos", "protobuf"}

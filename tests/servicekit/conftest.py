@@ -1,0 +1,111 @@
+"""A server with a service of the test's making, a channel to it, and what it logged."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from google.protobuf.wrappers_pb2 import StringValue
+from prometheus_client import CollectorRegistry
+
+from servicekit.channel import open_channel
+from servicekit.config import ChannelOptions, ServerOptions
+from servicekit.errors import ErrorTable
+from servicekit.server import Server
+
+SERVICE = "test.v1.EchoService"
+
+# The four shapes of a method, as the test calls them.
+_MAKERS = {
+    "unary_unary": grpc.unary_unary_rpc_method_handler,
+    "unary_stream": grpc.unary_stream_rpc_method_handler,
+    "stream_unary": grpc.stream_unary_rpc_method_handler,
+    "stream_stream": grpc.stream_stream_rpc_method_handler,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """A started server, and everything that a test looks at."""
+
+    server: Server
+    channel: grpc.aio.Channel
+    registry: CollectorRegistry
+    log_entries: list[MutableMapping[str, Any]]
+
+    def method(self, shape: str, name: str = "Echo") -> Any:
+        """The client's side of a method."""
+        return getattr(self.channel, shape)(
+            f"/{SERVICE}/{name}",
+            request_serializer=StringValue.SerializeToString,
+            response_deserializer=StringValue.FromString,
+        )
+
+    def raw_method(self, shape: str, name: str = "Echo") -> Any:
+        """As `method`, but it sends and receives bytes."""
+        return getattr(self.channel, shape)(f"/{SERVICE}/{name}")
+
+    def num_requests(self, code: str, name: str = "Echo", service: str = SERVICE) -> float:
+        """How many calls the server's metrics say have ended with the code."""
+        labels = {"service": service, "method": name, "code": code}
+        return self.registry.get_sample_value("tandem_rpc_requests_total", labels) or 0.0
+
+    async def counted(self, code: str, **labels: str) -> None:
+        """Waits until a call has ended with the code.
+
+        For calls that the client hears of, or forgets, before the server has counted them.
+        """
+        async with asyncio.timeout(5):
+            while self.num_requests(code, **labels) == 0:  # noqa: ASYNC110 - nobody's event
+                await asyncio.sleep(0.001)
+
+
+StartRig = Callable[..., Awaitable[Rig]]
+
+
+@pytest.fixture
+async def start_rig() -> AsyncIterator[StartRig]:
+    """Starts a server whose method `Echo` has the shape and the behaviour given."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(
+            behaviours: Mapping[str, Any] | None = None,
+            *,
+            options: ServerOptions | None = None,
+            error_table: ErrorTable | None = None,
+        ) -> Rig:
+            registry = CollectorRegistry()
+            capture = structlog.testing.LogCapture()
+            logger = structlog.wrap_logger(
+                None,
+                processors=[structlog.contextvars.merge_contextvars, capture],
+                wrapper_class=structlog.make_filtering_bound_logger("debug"),
+            )
+            server = Server(
+                options or ServerOptions(),
+                service_names=[SERVICE],
+                error_table=error_table or {},
+                registry=registry,
+                logger=logger,
+            )
+            for shape, behaviour in (behaviours or {}).items():
+                handler = _MAKERS[shape](
+                    behaviour, StringValue.FromString, StringValue.SerializeToString
+                )
+                server.grpc.add_registered_method_handlers(SERVICE, {"Echo": handler})
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+            channel = open_channel(server.address, ChannelOptions())
+            stack.push_async_callback(channel.close)
+            return Rig(
+                server=server,
+                channel=channel,
+                registry=registry,
+                log_entries=capture.entries,
+            )
+
+        yield start

@@ -1,0 +1,232 @@
+"""Channels: a peer that is frozen is noticed, one that comes back is found, from both ends."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+
+import servicekit
+from servicekit import limits
+from servicekit.channel import open_channel
+from servicekit.config import ChannelOptions, ServerOptions
+
+# How many times shorter than the real ones the test's intervals are (gRPC pings once per second at
+# most), and its timeouts (which must bear with a busy machine).
+HASTE = 50
+HASTE_OF_TIMEOUTS = 5
+
+PEER = f"""
+import asyncio
+import sys
+
+import servicekit
+import grpc
+from prometheus_client import CollectorRegistry
+
+from servicekit import channel, limits, server
+from servicekit.config import ChannelOptions, ServerOptions
+from servicekit.logs import get_logger
+
+
+def hasten(arguments):
+    return tuple(
+        (key, v // ({HASTE_OF_TIMEOUTS} if "timeout" in key else {HASTE} if "_ms" in key else 1))
+        for key, v in arguments
+    )
+
+
+async def hang(_request, _context):
+    await asyncio.Event().wait()
+
+
+async def serve():
+    own = server.Server(ServerOptions(), service_names=[], error_table={{}},
+                        registry=CollectorRegistry(), logger=get_logger("peer"))
+    handler = grpc.unary_unary_rpc_method_handler(hang)
+    own.grpc.add_registered_method_handlers("test.v1.EchoService", {{"Echo": handler}})
+    async with own:
+        print(own.address, flush=True)
+        await asyncio.Event().wait()
+
+
+async def call(address):
+    async with channel.open_channel(address, ChannelOptions()) as own:
+        await own.unary_unary("/test.v1.EchoService/Echo")(b"")
+
+
+channel.KEEPALIVE = server.KEEPALIVE = hasten(limits.KEEPALIVE)
+server.PING_TOLERANCE = hasten(limits.PING_TOLERANCE)
+asyncio.run(serve() if len(sys.argv) == 1 else call(sys.argv[1]))
+"""
+
+
+def call_echo(channel: grpc.aio.Channel) -> Any:
+    method: Any = channel.unary_unary("/test.v1.EchoService/Echo")
+    return method(b"")
+
+
+def hasten(arguments: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    return tuple(
+        (key, v // (HASTE_OF_TIMEOUTS if "timeout" in key else HASTE if "_ms" in key else 1))
+        for key, v in arguments
+    )
+
+
+@pytest.fixture
+def start_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Starts a server, or a client of the address given, in a process that can be frozen."""
+    monkeypatch.setattr("servicekit.channel.KEEPALIVE", hasten(limits.KEEPALIVE))
+    monkeypatch.setattr("servicekit.server.KEEPALIVE", hasten(limits.KEEPALIVE))
+    monkeypatch.setattr("servicekit.server.PING_TOLERANCE", hasten(limits.PING_TOLERANCE))
+    with contextlib.ExitStack() as stack:
+
+        def start(*argv: str) -> "subprocess.Popen[str]":
+            environ = {**os.environ, "PYTHONPATH": str(Path(servicekit.__file__).parents[1])}
+            environ.pop("GRPC_VERBOSITY", None)
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", PEER, *argv],
+                    env=environ,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+async def test_a_client_keeps_an_idle_call_open_and_notices_a_frozen_server(
+    start_peer: Any,
+) -> None:
+    peer = start_peer()
+    assert peer.stdout is not None
+    async with open_channel(peer.stdout.readline().strip(), ChannelOptions()) as channel:
+        call = call_echo(channel)
+        # Long enough for a server to lose its patience at the fourth ping, or for the client to
+        # stop pinging because nothing else is being sent.
+        done, _ = await asyncio.wait([asyncio.ensure_future(call.code())], timeout=6)
+        assert not done
+        peer.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(10):
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        assert "ping timeout" in await call.details()
+
+
+async def test_a_server_notices_a_frozen_client(start_peer: Any, start_rig: Any) -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def hang(_request: StringValue, _context: Any) -> StringValue:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return StringValue()
+
+    rig = await start_rig({"unary_unary": hang})
+    peer = start_peer(rig.server.address)
+    async with asyncio.timeout(20):
+        await started.wait()
+        peer.send_signal(signal.SIGSTOP)
+        await cancelled.wait()
+    await rig.counted("CANCELLED")
+
+
+async def test_grpc_itself_says_nothing_on_stderr(start_peer: Any, start_rig: Any) -> None:
+    started = asyncio.Event()
+
+    async def hang(_request: StringValue, _context: Any) -> StringValue:
+        started.set()
+        await asyncio.Event().wait()
+        return StringValue()
+
+    rig = await start_rig({"unary_unary": hang})
+    peer = start_peer(rig.server.address)
+    async with asyncio.timeout(20):
+        await started.wait()
+        await rig.server.stop(0)
+        _, err = await asyncio.to_thread(peer.communicate)
+    assert "AioRpcError" in err  # what Python says of the call that the server ended
+    assert not re.search(r"^[IWEF]\d{4} ", err, re.MULTILINE)
+
+
+def test_servers_tolerate_the_pings_that_clients_send() -> None:
+    arguments = dict(limits.KEEPALIVE + limits.PING_TOLERANCE)
+    assert (
+        arguments["grpc.http2.min_ping_interval_without_data_ms"]
+        < arguments["grpc.keepalive_time_ms"]
+    )
+
+
+async def echo(request: StringValue, _context: Any) -> StringValue:
+    return request
+
+
+async def test_a_server_that_comes_back_is_found_again(start_rig: Any) -> None:
+    rig = await start_rig({"unary_unary": echo})
+    method = rig.method("unary_unary")
+    assert (await method(StringValue(value="1"))).value == "1"
+    await rig.server.stop(0)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await method(StringValue(value="2"))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await start_rig({"unary_unary": echo}, options=ServerOptions(listen=rig.server.address))
+    async with asyncio.timeout(10):
+        assert (await method(StringValue(value="3"), wait_for_ready=True)).value == "3"
+
+
+async def test_each_channel_is_a_connection_of_its_own(start_rig: Any) -> None:
+    peers = set()
+
+    async def note(request: StringValue, context: Any) -> StringValue:
+        peers.add(context.peer())
+        return request
+
+    rig = await start_rig({"unary_unary": note})
+    async with (
+        open_channel(rig.server.address, ChannelOptions()) as one,
+        open_channel(rig.server.address, ChannelOptions()) as other,
+    ):
+        for channel in (one, other, one, other):
+            await call_echo(channel)
+    assert len(peers) == 2
+
+
+async def test_the_user_agent_comes_first(start_rig: Any) -> None:
+    agents = []
+
+    async def note(request: StringValue, context: Any) -> StringValue:
+        agents.append(dict(context.invocation_metadata())["user-agent"])
+        return request
+
+    rig = await start_rig({"unary_unary": note})
+    for user_agent in (None, "thing/1.0"):
+        async with open_channel(
+            rig.server.address, ChannelOptions(), user_agent=user_agent
+        ) as channel:
+            await call_echo(channel)
+    assert agents[0].startswith("grpc-python-asyncio")
+    assert agents[1].startswith("thing/1.0 grpc-python-asyncio")
+
+
+async def test_the_environments_proxy_is_not_for_services(
+    start_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    rig = await start_rig({"unary_unary": echo})
+    assert (await rig.method("unary_unary")(StringValue(value="1"))).value == "1"

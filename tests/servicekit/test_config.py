@@ -1,0 +1,351 @@
+"""Configuration: where values come from, which wins, and what an error says."""
+
+import enum
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+import pytest
+
+from servicekit.config import (
+    ChannelOptions,
+    ConfigError,
+    ServerOptions,
+    load_config,
+    parse_config,
+)
+from servicekit.config_keys import list_options
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Limits(pydantic.BaseModel, frozen=True, extra="forbid"):
+    max_length: int = pydantic.Field(default=10, ge=1, description="Longest thing, in 100 % feet.")
+    min_length: int = 1
+
+    @pydantic.model_validator(mode="after")
+    def _is_ordered(self) -> "Limits":
+        if self.min_length > self.max_length:
+            raise ValueError("--min-length is above --max-length")
+        return self
+
+
+class Options(pydantic.BaseModel, frozen=True, extra="forbid"):
+    server: ServerOptions = ServerOptions(listen="127.0.0.1:7", drain_timeout_s=3)
+    channel: ChannelOptions = ChannelOptions()
+    limits: Limits = Limits()
+    name: str = "nobody"
+    model: Path | None = None
+    ratio: float = 0.5
+    eager: bool = False
+    careful: bool = True
+    peers: tuple[str, ...] = ("a:1",)
+    ports: list[int] = []
+    colour: Colour = Colour.RED
+    speed: Literal["slow", "fast"] = "slow"
+
+
+def parse(
+    *argv: str, environ: dict[str, str] | None = None, model: type[pydantic.BaseModel] = Options
+) -> "Options":
+    config = parse_config(model, service="thing", argv=argv, environ=environ or {})
+    assert isinstance(config, model)
+    return config  # type: ignore[return-value]
+
+
+def error_of(*argv: str, environ: dict[str, str] | None = None) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse(*argv, environ=environ)
+    return caught.value
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    return tmp_path / "thing.yaml"
+
+
+def test_without_any_source_the_defaults_hold() -> None:
+    assert parse() == Options()
+
+
+def test_every_level_of_precedence(yaml_file: Path) -> None:
+    sources = {
+        "flag": (["--name", "flag"], {}, ""),
+        "environment": ([], {"TANDEM_THING_NAME": "environment"}, ""),
+        "file": ([], {}, "name: file"),
+    }
+    ranking = ["flag", "environment", "file"]
+    for mask in range(8):
+        present = [name for bit, name in enumerate(ranking) if mask >> bit & 1]
+        yaml_file.write_text("".join(sources[name][2] for name in present))
+        argv = ["--config", str(yaml_file), *(a for name in present for a in sources[name][0])]
+        environ = {k: v for name in present for k, v in sources[name][1].items()}
+        assert parse(*argv, environ=environ).name == (present[0] if present else "nobody")
+
+
+def test_the_enclosing_models_default_wins_over_the_nested_fields_own() -> None:
+    server = parse("--metrics-listen", "127.0.0.1:9").server
+    assert server.listen == "127.0.0.1:7"
+    assert server.drain_timeout_s == 3
+    assert server.metrics_listen == "127.0.0.1:9"
+    assert server.max_concurrent_streams == ServerOptions().max_concurrent_streams
+
+
+def test_the_file_may_be_named_by_the_environment_and_the_flag_wins(
+    yaml_file: Path, tmp_path: Path
+) -> None:
+    yaml_file.write_text("name: one")
+    other = tmp_path / "other.yaml"
+    other.write_text("name: two")
+    environ = {"TANDEM_THING_CONFIG": str(other)}
+    assert parse(environ=environ).name == "two"
+    assert parse("--config", str(yaml_file), environ=environ).name == "one"
+
+
+def test_nested_models_share_one_namespace_in_every_source(yaml_file: Path) -> None:
+    yaml_file.write_text("max_length: 30\nlog_level: error")
+    config = parse(
+        "--listen=[::1]:5", "--config", str(yaml_file),
+        environ={"TANDEM_THING_MIN_LENGTH": "20", "TANDEM_THING_PEER_TLS_CA": "ca.pem"},
+    )  # fmt: skip
+    assert config.server.listen == "[::1]:5"
+    assert config.server.log_level == "error"
+    assert config.limits == Limits(max_length=30, min_length=20)
+    assert config.channel.peer_tls_ca == Path("ca.pem")
+
+
+def test_every_type_is_read_from_text_and_from_yaml(yaml_file: Path) -> None:
+    expected = Options(
+        name="x", model=Path("m"), ratio=0.25, eager=True, careful=False, peers=("a:1", "b:2"),
+        ports=[1, 2], colour=Colour.BLUE, speed="fast",
+    )  # fmt: skip
+    by_flag = parse(
+        "--name", "x", "--model", "m", "--ratio", "0.25", "--eager", "--no-careful",
+        "--peers", "a:1, b:2,", "--ports", "1,2", "--colour", "blue", "--speed", "fast",
+    )  # fmt: skip
+    assert by_flag == expected
+    text = {
+        "NAME": "x", "MODEL": "m", "RATIO": "0.25", "EAGER": "true", "CAREFUL": "0",
+        "PEERS": "a:1,b:2", "PORTS": "1,2", "COLOUR": "blue", "SPEED": "fast",
+    }  # fmt: skip
+    assert parse(environ={f"TANDEM_THING_{key}": value for key, value in text.items()}) == expected
+    yaml_file.write_text(
+        "{name: x, model: m, ratio: 0.25, eager: true, careful: no, peers: ['a:1', 'b:2'],"
+        " ports: [1, 2], colour: blue, speed: fast}"
+    )
+    assert parse("--config", str(yaml_file)) == expected
+    yaml_file.write_text("peers: a:1,b:2")
+    assert parse("--config", str(yaml_file)).peers == ("a:1", "b:2")
+
+
+def test_an_empty_value_means_absent_or_empty() -> None:
+    environ = {"TANDEM_THING_MODEL": "m", "TANDEM_THING_PEERS": "a:1"}
+    config = parse("--model", "", "--peers=", "--name=", environ=environ)
+    assert config.model is None
+    assert config.peers == ()
+    assert config.name == ""
+
+
+def test_negative_numbers_are_values_not_flags() -> None:
+    assert parse("--ratio", "-0.5").ratio == -0.5
+
+
+@pytest.mark.parametrize(
+    ("argv", "key", "message"),
+    [
+        (["--max-length", "many"], "--max-length", "'many'"),
+        (["--max-length", "0"], "--max-length", "'0'"),
+        (["--max-length", "1.5"], "--max-length", "'1.5'"),
+        (["--max-length"], "--max-length", "expected one argument"),
+        (["--ratio", "half"], "--ratio", "'half'"),
+        (["--ports", "1,x"], "--ports", "'x'"),
+        (["--colour", "green"], "--colour", "'green'"),
+        (["--speed", "warp"], "--speed", "'warp'"),
+        (["--listen", "nowhere"], "--listen", "'nowhere' is not HOST:PORT"),
+        (["--metrics-listen", "x"], "--metrics-listen", "'x' is not HOST:PORT"),
+        (["--drain-timeout-s", "inf"], "--drain-timeout-s", "'inf'"),
+        (["--eager=yes"], "--eager", "ignored explicit argument 'yes'"),
+        (["--lenght", "4"], "--lenght", "unknown flag"),
+        (["--max-len", "4"], "--max-len", "unknown flag"),
+        (["--server", "x"], "--server", "unknown flag"),
+        (["stray"], "stray", "unexpected argument"),
+    ],
+)
+def test_a_bad_flag_is_named(argv: list[str], key: str, message: str) -> None:
+    error = error_of(*argv)
+    assert error.key == key
+    assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("MAX_LENGTH", "many"), ("RATIO", ""), ("EAGER", "perhaps"), ("PORTS", "1;2"),
+     ("COLOUR", "green"), ("LISTEN", "host"), ("LOG_LEVEL", "loud")],
+)  # fmt: skip
+def test_a_bad_variable_is_named(variable: str, value: str) -> None:
+    error = error_of(environ={f"TANDEM_THING_{variable}": value})
+    assert error.key == f"TANDEM_THING_{variable}"
+    assert repr(value.partition(";")[0])[:-1] in error.message
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [("max_length: many", "max_length"), ("max_length: yes", "max_length"), ("name: 4", "name"),
+     ("name: {a: b}", "name"), ("ratio: [1]", "ratio"), ("eager: perhaps", "eager"),
+     ("peers: 5", "peers"), ("ports: [1, x]", "ports"), ("ports: [1, yes]", "ports"),
+     ("listen: host", "listen"),
+     ("max_length:", "max_length"), ("max-length: 4", "max-length"), ("server: {}", "server"),
+     ("colour_: red", "colour_"), ("7: 7", "7")],
+)  # fmt: skip
+def test_a_bad_yaml_key_is_named_with_its_file(yaml_file: Path, line: str, key: str) -> None:
+    yaml_file.write_text(f"speed: fast\n{line}\n")
+    assert error_of("--config", str(yaml_file)).key == f"{yaml_file}: {key}"
+
+
+def test_an_unknown_yaml_key_is_refused(yaml_file: Path) -> None:
+    yaml_file.write_text("lenght: 4")
+    assert error_of("--config", str(yaml_file)).message == "unknown key"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("name: a\nname: b", "line 2: name is given twice"), ("- name", "holds a list"),
+     ("name: [", "line 1"), ("? [a]\n: b", "unhashable key"), ("name: \x00", "special characters")],
+)  # fmt: skip
+def test_a_file_that_is_no_configuration_is_refused(
+    yaml_file: Path, content: str, message: str
+) -> None:
+    yaml_file.write_text(content)
+    error = error_of("--config", str(yaml_file))
+    assert error.key == "--config"
+    assert str(yaml_file) in error.message
+    assert message in error.message
+
+
+def test_an_empty_file_says_nothing(yaml_file: Path) -> None:
+    yaml_file.write_text("# nothing yet\n")
+    assert parse("--config", str(yaml_file)) == Options()
+
+
+def test_a_file_that_is_not_there_is_named_with_the_key_that_wanted_it(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.yaml")
+    assert error_of("--config", missing).key == "--config"
+    error = error_of(environ={"TANDEM_THING_CONFIG": missing})
+    assert error.key == "TANDEM_THING_CONFIG"
+    assert missing in error.message
+    assert "No such file" in error.message
+
+
+def test_a_wrong_value_is_blamed_on_the_source_that_won() -> None:
+    error = error_of("--max-length", "x", environ={"TANDEM_THING_MAX_LENGTH": "y"})
+    assert (error.key, "'x'" in error.message) == ("--max-length", True)
+    assert parse("--max-length", "3", environ={"TANDEM_THING_MAX_LENGTH": "y"}).limits.max_length
+
+
+def test_keys_that_disagree_are_told_by_the_models_own_words() -> None:
+    error = error_of("--min-length", "20")
+    assert str(error) == "--min-length is above --max-length"
+
+
+def test_variables_that_no_field_has_are_ignored() -> None:
+    assert parse(environ={"TANDEM_THING_SERVICE_HOST": "10.0.0.1", "TANDEM_X": "1"}) == Options()
+
+
+class Needy(pydantic.BaseModel, frozen=True, extra="forbid"):
+    limits: Limits = Limits()
+    model: Path
+
+
+def test_a_value_without_default_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_config(Needy, service="thing", argv=[], environ={})
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err == "thing: error: --model: is required\n"
+    assert captured.out == ""
+    assert load_config(Needy, service="thing", argv=["--model", "m"], environ={}).model == Path("m")
+
+
+def test_an_error_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_config(Options, service="thing", argv=["--a\nb"], environ={})
+    assert capsys.readouterr().err == "thing: error: --a b: unknown flag\n"
+
+
+def test_the_process_own_command_line_and_environment_are_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["thing", "--name", "me"])
+    monkeypatch.setenv("TANDEM_THING_RATIO", "0.125")
+    config = load_config(Options, service="thing")
+    assert (config.name, config.ratio) == ("me", 0.125)
+
+
+def test_help_lists_flag_variable_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_config(Options, service="thing", argv=["--help"], environ={})
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--max-length VALUE Longest thing, in 100 % feet. (TANDEM_THING_MAX_LENGTH;" in text
+    assert "--eager, --no-eager" in text
+    for option in list_options(Options, service="thing"):
+        assert option.flag in text
+        assert option.variable in text
+    assert "default: 127.0.0.1:7" in text  # the enclosing model's, not the nested field's
+    assert "default: a:1" in text
+    assert "default: red" in text
+    assert "--speed {slow,fast}" in text
+    assert "--config FILE" in text
+
+
+def test_every_option_of_the_package_has_a_description() -> None:
+    for model in (ServerOptions, ChannelOptions):
+        for option in list_options(model, service="thing"):
+            assert option.description.endswith("."), option.name
+
+
+class Twin(pydantic.BaseModel):
+    name: str = ""
+
+
+def test_a_name_clash_between_models_is_an_assertion() -> None:
+    class Clash(pydantic.BaseModel):
+        twin: Twin = Twin()
+        name: str = ""
+
+    class DeepClash(pydantic.BaseModel):
+        one: Twin = Twin()
+        other: Twin = Twin()
+
+    with pytest.raises(AssertionError, match=r"name and twin\.name would both be --name"):
+        parse(model=Clash)
+    with pytest.raises(AssertionError, match=r"other\.name and one\.name would both be --name"):
+        list_options(DeepClash, service="thing")
+
+
+def test_names_that_cannot_be_flags_are_assertions() -> None:
+    class Taken(pydantic.BaseModel):
+        config: str = ""
+
+    class Negated(pydantic.BaseModel):
+        no_limit: bool = False
+
+    class Aliased(pydantic.BaseModel):
+        name: str = pydantic.Field(default="", alias="nombre")
+
+    class Shapeless(pydantic.BaseModel):
+        table: dict[str, int] = {}
+
+    for model in (Taken, Negated, Aliased, Shapeless):
+        with pytest.raises(AssertionError, match=model.__name__):
+            list_options(model, service="thing")
+
+
+def test_options_are_frozen_and_refuse_unknown_fields() -> None:
+    with pytest.raises(pydantic.ValidationError):
+        ServerOptions().listen = "x"  # type: ignore[misc]
+    with pytest.raises(pydantic.ValidationError):
+        ServerOptions(liste="x")  # type: ignore[call-arg]

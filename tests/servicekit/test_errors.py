@@ -1,0 +1,125 @@
+"""Errors: from an exception to a status, and back out of a failed call."""
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from servicekit.errors import (
+    MalformedRequestError,
+    RequestError,
+    code_number,
+    field_violation,
+    find_code,
+    retry_after_ms,
+    to_status,
+)
+
+
+class BadThing(RequestError):
+    pass
+
+
+class WorseThing(BadThing):
+    pass
+
+
+class Overloaded(RequestError):
+    pass
+
+
+TABLE = {
+    RequestError: grpc.StatusCode.FAILED_PRECONDITION,
+    BadThing: grpc.StatusCode.INVALID_ARGUMENT,
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    KeyError: grpc.StatusCode.NOT_FOUND,
+}
+
+
+def failed_call(error: Exception) -> grpc.RpcError:
+    """What a client would hold after the error went over the wire."""
+    status = rpc_status.to_status(to_status(error, TABLE))
+    return grpc.aio.AioRpcError(
+        code=status.code,
+        initial_metadata=grpc.aio.Metadata(),
+        trailing_metadata=grpc.aio.Metadata(("x", "y"), *status.trailing_metadata),
+        details=status.details,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RequestError("x"), grpc.StatusCode.FAILED_PRECONDITION),
+        (BadThing("x"), grpc.StatusCode.INVALID_ARGUMENT),
+        (WorseThing("x"), grpc.StatusCode.INVALID_ARGUMENT),
+        (Overloaded("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (MalformedRequestError("/a/B"), grpc.StatusCode.INVALID_ARGUMENT),
+        (KeyError("x"), grpc.StatusCode.NOT_FOUND),
+        (LookupError("x"), None),
+        (ValueError("x"), None),
+    ],
+)
+def test_the_nearest_class_in_the_table_gives_the_code(
+    error: Exception, code: grpc.StatusCode | None
+) -> None:
+    assert find_code(error, TABLE) is code
+    expected = code or grpc.StatusCode.INTERNAL
+    assert to_status(error, TABLE).code == code_number(expected) == expected.value[0]
+
+
+def test_field_and_retry_survive_the_wire() -> None:
+    error = failed_call(BadThing("top_p is 2", field="sampling.top_p", retry_after_ms=1500))
+    assert field_violation(error) == ("sampling.top_p", "top_p is 2")
+    assert retry_after_ms(error) == 1500
+
+
+def test_what_an_error_does_not_have_is_not_sent() -> None:
+    status = to_status(BadThing("no"), TABLE)
+    assert status.message == "no"
+    assert not status.details
+    error = failed_call(BadThing("no"))
+    assert field_violation(error) is None
+    assert retry_after_ms(error) is None
+    zero = failed_call(Overloaded("now", retry_after_ms=0))
+    assert retry_after_ms(zero) == 0
+    assert field_violation(zero) is None
+
+
+def test_a_call_that_failed_without_details_has_none() -> None:
+    for metadata in (None, grpc.aio.Metadata(), grpc.aio.Metadata(("grpc-status-details", "x"))):
+        bare = grpc.aio.AioRpcError(
+            code=grpc.StatusCode.UNAVAILABLE, trailing_metadata=metadata, details="gone"
+        )
+        assert field_violation(bare) is None
+        assert retry_after_ms(bare) is None
+
+
+def test_details_that_are_not_a_status_are_no_details() -> None:
+    garbled = grpc.aio.AioRpcError(
+        code=grpc.StatusCode.INVALID_ARGUMENT,
+        trailing_metadata=grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff\xff")),
+    )
+    assert field_violation(garbled) is None
+
+
+def test_an_unmapped_error_says_nothing_of_itself() -> None:
+    status = to_status(ValueError("the password is tulip"), TABLE)
+    assert status.code == code_number(grpc.StatusCode.INTERNAL)
+    assert status.message == "internal error"
+    assert not status.details
+
+
+def test_long_texts_are_cut_to_what_fits_into_headers() -> None:
+    status = to_status(BadThing("\u20ac" * 10_000, field="f" * 10_000), TABLE)
+    assert len(status.message.encode()) <= 768
+    assert status.message.endswith("\u20ac...")
+    violation = error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(violation)
+    assert violation.field_violations[0].field == "f" * 253 + "..."
+    exact = "x" * 768
+    assert to_status(BadThing(exact), TABLE).message == exact
+
+
+def test_text_that_is_not_unicode_does_not_break_the_answer() -> None:
+    assert to_status(BadThing("lone \ud800"), TABLE).message == "lone ?"

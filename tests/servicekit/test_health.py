@@ -1,0 +1,86 @@
+"""grpc.health.v1: what is said to those who ask and to those who watch."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+NAMES = ("", "test.v1.EchoService", "grpc.health.v1.Health")
+
+
+def request(service: str = "") -> Any:
+    return health_pb2.HealthCheckRequest(service=service)
+
+
+async def test_a_started_server_does_not_serve_until_it_says_so(start_rig: Any) -> None:
+    rig = await start_rig()
+    stub = health_pb2_grpc.HealthStub(rig.channel)
+    for expected in (NOT_SERVING, SERVING, NOT_SERVING):
+        for name in NAMES:
+            assert (await stub.Check(request(name))).status == expected
+        if expected == NOT_SERVING:
+            rig.server.set_serving()
+        else:
+            rig.server.set_not_serving()
+
+
+async def test_an_unknown_service_is_not_found(start_rig: Any) -> None:
+    rig = await start_rig()
+    stub = health_pb2_grpc.HealthStub(rig.channel)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Check(request("test.v1.Nobody"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    watch = stub.Watch(request("test.v1.Nobody"))
+    assert (await watch.read()).status == SERVICE_UNKNOWN
+    watch.cancel()
+
+
+async def test_every_watcher_sees_every_change_also_after_another_has_left(start_rig: Any) -> None:
+    rig = await start_rig()
+    stub = health_pb2_grpc.HealthStub(rig.channel)
+    watches = [stub.Watch(request()) for _ in range(3)]
+    for watch in watches:
+        assert (await watch.read()).status == NOT_SERVING
+    leaver = watches.pop()
+    leaver.cancel()
+    await rig.counted("CANCELLED", name="Watch", service="grpc.health.v1.Health")
+    async with asyncio.timeout(5):
+        rig.server.set_serving()
+        for watch in watches:
+            assert (await watch.read()).status == SERVING
+        rig.server.set_not_serving()
+        for watch in watches:
+            assert (await watch.read()).status == NOT_SERVING
+    for watch in watches:
+        watch.cancel()
+
+
+async def test_watchers_hear_of_the_end_and_do_not_hold_it_up(start_rig: Any) -> None:
+    rig = await start_rig()
+    stub = health_pb2_grpc.HealthStub(rig.channel)
+    rig.server.set_serving()
+    watch = stub.Watch(request())
+    assert (await watch.read()).status == SERVING
+    async with asyncio.timeout(5):
+        await rig.server.stop(60)
+        assert (await watch.read()).status == NOT_SERVING
+        assert await watch.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_once_retired_it_never_serves_again(start_rig: Any) -> None:
+    rig = await start_rig()
+    stub = health_pb2_grpc.HealthStub(rig.channel)
+    rig.server.set_serving()
+    watch = stub.Watch(request())
+    assert (await watch.read()).status == SERVING
+    rig.server.retire()
+    rig.server.set_serving()
+    assert (await stub.Check(request())).status == NOT_SERVING
+    assert (await watch.read()).status == NOT_SERVING
+    watch.cancel()

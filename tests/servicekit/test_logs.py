@@ -1,0 +1,119 @@
+"""Logs: one JSON object per line, on stderr, from us and from other libraries."""
+
+import asyncio
+import datetime
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from servicekit.logs import configure_logs, get_logger
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return [json.loads(line) for line in captured.err.splitlines()]
+
+
+def test_a_line_is_one_json_object_that_says_when_what_and_who(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logger = get_logger("thing.part")  # made before the logs are configured
+    configure_logs("info", "thing")
+    logger.info("opened", size=3, text="two\nlines")
+    (line,) = lines(capsys)
+    when = datetime.datetime.fromisoformat(line.pop("ts"))
+    assert abs(datetime.datetime.now(datetime.UTC) - when) < datetime.timedelta(minutes=1)
+    assert list(line.items()) == [
+        ("level", "info"),
+        ("event", "opened"),
+        ("service", "thing"),
+        ("logger", "thing.part"),
+        ("size", 3),
+        ("text", "two\nlines"),
+    ]
+
+
+def test_an_exception_is_one_line_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info", "thing")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        get_logger("thing").exception("failed")
+    (line,) = lines(capsys)
+    assert line["level"] == "error"
+    assert line["exception"].startswith("Traceback")
+    assert line["exception"].endswith("ValueError: broken")
+
+
+def test_other_libraries_lines_have_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info", "thing")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("grpc._cython.cygrpc").exception("Unexpected %s", "x")
+    (line,) = lines(capsys)
+    assert (line["event"], line["level"], line["service"], line["logger"]) == (
+        "Unexpected x", "error", "thing", "grpc._cython.cygrpc",
+    )  # fmt: skip
+    assert "ValueError: broken" in line["exception"]
+    assert "ts" in line
+
+
+def test_lines_below_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("warning", "thing")
+    for logger in (get_logger("thing"), logging.getLogger("other")):
+        logger.info("quiet")
+        logger.warning("loud")
+    assert [line["event"] for line in lines(capsys)] == ["loud", "loud"]
+    configure_logs("info", "thing")
+    for logger in (get_logger("thing"), logging.getLogger("other")):
+        logger.debug("quiet")
+        logger.info("loud")
+    assert [line["event"] for line in lines(capsys)] == ["loud", "loud"]
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(ValueError, match="'loud' is not one of debug, info, warning, error"):
+        configure_logs("loud", "thing")
+
+
+async def test_what_is_bound_in_one_task_is_on_its_lines_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logs("info", "thing")
+    logger = get_logger("thing")
+
+    async def handle(request_id: str) -> None:
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await asyncio.sleep(0)
+            logger.info("handled", expected=request_id)
+
+    await asyncio.gather(handle("a"), handle("b"))
+    logger.info("after")
+    *handled, after = lines(capsys)
+    assert {line["request_id"] for line in handled} == {"a", "b"}
+    assert all(line["request_id"] == line["expected"] for line in handled)
+    assert "request_id" not in after
+
+
+def test_what_json_cannot_hold_is_written_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info", "thing")
+    get_logger("thing").info("odd", what={1}, lone="\ud800", nan=float("nan"))
+    (line,) = lines(capsys)
+    assert line["what"] == "{1}"

@@ -1,0 +1,113 @@
+"""The Prometheus exporter."""
+
+import asyncio
+import http.client
+import socket
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.parser import text_string_to_metric_families
+
+from servicekit.metrics import MetricsServer, start_metrics_server
+
+
+def fetch(server: MetricsServer, path: str = "/metrics", **headers: str) -> tuple[int, str, str]:
+    connection = http.client.HTTPConnection(server.address, timeout=5)
+    try:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.getheader("Content-Type") or "", response.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Counter("eggs", "Eggs.", ["colour"], registry=registry).labels("blue").inc(3)
+    return registry
+
+
+def test_a_scrape_gets_what_is_in_the_registry_now(registry: CollectorRegistry) -> None:
+    server = start_metrics_server(registry, "127.0.0.1:0")
+    try:
+        status, content_type, body = fetch(server)
+        assert status == 200
+        assert content_type.startswith("text/plain")
+        families = {family.name: family for family in text_string_to_metric_families(body)}
+        (sample,) = [s for s in families["eggs"].samples if s.name == "eggs_total"]
+        assert (sample.labels, sample.value) == ({"colour": "blue"}, 3)
+        Counter("later", "Later.", registry=registry)
+        assert "later_total 0.0" in fetch(server, "/metrics?x=1")[2]
+    finally:
+        server.stop()
+
+
+def test_a_scraper_that_asks_for_open_metrics_gets_it(registry: CollectorRegistry) -> None:
+    server = start_metrics_server(registry, "127.0.0.1:0")
+    try:
+        _, content_type, body = fetch(server, Accept="application/openmetrics-text;version=1.0.0")
+        assert content_type.startswith("application/openmetrics-text")
+        assert body.endswith("# EOF\n")
+    finally:
+        server.stop()
+
+
+def test_other_paths_are_not_found(registry: CollectorRegistry) -> None:
+    server = start_metrics_server(registry, "127.0.0.1:0")
+    try:
+        assert fetch(server, "/")[0] == 404
+        assert fetch(server, "/metricss")[0] == 404
+    finally:
+        server.stop()
+
+
+def test_scrapes_say_nothing_on_stderr(
+    registry: CollectorRegistry, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = start_metrics_server(registry, "127.0.0.1:0")
+    try:
+        fetch(server)
+        fetch(server, "/")
+    finally:
+        server.stop()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_stopped_exporter_frees_its_port_and_stops_twice(registry: CollectorRegistry) -> None:
+    server = start_metrics_server(registry, "127.0.0.1:0")
+    server.stop()
+    server.stop()
+    again = start_metrics_server(registry, server.address)
+    assert again.address == server.address
+    again.stop()
+
+
+def test_a_connection_that_says_nothing_does_not_stop_others_or_the_stop(
+    registry: CollectorRegistry,
+) -> None:
+    server = start_metrics_server(registry, "127.0.0.1:0")
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5):
+        assert fetch(server)[0] == 200
+        server.stop()
+
+
+def test_a_taken_port_and_a_wrong_address_are_errors(registry: CollectorRegistry) -> None:
+    server = start_metrics_server(registry, "127.0.0.1:0")
+    try:
+        with pytest.raises(OSError, match="in use"):
+            start_metrics_server(registry, server.address)
+    finally:
+        server.stop()
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        start_metrics_server(registry, "9100")
+
+
+async def test_a_scrape_does_not_need_the_event_loop(registry: CollectorRegistry) -> None:
+    server = start_metrics_server(registry, "127.0.0.1:0")
+    assert asyncio.get_running_loop().is_running()
+    try:
+        assert fetch(server)[0] == 200  # blocks the loop meanwhile
+    finally:
+        server.stop()

@@ -1,0 +1,272 @@
+"""A service as a process: what it prints, how it takes signals, what its exit code is.
+
+On uvloop, and on asyncio's own loop where that may make a difference.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import servicekit
+from servicekit.channel import open_channel
+from servicekit.config import ChannelOptions
+
+SCRIPT = '''
+"""A server whose method answers after a file appears."""
+
+import asyncio
+import os
+import sys
+import time
+
+if os.environ.get("WITHOUT_UVLOOP"):
+    sys.modules["uvloop"] = None
+
+import grpc
+import pydantic
+from prometheus_client import CollectorRegistry
+
+from servicekit.config import ServerOptions, load_config
+from servicekit.logs import configure_logs, get_logger
+from servicekit.server import Server, run, serve_until_signalled
+
+
+class Options(pydantic.BaseModel, frozen=True, extra="forbid"):
+    server: ServerOptions = ServerOptions()
+    mode: str = "serve"
+    linger_s: float = 0.0
+
+
+async def main(options):
+    get_logger("script").info("loop", name=type(asyncio.get_running_loop()).__module__)
+    failed = asyncio.get_running_loop().create_future()
+    started = asyncio.Event()
+    finish = asyncio.Event()
+
+    async def echo(request, context):
+        started.set()
+        if request == b"fail":
+            failed.set_exception(RuntimeError("the engine died"))
+        if request == b"wait":
+            await finish.wait()
+        return request
+
+    async def drain():
+        get_logger("script").info("draining")
+        if options.mode == "hang":
+            print("draining", flush=True)
+            await asyncio.Event().wait()
+        await asyncio.sleep(options.linger_s)
+        finish.set()
+
+    server = Server(
+        options.server,
+        service_names=["test.v1.EchoService"],
+        error_table={},
+        registry=CollectorRegistry(),
+        logger=get_logger("script"),
+    )
+    handler = grpc.unary_unary_rpc_method_handler(echo)
+    server.grpc.add_registered_method_handlers("test.v1.EchoService", {"Echo": handler})
+    async with server:
+        if options.mode == "starting":
+            print("starting", flush=True)
+            await asyncio.sleep(60)
+        if options.mode == "blocked":
+            print("starting", flush=True)
+            time.sleep(60)
+        if options.mode == "threaded":  # which asyncio waits for when it closes
+            print("starting", flush=True)
+            await asyncio.to_thread(time.sleep, 60)
+        await serve_until_signalled(server, drain=drain, failed=failed)
+
+
+if __name__ == "__main__":
+    options = load_config(Options, service="script")
+    configure_logs(options.server.log_level, "script")
+    sys.exit(run(lambda: main(options)))
+'''
+
+
+class Script:
+    """The running script."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+
+    def read_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def read_address(self) -> str:
+        line = self.read_line()
+        assert line.startswith("ready grpc="), line
+        return line.removeprefix("ready grpc=").strip()
+
+    def end(self) -> tuple[int, str, list[dict[str, Any]]]:
+        """Waits for it; its exit code, the rest of its output, and its log lines."""
+        out, err = self.process.communicate(timeout=20)
+        return self.process.returncode, out, [json.loads(line) for line in err.splitlines()]
+
+
+@pytest.fixture
+def loop_module() -> str:
+    return "uvloop"
+
+
+# For what the event loop has a part in.
+on_both_loops = pytest.mark.parametrize("loop_module", ["uvloop", "asyncio"])
+
+
+@pytest.fixture
+def start(tmp_path: Path, loop_module: str) -> Iterator[Any]:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with contextlib.ExitStack() as stack:
+
+        def start(*argv: str, **environ: str) -> Script:
+            root = Path(servicekit.__file__).parents[1]
+            environ = {**os.environ, "PYTHONPATH": str(root), **environ}
+            environ.pop("PYTHONUNBUFFERED", None)  # it would flush the ready line in any case
+            if loop_module == "asyncio":
+                environ["WITHOUT_UVLOOP"] = "1"
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, str(script), *argv],
+                    env=environ,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            return Script(process)
+
+        yield start
+
+
+def events(log: list[dict[str, Any]]) -> list[str]:
+    return [line["event"] for line in log]
+
+
+@on_both_loops
+async def test_sigterm_drains_finishes_calls_in_flight_and_exits_with_0(
+    start: Any, loop_module: str
+) -> None:
+    script = start("--linger-s", "0.05", TANDEM_SCRIPT_LISTEN="127.0.0.1:0")
+    address = script.read_address()
+    async with open_channel(address, ChannelOptions()) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        echo: Any = channel.unary_unary("/test.v1.EchoService/Echo")
+        assert await echo(b"quick") == b"quick"
+        waiting = echo(b"wait")
+        # What was sent before this answer came has arrived, too: they share a connection.
+        assert await echo(b"quick") == b"quick"
+        script.process.send_signal(signal.SIGTERM)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await waiting == b"wait"
+    code, out, log = script.end()
+    assert code == 0
+    assert out == ""
+    assert events(log) == ["loop", "draining"]
+    assert log[0]["name"].partition(".")[0] == loop_module
+    assert {line["service"] for line in log} == {"script"}
+
+
+@on_both_loops
+def test_a_second_sigterm_ends_a_drain_that_hangs(start: Any) -> None:
+    script = start("--mode", "hang")
+    script.read_address()
+    script.process.send_signal(signal.SIGTERM)
+    assert script.read_line() == "draining\n"
+    script.process.send_signal(signal.SIGTERM)
+    assert script.end()[0] == 0
+
+
+@on_both_loops
+def test_a_drain_that_hangs_ends_at_its_timeout(start: Any) -> None:
+    script = start("--mode", "hang", "--drain-timeout-s", "0.2")
+    script.read_address()
+    script.process.send_signal(signal.SIGINT)
+    assert script.read_line() == "draining\n"
+    code, _, log = script.end()
+    assert code == 0
+    assert events(log)[-1] == "drain_timed_out"
+
+
+@on_both_loops
+def test_a_sigterm_before_it_serves_ends_it_at_once(start: Any) -> None:
+    script = start("--mode", "starting")
+    assert script.read_line() == "starting\n"
+    script.process.send_signal(signal.SIGTERM)
+    code, _, log = script.end()
+    assert code == 128 + signal.SIGTERM
+    assert events(log) == ["loop"]
+
+
+@on_both_loops
+@pytest.mark.parametrize("mode", ["blocked", "threaded"])
+def test_a_second_sigterm_ends_even_a_process_that_is_stuck(start: Any, mode: str) -> None:
+    script = start("--mode", mode)
+    assert script.read_line() == "starting\n"
+    for _ in range(400):  # signals that are pending at the same time are one
+        script.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            script.process.wait(0.05)
+            break
+    assert script.process.returncode == 128 + signal.SIGTERM
+
+
+async def test_a_failure_of_the_service_is_logged_and_exits_with_1(start: Any) -> None:
+    script = start()
+    async with open_channel(script.read_address(), ChannelOptions()) as channel:
+        echo: Any = channel.unary_unary("/test.v1.EchoService/Echo")
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await echo(b"fail")
+    code, _, log = script.end()
+    assert code == 1
+    assert events(log) == ["loop", "process_failed"]
+    assert "the engine died" in log[-1]["exception"]
+
+
+def test_a_wrong_configuration_exits_with_2_and_one_line(start: Any) -> None:
+    process = start(TANDEM_SCRIPT_LINGER_S="long").process
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith("script: error: TANDEM_SCRIPT_LINGER_S: 'long'")
+    assert err.count("\n") == 1
+
+
+async def test_a_taken_port_exits_with_2_and_names_the_flag(start: Any) -> None:
+    first = start()
+    address = first.read_address()
+    process = start("--listen", address).process
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (2, "")
+    message = f"error: --listen: cannot listen on {address}: Address already in use\n"
+    assert err.splitlines(keepends=True)[-1] == message
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end()[0] == 0
+
+
+def test_plaintext_beyond_loopback_exits_with_2_unless_asked_for(start: Any) -> None:
+    process = start("--listen", "0.0.0.0:0").process
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "error: --listen: 0.0.0.0:0 is not loopback" in err
+    assert "--allow-plaintext" in err
+    script = start("--listen", "0.0.0.0:0", "--allow-plaintext")
+    assert script.read_address().startswith("0.0.0.0:")
+    script.process.send_signal(signal.SIGTERM)
+    assert script.end()[0] == 0

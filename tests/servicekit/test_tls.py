@@ -1,0 +1,217 @@
+"""TLS and mTLS from files: who gets in, who doesn't, and what a wrong file says."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from servicekit.channel import open_channel
+from servicekit.config import ChannelOptions, ConfigError, ServerOptions
+from servicekit.logs import get_logger
+from servicekit.server import Server
+from servicekit.tls import channel_credentials, server_credentials
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Certificates and keys of a server, of a client, and of one whom nobody knows."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority, stranger = trustme.CA(), trustme.CA()
+    certificates = {
+        "server": authority.issue_cert("127.0.0.1", "localhost"),
+        "client": authority.issue_cert("client.test"),
+        "rogue": stranger.issue_cert("client.test"),
+        "elsewhere": authority.issue_cert("elsewhere.test"),
+    }
+    for name, certificate in certificates.items():
+        (folder / f"{name}.key").write_bytes(certificate.private_key_pem.bytes())
+        chain = b"".join(pem.bytes() for pem in certificate.cert_chain_pems)
+        (folder / f"{name}.pem").write_bytes(chain)
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    stranger.cert_pem.write_to_path(folder / "rogue-ca.pem")
+    key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), password=None)
+    (folder / "encrypted.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    (folder / "garbage.pem").write_bytes(b"\xff\x00not a certificate")
+    (folder / "empty.pem").write_bytes(b"")
+    (folder / "missing.pem").unlink(missing_ok=True)
+    return {name: folder / name for name in [*(p.name for p in folder.iterdir()), "missing.pem"]}
+
+
+@contextlib.asynccontextmanager
+async def served(files: dict[str, Path], *, mtls: bool, **options: Any) -> AsyncIterator[Server]:
+    server = Server(
+        ServerOptions(
+            tls_cert=files["server.pem"],
+            tls_key=files["server.key"],
+            tls_client_ca=files["ca.pem"] if mtls else None,
+            **options,
+        ),
+        service_names=[],
+        error_table={},
+        registry=CollectorRegistry(),
+        logger=get_logger("test"),
+    )
+    await server.start()
+    server.set_serving()
+    try:
+        yield server
+    finally:
+        await server.stop(0)
+
+
+async def check(address: str, **options: Any) -> int:
+    async with open_channel(address, ChannelOptions(**options)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status)
+
+
+async def assert_refused(address: str, **options: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await check(address, **options)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_tls_serves_who_trusts_the_authority_and_speaks_tls(files: dict[str, Path]) -> None:
+    async with served(files, mtls=False) as server:
+        ca = files["ca.pem"]
+        assert await check(server.address, peer_tls_ca=ca) == 1
+        by_name = server.address.replace("127.0.0.1", "localhost")
+        assert await check(by_name, peer_tls_ca=ca) == 1
+        await assert_refused(server.address)
+        await assert_refused(server.address, peer_tls_ca=files["rogue-ca.pem"])
+
+
+async def test_a_certificate_for_another_name_is_not_believed(files: dict[str, Path]) -> None:
+    elsewhere = {
+        **files,
+        "server.pem": files["elsewhere.pem"],
+        "server.key": files["elsewhere.key"],
+    }
+    async with served(elsewhere, mtls=False) as server:
+        await assert_refused(server.address, peer_tls_ca=files["ca.pem"])
+
+
+async def test_mtls_serves_clients_of_the_authority_and_no_others(files: dict[str, Path]) -> None:
+    async with served(files, mtls=True) as server:
+        ca = files["ca.pem"]
+        client = {"peer_tls_cert": files["client.pem"], "peer_tls_key": files["client.key"]}
+        rogue = {"peer_tls_cert": files["rogue.pem"], "peer_tls_key": files["rogue.key"]}
+        assert await check(server.address, peer_tls_ca=ca, **client) == 1
+        await assert_refused(server.address, peer_tls_ca=ca)
+        await assert_refused(server.address, peer_tls_ca=ca, **rogue)
+        await assert_refused(server.address)
+        # None of them did it any harm.
+        assert await check(server.address, peer_tls_ca=ca, **client) == 1
+
+
+async def test_probes_without_a_certificate_have_the_health_port(files: dict[str, Path]) -> None:
+    async with served(files, mtls=True, health_listen="127.0.0.1:0") as server:
+        assert server.health_address is not None
+        assert await check(server.health_address) == 1
+        await assert_refused(server.address)
+        server.set_not_serving()
+        assert await check(server.health_address) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "message"),
+    [
+        ({"tls_cert": "missing.pem", "tls_key": "server.key"}, "--tls-cert", "No such file"),
+        ({"tls_cert": "server.pem", "tls_key": "missing.pem"}, "--tls-key", "No such file"),
+        ({"tls_cert": "garbage.pem", "tls_key": "server.key"}, "--tls-cert", "no certificate"),
+        ({"tls_cert": "empty.pem", "tls_key": "server.key"}, "--tls-cert", "no certificate"),
+        ({"tls_cert": "server.key", "tls_key": "server.key"}, "--tls-cert", "no certificate"),
+        ({"tls_cert": "server.pem", "tls_key": "garbage.pem"}, "--tls-key", "no private key"),
+        ({"tls_cert": "server.pem", "tls_key": "server.pem"}, "--tls-key", "no private key"),
+        ({"tls_cert": "server.pem", "tls_key": "client.key"}, "--tls-key", "is not the key of"),
+        ({"tls_cert": "server.pem", "tls_key": "encrypted.key"}, "--tls-key", "is encrypted"),
+        ({"tls_cert": "server.pem"}, "--tls-cert", "needs --tls-key"),
+        ({"tls_key": "server.key"}, "--tls-key", "needs --tls-cert"),
+        ({"tls_client_ca": "ca.pem"}, "--tls-client-ca", "needs --tls-cert"),
+        (
+            {"tls_cert": "server.pem", "tls_key": "server.key", "tls_client_ca": "garbage.pem"},
+            "--tls-client-ca",
+            "no certificate",
+        ),
+    ],
+)
+def test_a_wrong_file_of_a_server_is_named_with_its_flag(
+    files: dict[str, Path], options: dict[str, str], key: str, message: str
+) -> None:
+    paths: dict[str, Any] = {key: files[name] for key, name in options.items()}
+    with pytest.raises(ConfigError) as caught:
+        server_credentials(ServerOptions(**paths))
+    assert caught.value.key == key
+    assert message in caught.value.message
+    if not caught.value.message.startswith("needs"):
+        name = options[key.removeprefix("--").replace("-", "_")]
+        assert str(files[name]) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "message"),
+    [
+        ({"peer_tls_ca": "missing.pem"}, "--peer-tls-ca", "No such file"),
+        ({"peer_tls_ca": "garbage.pem"}, "--peer-tls-ca", "no certificate"),
+        ({"peer_tls_cert": "client.pem"}, "--peer-tls-cert", "needs --peer-tls-ca"),
+        ({"peer_tls_key": "client.key"}, "--peer-tls-key", "needs --peer-tls-ca"),
+        (
+            {"peer_tls_ca": "ca.pem", "peer_tls_cert": "client.pem"},
+            "--peer-tls-cert",
+            "needs --peer-tls-key",
+        ),
+        (
+            {"peer_tls_ca": "ca.pem", "peer_tls_cert": "client.pem", "peer_tls_key": "rogue.key"},
+            "--peer-tls-key",
+            "is not the key of",
+        ),
+    ],
+)
+def test_a_wrong_file_of_a_client_is_named_with_its_flag(
+    files: dict[str, Path], options: dict[str, str], key: str, message: str
+) -> None:
+    paths: dict[str, Any] = {key: files[name] for key, name in options.items()}
+    with pytest.raises(ConfigError) as caught:
+        channel_credentials("127.0.0.1:1", ChannelOptions(**paths))
+    assert caught.value.key == key
+    assert message in caught.value.message
+
+
+def test_a_server_speaks_plaintext_on_loopback_or_where_it_is_told_to() -> None:
+    for listen in ("127.0.0.1:0", "localhost:0", "[::1]:0"):
+        assert server_credentials(ServerOptions(listen=listen)) is None
+    for listen in ("0.0.0.0:0", "[::]:0", "10.0.0.1:0", "example.org:0"):
+        with pytest.raises(ConfigError, match="is not loopback") as caught:
+            server_credentials(ServerOptions(listen=listen))
+        assert caught.value.key == "--listen"
+        assert listen in caught.value.message
+        assert "--allow-plaintext" in caught.value.message
+        assert server_credentials(ServerOptions(listen=listen, allow_plaintext=True)) is None
+
+
+def test_a_client_speaks_plaintext_to_loopback_or_where_it_is_told_to(
+    files: dict[str, Path],
+) -> None:
+    for target in ("127.0.0.1:1", "dns:///localhost:1", "unix:/x"):
+        assert channel_credentials(target, ChannelOptions()) is None
+    for target in ("peer:50051", "dns:///peer:50051"):
+        with pytest.raises(ConfigError, match="is not loopback") as caught:
+            channel_credentials(target, ChannelOptions())
+        assert caught.value.key == "--peer-tls-ca"
+        assert target in caught.value.message
+        assert "--peer-allow-plaintext" in caught.value.message
+        assert channel_credentials(target, ChannelOptions(peer_allow_plaintext=True)) is None
+        assert channel_credentials(target, ChannelOptions(peer_tls_ca=files["ca.pem"]))

@@ -1,0 +1,115 @@
+"""What all of the verifier's tests stand on: one thread, the bundled model, real servers."""
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+import torch
+from prometheus_client import CollectorRegistry
+
+from servicekit.config import ServerOptions
+from tandem.v1 import verifier_pb2_grpc
+from tests.verifier.paged_model import PagedModel, load_bundled_model
+from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
+from tests.verifier.running_verifier import RunningVerifier, StartVerifier
+from verifier.build import LoadedModel, load_model
+from verifier.config import VerifierConfig
+from verifier.engine import EngineObserver
+from verifier.server import VerifierServer
+
+MODEL_FOLDER = Path(__file__).parents[2] / "examples/demo_model/model"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """More threads than free cores stall each other: tiny operations become 100 times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def start_engine() -> Iterator[StartEngine]:
+    """Starts an engine over a scripted model; at the end it must be whole, idle and empty."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**options: Any) -> RunningEngine:
+            running = start_engine_with(**options)
+            stack.callback(running.stop)
+            return running
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def bundled_float32() -> PagedModel:
+    return load_bundled_model(MODEL_FOLDER, torch.float32)
+
+
+@pytest.fixture(scope="session")
+def bundled_config() -> VerifierConfig:
+    return VerifierConfig(
+        server=ServerOptions(listen="127.0.0.1:0"),
+        model=MODEL_FOLDER,
+        model_id="renamer",
+        device="cpu",
+        dtype="float32",
+        threads=1,
+        max_num_seqs=8,
+        max_num_batched_tokens=256,
+        num_kv_blocks=512,
+    )
+
+
+@pytest.fixture(scope="session")
+def bundled_model(bundled_config: VerifierConfig) -> LoadedModel:
+    """Loaded once; one engine at a time may use it."""
+    return load_model(bundled_config)
+
+
+@pytest.fixture
+async def start_verifier(
+    bundled_config: VerifierConfig, bundled_model: LoadedModel
+) -> AsyncIterator[StartVerifier]:
+    """Starts a verifier with the bundled model; options are those of `VerifierConfig`."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(
+            *,
+            max_model_len: int | None = None,
+            observer: EngineObserver | None = None,
+            **options: object,
+        ) -> RunningVerifier:
+            config = bundled_config.model_copy(update=options)
+            loaded = bundled_model
+            if max_model_len is not None:
+                served = dataclasses.replace(loaded.served, max_model_len=max_model_len)
+                loaded = dataclasses.replace(loaded, served=served)
+            registry, log = CollectorRegistry(), structlog.testing.LogCapture()
+            logger = structlog.wrap_logger(
+                None,
+                processors=[log],
+                wrapper_class=structlog.make_filtering_bound_logger("info"),
+            )
+            verifier = VerifierServer(config, registry=registry, logger=logger)
+            stack.push_async_callback(verifier.server.stop, 0)
+            engine = await verifier.start(lambda _: loaded, observer)
+            channel = grpc.aio.insecure_channel(verifier.server.address)
+            running = RunningVerifier(
+                verifier=verifier,
+                engine=engine,
+                channel=channel,
+                stub=verifier_pb2_grpc.VerifierServiceStub(channel),
+                registry=registry,
+                log=log.entries,
+            )
+            stack.push_async_callback(running.close)
+            return running
+
+        yield start

@@ -1,0 +1,156 @@
+"""Real models over a paged K/V cache, run chunk by chunk as a test says."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from verifier.attention.sdpa import SdpaBackend
+from verifier.batch_layout import ScheduledTokens, lay_out
+from verifier.checkpoint import describe, load_checkpoint
+from verifier.kv_cache import KVCache
+from verifier.numerics import STRICT, Numerics
+from verifier.transformers_model import ATTENTION_NAME, TransformersModel, register_attention
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 16
+NUM_BLOCKS = 256
+MAX_MODEL_LEN = 2048
+
+# Weights ten times larger than usual: attention is far from uniform and every bit counts.
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "initializer_range": 0.3,
+}
+# A window far smaller than the contexts of the tests: whole chunks of 512 lie outside of it.
+SMALL_CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**SMALL),
+    "qwen2": lambda: Qwen2Config(
+        **SMALL, use_sliding_window=True, sliding_window=100, max_window_layers=1
+    ),
+    "mistral": lambda: MistralConfig(**SMALL, sliding_window=100),
+    "qwen3": lambda: Qwen3Config(**SMALL, head_dim=32),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Tokens of one sequence from position `start` on; logits are wanted at the last `num_rows`."""
+
+    token_ids: list[int]
+    start: int
+    block_table: list[int]
+    num_rows: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+class PagedModel:
+    """A model and its cache; `run` is one step."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        numerics: Numerics = STRICT,
+        *,
+        max_model_len: int = MAX_MODEL_LEN,
+    ) -> None:
+        self.model = model
+        self.numerics = numerics
+        self.checkpoint = describe(model, dtype=model.dtype, model_digest="")
+        self.cache = KVCache(
+            self.checkpoint.kv_shape, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
+        )
+        backend = SdpaBackend(
+            numerics=numerics, dtype=model.dtype, device=CPU, max_model_len=max_model_len
+        )
+        self.paged = TransformersModel(model, backend=backend, cache=self.cache, device=CPU)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.paged.vocab_size
+
+    def run(self, *chunks: Chunk) -> list[torch.Tensor]:
+        """One step over all chunks; each one's logits [num_rows, vocab_size]."""
+        scheduled = []
+        for chunk in chunks:
+            num_new = len(chunk.token_ids) - chunk.num_rows + 1
+            scheduled.append(
+                ScheduledTokens(
+                    token_ids=chunk.token_ids[:num_new],
+                    draft_token_ids=chunk.token_ids[num_new:],
+                    num_computed_tokens=chunk.start,
+                    block_table=chunk.block_table[: -(-chunk.end // BLOCK_SIZE)],
+                )
+            )
+        layout = lay_out(
+            scheduled,
+            block_size=BLOCK_SIZE,
+            trash_slot=self.cache.trash_slot,
+            row_multiple=self.numerics.row_multiple,
+        )
+        logits = self.paged.forward(layout)
+        return list(logits.split([chunk.num_rows for chunk in chunks]))
+
+    def run_in_chunks(
+        self, token_ids: list[int], sizes: SequenceOf[int], block_table: list[int]
+    ) -> torch.Tensor:
+        """The whole text from position 0, in chunks of these sizes over and over; all logits."""
+        rows: list[torch.Tensor] = []
+        start, turn = 0, 0
+        while start < len(token_ids):
+            chunk = token_ids[start : start + sizes[turn % len(sizes)]]
+            rows += self.run(
+                Chunk(token_ids=chunk, start=start, block_table=block_table, num_rows=len(chunk))
+            )
+            start += len(chunk)
+            turn += 1
+        return torch.cat(rows)
+
+    def keys_and_values(self, num_tokens: int) -> torch.Tensor:
+        """A copy of K and V of all layers in the first slots."""
+        layers = range(self.checkpoint.kv_shape.num_layers)
+        return torch.stack(
+            [part for layer in layers for part in self.cache.view(layer, 0, num_tokens)]
+        )
+
+
+def make_small_model(
+    name: str, dtype: torch.dtype = torch.float32, numerics: Numerics = STRICT
+) -> PagedModel:
+    """A random model of one of `SMALL_CONFIGS`, always the same one."""
+    register_attention()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(
+            SMALL_CONFIGS[name](), attn_implementation=ATTENTION_NAME
+        )
+    return PagedModel(model.to(dtype).eval().requires_grad_(False), numerics)
+
+
+def load_bundled_model(folder: Path, dtype: torch.dtype, numerics: Numerics = STRICT) -> PagedModel:
+    checkpoint = load_checkpoint(folder, dtype=str(dtype).removeprefix("torch."), device=CPU)
+    return PagedModel(checkpoint.model, numerics)
+
+
+def some_tokens(num_tokens: int, vocab_size: int, seed: int = 1) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, vocab_size, (num_tokens,), generator=generator).tolist()

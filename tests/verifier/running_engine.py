@@ -1,0 +1,238 @@
+"""A started engine over a scripted model, and a session of a client that is a test."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tests.verifier.scripted_model import Rule, ScriptedModel, hashed
+from tests.verifier.sequences import make_open
+from verifier.block_pool import BlockPool
+from verifier.draft_buffer import HintOutcome
+from verifier.engine import Engine, EngineLoad, EngineOptions, StepRecord
+from verifier.messages import (
+    Close,
+    Decided,
+    DetachSession,
+    Event,
+    Hint,
+    Hints,
+    Open,
+    Opened,
+    Rejected,
+    StepStats,
+    Update,
+)
+from verifier.numerics import STRICT
+from verifier.scheduler import Scheduler
+
+# Nothing here takes a hundredth of it, unless it never comes.
+PATIENCE_S = 10.0
+
+StartEngine = Callable[..., "RunningEngine"]
+
+
+@dataclass
+class RecordingObserver:
+    """An `EngineObserver`. Filled by the engine thread; read it when the engine is idle."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    outcomes: list[HintOutcome] = field(default_factory=list)
+    hops_s: list[float] = field(default_factory=list)
+
+    @property
+    def num_drafts_scheduled(self) -> int:
+        return sum(len(item.draft_token_ids) for step in self.steps for item in step.scheduled)
+
+    def stepped(self, record: StepRecord) -> None:
+        self.steps.append(record)
+
+    def hint_ended(self, outcome: HintOutcome) -> None:
+        self.outcomes.append(outcome)
+
+    def hop_measured(self, duration_s: float) -> None:
+        self.hops_s.append(duration_s)
+
+    def settled(self, load: EngineLoad) -> None:
+        pass
+
+
+class EngineSession:
+    """One session: sends commands, collects events by sequence."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._batches: queue.SimpleQueue[tuple[list[Event], StepStats | None]] = queue.SimpleQueue()
+        self.session_id = engine.attach(lambda events, step: self._batches.put((events, step)))
+        self.events: list[Event] = []
+        self.steps: list[StepStats | None] = []
+
+    def open(self, token_ids: list[int], **fields: object) -> str:
+        """Opens a sequence; returns its id."""
+        sequence = make_open(token_ids, **fields)
+        self._engine.submit(Open(session_id=self.session_id, sequence=sequence))
+        return sequence.sequence_id
+
+    def close(self, sequence_id: str) -> None:
+        self._engine.submit(Close(session_id=self.session_id, sequence_id=sequence_id))
+
+    def update(self, sequence_id: str, *, drafting: bool) -> None:
+        self._engine.submit(
+            Update(session_id=self.session_id, sequence_id=sequence_id, drafting=drafting)
+        )
+
+    def hint(self, sequence_id: str, base_length: int, token_ids: Iterable[int]) -> None:
+        hint = Hint(
+            sequence_id=sequence_id,
+            base_length=base_length,
+            token_ids=list(token_ids),
+            matched_ngram_length=2,
+        )
+        self._engine.submit(
+            Hints(session_id=self.session_id, hints=[hint], received_at_s=time.monotonic())
+        )
+
+    def detach(self) -> None:
+        self._engine.submit(DetachSession(session_id=self.session_id))
+
+    def read(self, timeout_s: float = PATIENCE_S) -> None:
+        """Waits for the next batch of events."""
+        events, step = self._batches.get(timeout=timeout_s)
+        self.events += events
+        self.steps.append(step)
+
+    def read_all(self) -> None:
+        """Takes what is there."""
+        while not self._batches.empty():
+            self.read()
+
+    def of(self, sequence_id: str) -> list[Event]:
+        return [event for event in self.events if event.sequence_id == sequence_id]
+
+    def decided(self, sequence_id: str) -> list[Decided]:
+        return [event for event in self.of(sequence_id) if isinstance(event, Decided)]
+
+    def output(self, sequence_id: str) -> list[int]:
+        return [t for event in self.decided(sequence_id) for t in event.token_ids]
+
+    def wait_decided(self, sequence_id: str, count: int) -> Decided:
+        """The sequence's `count`th decision, waited for."""
+        while len(self.decided(sequence_id)) < count:
+            self.read()
+        return self.decided(sequence_id)[count - 1]
+
+    def wait_end(self, sequence_id: str) -> Decided | Rejected:
+        """The sequence's terminal event, waited for."""
+        while True:
+            for event in self.of(sequence_id):
+                if is_terminal(event):
+                    assert isinstance(event, Decided | Rejected)
+                    return event
+            self.read()
+
+
+def is_terminal(event: Event) -> bool:
+    return isinstance(event, Rejected) or (
+        isinstance(event, Decided) and event.finish_reason is not None
+    )
+
+
+@dataclass
+class RunningEngine:
+    engine: Engine
+    model: ScriptedModel
+    observer: RecordingObserver
+    sessions: list[EngineSession] = field(default_factory=list)
+
+    def attach(self) -> EngineSession:
+        session = EngineSession(self.engine)
+        self.sessions.append(session)
+        return session
+
+    def sync(self) -> None:
+        """Returns when the engine has handled what was submitted before, and is whole."""
+        self.engine.call(self.engine.check_integrity).result(PATIENCE_S)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """The engine stands still between two steps: what is submitted meanwhile is handled
+        together.
+        """
+        stands_still, goes_on = threading.Event(), threading.Event()
+
+        def stand_still() -> None:
+            stands_still.set()
+            goes_on.wait(PATIENCE_S)
+
+        self.engine.call(stand_still)
+        assert stands_still.wait(PATIENCE_S)
+        try:
+            yield
+        finally:
+            goes_on.set()
+
+    def stop(self) -> None:
+        """Closes what is open, and checks that nothing is left and the thread ends well."""
+        for session in self.sessions:
+            session.detach()
+        self.engine.when_idle().result(PATIENCE_S)
+        self.sync()
+        assert self.engine.load.num_kv_blocks_used == 0
+        assert self.engine.load.num_running == self.engine.load.num_waiting == 0
+        self.engine.stop()
+        self.engine.stopped.result(PATIENCE_S)
+        for session in self.sessions:
+            session.read_all()
+            check_contract(session)
+
+
+def check_contract(session: EngineSession) -> None:
+    """What holds for the events of every sequence."""
+    for sequence_id in {event.sequence_id for event in session.events}:
+        events = session.of(sequence_id)
+        assert not any(is_terminal(event) for event in events[:-1]), "something follows the end"
+        assert not any(isinstance(event, Opened) for event in events[1:])
+        expected_base = None
+        for event in session.decided(sequence_id):
+            assert expected_base in (None, event.base_length), "a gap between decisions"
+            expected_base = event.base_length + len(event.token_ids)
+            assert event.num_accepted_tokens <= min(event.num_draft_tokens, len(event.token_ids))
+            assert event.token_ids or event.finish_reason is not None
+            assert event.finish_reason is None or event.num_wanted_draft_tokens == 0
+
+
+def start_engine_with(
+    *,
+    rule: Rule = hashed,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 200,
+    max_num_waiting: int = 100,
+    idle_timeout_s: float = 60.0,
+) -> RunningEngine:
+    observer = RecordingObserver()
+    model = ScriptedModel(rule, num_slots=(num_blocks + 1) * block_size, block_size=block_size)
+    engine = Engine(
+        model=model,
+        scheduler=Scheduler(
+            block_pool=BlockPool(num_blocks),
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            count_hint=observer.hint_ended,
+        ),
+        options=EngineOptions(
+            numerics=STRICT,
+            trash_slot=num_blocks * block_size,
+            max_model_len=max_model_len,
+            max_num_waiting=max_num_waiting,
+            idle_timeout_s=idle_timeout_s,
+        ),
+        observer=observer,
+    )
+    engine.start()
+    return RunningEngine(engine=engine, model=model, observer=observer)

@@ -1,0 +1,142 @@
+"""A started verifier with a client, and what tests ask of it."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from tandem.v1 import verifier_pb2 as pb
+from tandem.v1 import verifier_pb2_grpc as rpc
+from verifier.engine import Engine
+from verifier.server import VerifierServer
+
+StartVerifier = Callable[..., Awaitable["RunningVerifier"]]
+SessionCall = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
+
+PATIENCE_S = 20.0
+
+
+class ClientSession:
+    """A client's end of a session stream."""
+
+    def __init__(self, call: SessionCall) -> None:
+        self.call = call
+        self.events: list[pb.Event] = []
+        self.responses: list[pb.SessionResponse] = []
+
+    async def send(self, *commands: pb.Command) -> None:
+        await self.call.write(pb.SessionRequest(commands=commands))
+
+    async def open(self, *opens: pb.Open) -> None:
+        await self.send(*(pb.Command(open=command) for command in opens))
+
+    async def draft(self, sequence_id: str, base_length: int, token_ids: Sequence[int]) -> None:
+        draft = pb.Draft(sequence_id=sequence_id, base_length=base_length, token_ids=token_ids)
+        await self.send(pb.Command(draft=draft))
+
+    async def hello(self) -> pb.Welcome:
+        await self.send(pb.Command(hello=pb.Hello(protocol_version=1, gateway_id="test")))
+        await self.read()
+        assert self.events[0].WhichOneof("event") == "welcome"
+        return self.events[0].welcome
+
+    async def read(self) -> pb.SessionResponse:
+        """The next message; its events are kept."""
+        async with asyncio.timeout(PATIENCE_S):
+            response = await self.call.read()
+        assert isinstance(response, pb.SessionResponse), "the stream has ended"
+        self.responses.append(response)
+        self.events += response.events
+        return response
+
+    async def read_to_end(self) -> grpc.StatusCode:
+        """Reads until the stream ends; its status."""
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while isinstance(response := await self.call.read(), pb.SessionResponse):
+                    self.responses.append(response)
+                    self.events += response.events
+            return await self.call.code()
+
+    def decided(self, sequence_id: str) -> list[pb.Decided]:
+        return [
+            event.decided
+            for event in self.events
+            if event.HasField("decided") and event.decided.sequence_id == sequence_id
+        ]
+
+    def rejected(self) -> list[pb.Rejected]:
+        return [event.rejected for event in self.events if event.HasField("rejected")]
+
+    def output(self, sequence_id: str) -> list[int]:
+        return [t for decided in self.decided(sequence_id) for t in decided.token_ids]
+
+    async def wait_decided(self, sequence_id: str, count: int = 1) -> pb.Decided:
+        while len(self.decided(sequence_id)) < count:
+            await self.read()
+        return self.decided(sequence_id)[count - 1]
+
+    async def wait_finished(self, sequence_id: str) -> list[int]:
+        """The whole output."""
+        while not any(d.finish_reason for d in self.decided(sequence_id)):
+            rejected = [r for r in self.rejected() if r.sequence_id == sequence_id]
+            assert not rejected, rejected
+            await self.read()
+        return self.output(sequence_id)
+
+    async def wait_rejected(self, count: int = 1) -> pb.Rejected:
+        while len(self.rejected()) < count:
+            await self.read()
+        return self.rejected()[count - 1]
+
+
+@dataclass
+class RunningVerifier:
+    verifier: VerifierServer
+    engine: Engine
+    channel: grpc.aio.Channel
+    stub: "rpc.VerifierServiceAsyncStub"
+    registry: CollectorRegistry
+    log: Sequence[Mapping[str, object]]
+    sessions: list[ClientSession] = field(default_factory=list)
+
+    def session(self) -> ClientSession:
+        """A stream on which nothing was said yet."""
+        session = ClientSession(self.stub.Session())
+        self.sessions.append(session)
+        return session
+
+    async def greeted_session(self) -> ClientSession:
+        session = self.session()
+        await session.hello()
+        return session
+
+    async def load(self) -> pb.GetVerifierLoadResponse:
+        return await self.stub.GetVerifierLoad(pb.GetVerifierLoadRequest())
+
+    async def sync(self) -> None:
+        """Returns between two steps: what is said of the last one is all said."""
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wrap_future(self.engine.call(self.engine.check_integrity))
+
+    async def idle(self) -> None:
+        """Returns when no sequence is open; everything must be free then."""
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wrap_future(self.engine.when_idle())
+        await self.sync()
+        load = await self.load()
+        assert load.num_running == load.num_waiting == load.num_kv_blocks_used == 0
+
+    async def close(self) -> None:
+        """Ends the sessions; nothing may be left, logged as failed, or broken."""
+        for session in self.sessions:
+            session.call.cancel()
+        await self.idle()
+        await self.channel.close()
+        self.engine.stop()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wrap_future(self.engine.stopped)
+        assert [entry for entry in self.log if entry["log_level"] in ("error", "critical")] == []

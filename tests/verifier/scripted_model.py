@@ -1,0 +1,82 @@
+"""A stand-in for the target model: a rule over token ids instead of a network.
+
+It keeps the token ids themselves in a paged memory of its own, written through the slot mapping
+and read back through the block tables, as a real model keeps K and V. So a wrong slot, a wrong
+position or a rejected draft that was not forgotten shows up as a wrong next token.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from verifier.batch_layout import BatchLayout
+
+VOCAB_SIZE = 16
+
+# From all tokens so far to the next one; None: the model fails there (NaN logits).
+Rule = Callable[[list[int]], int | None]
+
+
+def hashed(token_ids: list[int]) -> int:
+    """A different text for every prefix, of few kinds of tokens, so that guesses are right at
+    times.
+    """
+    return hashlib.sha256(bytes(token_ids)).digest()[0] % 3
+
+
+def follow(text: list[int]) -> Rule:
+    """The token at each position, whatever came before."""
+    return lambda token_ids: text[len(token_ids)]
+
+
+class ScriptedModel:
+    """Implements `TargetModel`: one-hot logits."""
+
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, rule: Rule, *, num_slots: int, block_size: int) -> None:
+        self.rule = rule
+        self._block_size = block_size
+        self._memory = np.full(num_slots, -1)
+
+    def forward(self, layout: BatchLayout) -> torch.Tensor:
+        self._memory[layout.slot_mapping] = layout.input_token_ids
+        logits = torch.zeros(layout.num_rows, VOCAB_SIZE)
+        offsets = layout.cu_seqlens_q.tolist()
+        row = 0
+        for i, block_table in enumerate(layout.block_tables):
+            known = self._read(block_table, int(layout.seq_lens[i]))
+            first_position = int(layout.positions[offsets[i]])
+            for _ in range(int(layout.num_sampled_tokens[i])):
+                query = int(layout.logits_indices[row])
+                assert offsets[i] <= query < offsets[i + 1], "a row of another sequence"
+                position = first_position + query - offsets[i]
+                next_token_id = self.rule(known[: position + 1])
+                if next_token_id is None:
+                    logits[row] = torch.nan
+                else:
+                    logits[row, next_token_id] = 1.0
+                row += 1
+        return logits
+
+    def _read(self, block_table: list[int], num_tokens: int) -> list[int]:
+        slots = [
+            block_table[position // self._block_size] * self._block_size
+            + position % self._block_size
+            for position in range(num_tokens)
+        ]
+        known: list[int] = self._memory[slots].tolist()
+        assert -1 not in known, "a token was never written"
+        return known
+
+
+def continue_by(rule: Rule, token_ids: list[int], num_tokens: int) -> list[int]:
+    """What plain decoding yields."""
+    known = list(token_ids)
+    for _ in range(num_tokens):
+        next_token_id = rule(known)
+        assert next_token_id is not None
+        known.append(next_token_id)
+    return known[len(token_ids) :]

@@ -1,0 +1,165 @@
+"""Index arithmetic against the reference's worked example and a per-token oracle."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
+
+
+def test_worked_example_of_five_sequences() -> None:
+    drafts, scheduled_counts = [3, 0, 2, 0, 1], [4, 100, 3, 100, 2]
+    scheduled, first_block = [], 0
+    for num_drafts, num_scheduled in zip(drafts, scheduled_counts, strict=True):
+        num_blocks = -(-num_scheduled // 16)
+        scheduled.append(
+            ScheduledTokens(
+                token_ids=list(range(num_scheduled - num_drafts)),
+                draft_token_ids=[7] * num_drafts,
+                num_computed_tokens=0,
+                block_table=list(range(first_block, first_block + num_blocks)),
+            )
+        )
+        first_block += num_blocks
+    layout = lay_out(scheduled, block_size=16, trash_slot=10_000, row_multiple=1)
+    assert layout.cu_seqlens_q.tolist() == [0, 4, 104, 107, 207, 209]
+    assert layout.logits_indices.tolist() == [0, 1, 2, 3, 103, 104, 105, 106, 206, 207, 208]
+    assert layout.target_logits_indices.tolist() == [0, 1, 2, 5, 6, 9]
+    assert layout.bonus_logits_indices.tolist() == [3, 4, 7, 8, 10]
+    assert layout.num_sampled_tokens.tolist() == [4, 1, 3, 1, 2]
+    assert layout.num_tokens == 209
+    assert layout.num_rows == 11
+
+
+@dataclass
+class _Token:
+    """One token of a step, as a person would work it out."""
+
+    token_id: int
+    position: int
+    slot: int
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[list[ScheduledTokens], int]:
+    """Any mix of decodes with drafts and prefill chunks, over scattered, unshared blocks."""
+    block_size = draw(st.integers(1, 7))
+    shapes = draw(
+        st.lists(
+            st.tuples(st.integers(0, 40), st.integers(1, 20), st.integers(0, 7)),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    free_blocks = list(range(sum(-(-sum(shape) // block_size) for shape in shapes) + 3))
+    draw(st.randoms(use_true_random=False)).shuffle(free_blocks)
+    scheduled = []
+    for num_computed, num_new, num_drafts in shapes:
+        num_blocks = -(-(num_computed + num_new + num_drafts) // block_size)
+        tokens = draw(
+            st.lists(
+                st.integers(0, 2**32 - 1),
+                min_size=num_new + num_drafts,
+                max_size=num_new + num_drafts,
+            )
+        )
+        scheduled.append(
+            ScheduledTokens(
+                token_ids=tokens[:num_new],
+                draft_token_ids=tokens[num_new:],
+                num_computed_tokens=num_computed,
+                block_table=[free_blocks.pop() for _ in range(num_blocks)],
+            )
+        )
+    return scheduled, block_size
+
+
+def tokens_one_by_one(scheduled: list[ScheduledTokens], block_size: int) -> list[_Token]:
+    tokens = []
+    for sequence in scheduled:
+        for i, token_id in enumerate(sequence.token_ids + sequence.draft_token_ids):
+            position = sequence.num_computed_tokens + i
+            block = sequence.block_table[position // block_size]
+            slot = block * block_size + position % block_size
+            tokens.append(_Token(token_id=token_id, position=position, slot=slot))
+    return tokens
+
+
+def rows_one_by_one(scheduled: list[ScheduledTokens]) -> tuple[list[int], list[int], list[int]]:
+    """`logits_indices`, `target_logits_indices`, `bonus_logits_indices`."""
+    logits: list[int] = []
+    target: list[int] = []
+    bonus: list[int] = []
+    start = 0
+    for sequence in scheduled:
+        end = start + sequence.num_scheduled_tokens
+        num_drafts = len(sequence.draft_token_ids)
+        for i, hidden_row in enumerate(range(end - num_drafts - 1, end)):
+            (bonus if i == num_drafts else target).append(len(logits))
+            logits.append(hidden_row)
+        start = end
+    return logits, target, bonus
+
+
+@given(step=steps(), row_multiple=st.sampled_from([1, 3, 8]))
+def test_equals_the_oracle_token_by_token(
+    step: tuple[list[ScheduledTokens], int], row_multiple: int
+) -> None:
+    scheduled, block_size = step
+    trash_slot = 5000
+    layout = lay_out(
+        scheduled, block_size=block_size, trash_slot=trash_slot, row_multiple=row_multiple
+    )
+    tokens = tokens_one_by_one(scheduled, block_size)
+    num_tokens = len(tokens)
+    assert layout.num_tokens == num_tokens
+    assert layout.input_token_ids[:num_tokens].tolist() == [t.token_id for t in tokens]
+    assert layout.positions[:num_tokens].tolist() == [t.position for t in tokens]
+    assert layout.slot_mapping[:num_tokens].tolist() == [t.slot for t in tokens]
+    assert layout.seq_lens.tolist() == [
+        s.num_computed_tokens + s.num_scheduled_tokens for s in scheduled
+    ]
+    assert layout.block_tables == [s.block_table for s in scheduled]
+
+    logits, target, bonus = rows_one_by_one(scheduled)
+    assert layout.num_rows == len(logits)
+    assert layout.logits_indices[: len(logits)].tolist() == logits
+    assert layout.target_logits_indices.tolist() == target
+    assert layout.bonus_logits_indices.tolist() == bonus
+    assert layout.draft_token_ids.tolist() == [d for s in scheduled for d in s.draft_token_ids]
+    assert layout.num_draft_tokens.tolist() == [len(s.draft_token_ids) for s in scheduled]
+    assert (layout.num_sampled_tokens == layout.num_draft_tokens + 1).all()
+
+    assert_padding(layout, trash_slot, row_multiple)
+
+
+def assert_padding(layout: BatchLayout, trash_slot: int, row_multiple: int) -> None:
+    """Padding is no longer than needed, writes to the trash slot and reads nothing new."""
+    padded = len(layout.input_token_ids)
+    assert padded % row_multiple == 0
+    assert padded - layout.num_tokens < row_multiple
+    assert len(layout.positions) == len(layout.slot_mapping) == padded
+    assert (layout.slot_mapping[layout.num_tokens :] == trash_slot).all()
+    assert (layout.slot_mapping[: layout.num_tokens] != trash_slot).all()
+    assert (layout.input_token_ids[layout.num_tokens :] == 0).all()
+    assert (layout.positions[layout.num_tokens :] == 0).all()
+    assert len(layout.logits_indices) % row_multiple == 0
+    assert len(layout.logits_indices) - layout.num_rows < row_multiple
+    assert (layout.logits_indices < padded).all()
+
+
+def test_every_index_array_is_int64() -> None:
+    layout = lay_out(
+        [
+            ScheduledTokens(
+                token_ids=[1], draft_token_ids=[], num_computed_tokens=0, block_table=[0]
+            )
+        ],
+        block_size=16,
+        trash_slot=16,
+        row_multiple=8,
+    )
+    arrays = [getattr(layout, name) for name in layout.__slots__ if name != "block_tables"]
+    assert all(array.dtype == np.int64 for array in arrays)

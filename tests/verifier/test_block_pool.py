@@ -1,0 +1,128 @@
+"""The block pool: who holds what, and that sequences keep their blocks together."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from verifier.block_pool import BlockPool, OutOfBlocksError
+
+
+def is_contiguous(block_table: list[int]) -> bool:
+    return block_table == list(range(block_table[0], block_table[0] + len(block_table)))
+
+
+class BlockPoolMachine(RuleBasedStateMachine):
+    """Tables that grow, shrink to nothing and run the pool dry."""
+
+    tables = Bundle("tables")
+
+    @initialize(num_blocks=st.integers(1, 24))
+    def begin(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.held: list[list[int]] = []
+
+    @rule(target=tables)
+    def make_table(self) -> list[int]:
+        table: list[int] = []
+        self.held.append(table)
+        return table
+
+    @rule(table=tables, num_blocks=st.integers(0, 12))
+    def extend(self, table: list[int], num_blocks: int) -> None:
+        before = list(table)
+        wanted = max(0, num_blocks - len(table))
+        num_free = self.pool.num_free
+        if wanted > num_free:
+            with pytest.raises(OutOfBlocksError) as error:
+                self.pool.extend(table, num_blocks)
+            assert (error.value.wanted_blocks, error.value.free_blocks) == (wanted, num_free)
+            assert table == before
+            assert self.pool.num_free == num_free
+        else:
+            self.pool.extend(table, num_blocks)
+            assert table[: len(before)] == before
+            assert len(table) == max(num_blocks, len(before))
+            assert self.pool.num_free == num_free - wanted
+
+    @rule(table=consumes(tables))
+    def release(self, table: list[int]) -> None:
+        num_free, num_held = self.pool.num_free, len(table)
+        self.pool.release(table)
+        assert table == []
+        assert self.pool.num_free == num_free + num_held
+
+    @invariant()
+    def holds_each_block_once(self) -> None:
+        if hasattr(self, "pool"):
+            self.pool.check_integrity(self.held)
+            assert all(0 <= block < self.pool.num_blocks for table in self.held for block in table)
+            assert self.pool.num_used == sum(map(len, self.held))
+
+
+BlockPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestIntegrity = BlockPoolMachine.TestCase
+
+
+def test_one_table_is_contiguous_from_first_to_last_block() -> None:
+    pool, table = BlockPool(32), list[int]()
+    for num_blocks in range(1, 33):
+        pool.extend(table, num_blocks)
+        assert is_contiguous(table)
+
+
+def test_tables_that_grow_in_turns_stay_contiguous_while_there_is_room() -> None:
+    pool = BlockPool(64)
+    tables: list[list[int]] = [[] for _ in range(4)]
+    for num_blocks in range(1, 17):
+        for table in tables:
+            pool.extend(table, num_blocks)
+    assert pool.num_free == 0
+    assert all(is_contiguous(table) for table in tables)
+
+
+def test_every_block_can_be_held_whatever_the_fragments() -> None:
+    pool = BlockPool(16)
+    tables: list[list[int]] = [[] for _ in range(16)]
+    for table in tables:
+        pool.extend(table, 1)
+    for table in tables[::2]:
+        pool.release(table)
+    scattered: list[int] = []
+    pool.extend(scattered, 8)
+    assert not is_contiguous(scattered)
+    pool.check_integrity([scattered, *tables[1::2]])
+    with pytest.raises(OutOfBlocksError):
+        pool.extend(scattered, 9)
+
+
+def test_freed_blocks_are_handed_out_again_as_one_run() -> None:
+    pool, first, second = BlockPool(8), list[int](), list[int]()
+    pool.extend(first, 8)
+    pool.release(first)
+    pool.extend(second, 8)
+    assert is_contiguous(second)
+
+
+@pytest.mark.parametrize(
+    ("tables", "complaint"),
+    [
+        pytest.param([[0, 1], [1, 2]], "in two tables", id="shared"),
+        pytest.param([[0, 1, 5]], "marked free", id="held though free"),
+        pytest.param([[0, 1]], "in no table", id="lost"),
+    ],
+)
+def test_integrity_check_sees_what_is_wrong(tables: list[list[int]], complaint: str) -> None:
+    pool = BlockPool(8)
+    pool.extend([], 3)
+    with pytest.raises(AssertionError, match=complaint):
+        pool.check_integrity(tables)
+
+
+def test_freeing_twice_is_noticed() -> None:
+    pool, table = BlockPool(4), list[int]()
+    pool.extend(table, 2)
+    copy = list(table)
+    pool.release(table)
+    with pytest.raises(AssertionError, match="freed twice"):
+        pool.release(copy)

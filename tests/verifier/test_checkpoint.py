@@ -1,0 +1,323 @@
+"""Which checkpoint folders are served, which are refused and why, and their digests."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Gemma2Config, PretrainedConfig, PreTrainedModel
+
+import verifier.checkpoint
+from servicekit.config import ConfigError
+from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.paged_model import CPU, SMALL, SMALL_CONFIGS
+from verifier.attention.backend import StepAttention
+from verifier.attention.sdpa import SdpaBackend
+from verifier.batch_layout import BatchLayout
+from verifier.build import load_model
+from verifier.checkpoint import (
+    CheckpointError,
+    check_architecture,
+    choose_dtype,
+    digest_of,
+    load_checkpoint,
+)
+from verifier.config import VerifierConfig
+from verifier.kv_cache import KVCache
+
+SaveModel = Callable[..., Path]
+
+
+@pytest.fixture
+def save_model(tmp_path: Path) -> SaveModel:
+    """Writes a small random model to a folder, as transformers does."""
+
+    def save(config: Any) -> Path:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        folder = tmp_path / "model"
+        model.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+def config_for(folder: Path, **options: Any) -> VerifierConfig:
+    return VerifierConfig(
+        model=folder, device="cpu", threads=1, num_kv_blocks=options.pop("num_kv_blocks", 32),
+        **options,
+    )  # fmt: skip
+
+
+class TestRefusals:
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="nowhere is not a folder"):
+            load_checkpoint(tmp_path / "nowhere", dtype="auto", device=CPU)
+
+    def test_pickled_weights(self, tmp_path: Path) -> None:
+        shutil.copy(MODEL_FOLDER / "config.json", tmp_path)
+        (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+        with pytest.raises(CheckpointError, match=r"no \.safetensors"):
+            load_checkpoint(tmp_path, dtype="auto", device=CPU)
+
+    @pytest.mark.parametrize(
+        ("config", "reason"),
+        [
+            pytest.param({"model_type": "t5"}, "encoder-decoder", id="encoder-decoder"),
+            pytest.param(
+                {"model_type": "deepseek_v3", "kv_lora_rank": 512}, "latent", id="latent attention"
+            ),
+            pytest.param(
+                {"model_type": "qwen3_next", "layer_types": ["linear_attention"] * 48},
+                "linear_attention",
+                id="linear attention",
+            ),
+            pytest.param({"model_type": "llava"}, "multimodal", id="vision"),
+            pytest.param(
+                {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+                "rotary embeddings of type dynamic",
+                id="dynamic rotary embeddings",
+            ),
+            pytest.param(
+                {
+                    "model_type": "phi3",
+                    "rope_scaling": {
+                        "rope_type": "longrope",
+                        "long_factor": [1.0] * 48,
+                        "short_factor": [1.0] * 48,
+                    },
+                },
+                "rotary embeddings of type longrope",
+                id="long rotary embeddings",
+            ),
+            pytest.param({"model_type": "no such model"}, "no such model", id="unknown"),
+        ],
+    )
+    def test_an_architecture_that_is_not_served(
+        self, tmp_path: Path, config: dict[str, Any], reason: str
+    ) -> None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "model.safetensors").touch()
+        with pytest.raises(CheckpointError, match=reason):
+            load_checkpoint(tmp_path, dtype="auto", device=CPU)
+
+    def test_a_configuration_without_attention(self) -> None:
+        with pytest.raises(CheckpointError, match="not a decoder with attention"):
+            check_architecture(PretrainedConfig())
+
+    def test_a_torn_weights_file(self, tmp_path: Path) -> None:
+        shutil.copy(MODEL_FOLDER / "config.json", tmp_path)
+        weights = (MODEL_FOLDER / "model.safetensors").read_bytes()
+        (tmp_path / "model.safetensors").write_bytes(weights[:5000])
+        with pytest.raises(CheckpointError, match=str(tmp_path)):
+            load_checkpoint(tmp_path, dtype="auto", device=CPU)
+
+    def test_weights_that_are_missing(self, save_model: SaveModel) -> None:
+        folder = save_model(SMALL_CONFIGS["llama"]())
+        weights = load_file(folder / "model.safetensors")
+        del weights["model.layers.1.mlp.up_proj.weight"]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match=r"missing: model\.layers\.1\.mlp\.up_proj"):
+            load_checkpoint(folder, dtype="auto", device=CPU)
+
+    def test_attention_with_a_softcap(self, save_model: SaveModel) -> None:
+        folder = save_model(Gemma2Config(**SMALL, head_dim=16))
+        with pytest.raises(CheckpointError, match="'softcap' is not supported"):
+            load_model(config_for(folder))
+
+
+class BrokenStep:
+    """A step's attention with one argument changed or dropped."""
+
+    def __init__(self, step: StepAttention, **changed: Any) -> None:
+        self._step = step
+        self._changed = changed
+
+    def attend(self, *tensors: Any, **arguments: Any) -> torch.Tensor:
+        return self._step.attend(*tensors, **(arguments | self._changed))
+
+
+def broken_backend(**changed: Any) -> type[SdpaBackend]:
+    class BrokenBackend(SdpaBackend):
+        def prepare(self, layout: BatchLayout, cache: KVCache) -> Any:
+            return BrokenStep(super().prepare(layout, cache), **changed)
+
+    return BrokenBackend
+
+
+class TestParityProbe:
+    """Before serving, the model must be computed as transformers computes it."""
+
+    @pytest.mark.parametrize("name", list(SMALL_CONFIGS))
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_lets_dense_models_pass(self, save_model: SaveModel, name: str, dtype: str) -> None:
+        loaded = load_model(config_for(save_model(SMALL_CONFIGS[name]()), dtype=dtype))
+        assert loaded.served.vocab_size == 97
+        assert loaded.served.dtype == dtype
+
+    @pytest.mark.parametrize(
+        ("name", "changed"),
+        [("llama", {"scaling": 1.0}), ("mistral", {"sliding_window": None})],
+        ids=["scaling ignored", "sliding window ignored"],
+    )
+    def test_stops_a_model_that_would_be_computed_wrongly(
+        self,
+        save_model: SaveModel,
+        monkeypatch: pytest.MonkeyPatch,
+        name: str,
+        changed: dict[str, Any],
+    ) -> None:
+        config = SMALL_CONFIGS[name]()
+        if name == "mistral":
+            config.sliding_window = 20  # the probe's text is short
+        monkeypatch.setattr("verifier.build.SdpaBackend", broken_backend(**changed))
+        with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
+            load_model(config_for(save_model(config)))
+
+    def test_stops_weights_that_are_not_numbers(self, save_model: SaveModel) -> None:
+        folder = save_model(SMALL_CONFIGS["llama"]())
+        weights = load_file(folder / "model.safetensors")
+        weights["model.norm.weight"][0] = torch.nan
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match="differ by nan"):
+            load_model(config_for(folder))
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "has_bfloat16", "chosen"),
+    [
+        ("auto", torch.float32, True, torch.float32),
+        ("auto", torch.bfloat16, True, torch.bfloat16),
+        ("auto", torch.bfloat16, False, torch.float32),
+        ("auto", None, True, torch.float32),
+        ("float32", torch.bfloat16, True, torch.float32),
+        ("bfloat16", torch.float32, False, torch.bfloat16),
+    ],
+)
+def test_dtype_is_the_checkpoints_where_the_processor_is_fast_at_it(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    own: torch.dtype | None,
+    has_bfloat16: bool,
+    chosen: torch.dtype,
+) -> None:
+    monkeypatch.setattr(verifier.checkpoint, "cpu_has_bfloat16", lambda: has_bfloat16)
+    config = SMALL_CONFIGS["llama"]()
+    config.dtype = own
+    assert choose_dtype(asked, config=config, device=CPU) is chosen
+
+
+def test_the_bundled_model_is_described_as_it_is() -> None:
+    checkpoint = load_checkpoint(MODEL_FOLDER, dtype="float32", device=CPU)
+    assert checkpoint.architecture == "Qwen3ForCausalLM"
+    assert checkpoint.dtype is checkpoint.model.dtype is torch.float32
+    assert checkpoint.vocab_size == checkpoint.max_position_embeddings == 2048
+    assert checkpoint.eos_token_ids == {0}
+    shape = checkpoint.kv_shape
+    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim) == (4, 4, 32)
+
+
+@pytest.mark.parametrize(
+    ("config_eos", "generation_eos", "expected"),
+    [(3, None, {3}), ([3, 4], None, {3, 4}), (3, [5, 6], {5, 6}), (None, None, set())],
+)
+def test_end_tokens_are_the_generation_configurations_if_it_has_any(
+    save_model: SaveModel,
+    config_eos: int | list[int] | None,
+    generation_eos: list[int] | None,
+    expected: set[int],
+) -> None:
+    folder = save_model(SMALL_CONFIGS["llama"]())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": config_eos}))
+    generation = {} if generation_eos is None else {"eos_token_id": generation_eos}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert load_checkpoint(folder, dtype="auto", device=CPU).eos_token_ids == expected
+
+
+class TestDigest:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        for name in ("model-1.safetensors", "model-2.safetensors", "tokenizer.json", "config.json"):
+            (tmp_path / name).write_bytes(name.encode() * 10)
+        return tmp_path
+
+    @pytest.mark.parametrize("name", ["model-1.safetensors", "model-2.safetensors",
+                                      "tokenizer.json", "config.json"])  # fmt: skip
+    def test_changes_with_any_byte_that_matters(self, folder: Path, name: str) -> None:
+        before = digest_of(folder)
+        content = bytearray((folder / name).read_bytes())
+        content[-1] ^= 1
+        (folder / name).write_bytes(content)
+        assert digest_of(folder) != before
+
+    def test_changes_when_weights_change_places(self, folder: Path) -> None:
+        before = digest_of(folder)
+        (folder / "model-1.safetensors").rename(folder / "model-3.safetensors")
+        assert digest_of(folder) != before
+
+    def test_does_not_change_with_the_folder_or_a_readme(self, folder: Path) -> None:
+        before = digest_of(folder)
+        (folder / "README.md").write_text("hello")
+        shutil.copytree(folder, folder / "copy")
+        assert digest_of(folder) == digest_of(folder / "copy") == before
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({}, 512),  # what 32 blocks of 16 tokens hold
+            ({"num_kv_blocks": 200}, 2048),  # the model's own limit
+            ({"max_model_len": 100}, 100),
+        ],
+    )
+    def test_the_longest_sequence_is_what_model_flag_and_cache_allow(
+        self, options: dict[str, Any], expected: int
+    ) -> None:
+        assert load_model(config_for(MODEL_FOLDER, **options)).served.max_model_len == expected
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"max_model_len": 513}, "--max-model-len: 513: the K/V cache holds 512 tokens"),
+            (
+                {"max_model_len": 2049, "num_kv_blocks": 200},
+                "--max-model-len: 2049: the model's limit is 2048",
+            ),
+        ],
+    )
+    def test_a_limit_that_cannot_be_kept_is_refused(
+        self, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=message):
+            load_model(config_for(MODEL_FOLDER, **options))
+
+    def test_blocks_are_sized_to_the_sequences_if_memory_allows(self) -> None:
+        config = VerifierConfig(
+            model=MODEL_FOLDER, device="cpu", threads=1, max_num_seqs=2, max_model_len=100
+        )
+        assert load_model(config).served.num_kv_blocks == 2 * 7
+
+    def test_no_memory_for_a_block_is_refused(self) -> None:
+        config = VerifierConfig(
+            model=MODEL_FOLDER, device="cpu", threads=1, kv_memory_fraction=1e-9
+        )
+        with pytest.raises(ConfigError, match="--kv-memory-fraction"):
+            load_model(config)
+
+
+def test_the_numerics_digest_tells_dtypes_and_modes_apart() -> None:
+    digests = {
+        load_model(config_for(MODEL_FOLDER, dtype=dtype, numerics=numerics)).served.numerics_digest
+        for dtype in ("float32", "bfloat16")
+        for numerics in ("strict", "fast")
+    }
+    assert len(digests) == 4
+    same = load_model(config_for(MODEL_FOLDER, dtype="float32", numerics="strict", max_num_seqs=3))
+    assert same.served.numerics_digest in digests

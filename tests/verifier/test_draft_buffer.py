@@ -1,0 +1,205 @@
+"""The draft buffer against a model that keeps the last useful hint and looks at every token."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from verifier.draft_buffer import DraftBuffer, HintOutcome
+
+USED, REALIGNED, STALE, LATE = (
+    HintOutcome.USED,
+    HintOutcome.REALIGNED,
+    HintOutcome.STALE,
+    HintOutcome.LATE,
+)
+
+
+def test_realigns_a_hint_that_the_sequence_followed() -> None:
+    buffer = DraftBuffer()
+    known = list(range(10))
+    assert buffer.offer(10, [5, 6, 7, 8], 3, known) is None
+    known += [5, 6]
+    assert buffer.advance(known) is None
+    assert buffer.draft(12, 9) == ([7, 8], REALIGNED)
+    assert buffer.matched_ngram_length == 3
+
+
+def test_drops_a_hint_that_the_sequence_contradicted() -> None:
+    buffer = DraftBuffer()
+    known = list(range(10))
+    buffer.offer(10, [5, 6, 7, 8], 3, known)
+    assert buffer.advance([*known, 5, 9]) is STALE
+    assert not buffer
+    assert buffer.draft(12, 9) == ([], None)
+
+
+def test_takes_a_late_hint_from_where_the_sequence_stands() -> None:
+    buffer = DraftBuffer()
+    assert buffer.offer(2, [1, 2, 3, 4], 1, [0, 0, 1, 2]) is None
+    assert buffer.draft(4, 1) == ([3], REALIGNED)
+
+
+@pytest.mark.parametrize(
+    ("base_length", "token_ids", "outcome"),
+    [
+        pytest.param(2, [1, 2], LATE, id="all of it is decided"),
+        pytest.param(2, [1, 9, 9], STALE, id="contradicted"),
+        pytest.param(5, [3], STALE, id="ahead of the sequence"),
+        pytest.param(0, [9], STALE, id="contradicted in the prompt"),
+    ],
+)
+def test_says_why_a_hint_is_of_no_use(
+    base_length: int, token_ids: list[int], outcome: HintOutcome
+) -> None:
+    buffer = DraftBuffer()
+    assert buffer.offer(base_length, token_ids, 1, [0, 0, 1, 2]) is outcome
+    assert not buffer
+
+
+def test_the_newest_hint_counts() -> None:
+    buffer = DraftBuffer()
+    known = [0, 1]
+    assert buffer.offer(2, [2, 3, 4], 1, known) is None
+    assert buffer.offer(2, [7, 8], 1, known) is LATE, "what became of the first"
+    known += [7]
+    assert buffer.advance(known) is None
+    assert buffer.offer(3, [8, 9, 9], 1, known) is LATE
+    assert buffer.offer(2, [7, 8, 1], 1, known) is LATE, "older than the buffered one"
+    assert buffer.draft(3, 3) == ([8, 9, 9], USED)
+
+
+def test_an_empty_hint_answers_its_length_and_nothing_else() -> None:
+    buffer = DraftBuffer()
+    assert buffer.answered_length == -1
+    assert buffer.offer(2, [], 0, [0, 1]) is None
+    assert buffer.answered_length == 2
+    assert not buffer
+
+
+def test_a_hint_from_ahead_answers_nothing() -> None:
+    buffer = DraftBuffer()
+    assert buffer.offer(3, [1], 0, [0, 1]) is STALE
+    assert buffer.offer(3, [], 0, [0, 1]) is None, "an empty one has no outcome"
+    assert buffer.answered_length == -1
+
+
+@dataclass
+class _Hint:
+    base_length: int
+    token_ids: list[int]
+    is_used: bool = False
+
+
+TOKENS = st.integers(0, 1)  # so few that random hints are often right
+
+
+class DraftBufferMachine(RuleBasedStateMachine):
+    """Hints of every kind against a sequence that grows by what it likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = DraftBuffer()
+        self.known: list[int] = []
+        self.hint: _Hint | None = None
+        self.num_hints = 0
+        self.outcomes: Counter[HintOutcome] = Counter()
+
+    @initialize(prompt=st.lists(TOKENS, min_size=1, max_size=6))
+    def begin(self, prompt: list[int]) -> None:
+        self.known = prompt
+
+    @rule(behind=st.integers(-2, 8), tokens=st.lists(TOKENS, max_size=12))
+    def offer_anything(self, behind: int, tokens: list[int]) -> None:
+        self.offer(max(0, len(self.known) - behind), tokens)
+
+    @rule(behind=st.integers(0, 8), ahead=st.lists(TOKENS, max_size=6))
+    def offer_what_agrees(self, behind: int, ahead: list[int]) -> None:
+        base_length = max(0, len(self.known) - behind)
+        self.offer(base_length, self.known[base_length:] + ahead)
+
+    def offer(self, base_length: int, tokens: list[int]) -> None:
+        expected = self.expect_offer(base_length, tokens)
+        answered = self.buffer.answered_length
+        outcome = self.buffer.offer(base_length, list(tokens), len(tokens), self.known)
+        assert outcome is expected
+        self.count(outcome)
+        if base_length <= len(self.known):
+            assert self.buffer.answered_length == max(answered, base_length)
+        else:
+            assert self.buffer.answered_length == answered
+
+    def expect_offer(self, base_length: int, tokens: list[int]) -> HintOutcome | None:
+        if not tokens:
+            return None
+        self.num_hints += 1
+        hint = _Hint(base_length, tokens)
+        if base_length > len(self.known) or self.contradicts(hint):
+            return STALE
+        if not self.ahead(hint):
+            return LATE
+        if self.hint is not None and base_length < self.hint.base_length:
+            return LATE
+        replaced, self.hint = self.hint, hint
+        return LATE if replaced is not None and not replaced.is_used else None
+
+    @rule(tokens=st.lists(TOKENS, min_size=1, max_size=4))
+    def grow(self, tokens: list[int]) -> None:
+        self.known = self.known + tokens
+        self.advance()
+
+    @rule(num_tokens=st.integers(1, 12))
+    def grow_as_hinted(self, num_tokens: int) -> None:
+        if self.hint is not None:
+            self.known = self.known + self.ahead(self.hint)[:num_tokens]
+            self.advance()
+
+    def advance(self) -> None:
+        expected = None
+        if self.hint is not None and (self.contradicts(self.hint) or not self.ahead(self.hint)):
+            if not self.hint.is_used:
+                expected = STALE if self.contradicts(self.hint) else LATE
+            self.hint = None
+        outcome = self.buffer.advance(self.known)
+        assert outcome is expected
+        self.count(outcome)
+
+    @rule(num_tokens=st.integers(0, 9))
+    def draft(self, num_tokens: int) -> None:
+        token_ids, outcome = self.buffer.draft(len(self.known), num_tokens)
+        expected = self.ahead(self.hint)[:num_tokens] if self.hint is not None else []
+        assert token_ids == expected
+        if expected and self.hint is not None and not self.hint.is_used:
+            assert outcome is (USED if self.hint.base_length == len(self.known) else REALIGNED)
+            self.hint.is_used = True
+        else:
+            assert outcome is None
+        self.count(outcome)
+
+    def count(self, outcome: HintOutcome | None) -> None:
+        if outcome is not None:
+            self.outcomes[outcome] += 1
+
+    @invariant()
+    def is_filled_exactly_when_a_hint_reaches_ahead(self) -> None:
+        assert bool(self.buffer) == (self.hint is not None)
+
+    @invariant()
+    def every_hint_is_told_once(self) -> None:
+        untold = self.hint is not None and not self.hint.is_used
+        assert self.outcomes.total() + untold == self.num_hints
+
+    def contradicts(self, hint: _Hint) -> bool:
+        decided = self.known[hint.base_length :]
+        return any(a != b for a, b in zip(hint.token_ids, decided, strict=False))
+
+    def ahead(self, hint: _Hint) -> list[int]:
+        """The hint's tokens beyond what is known."""
+        return hint.token_ids[len(self.known) - hint.base_length :]
+
+
+DraftBufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestAgainstTheNaiveModel = DraftBufferMachine.TestCase

@@ -1,0 +1,673 @@
+"""The engine's thread with a scripted model: what is decided, told, waited for and freed.
+
+After each test everything is closed, and the harness checks that nothing is left over, that the
+engine is whole, and that every sequence's events keep the contract.
+"""
+
+import random
+import threading
+import time
+
+import pytest
+
+from tests.verifier.running_engine import (
+    PATIENCE_S,
+    EngineSession,
+    StartEngine,
+    start_engine_with,
+)
+from tests.verifier.scripted_model import continue_by, follow, hashed
+from verifier.draft_buffer import HintOutcome
+from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
+from verifier.messages import Decided, Opened, Rejected
+from verifier.sequence import DraftWait, FinishReason
+
+pytestmark = pytest.mark.stand_in
+
+ALWAYS, ADAPTIVE, NEVER = DraftWait.ALWAYS, DraftWait.ADAPTIVE, DraftWait.NEVER
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3, 2, 7]
+
+
+class TestPlainDecoding:
+    def test_decides_a_token_per_step_until_the_length_limit(
+        self, start_engine: StartEngine
+    ) -> None:
+        session = start_engine().attach()
+        prompt = [1, 2, 3]
+        sequence_id = session.open(prompt, max_new_tokens=5)
+        end = session.wait_end(sequence_id)
+        assert isinstance(end, Decided)
+        assert end.finish_reason is FinishReason.LENGTH
+        assert isinstance(session.of(sequence_id)[0], Opened)
+        assert session.output(sequence_id) == continue_by(hashed, prompt, 5)
+        assert [d.base_length for d in session.decided(sequence_id)] == [3, 4, 5, 6, 7]
+
+    def test_prompts_are_computed_in_chunks_while_others_go_on(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(max_num_batched_tokens=8)
+        session = running.attach()
+        stream = session.open([1], max_new_tokens=100)
+        session.wait_decided(stream, 1)
+        prompt = [2] * 50
+        long = session.open(prompt, max_new_tokens=3)
+        session.wait_end(long)
+        assert session.output(long) == continue_by(hashed, prompt, 3)
+        running.sync()
+        prefills = [
+            {item.sequence.sequence_id for item in step.scheduled}
+            for step in running.observer.steps
+            if any(item.sequence.sequence_id == long and not item.samples
+                   for item in step.scheduled)
+        ]  # fmt: skip
+        assert len(prefills) >= 3
+        assert all(stream in step for step in prefills), "the long prompt stopped the stream"
+
+    def test_many_through_a_small_pool_all_get_their_text(self, start_engine: StartEngine) -> None:
+        running = start_engine(num_blocks=12, max_num_seqs=3, max_num_batched_tokens=7)
+        session = running.attach()
+        draw = random.Random(1)
+        prompts = {}
+        for _ in range(20):
+            prompt = [draw.randrange(3) for _ in range(draw.randint(1, 25))]
+            prompts[session.open(prompt, max_new_tokens=draw.randint(1, 20))] = prompt
+        for sequence_id, prompt in prompts.items():
+            session.wait_end(sequence_id)
+            output = session.output(sequence_id)
+            assert output == continue_by(hashed, prompt, len(output))
+
+    def test_resumes_where_the_output_stands(self, start_engine: StartEngine) -> None:
+        session = start_engine(rule=follow(TEXT)).attach()
+        sequence_id = session.open(TEXT[:9], prompt_length=4, max_new_tokens=8)
+        session.wait_end(sequence_id)
+        assert session.output(sequence_id) == TEXT[9:12], "5 of the 8 were there already"
+
+    def test_ends_at_the_models_limit(self, start_engine: StartEngine) -> None:
+        session = start_engine(max_model_len=12).attach()
+        sequence_id = session.open([1] * 10, max_new_tokens=100)
+        assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
+        assert len(session.output(sequence_id)) == 2
+
+
+class TestDrafts:
+    def test_right_drafts_are_accepted_and_followed_by_one_more(
+        self, start_engine: StartEngine
+    ) -> None:
+        session = start_engine(rule=follow(TEXT)).attach()
+        sequence_id = session.open(TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 5, TEXT[5:9])
+        decided = session.wait_decided(sequence_id, 2)
+        assert decided.base_length == 5
+        assert decided.token_ids == TEXT[5:10]
+        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (4, 4)
+
+    def test_the_first_wrong_draft_is_replaced_and_ends_the_step(
+        self, start_engine: StartEngine
+    ) -> None:
+        session = start_engine(rule=follow(TEXT)).attach()
+        sequence_id = session.open(TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 5, [*TEXT[5:7], 15, *TEXT[8:10]])
+        decided = session.wait_decided(sequence_id, 2)
+        assert decided.token_ids == TEXT[5:8]
+        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (5, 2)
+
+    def test_a_long_hint_serves_several_steps(self, start_engine: StartEngine) -> None:
+        running = start_engine(rule=follow(TEXT))
+        session = running.attach()
+        with running.held():
+            sequence_id = session.open(TEXT[:2], max_new_tokens=25, num_speculative_tokens=3)
+        # For a length that comes later it would be refused; for the prompt it is early enough.
+        session.hint(sequence_id, 2, TEXT[2:])
+        session.wait_end(sequence_id)
+        assert session.output(sequence_id) == TEXT[2:27]
+
+    def test_whatever_the_hints_say_the_text_is_the_same(self, start_engine: StartEngine) -> None:
+        running = start_engine(max_num_seqs=6, max_num_batched_tokens=24, num_blocks=100)
+        session = running.attach()
+        draw = random.Random(5)
+        prompts = {}
+        for i in range(16):
+            prompt = [draw.randrange(3) for _ in range(draw.randint(1, 30))]
+            sequence_id = session.open(
+                prompt,
+                max_new_tokens=40,
+                draft_wait=[NEVER, ADAPTIVE, ALWAYS][i % 3],
+                num_speculative_tokens=draw.randint(1, 7),
+            )
+            prompts[sequence_id] = prompt
+        ended: set[str] = set()
+        while len(ended) < len(prompts):
+            seen = len(session.events)
+            session.read()
+            for event in session.events[seen:]:
+                if not isinstance(event, Decided):
+                    continue
+                if event.finish_reason is not None:
+                    ended.add(event.sequence_id)
+                    continue
+                session.hint(*any_hint(draw, session, prompts, event))
+                # So that nobody waits for ever. A hint for the same length replaces the one
+                # before, unless it is empty.
+                session.hint(event.sequence_id, event.base_length + len(event.token_ids), [])
+        for sequence_id, prompt in prompts.items():
+            assert session.output(sequence_id) == continue_by(hashed, prompt, 40)
+        decisions = [d for sequence_id in prompts for d in session.decided(sequence_id)]
+        num_accepted = sum(d.num_accepted_tokens for d in decisions)
+        assert 0 < num_accepted < sum(d.num_draft_tokens for d in decisions)
+        assert set(running.observer.outcomes) == set(HintOutcome)
+
+    def test_counts_what_is_wanted_next(self, start_engine: StartEngine) -> None:
+        session = start_engine(rule=follow(TEXT)).attach()
+        wanted = {}
+        for limit in (0, 2, 7):
+            sequence_id = session.open(TEXT[:4], max_new_tokens=20, num_speculative_tokens=limit)
+            session.wait_end(sequence_id)
+            wanted[limit] = [d.num_wanted_draft_tokens for d in session.decided(sequence_id)]
+        assert wanted[0] == [0] * 20
+        assert wanted[2] == [8] * 11 + [7, 6, 5, 4, 3, 2, 1, 0, 0]
+        assert wanted[7] == [18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
+
+    def test_a_draft_leaves_room_for_one_more_token(self, start_engine: StartEngine) -> None:
+        session = start_engine(rule=follow(TEXT)).attach()
+        sequence_id = session.open(TEXT[:4], max_new_tokens=4, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 5, TEXT[5:12])
+        decided = session.wait_decided(sequence_id, 2)
+        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (2, 2)
+        assert decided.token_ids == TEXT[5:8]
+        assert decided.finish_reason is FinishReason.LENGTH
+
+    def test_hints_for_others_sequences_and_unknown_ones_are_ignored(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(rule=follow(TEXT))
+        own, other = running.attach(), running.attach()
+        sequence_id = own.open(TEXT[:4], max_new_tokens=9, draft_wait=ALWAYS)
+        own.wait_decided(sequence_id, 1)
+        other.hint(sequence_id, 5, TEXT[5:8])
+        own.hint("nobody", 5, TEXT[5:8])
+        running.sync()
+        own.read_all()
+        assert len(own.decided(sequence_id)) == 1, "it took another session's hint"
+        assert running.observer.outcomes == []
+
+
+def any_hint(
+    draw: random.Random, session: EngineSession, prompts: dict[str, list[int]], event: Decided
+) -> tuple[str, int, list[int]]:
+    """A hint of any kind for a sequence that was just decided upon."""
+    known = prompts[event.sequence_id] + session.output(event.sequence_id)
+    future = continue_by(hashed, known, 10)
+    length = len(known)
+    kind = draw.randrange(6)
+    if kind <= 1:
+        hint = (length, future)
+    elif kind == 2:  # right, then wrong
+        hint = (length, [*future[:3], 3 - future[3], *future[4:]])
+    elif kind == 3:  # late
+        base = max(0, length - draw.randrange(4))
+        hint = (base, (known + future)[base : base + draw.randint(1, 9)])
+    elif kind == 4:  # from ahead
+        hint = (length + draw.randint(1, 5), future)
+    else:  # garbage
+        hint = (draw.randrange(length + 3), [draw.randrange(5) for _ in range(12)])
+    return event.sequence_id, *hint
+
+
+class TestStopTokens:
+    @pytest.mark.parametrize(
+        ("stop", "token_ids", "num_accepted"),
+        [
+            pytest.param(9, TEXT[5:6], 1, id="the first draft"),
+            pytest.param(6, TEXT[5:8], 3, id="amid the accepted run"),
+            pytest.param(3, TEXT[5:10], 5, id="the last right draft"),
+            pytest.param(8, TEXT[5:12], 6, id="the recovered token"),
+        ],
+    )
+    def test_a_stop_token_truncates_an_accepted_run(
+        self, start_engine: StartEngine, stop: int, token_ids: list[int], num_accepted: int
+    ) -> None:
+        running = start_engine(rule=follow(TEXT))
+        session = running.attach()
+        sequence_id = session.open(
+            TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS, stop_token_ids=frozenset({stop, 14})
+        )
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 5, [*TEXT[5:11], 0])
+        decided = session.wait_decided(sequence_id, 2)
+        assert decided.token_ids == token_ids
+        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (7, num_accepted)
+        assert decided.finish_reason is FinishReason.STOP
+        assert decided.num_wanted_draft_tokens == 0
+
+    def test_a_stop_token_in_the_prompt_or_in_wrong_drafts_stops_nothing(
+        self, start_engine: StartEngine
+    ) -> None:
+        session = start_engine(rule=follow(TEXT)).attach()
+        stops = frozenset({3, 15})
+        sequence_id = session.open(
+            TEXT[:4], max_new_tokens=3, draft_wait=ALWAYS, stop_token_ids=stops
+        )
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 5, [15, 15])
+        assert session.wait_decided(sequence_id, 2).token_ids == TEXT[5:6]
+        assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
+
+    def test_a_stop_token_at_the_length_limit_is_a_stop(self, start_engine: StartEngine) -> None:
+        session = start_engine(rule=follow(TEXT)).attach()
+        sequence_id = session.open(TEXT[:4], max_new_tokens=2, stop_token_ids=frozenset({9}))
+        assert session.wait_end(sequence_id).finish_reason is FinishReason.STOP  # type: ignore[union-attr]
+
+
+class TestEnds:
+    def test_close_cancels_a_running_sequence_with_no_tokens(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        session = running.attach()
+        sequence_id = session.open([1, 2], max_new_tokens=100, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        session.close(sequence_id)
+        end = session.wait_end(sequence_id)
+        assert isinstance(end, Decided)
+        assert (end.finish_reason, end.token_ids) == (FinishReason.CANCELLED, [])
+        assert end.base_length == 3
+        running.sync()
+        assert running.engine.load.num_kv_blocks_used == 0
+
+    def test_close_cancels_a_waiting_sequence(self, start_engine: StartEngine) -> None:
+        running = start_engine(max_num_seqs=1)
+        session = running.attach()
+        first = session.open([1], max_new_tokens=100, draft_wait=ALWAYS)
+        session.wait_decided(first, 1)
+        waiting = session.open([1], max_new_tokens=100)
+        session.close(waiting)
+        assert session.wait_end(waiting).finish_reason is FinishReason.CANCELLED  # type: ignore[union-attr]
+        assert len(session.of(waiting)) == 1, "it was never admitted"
+
+    def test_closing_twice_or_the_unknown_or_anothers_is_fine(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        session, other = running.attach(), running.attach()
+        sequence_id = session.open([1], max_new_tokens=100, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        other.close(sequence_id)
+        running.sync()
+        session.read_all()
+        assert len(session.of(sequence_id)) == 2, "another session closed it"
+        session.close(sequence_id)
+        session.close(sequence_id)
+        session.close("nobody")
+        running.sync()
+        session.read_all()
+        assert len(session.of(sequence_id)) == 3
+
+    def test_detach_frees_running_and_waiting_and_tells_nobody(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(max_num_seqs=2)
+        session, other = running.attach(), running.attach()
+        for _ in range(4):
+            session.open([1] * 9, max_new_tokens=100, draft_wait=ALWAYS)
+        theirs = other.open([2], max_new_tokens=5)
+        session.read()
+        session.detach()
+        other.wait_end(theirs)
+        running.sync()
+        assert running.engine.load.num_kv_blocks_used == 0
+        session.read_all()
+        num_events = len(session.events)
+        session.open([1])
+        running.sync()
+        session.read_all()
+        assert len(session.events) == num_events, "told after it left"
+
+    def test_nan_logits_fail_one_sequence_alone(self, start_engine: StartEngine) -> None:
+        running = start_engine(rule=lambda known: None if 7 in known else hashed(known))
+        session = running.attach()
+        with running.held():
+            healthy = session.open([1, 2], max_new_tokens=20)
+            broken = session.open([1, 7], max_new_tokens=20)
+            also_healthy = session.open([2, 2], max_new_tokens=20)
+        end = session.wait_end(broken)
+        assert isinstance(end, Rejected)
+        assert isinstance(end.error, ModelOutputError)
+        for sequence_id, prompt in ((healthy, [1, 2]), (also_healthy, [2, 2])):
+            session.wait_end(sequence_id)
+            assert session.output(sequence_id) == continue_by(hashed, prompt, 20)
+
+    def test_nan_logits_behind_a_draft_fail_the_sequence(self, start_engine: StartEngine) -> None:
+        running = start_engine(rule=lambda known: None if 7 in known else 1)
+        session = running.attach()
+        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 2, [1, 7, 1])
+        assert isinstance(session.wait_end(sequence_id), Rejected)
+
+    def test_a_failing_model_ends_the_thread_with_its_error(self) -> None:
+        def fail(known: list[int]) -> int:
+            raise RuntimeError("out of memory")
+
+        running = start_engine_with(rule=fail)
+        running.attach().open([1])
+        with pytest.raises(RuntimeError, match="out of memory"):
+            running.engine.stopped.result(PATIENCE_S)
+
+
+class TestAlwaysWaiting:
+    def test_waits_for_the_hint_of_the_current_length_though_tokens_are_buffered(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(rule=follow(TEXT))
+        session = running.attach()
+        sequence_id = session.open(
+            TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS, num_speculative_tokens=2
+        )
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 5, TEXT[5:15])
+        session.wait_decided(sequence_id, 2)
+        other = session.open(TEXT[:4], max_new_tokens=15)
+        session.wait_end(other)
+        assert len(session.decided(sequence_id)) == 2, "it did not wait"
+        session.hint(sequence_id, 7, TEXT[7:10])  # for a length that is past
+        session.hint(sequence_id, 9, TEXT[9:10])  # for one to come
+        running.sync()
+        session.read_all()
+        assert len(session.decided(sequence_id)) == 2
+        session.hint(sequence_id, 8, TEXT[8:9])
+        decided = session.wait_decided(sequence_id, 3)
+        assert (decided.base_length, decided.num_draft_tokens) == (8, 1)
+
+    def test_an_empty_hint_lets_it_step(self, start_engine: StartEngine) -> None:
+        session = start_engine().attach()
+        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
+        for count in range(1, 19):
+            session.wait_decided(sequence_id, count)
+            session.hint(sequence_id, count + 1, [])
+        assert session.wait_decided(sequence_id, 19).num_draft_tokens == 0
+
+    def test_the_last_token_needs_no_hint(self, start_engine: StartEngine) -> None:
+        session = start_engine().attach()
+        sequence_id = session.open([1], max_new_tokens=2, draft_wait=ALWAYS)
+        assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
+
+    def test_idles_out_while_others_go_on(self, start_engine: StartEngine) -> None:
+        session = start_engine(idle_timeout_s=0.05, max_model_len=10_000, num_blocks=4000).attach()
+        with_hints = session.open([1], max_new_tokens=5000)
+        without = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
+        end = session.wait_end(without)
+        assert isinstance(end, Rejected)
+        assert isinstance(end.error, IdleError)
+        assert "0.05 s" in end.error.message
+        session.close(with_hints)
+        assert isinstance(session.wait_end(with_hints), Decided)
+
+    def test_idles_out_when_it_is_all_alone(self, start_engine: StartEngine) -> None:
+        session = start_engine(idle_timeout_s=0.05).attach()
+        started_at_s = time.monotonic()
+        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
+        assert isinstance(session.wait_end(sequence_id), Rejected)
+        assert time.monotonic() - started_at_s >= 0.05
+
+    def test_an_update_that_no_drafts_will_come_ends_the_wait(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        session = running.attach()
+        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        session.update("nobody", drafting=False)
+        session.update(sequence_id, drafting=False)
+        assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
+
+    def test_an_update_that_drafts_will_come_makes_it_wait(self, start_engine: StartEngine) -> None:
+        reached, goes_on = threading.Event(), threading.Event()
+
+        def gated(known: list[int]) -> int:
+            if len(known) == 7:
+                reached.set()
+                goes_on.wait(PATIENCE_S)
+            return TEXT[len(known)]
+
+        running = start_engine(rule=gated)
+        session = running.attach()
+        sequence_id = session.open(TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS, drafting=False)
+        assert reached.wait(PATIENCE_S)
+        # Both are handled together, drafts first: the draft must not be lost.
+        session.update(sequence_id, drafting=True)
+        session.hint(sequence_id, 8, TEXT[8:10])
+        goes_on.set()
+        decided = session.wait_decided(sequence_id, 5)
+        assert (decided.base_length, decided.num_draft_tokens) == (8, 2)
+        running.sync()
+        session.read_all()
+        assert len(session.decided(sequence_id)) == 5, "it does not wait for the next"
+
+
+class TestAdaptiveWaiting:
+    STEP_S = 0.02
+
+    def generate(self, start_engine: StartEngine, draft_wait: DraftWait, *, repeats: bool) -> (
+        list[tuple[int, float]]
+    ):  # fmt: skip
+        """Answers every decision with a hint at once; each step's drafts and wait."""
+        text = TEXT * 10
+
+        def slow(known: list[int]) -> int:
+            if len(known) not in slept:
+                slept.add(len(known))
+                time.sleep(self.STEP_S)  # the model's own time, not a synchronisation
+            return text[len(known)]
+
+        slept: set[int] = set()
+        running = start_engine(rule=slow)
+        session = running.attach()
+        sequence_id = session.open(text[:2], max_new_tokens=20, draft_wait=draft_wait,
+                                   num_speculative_tokens=1)  # fmt: skip
+        count = 0
+        while not session.events or not any(d.finish_reason for d in session.decided(sequence_id)):
+            count += 1
+            decided = session.wait_decided(sequence_id, count)
+            length = decided.base_length + len(decided.token_ids)
+            session.hint(sequence_id, length, text[length : length + 1] if repeats else [])
+        running.sync()
+        return [
+            (step.stats.num_scheduled_tokens - 1, step.stats.draft_wait_s)
+            for step in running.observer.steps[1:]
+        ]
+
+    def test_waits_for_a_hint_that_will_be_right(self, start_engine: StartEngine) -> None:
+        steps = self.generate(start_engine, ADAPTIVE, repeats=True)
+        assert any(num_drafts == 1 and wait_s > 0 for num_drafts, wait_s in steps[-4:])
+
+    def test_never_waits_where_nothing_repeats(self, start_engine: StartEngine) -> None:
+        steps = self.generate(start_engine, ADAPTIVE, repeats=False)
+        assert sum(wait_s for _, wait_s in steps) < 0.02 * self.STEP_S * len(steps)
+
+    def test_never_waits_where_it_must_not(self, start_engine: StartEngine) -> None:
+        steps = self.generate(start_engine, NEVER, repeats=True)
+        assert sum(wait_s for _, wait_s in steps) < 0.02 * self.STEP_S * len(steps)
+
+
+class TestAdmission:
+    def test_the_waiting_queue_is_bounded(self, start_engine: StartEngine) -> None:
+        running = start_engine(max_num_seqs=1, max_num_waiting=2)
+        session = running.attach()
+        opened = [session.open([1], max_new_tokens=20, draft_wait=ALWAYS) for _ in range(4)]
+        end = session.wait_end(opened[3])
+        assert isinstance(end, Rejected)
+        assert isinstance(end.error, OverloadedError)
+        assert end.error.retry_after_ms
+        session.close(opened[0])
+        session.wait_end(opened[0])
+        again = session.open([1], max_new_tokens=1)
+        session.close(opened[1])
+        session.close(opened[2])
+        assert isinstance(session.wait_end(again), Decided)
+
+    def test_a_burst_fills_the_batch_before_it_fills_the_queue(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(max_num_seqs=3, max_num_waiting=1)
+        session = running.attach()
+        with running.held():
+            opened = [session.open([1], max_new_tokens=3) for _ in range(5)]
+        ends = [session.wait_end(sequence_id) for sequence_id in opened]
+        assert [isinstance(end, Rejected) for end in ends] == [False] * 4 + [True]
+
+    def test_an_id_that_is_open_is_refused_and_the_open_one_goes_on(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        session, other = running.attach(), running.attach()
+        session.open([1], sequence_id="x", max_new_tokens=5, draft_wait=ALWAYS)
+        session.wait_decided("x", 1)
+        session.open([2], sequence_id="x")
+        other.open([2], sequence_id="x", max_new_tokens=3)
+        assert isinstance(other.wait_end("x"), Decided), "ids are each session's own"
+        running.sync()
+        session.read_all()
+        rejected = [event for event in session.of("x") if isinstance(event, Rejected)]
+        assert [type(event.error) for event in rejected] == [InvalidRequestError]
+        assert rejected[0].error.field == "sequence_id"
+        session.hint("x", 2, [])
+        assert session.wait_decided("x", 2).base_length == 2
+        session.events = [event for event in session.events if event not in rejected]
+
+    def test_an_id_is_free_again_after_its_end(self, start_engine: StartEngine) -> None:
+        session = start_engine().attach()
+        session.open([1], sequence_id="x", max_new_tokens=1)
+        session.wait_end("x")
+        session.events.clear()
+        session.open([2], sequence_id="x", max_new_tokens=1)
+        assert isinstance(session.wait_end("x"), Decided)
+
+
+class TestReporting:
+    def test_all_events_of_a_step_come_in_one_batch_per_session(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        session, other = running.attach(), running.attach()
+        with running.held():
+            first, second = (session.open([1], max_new_tokens=4) for _ in range(2))
+            third = other.open([1], max_new_tokens=4)
+        session.read()
+        other.read()
+        assert [type(event) for event in session.events] == [Opened, Opened, Decided, Decided]
+        assert [event.sequence_id for event in session.events] == [first, second] * 2
+        assert {event.sequence_id for event in other.events} == {third}
+        assert session.steps == other.steps
+        [step] = session.steps
+        assert step is not None
+        assert (step.step_id, step.num_sequences, step.num_scheduled_tokens) == (1, 3, 3)
+        assert (step.num_running, step.num_waiting, step.num_kv_blocks_used) == (3, 0, 3)
+
+    def test_the_phases_make_up_the_step(self, start_engine: StartEngine) -> None:
+        running = start_engine()
+        session = running.attach()
+        session.wait_end(session.open([1], max_new_tokens=1))
+        running.sync()
+        [record] = running.observer.steps
+        assert list(record.phase_durations_s) == ["schedule", "forward", "verify", "commit"]
+        assert 0 < record.stats.duration_s <= sum(record.phase_durations_s.values())
+
+    def test_the_load_counts_what_is_open(self, start_engine: StartEngine) -> None:
+        running = start_engine(max_num_seqs=2, num_blocks=40)
+        session = running.attach()
+        with running.held():
+            opened = [session.open([1] * 8, max_new_tokens=20, draft_wait=ALWAYS) for _ in range(3)]
+        session.wait_decided(opened[1], 1)
+        running.sync()
+        load = running.engine.load
+        assert (load.num_running, load.num_waiting) == (2, 1)
+        assert (load.num_kv_blocks_used, load.num_kv_blocks_total) == (4, 40)
+        assert load.num_steps == 1
+
+    def test_the_hop_is_measured_from_decision_to_hint(self, start_engine: StartEngine) -> None:
+        running = start_engine()
+        session = running.attach()
+        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        session.hint(sequence_id, 1, [])  # for a length that was never published
+        session.hint(sequence_id, 2, [])
+        session.wait_decided(sequence_id, 2)
+        session.hint(sequence_id, 2, [0])  # a second hint for the same length
+        running.sync()
+        [hop_s] = running.observer.hops_s
+        assert 0 < hop_s < PATIENCE_S
+
+    def test_when_idle_resolves_when_the_last_sequence_has_ended(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        assert running.engine.when_idle().result(PATIENCE_S) is None
+        session = running.attach()
+        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
+        session.wait_decided(sequence_id, 1)
+        idle = running.engine.when_idle()
+        running.sync()
+        assert not idle.done()
+        session.close(sequence_id)
+        assert idle.result(PATIENCE_S) is None
+        session.read_all()
+        assert session.wait_end(sequence_id), "told before idle"
+
+    def test_a_failing_call_fails_its_caller_alone(self, start_engine: StartEngine) -> None:
+        running = start_engine()
+        with pytest.raises(ZeroDivisionError):
+            running.engine.call(lambda: 1 // 0).result(PATIENCE_S)
+        session = running.attach()
+        assert isinstance(session.wait_end(session.open([1])), Decided)
+
+
+def test_stays_whole_whatever_happens(start_engine: StartEngine) -> None:
+    """Random opens, hints, updates, closes and leaving sessions through a small pool."""
+    running = start_engine(num_blocks=20, max_num_seqs=4, max_num_waiting=6,
+                           max_num_batched_tokens=12, idle_timeout_s=0.02)  # fmt: skip
+    draw = random.Random(8)
+    sessions = [running.attach() for _ in range(3)]
+    prompts: dict[str, list[int]] = {}
+    owners: dict[str, EngineSession] = {}
+    for i in range(600):
+        session = draw.choice(sessions)
+        action = draw.randrange(10)
+        known = [s for s, owner in owners.items() if owner is session]
+        if action <= 2 or not known:
+            prompt = [draw.randrange(3) for _ in range(draw.randint(1, 30))]
+            sequence_id = session.open(
+                prompt, max_new_tokens=draw.randint(1, 40), draft_wait=draw.choice(list(DraftWait))
+            )
+            prompts[sequence_id], owners[sequence_id] = prompt, session
+        elif action <= 6:
+            sequence_id = draw.choice(known)
+            session.read_all()
+            length = len(prompts[sequence_id]) + len(session.output(sequence_id))
+            base_length = max(0, length - draw.randrange(-1, 4))
+            session.hint(sequence_id, base_length, [draw.randrange(3) for _ in range(9)])
+        elif action == 7:
+            session.close(draw.choice(known))
+        elif action == 8:
+            session.update(draw.choice(known), drafting=draw.random() < 0.5)
+        elif draw.random() < 0.1:
+            session.detach()
+            sessions[sessions.index(session)] = running.attach()
+        if i % 20 == 0:
+            running.sync()
+    for session in running.sessions:
+        session.read_all()
+        for sequence_id in {event.sequence_id for event in session.events}:
+            output = session.output(sequence_id)
+            assert output == continue_by(hashed, prompts[sequence_id], len(output))
+    assert running.observer.num_drafts_scheduled > 0
+
+
+def test_an_engine_that_is_stopped_twice_ends_once() -> None:
+    engine = start_engine_with().engine
+    engine.stop()
+    engine.stop()
+    assert engine.stopped.result(PATIENCE_S) is None
+    engine.stop()

@@ -1,0 +1,92 @@
+"""The K/V tensors: what is written where, and that failures do not spread through them."""
+
+from typing import cast
+
+import pytest
+import torch
+
+from tests.verifier.paged_model import BLOCK_SIZE, Chunk, PagedModel, make_small_model, some_tokens
+from verifier.kv_cache import KVCache, KVShape
+from verifier.numerics import STRICT
+
+SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.float32)
+POISON = 96  # the token whose embedding is made non-finite
+
+
+def make_cache() -> KVCache:
+    return KVCache(SHAPE, num_blocks=5, block_size=BLOCK_SIZE, device=torch.device("cpu"))
+
+
+def test_reads_back_what_was_written_in_place_and_gathered() -> None:
+    cache = make_cache()
+    keys, values = torch.randn(2, 3, 6, 4).unbind()
+    slots = torch.tensor([33, 34, 35, 7, 0, 79])
+    cache.write(1, keys, values, slots)
+    for read in (cache.gather(1, slots), [part[:, slots] for part in cache.view(1, 0, 80)]):
+        assert torch.equal(read[0], keys)
+        assert torch.equal(read[1], values)
+    view_keys, _ = cache.view(1, 33, 3)
+    assert torch.equal(view_keys, keys[:, :3])
+    assert view_keys.data_ptr() == cache.view(1, 33, 1)[0].data_ptr(), "a copy, not a view"
+    assert not cache.gather(0, slots)[0].any(), "the other layer was written"
+
+
+def test_the_trash_slot_lies_behind_the_pools_blocks() -> None:
+    assert make_cache().trash_slot == 5 * BLOCK_SIZE
+
+
+def test_a_padded_view_of_the_last_block_stays_inside() -> None:
+    longest_padding = STRICT.padded_kv_length(193)
+    keys, values = make_cache().view(0, 4 * BLOCK_SIZE, longest_padding)
+    assert keys.shape == values.shape == (3, 512, 4)
+
+
+def test_block_bytes_count_keys_and_values_of_all_layers() -> None:
+    assert SHAPE.block_bytes(16) == 2 * 2 * 3 * 4 * 16 * 4
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_everything_in_the_cache_stays_finite(bad: float) -> None:
+    cache = make_cache()
+    keys = torch.full((3, 1, 4), bad)
+    cache.write(0, keys, keys, torch.tensor([3]))
+    stored, _ = cache.view(0, 0, 80)
+    assert torch.isfinite(stored).all()
+
+
+@pytest.fixture
+def poisoned() -> PagedModel:
+    paged = make_small_model("llama")
+    cast(torch.nn.Embedding, paged.model.get_input_embeddings()).weight[POISON] = torch.nan
+    return paged
+
+
+def chunk(token_ids: list[int], first_block: int, start: int = 0) -> Chunk:
+    return Chunk(
+        token_ids=token_ids,
+        start=start,
+        block_table=list(range(first_block, first_block + 8)),
+        num_rows=len(token_ids),
+    )
+
+
+def test_a_failed_sequence_changes_no_bit_of_its_neighbours(poisoned: PagedModel) -> None:
+    """In the same step and in later ones, its blocks right behind theirs."""
+    healthy, other = some_tokens(40, POISON, seed=1), some_tokens(40, POISON, seed=2)
+    failing = [*other[:20], POISON, *other[21:]]
+
+    def run(neighbour: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, neighbours = poisoned.run(chunk(healthy[:30], 0), chunk(neighbour, 2))
+        later = poisoned.run(chunk(healthy[30:32], 0, start=30))[0]
+        assert torch.isfinite(neighbours).all() == (POISON not in neighbour)
+        return rows, later
+
+    for expected, got in zip(run(other), run(failing), strict=True):
+        assert torch.equal(expected, got)
+
+
+def test_blocks_that_a_failed_sequence_held_are_clean_for_the_next(poisoned: PagedModel) -> None:
+    token_ids = some_tokens(20, POISON)
+    expected = poisoned.run(chunk(token_ids, 0))[0]
+    poisoned.run(chunk([POISON] * 100, 0))
+    assert torch.equal(poisoned.run(chunk(token_ids, 0))[0], expected)

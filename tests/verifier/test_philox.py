@@ -1,0 +1,115 @@
+"""The noise: Philox's published known answers, purity, and its law."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.verifier.law import kolmogorov_smirnov
+from verifier.philox import Purpose, exponential_noise, philox4x32
+
+ONES = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        pytest.param(
+            (0, 0, 0, 0),
+            (0, 0),
+            (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
+            id="zeros",
+        ),
+        pytest.param(
+            (ONES, ONES, ONES, ONES),
+            (ONES, ONES),
+            (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+            id="ones",
+        ),
+        pytest.param(
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+            id="pi",
+        ),
+    ],
+)
+def test_published_known_answers(
+    counter: tuple[int, ...], key: tuple[int, ...], words: tuple[int, ...]
+) -> None:
+    arguments = [np.uint32(word) for word in (*counter, *key)]
+    assert tuple(int(word) for word in philox4x32(*arguments)) == words
+
+
+def noise_of(
+    seeds: list[int],
+    positions: list[int],
+    wanted: npt.NDArray[np.bool_] | None = None,
+    vocab_size: int = 50,
+    purpose: Purpose = Purpose.MATCH,
+) -> npt.NDArray[np.float64]:
+    if wanted is None:
+        wanted = np.ones((len(seeds), vocab_size), dtype=np.bool_)
+    return exponential_noise(
+        np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.int64), wanted, purpose
+    )
+
+
+def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
+    seeds, positions = [5, 2**64 - 1, 5, 0], [0, 131_071, 7, 7]
+    together = noise_of(seeds, positions)
+    for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+        alone = noise_of([seed], [position], vocab_size=20)
+        assert np.array_equal(alone[0], together[row, :20])
+    assert np.array_equal(noise_of(seeds[::-1], positions[::-1]), together[::-1])
+
+
+def test_noise_is_what_the_counter_layout_says() -> None:
+    seed, position, token_id = 0x299F31D0_A4093822, 1234, 17
+    word_0, word_1, _, _ = philox4x32(
+        *(np.uint32(w) for w in (token_id, position, Purpose.EMIT, 0, 0xA4093822, 0x299F31D0))
+    )
+    uniform = ((int(word_0) << 20 | int(word_1) >> 12) + 0.5) / 2**52
+    noise = noise_of([seed], [position], purpose=Purpose.EMIT)
+    assert noise[0, token_id] == -math.log(uniform)
+
+
+def test_every_part_of_the_key_matters() -> None:
+    base = noise_of([5], [7])
+    others = [
+        noise_of([6], [7]),
+        noise_of([5 + 2**32], [7]),  # the upper half of the seed
+        noise_of([5], [8]),
+        noise_of([5], [7], purpose=Purpose.ACCEPT),
+    ]
+    for other in others:
+        assert not np.isclose(base, other).any()
+    assert len(np.unique(base)) == base.size
+
+
+def test_noise_is_made_where_it_is_wanted_only() -> None:
+    wanted = np.zeros((2, 50), dtype=np.bool_)
+    wanted[0, ::3] = True
+    noise = noise_of([5, 5], [7, 8], wanted)
+    everywhere = noise_of([5, 5], [7, 8])
+    assert np.array_equal(noise[wanted], everywhere[wanted])
+    assert (noise[~wanted] == 1).all()
+
+
+@pytest.mark.parametrize("axis", ["token", "position", "seed"])
+def test_noise_is_exponential_along_every_axis(axis: str) -> None:
+    count = 50_000
+    match axis:
+        case "token":
+            noise = noise_of([3], [11], vocab_size=count)[0]
+        case "position":
+            noise = noise_of([3] * count, list(range(count)), vocab_size=1)[:, 0]
+        case _:
+            noise = noise_of(list(range(count)), [11] * count, vocab_size=1)[:, 0]
+    assert (noise > 0).all()
+    assert np.isfinite(noise).all()
+    ascending = np.sort(noise)
+    assert kolmogorov_smirnov(ascending, 1 - np.exp(-ascending)) < 1.95
+    neighbours = np.corrcoef(np.exp(-noise[:-1]), np.exp(-noise[1:]))[0, 1]
+    assert abs(neighbours) < 4 / math.sqrt(count)

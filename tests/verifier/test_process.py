@@ -1,0 +1,114 @@
+"""`python -m verifier` as a process of its own."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tandem.v1 import verifier_pb2 as pb
+from tandem.v1 import verifier_pb2_grpc
+from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.running_verifier import ClientSession
+
+ROOT = Path(__file__).parents[2]
+START_PATIENCE_S = 60
+
+
+@asynccontextmanager
+async def verifier_process(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "verifier", *flags, cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def read_line(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    async with asyncio.timeout(START_PATIENCE_S):
+        return (await process.stdout.readline()).decode()
+
+
+async def test_serves_finishes_what_runs_at_sigterm_and_exits_with_0() -> None:
+    flags = ["--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",
+             "--dtype", "float32", "--num-kv-blocks", "128"]  # fmt: skip
+    async with verifier_process(*flags) as process:
+        line = await read_line(process)
+        prefix, _, address = line.rstrip("\n").partition("=")
+        assert prefix == "ready grpc"
+        assert address.startswith("127.0.0.1:")
+        async with grpc.aio.insecure_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for service in ("", "tandem.v1.VerifierService"):
+                checked = await health.Check(health_pb2.HealthCheckRequest(service=service))
+                assert checked.status == health_pb2.HealthCheckResponse.SERVING
+            session = ClientSession(verifier_pb2_grpc.VerifierServiceStub(channel).Session())
+            welcome = await session.hello()
+            assert welcome.model_id == "model"
+            await session.open(
+                pb.Open(
+                    sequence_id="a",
+                    token_ids=[1, 2, 3],
+                    max_new_tokens=40,
+                    ignore_eos=True,
+                    draft_wait=pb.DRAFT_WAIT_ALWAYS,
+                )
+            )
+            await session.wait_decided("a")
+
+            process.send_signal(signal.SIGTERM)
+            watched = health.Watch(health_pb2.HealthCheckRequest())
+            while (await watched.read()).status != health_pb2.HealthCheckResponse.NOT_SERVING:
+                pass
+            assert process.returncode is None, "it did not wait for what runs"
+            update = pb.Update(sequence_id="a", drafting=False)
+            await session.send(pb.Command(update=update))
+            assert len(await session.wait_finished("a")) == 40
+            assert await session.read_to_end() == grpc.StatusCode.OK
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+        assert await read_line(process) == "", "nothing but the ready line on stdout"
+
+
+async def test_a_drain_that_is_cut_short_in_the_middle_of_steps_exits_with_0() -> None:
+    flags = ["--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",
+             "--dtype", "float32", "--drain-timeout-s", "0", "--num-kv-blocks", "2048",
+             "--max-num-batched-tokens", "4096"]  # fmt: skip
+    async with verifier_process(*flags) as process:
+        address = (await read_line(process)).rstrip("\n").partition("=")[2]
+        async with grpc.aio.insecure_channel(address) as channel:
+            session = ClientSession(verifier_pb2_grpc.VerifierServiceStub(channel).Session())
+            await session.hello()
+            opens = [
+                pb.Open(sequence_id=str(i), token_ids=[1, 2, 3] * 600, ignore_eos=True)
+                for i in range(16)
+            ]
+            await session.open(*opens)
+            await session.wait_decided("1")
+            process.send_signal(signal.SIGTERM)
+            assert await session.read_to_end() == grpc.StatusCode.UNAVAILABLE
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+
+
+async def test_a_model_that_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
+    flags = ["--model", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics-listen", ""]
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / "model.safetensors").touch()
+    async with verifier_process(*flags) as process:
+        async with asyncio.timeout(START_PATIENCE_S):
+            stdout, stderr = await process.communicate()
+        assert stdout == b""
+        [line] = stderr.decode().splitlines()
+        assert line == "error: --model: t5: encoder-decoder models are not served"
+        assert process.returncode == 2

@@ -1,0 +1,377 @@
+"""Acceptance against a naive loop; the output's law; what does not depend on the drafts."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.verifier.law import follows
+from verifier.logits_processing import History, row_probs
+from verifier.rejection_sampler import (
+    PADDING,
+    AcceptanceRule,
+    IntArray,
+    JudgedSequence,
+    Verdict,
+    accept,
+    race,
+    verify,
+)
+from verifier.sampling import Sampling
+
+
+def ints(values: list[int]) -> IntArray:
+    return np.array(values, dtype=np.int64)
+
+
+def accept_one_by_one(
+    samples: list[list[int]], drafts: list[list[int]]
+) -> tuple[list[list[int]], list[int]]:
+    """Rule `match` as a person would apply it; samples hold one row more than drafts."""
+    outputs, num_accepted = [], []
+    for sample, draft in zip(samples, drafts, strict=True):
+        output: list[int] = []
+        for sampled, drafted in zip(sample, [*draft, None], strict=True):
+            output.append(sampled)
+            if sampled != drafted:
+                break
+        outputs.append(output)
+        num_accepted.append(len(output) - 1)
+    return outputs, num_accepted
+
+
+@given(
+    sequences=st.lists(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 3)), max_size=7).flatmap(
+            lambda rows: st.integers(0, 2).map(lambda bonus: (rows, bonus))
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_accepts_as_the_naive_loop_does(
+    sequences: list[tuple[list[tuple[int, int]], int]],
+) -> None:
+    samples = [[sampled for sampled, _ in rows] + [bonus] for rows, bonus in sequences]
+    drafts = [[drafted for _, drafted in rows] for rows, _ in sequences]
+    outputs, num_accepted = accept(
+        ints([token for row in samples for token in row]),
+        ints([token for row in drafts for token in row]),
+        ints([len(row) for row in drafts]),
+    )
+    expected_outputs, expected_accepted = accept_one_by_one(samples, drafts)
+    assert num_accepted.tolist() == expected_accepted
+    assert outputs.shape == (len(drafts), max(map(len, drafts)) + 1)
+    for output, expected in zip(outputs.tolist(), expected_outputs, strict=True):
+        assert output == expected + [PADDING] * (len(output) - len(expected))
+
+
+def judge(
+    logits: torch.Tensor,
+    *,
+    sampling: Sequence[Sampling],
+    first_positions: IntArray,
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+    rule: AcceptanceRule = AcceptanceRule.MATCH,
+) -> Verdict:
+    """`verify` for sequences whose history does not matter."""
+    ends = np.cumsum(num_draft_tokens)
+    sequences = [
+        JudgedSequence(
+            sampling=each,
+            history=History(
+                prompt_token_ids=(),
+                output_token_ids=(),
+                draft_token_ids=draft_token_ids[end - count : end].tolist(),
+            ),
+            first_position=int(position),
+        )
+        for each, position, end, count in zip(
+            sampling, first_positions, ends, num_draft_tokens, strict=True
+        )
+    ]
+    return verify(
+        logits,
+        sequences,
+        draft_token_ids=draft_token_ids,
+        num_draft_tokens=num_draft_tokens,
+        rule=rule,
+    )
+
+
+def verify_one(
+    logits: torch.Tensor, drafts: list[int], sampling: Sampling, first_position: int = 10
+) -> tuple[list[int], int]:
+    """Output tokens and number of accepted drafts of one sequence."""
+    verdict = judge(
+        logits,
+        sampling=[sampling],
+        first_positions=ints([first_position]),
+        draft_token_ids=ints(drafts),
+        num_draft_tokens=ints([len(drafts)]),
+    )
+    assert verdict.is_finite.all()
+    num_accepted = int(verdict.num_accepted_tokens[0])
+    return verdict.output_token_ids[0, : num_accepted + 1].tolist(), num_accepted
+
+
+OUT_OF_RANGE = [-1, -(2**62), 8, 2**31, 2**32 - 1, 2**62]
+
+
+class TestGreedy:
+    LIKELIEST = (3, 1, 4, 1)
+
+    @pytest.fixture
+    def logits(self) -> torch.Tensor:
+        rows = torch.zeros(4, 8)
+        rows[range(4), list(self.LIKELIEST)] = 1.0
+        return rows
+
+    @pytest.mark.parametrize(
+        ("drafts", "output"),
+        [
+            ([3, 1, 4], [3, 1, 4, 1]),
+            ([3, 1, 5], [3, 1, 4]),
+            ([3, 2, 4], [3, 1]),
+            ([0, 1, 4], [3]),
+            *(([3, token_id, 4], [3, 1]) for token_id in OUT_OF_RANGE),
+        ],
+    )
+    def test_follows_the_drafts_while_they_are_the_argmax(
+        self, logits: torch.Tensor, drafts: list[int], output: list[int]
+    ) -> None:
+        assert verify_one(logits, drafts, Sampling()) == (output, len(output) - 1)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("vocab_size", [5, 16, 100, 5000])
+    def test_the_lowest_id_wins_a_tie(self, dtype: torch.dtype, vocab_size: int) -> None:
+        generator = torch.Generator().manual_seed(vocab_size)
+        # Few values, so that nearly every row's largest occurs several times.
+        logits = torch.randint(0, 3, (200, vocab_size), generator=generator).to(dtype)
+        lowest = [int(np.flatnonzero(row == row.max())[0]) for row in logits.float().numpy()]
+        verdict = judge(
+            logits,
+            sampling=[Sampling()] * 200,
+            first_positions=ints([0] * 200),
+            draft_token_ids=ints([]),
+            num_draft_tokens=ints([0] * 200),
+        )
+        assert verdict.output_token_ids[:, 0].tolist() == lowest
+
+    def test_sampling_parameters_change_nothing(self, logits: torch.Tensor) -> None:
+        sampling = Sampling(temperature=0, top_k=1, top_p=0.1, seed=9)
+        assert verify_one(logits, [3, 1, 4], sampling) == ([3, 1, 4, 1], 3)
+
+
+def test_race_breaks_ties_by_the_lowest_id_and_never_picks_the_impossible() -> None:
+    probs = torch.tensor([[0.0, 0.5, 0.5, 0.0]])
+    assert race(probs, torch.ones(1, 4)).tolist() == [1]
+    tiny_noise = torch.tensor([[1e-300, 1.0, 1.0, 1e-300]], dtype=torch.float64)
+    assert race(probs, tiny_noise).tolist() == [1]
+
+
+# A law over eight tokens, one of which the sampling parameters may cut off.
+LOGITS = torch.tensor([0.0, 1.0, -1.5, 0.5, 1.2, -3.0, 0.3, -0.7])
+# So many that a bias of two percent shows, see below; a likely draft hides it best.
+NUM_SEQUENCES, NUM_SEQUENCES_LIKELY_DRAFT = 20_000, 60_000
+LIKELY_DRAFT = 4
+
+Sampler = Callable[[torch.Tensor, list[Sampling], IntArray, IntArray], Verdict]
+
+
+def fair(
+    logits: torch.Tensor, sampling: list[Sampling], drafts: IntArray, num_drafts: IntArray
+) -> Verdict:
+    return judge(
+        logits,
+        sampling=sampling,
+        first_positions=np.full(len(sampling), 40),
+        draft_token_ids=drafts,
+        num_draft_tokens=num_drafts,
+    )
+
+
+def fair_by_ratio(
+    logits: torch.Tensor, sampling: list[Sampling], drafts: IntArray, num_drafts: IntArray
+) -> Verdict:
+    return judge(
+        logits,
+        sampling=sampling,
+        first_positions=np.full(len(sampling), 40),
+        draft_token_ids=drafts,
+        num_draft_tokens=num_drafts,
+        rule=AcceptanceRule.RATIO,
+    )
+
+
+def biased_by_two_percent(
+    logits: torch.Tensor, sampling: list[Sampling], drafts: IntArray, num_drafts: IntArray
+) -> Verdict:
+    """Takes the draft unseen in one of fifty cases. One draft per sequence."""
+    verdict = fair(logits, sampling, drafts, num_drafts)
+    taken = np.random.default_rng(1).random(len(sampling)) < 0.02
+    outputs = verdict.output_token_ids.copy()
+    outputs[taken, 0] = drafts[taken]
+    return dataclasses.replace(verdict, output_token_ids=outputs)
+
+
+PLAIN = Sampling(temperature=1.0)
+CUT = Sampling(temperature=0.6, top_k=5, top_p=0.9)
+
+
+@functools.cache
+def with_seeds(sampling: Sampling, num_sequences: int) -> list[Sampling]:
+    return [dataclasses.replace(sampling, seed=seed) for seed in range(num_sequences)]
+
+
+def count_first_tokens(sampler: Sampler, draft: int, sampling: Sampling) -> IntArray:
+    """How often each token came out first, over many seeds, all with the same draft."""
+    num_sequences = NUM_SEQUENCES_LIKELY_DRAFT if draft == LIKELY_DRAFT else NUM_SEQUENCES
+    verdict = sampler(
+        LOGITS.expand(2 * num_sequences, 8),
+        with_seeds(sampling, num_sequences),
+        np.full(num_sequences, draft),
+        np.ones(num_sequences, dtype=np.int64),
+    )
+    return np.bincount(verdict.output_token_ids[:, 0], minlength=8)
+
+
+def is_lossless(counts: IntArray, draft: int, sampling: Sampling) -> bool:
+    """Whether the counts follow the model's law, by all tokens and by the draft against the
+    rest.
+    """
+    law = row_probs(LOGITS[None], [sampling])[0].double().numpy()
+    if not follows(counts, law):
+        return False
+    if not (0 <= draft < 8 and law[draft] > 0):
+        return True
+    rest = counts.sum() - counts[draft]
+    return follows([counts[draft], rest], [law[draft], 1 - law[draft]])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "sampling"),
+    [
+        pytest.param(fair, PLAIN, id="match-plain"),
+        pytest.param(fair, CUT, id="match-cut"),
+        pytest.param(fair_by_ratio, CUT, id="ratio-cut"),
+    ],
+)
+@pytest.mark.parametrize(
+    "draft",
+    [
+        pytest.param(LIKELY_DRAFT, id="the likeliest"),
+        pytest.param(2, id="an unlikely one"),
+        pytest.param(5, id="the least likely, or impossible"),
+        pytest.param(8, id="out of range"),
+        pytest.param(-(2**62), id="negative"),
+    ],
+)
+def test_the_output_follows_the_models_law_whatever_the_draft(
+    draft: int, sampling: Sampling, sampler: Sampler
+) -> None:
+    assert is_lossless(count_first_tokens(sampler, draft, sampling), draft, sampling)
+
+
+@pytest.mark.parametrize("draft", [LIKELY_DRAFT, 2, 0])
+def test_a_sampler_biased_by_two_percent_towards_the_draft_is_found_out(draft: int) -> None:
+    counts = count_first_tokens(biased_by_two_percent, draft, PLAIN)
+    assert not is_lossless(counts, draft, PLAIN)
+
+
+@pytest.mark.parametrize("sampler", [fair, fair_by_ratio], ids=["match", "ratio"])
+def test_what_follows_an_accepted_draft_has_its_own_law(sampler: Sampler) -> None:
+    """The bonus token is sampled from its own row, and knows nothing of the one before."""
+    bonus_logits = LOGITS.flip(0)
+    logits = torch.stack([LOGITS, bonus_logits]).repeat(NUM_SEQUENCES, 1)
+    verdict = sampler(
+        logits,
+        with_seeds(PLAIN, NUM_SEQUENCES),
+        np.full(NUM_SEQUENCES, LIKELY_DRAFT),
+        np.ones(NUM_SEQUENCES, dtype=np.int64),
+    )
+    is_accepted = verdict.num_accepted_tokens == 1
+    assert (verdict.output_token_ids[is_accepted, 0] == LIKELY_DRAFT).all()
+    assert (verdict.output_token_ids[~is_accepted, 1] == PADDING).all()
+    probability = torch.softmax(LOGITS.double(), dim=-1)[LIKELY_DRAFT].item()
+    num_accepted = int(is_accepted.sum())
+    assert follows([num_accepted, NUM_SEQUENCES - num_accepted], [probability, 1 - probability])
+    counts = np.bincount(verdict.output_token_ids[is_accepted, 1], minlength=8)
+    assert follows(counts, torch.softmax(bonus_logits.double(), dim=-1).numpy())
+
+
+def test_seeded_output_is_the_same_whatever_the_drafts_and_the_batch() -> None:
+    """Sequences decoded token by token, and with drafts that are right, wrong and absurd."""
+    generator = torch.Generator().manual_seed(5)
+    num_tokens, vocab_size = 40, 12
+    rows = torch.randn(num_tokens, vocab_size, generator=generator) * 2
+    sampling = Sampling(temperature=0.8, top_p=0.95, seed=2**64 - 3)
+    plain = [verify_one(rows[i : i + 1], [], sampling, first_position=i)[0][0]
+             for i in range(num_tokens)]  # fmt: skip
+
+    draw = np.random.default_rng(7)
+    bystander = Sampling(temperature=1.5, seed=1)
+    output: list[int] = []
+    num_accepted = num_rejected = 0
+    while len(output) < num_tokens:
+        start = len(output)
+        num_drafts = int(draw.integers(0, min(7, num_tokens - start - 1) + 1))
+        drafts = ints(plain[start : start + num_drafts])
+        wrong = draw.random(num_drafts) < 0.3
+        drafts[wrong] = draw.choice([*OUT_OF_RANGE, 0, 1, 2], size=int(wrong.sum()))
+        noise_rows = torch.randn(3, vocab_size, generator=generator)
+        verdict = judge(
+            torch.cat([noise_rows, rows[start : start + num_drafts + 1]]),
+            sampling=[bystander, sampling],
+            first_positions=ints([start, start]),
+            draft_token_ids=np.concatenate([ints([5, 6]), drafts]),
+            num_draft_tokens=ints([2, num_drafts]),
+        )
+        accepted = int(verdict.num_accepted_tokens[1])
+        output += verdict.output_token_ids[1, : accepted + 1].tolist()
+        num_accepted += accepted
+        num_rejected += num_drafts - accepted
+    assert output == plain
+    assert num_accepted > 0
+    assert num_rejected > 0
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("bad_row", [2, 3, 4])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_fails_its_sequence_alone(
+    bad: float, bad_row: int, temperature: float
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(7, 8, generator=generator)  # sequences of 2, 3 and 2 rows
+    sampling = [Sampling(temperature=temperature, seed=seed) for seed in range(3)]
+
+    def verdict_of(logits: torch.Tensor) -> Verdict:
+        return judge(
+            logits,
+            sampling=sampling,
+            first_positions=ints([3, 4, 5]),
+            draft_token_ids=ints([1, 1, 2, 3]),
+            num_draft_tokens=ints([1, 2, 1]),
+        )
+
+    healthy = verdict_of(logits)
+    assert healthy.is_finite.all()
+    broken = logits.clone()
+    broken[bad_row, 6] = bad
+    verdict = verdict_of(broken)
+    assert verdict.is_finite.tolist() == [True, False, True]
+    others = [0, 2]
+    assert (verdict.output_token_ids[others] == healthy.output_token_ids[others]).all()
+
+
+def test_a_forbidden_token_is_no_failure() -> None:
+    logits = torch.tensor([[0.0, -torch.inf, 1.0]])
+    assert verify_one(logits, [], Sampling()) == ([2], 0)
+    verify_one(logits, [], Sampling(temperature=1.0))

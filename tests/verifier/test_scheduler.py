@@ -1,0 +1,315 @@
+"""The scheduler alone: budget, order, room for drafts, and that everybody finishes."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.verifier.sequences import make_sequence
+from verifier.block_pool import BlockPool
+from verifier.draft_buffer import HintOutcome
+from verifier.scheduler import ScheduledSequence, Scheduler
+from verifier.sequence import DraftWait, Sequence
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    count_hint: Callable[[HintOutcome], None] = lambda outcome: None,
+) -> Scheduler:
+    return Scheduler(
+        block_pool=BlockPool(num_blocks),
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        count_hint=count_hint,
+    )
+
+
+def commit(scheduler: Scheduler, item: ScheduledSequence, num_accepted: int = 0) -> None:
+    """As if the model had accepted that many drafts and sampled one more token."""
+    sequence = item.sequence
+    sequence.num_computed_tokens += item.num_new_tokens
+    if not item.samples:
+        return
+    sequence.num_computed_tokens += num_accepted
+    sequence.token_ids += [*item.draft_token_ids[:num_accepted], 99]
+    sequence.draft_buffer.advance(sequence.token_ids)
+    if sequence.remaining == 0:
+        scheduler.finish(sequence)
+
+
+def give_hint(sequence: Sequence, num_tokens: int) -> None:
+    known = sequence.token_ids
+    sequence.draft_buffer.offer(len(known), [50] * num_tokens, 2, known)
+
+
+def decoding(scheduler: Scheduler, num_sequences: int, **fields: Any) -> list[Sequence]:
+    """Sequences whose prompts are computed but for the last token."""
+    sequences = []
+    for _ in range(num_sequences):
+        sequence = make_sequence(4, **fields)
+        sequence.num_computed_tokens = 3
+        scheduler.add(sequence)
+        sequences.append(sequence)
+    scheduler.admit()
+    return sequences
+
+
+def num_tokens(scheduled: list[ScheduledSequence]) -> int:
+    return sum(item.num_new_tokens + len(item.draft_token_ids) for item in scheduled)
+
+
+def test_prompts_are_cut_into_chunks_that_fit_the_budget() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10)
+    sequence = make_sequence(23)
+    scheduler.add(sequence)
+    scheduler.admit()
+    chunks = []
+    for _ in range(3):
+        [item] = scheduler.schedule()
+        chunks.append((item.num_new_tokens, item.samples))
+        commit(scheduler, item)
+    assert chunks == [(10, False), (10, False), (3, True)]
+    assert len(sequence.token_ids) == 24
+
+
+def test_decodes_come_before_prompts_and_prompts_take_the_rest() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10)
+    prompt = make_sequence(30)
+    scheduler.add(prompt)
+    decodes = decoding(scheduler, 3)
+    scheduled = scheduler.schedule()
+    assert [item.sequence for item in scheduled] == [*decodes, prompt]
+    assert [item.num_new_tokens for item in scheduled] == [1, 1, 1, 7]
+    assert [item.samples for item in scheduled] == [True, True, True, False]
+
+
+def test_prompts_are_served_in_order_of_arrival() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10)
+    first, second, third = make_sequence(8), make_sequence(8), make_sequence(8)
+    for sequence in (first, second, third):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [first, second, third]
+    scheduled = scheduler.schedule()
+    assert [(item.sequence, item.num_new_tokens) for item in scheduled] == [(first, 8), (second, 2)]
+
+
+def test_admission_is_first_come_first_served_even_if_a_later_one_would_fit() -> None:
+    scheduler = make_scheduler(num_blocks=10, block_size=4)
+    running = make_sequence(20, num_output_tokens=4)  # 6 blocks
+    large = make_sequence(20, num_output_tokens=4)
+    small = make_sequence(4, num_output_tokens=4)
+    for sequence in (running, large, small):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [running]
+    assert list(scheduler.waiting) == [large, small]
+    scheduler.finish(running)
+    assert scheduler.admit() == [large, small]
+
+
+def test_no_more_than_max_num_seqs_run() -> None:
+    scheduler = make_scheduler(max_num_seqs=2)
+    for _ in range(3):
+        scheduler.add(make_sequence(2))
+    assert len(scheduler.admit()) == 2
+    assert len(scheduler.waiting) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_output_tokens", "num_drafts"),
+    [(1, 0), (2, 1), (3, 2), (8, 7), (9, 7)],
+)
+def test_a_draft_needs_room_for_itself_and_one_more(
+    num_output_tokens: int, num_drafts: int
+) -> None:
+    scheduler = make_scheduler()
+    [sequence] = decoding(scheduler, 1, num_output_tokens=num_output_tokens)
+    give_hint(sequence, 12)
+    [item] = scheduler.schedule()
+    assert len(item.draft_token_ids) == num_drafts
+    assert item.num_new_tokens == 1
+
+
+def test_drafts_are_cut_to_the_sequences_own_limit() -> None:
+    scheduler = make_scheduler()
+    [one, none] = decoding(scheduler, 2, num_output_tokens=30)
+    one.num_speculative_tokens, none.num_speculative_tokens = 3, 0
+    give_hint(one, 12)
+    give_hint(none, 12)
+    assert [len(item.draft_token_ids) for item in scheduler.schedule()] == [3, 0]
+
+
+def test_drafts_take_what_the_decodes_leave_of_the_budget() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
+    sequences = decoding(scheduler, 4, num_output_tokens=30)
+    for sequence in sequences:
+        give_hint(sequence, 4)
+    scheduled = scheduler.schedule()
+    assert [len(item.draft_token_ids) for item in scheduled] == [4, 2, 0, 0]
+    assert num_tokens(scheduled) == 10
+
+
+def test_drafts_leave_prompts_at_least_half() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
+    sequences = decoding(scheduler, 2, num_output_tokens=30)
+    prompt = make_sequence(30)
+    scheduler.add(prompt)
+    scheduler.admit()
+    for sequence in sequences:
+        give_hint(sequence, 7)
+    scheduled = scheduler.schedule()
+    assert [len(item.draft_token_ids) for item in scheduled] == [4, 0, 0]
+    assert scheduled[-1].sequence is prompt
+    assert scheduled[-1].num_new_tokens == 4
+
+
+def test_a_draft_is_counted_when_it_is_scheduled_and_not_before() -> None:
+    outcomes: list[HintOutcome] = []
+    scheduler = make_scheduler(max_num_batched_tokens=2, max_num_seqs=2, count_hint=outcomes.append)
+    first, second = decoding(scheduler, 2, num_output_tokens=30)
+    give_hint(first, 4)
+    assert [len(item.draft_token_ids) for item in scheduler.schedule()] == [0, 0]
+    assert outcomes == [], "there was no budget for it"
+    scheduler.finish(second)
+    assert [len(item.draft_token_ids) for item in scheduler.schedule()] == [1]
+    assert outcomes == [HintOutcome.USED]
+
+
+def test_a_draft_that_comes_where_none_was_expected_is_used() -> None:
+    scheduler = make_scheduler()
+    [sequence] = decoding(scheduler, 1, drafting=False)
+    give_hint(sequence, 4)
+    [item] = scheduler.schedule()
+    assert item.draft_token_ids == [50] * 4
+
+
+def test_who_expects_no_draft_never_sits_out() -> None:
+    scheduler = make_scheduler()
+    fields: dict[str, Any] = {"draft_wait": DraftWait.ALWAYS, "num_output_tokens": 30}
+    sequences = [
+        *decoding(scheduler, 1, drafting=False, **fields),
+        *decoding(scheduler, 1, num_speculative_tokens=0, **fields),
+        *decoding(scheduler, 1, **(fields | {"num_output_tokens": 1})),
+    ]
+    for sequence in sequences:
+        sequence.publications.append((len(sequence.token_ids), 0.0))
+    assert [item.sequence for item in scheduler.schedule()] == sequences
+
+
+def test_who_always_waits_for_a_draft_sits_out_while_others_step() -> None:
+    scheduler = make_scheduler()
+    awaiting, other = decoding(scheduler, 2)
+    awaiting.draft_wait = DraftWait.ALWAYS
+    give_hint(awaiting, 4)
+    awaiting.token_ids.append(50)
+    awaiting.num_computed_tokens += 1
+    awaiting.draft_buffer.advance(awaiting.token_ids)
+    awaiting.num_wanted_draft_tokens = 28
+    assert awaiting.draft_buffer, "there is a draft, but for the length before"
+    assert [item.sequence for item in scheduler.schedule()] == [other]
+    awaiting.draft_buffer.offer(len(awaiting.token_ids), [], 0, awaiting.token_ids)
+    assert [item.sequence for item in scheduler.schedule()] == [awaiting, other]
+
+
+def test_blocks_are_there_for_every_scheduled_token_and_freed_at_the_end() -> None:
+    scheduler = make_scheduler(block_size=4)
+    [sequence] = decoding(scheduler, 1, num_output_tokens=9)
+    give_hint(sequence, 7)
+    [item] = scheduler.schedule()
+    assert len(sequence.block_table) == 3, "4 known tokens and 7 drafts"
+    commit(scheduler, item, num_accepted=7)
+    scheduler.check_integrity()
+    commit(scheduler, scheduler.schedule()[0])
+    assert scheduler.running == []
+    assert scheduler.block_pool.num_used == 0
+    scheduler.check_integrity()
+
+
+def test_a_waiting_sequence_can_be_taken_out() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    running, waiting = make_sequence(), make_sequence()
+    scheduler.add(running)
+    scheduler.add(waiting)
+    scheduler.admit()
+    scheduler.finish(waiting)
+    assert scheduler.running == [running]
+    assert not scheduler.waiting
+    scheduler.check_integrity()
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(3, 12),
+    max_num_seqs=st.integers(1, 5),
+    extra_budget=st.integers(0, 12),
+)
+def test_everybody_finishes_through_a_tiny_pool(
+    seed: int, num_blocks: int, max_num_seqs: int, extra_budget: int
+) -> None:
+    block_size = 4
+    draw = random.Random(seed)
+    scheduler = make_scheduler(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + extra_budget,
+    )
+    longest = num_blocks * block_size
+    coming = []
+    for _ in range(25):
+        num_prompt = draw.randrange(1, longest)
+        coming.append(
+            make_sequence(num_prompt, num_output_tokens=draw.randint(1, longest - num_prompt))
+        )
+    order = list(coming)
+    admitted: list[Sequence] = []
+    num_steps = 0
+    while coming or scheduler.running or scheduler.waiting:
+        for _ in range(draw.randrange(4)):
+            if coming:
+                scheduler.add(coming.pop(0))
+        if (held := [*scheduler.running, *scheduler.waiting]) and draw.random() < 0.05:
+            cancelled = draw.choice(held)
+            scheduler.finish(cancelled)
+            order.remove(cancelled)
+            admitted = [s for s in admitted if s is not cancelled]
+        admitted += scheduler.admit()
+        for sequence in scheduler.running:
+            give_hint(sequence, draw.randrange(10))
+        scheduled = scheduler.schedule()
+        assert scheduled or not scheduler.running, "somebody runs, but nobody is scheduled"
+        check_step(scheduler, scheduled)
+        for item in scheduled:
+            commit(scheduler, item, draw.randint(0, len(item.draft_token_ids)))
+        scheduler.check_integrity()
+        num_steps += 1
+        assert num_steps < 25 * 2 * longest
+    assert admitted == order, "not in the order of arrival"
+    assert scheduler.block_pool.num_used == 0
+
+
+def check_step(scheduler: Scheduler, scheduled: list[ScheduledSequence]) -> None:
+    assert num_tokens(scheduled) <= scheduler.max_num_batched_tokens
+    assert len(scheduler.running) <= scheduler.max_num_seqs
+    in_decode = {id(s) for s in scheduler.running if not s.is_prefilling}
+    prefill_begins = next(
+        (i for i, item in enumerate(scheduled) if id(item.sequence) not in in_decode),
+        len(scheduled),
+    )
+    assert {id(item.sequence) for item in scheduled[:prefill_begins]} == in_decode
+    for item in scheduled:
+        sequence = item.sequence
+        assert 0 < item.num_new_tokens <= len(sequence.token_ids) - sequence.num_computed_tokens
+        assert len(item.draft_token_ids) <= max(0, sequence.remaining - 1)
+        assert item.samples or not item.draft_token_ids
+        end = sequence.num_computed_tokens + item.num_new_tokens + len(item.draft_token_ids)
+        assert len(sequence.block_table) * scheduler.block_size >= end
+        assert len(sequence.block_table) <= sequence.num_reserved_blocks

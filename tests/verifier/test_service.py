@@ -1,0 +1,656 @@
+"""VerifierService over gRPC, with the bundled model: who is let in, and what they get."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import grpc
+import pytest
+import torch
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from servicekit.errors import code_number, field_violation, retry_after_ms
+from servicekit.logs import get_logger
+from tandem.v1 import sampling_pb2, verifier_pb2_grpc
+from tandem.v1 import verifier_pb2 as pb
+from tests.verifier.paged_model import PagedModel
+from tests.verifier.running_verifier import (
+    PATIENCE_S,
+    ClientSession,
+    RunningVerifier,
+    StartVerifier,
+)
+from verifier.build import LoadedModel
+from verifier.checkpoint import reference_logits
+from verifier.config import VerifierConfig
+from verifier.server import VerifierServer
+
+INVALID = code_number(grpc.StatusCode.INVALID_ARGUMENT)
+UNIMPLEMENTED = code_number(grpc.StatusCode.UNIMPLEMENTED)
+
+# "<|code|>def total(xs): ... <|rename|>xs<|to|>values<|out|>" in the bundled tokenizer.
+PROMPT = [
+    1, 319, 270, 329, 288, 12, 92, 87, 305, 275, 301, 281, 438, 275, 365, 783, 314, 783, 87, 30,
+    267, 301, 984, 783, 275, 336, 301, 203, 2, 92, 87, 3, 1981, 4,
+]  # fmt: skip
+NUM_NEW_TOKENS = 24
+VOCAB_SIZE = 2048
+
+
+def make_open(sequence_id: str = "a", **fields: object) -> pb.Open:
+    defaults: dict[str, object] = {
+        "token_ids": PROMPT,
+        "max_new_tokens": NUM_NEW_TOKENS,
+        "ignore_eos": True,
+        "draft_wait": pb.DRAFT_WAIT_NEVER,
+    }
+    return pb.Open(sequence_id=sequence_id, **(defaults | fields))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def greedy_output(bundled_float32: PagedModel) -> list[int]:
+    """What transformers' own attention says, computed anew for every token."""
+    known = list(PROMPT)
+    for _ in range(NUM_NEW_TOKENS):
+        known.append(int(reference_logits(bundled_float32.model, known)[-1].argmax()))
+    output = known[len(PROMPT) :]
+    assert len(set(output)) > 3, "a text that says something about drafts"
+    return output
+
+
+class TestGreeting:
+    async def test_hello_is_answered_by_welcome(
+        self, start_verifier: StartVerifier, bundled_model: LoadedModel
+    ) -> None:
+        running = await start_verifier()
+        welcome = await running.session().hello()
+        served = bundled_model.served
+        assert welcome.protocol_version == 1
+        assert welcome.model_id == "renamer"
+        assert welcome.model_digest == served.model_digest
+        assert welcome.numerics_digest == served.numerics_digest
+        assert welcome.instance_id == served.instance_id
+        assert welcome.limits == pb.Limits(
+            max_model_len=2048,
+            max_num_seqs=8,
+            max_num_batched_tokens=256,
+            max_num_speculative_tokens=7,
+            vocab_size=VOCAB_SIZE,
+            block_size=16,
+            num_kv_blocks=512,
+        )
+
+    @pytest.mark.parametrize(
+        ("command", "field"),
+        [
+            (pb.Command(hello=pb.Hello(protocol_version=2)), "commands[0].hello.protocol_version"),
+            (pb.Command(hello=pb.Hello()), "commands[0].hello.protocol_version"),
+            (pb.Command(open=make_open()), "commands[0].hello"),
+            (pb.Command(), "commands[0].hello"),
+        ],
+        ids=["another version", "no version", "no Hello", "unknown command"],
+    )
+    async def test_a_session_that_begins_otherwise_ends_at_once(
+        self, start_verifier: StartVerifier, command: pb.Command, field: str
+    ) -> None:
+        session = (await start_verifier()).session()
+        await session.send(command)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await session.call.read()
+        assert error.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        violation = field_violation(error.value)
+        assert violation is not None
+        assert violation[0] == field
+
+    async def test_commands_may_follow_hello_in_its_message(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        session = (await start_verifier()).session()
+        await session.send(
+            pb.Command(hello=pb.Hello(protocol_version=1)), pb.Command(open=make_open())
+        )
+        assert await session.wait_finished("a") == greedy_output
+
+    async def test_bytes_that_are_no_message_are_the_callers_mistake(
+        self, start_verifier: StartVerifier
+    ) -> None:
+        running = await start_verifier()
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = running.channel.stream_stream(
+            "/tandem.v1.VerifierService/Session"
+        )()
+        await call.write(b"\xff\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call.read()
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+    @pytest.mark.parametrize(
+        ("command", "field"),
+        [
+            (pb.Command(), "commands"),
+            (pb.Command(hello=pb.Hello(protocol_version=1)), "commands.hello"),
+        ],
+        ids=["unknown command", "second Hello"],
+    )
+    async def test_a_command_that_makes_no_sense_is_rejected_alone(
+        self,
+        start_verifier: StartVerifier,
+        greedy_output: list[int],
+        command: pb.Command,
+        field: str,
+    ) -> None:
+        session = await (await start_verifier()).greeted_session()
+        await session.send(command, pb.Command(open=make_open()))
+        rejected = await session.wait_rejected()
+        assert (rejected.sequence_id, rejected.code, rejected.field) == ("", INVALID, field)
+        assert await session.wait_finished("a") == greedy_output
+
+
+SamplingParams = sampling_pb2.SamplingParams
+
+BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
+    "no id": (make_open(""), "sequence_id"),
+    "long id": (make_open("x" * 65), "sequence_id"),
+    "id of many bytes": (make_open("\N{SNOWMAN}" * 22), "sequence_id"),
+    "no tokens": (make_open(token_ids=[]), "token_ids"),
+    "token out of range": (make_open(token_ids=[1, VOCAB_SIZE]), "token_ids"),
+    "huge token": (make_open(token_ids=[2**32 - 1]), "token_ids"),
+    "no room": (make_open(token_ids=[1] * 2048), "token_ids"),
+    "far too long": (make_open(token_ids=[1] * 500_000), "token_ids"),
+    "prompt longer than tokens": (make_open(prompt_length=len(PROMPT) + 1), "prompt_length"),
+    "output complete already": (
+        make_open(prompt_length=4, max_new_tokens=8),
+        "max_new_tokens",
+    ),
+    "unknown draft wait": (make_open(draft_wait=9), "draft_wait"),
+    "too many drafts": (make_open(num_speculative_tokens=8), "num_speculative_tokens"),
+    "stop token out of range": (
+        # It would be looked up among the logits.
+        make_open(stop_token_ids=[VOCAB_SIZE], sampling=SamplingParams(min_new_tokens=1)),
+        "stop_token_ids",
+    ),
+    "too many stop tokens": (make_open(stop_token_ids=range(1025)), "stop_token_ids"),
+    "negative temperature": (
+        make_open(sampling=SamplingParams(temperature=-0.1, seed=1)),
+        "sampling.temperature",
+    ),
+    "temperature nan": (
+        make_open(sampling=SamplingParams(temperature=float("nan"), seed=1)),
+        "sampling.temperature",
+    ),
+    "temperature infinite": (
+        make_open(sampling=SamplingParams(temperature=float("inf"), seed=1)),
+        "sampling.temperature",
+    ),
+    "top_p of 2": (make_open(sampling=SamplingParams(top_p=2)), "sampling.top_p"),
+    "top_p of 0": (make_open(sampling=SamplingParams(top_p=0)), "sampling.top_p"),
+    "top_p nan": (make_open(sampling=SamplingParams(top_p=float("nan"))), "sampling.top_p"),
+    "min_p over 1": (make_open(sampling=SamplingParams(min_p=1.5)), "sampling.min_p"),
+    "repetition penalty of 0": (
+        make_open(sampling=SamplingParams(repetition_penalty=0)),
+        "sampling.repetition_penalty",
+    ),
+    "frequency penalty under -2": (
+        make_open(sampling=SamplingParams(frequency_penalty=-2.5)),
+        "sampling.frequency_penalty",
+    ),
+    "presence penalty nan": (
+        make_open(sampling=SamplingParams(presence_penalty=float("nan"))),
+        "sampling.presence_penalty",
+    ),
+    "bias of no token": (
+        make_open(sampling=SamplingParams(logit_bias={VOCAB_SIZE: 1})),
+        "sampling.logit_bias",
+    ),
+    "too many logprobs": (make_open(sampling=SamplingParams(logprobs=21)), "sampling.logprobs"),
+    "no seed": (make_open(sampling=SamplingParams(temperature=1)), "sampling.seed"),
+    "unknown logprobs mode": (
+        make_open(sampling=SamplingParams(logprobs_mode=7)),  # type: ignore[arg-type]
+        "sampling.logprobs_mode",
+    ),
+}
+UNSUPPORTED_OPENS: dict[str, Message] = {
+    "priority": make_open(priority=1),
+    "adapter_id": make_open(adapter_id="x"),
+    "drafter_address": make_open(drafter_address="x"),
+    "sampling.prompt_logprobs": make_open(sampling=SamplingParams(prompt_logprobs=0)),
+}
+
+
+class TestOpening:
+    async def test_every_bad_field_is_rejected_by_name_and_nothing_else_suffers(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        running = await start_verifier()
+        session = await running.greeted_session()
+        expected = [(bad.sequence_id, INVALID, field) for bad, field in BAD_OPENS.values()]
+        expected += [
+            (unsupported.sequence_id, UNIMPLEMENTED, field)  # type: ignore[attr-defined]
+            for field, unsupported in UNSUPPORTED_OPENS.items()
+        ]
+        opens = [*(bad for bad, _ in BAD_OPENS.values()), *UNSUPPORTED_OPENS.values()]
+        for bad in opens:
+            await session.open(bad)  # type: ignore[arg-type]
+        await session.wait_rejected(len(expected))
+        rejected = session.rejected()
+        names = [*BAD_OPENS, *UNSUPPORTED_OPENS]
+        found = {
+            name: (r.sequence_id, r.code, r.field) for name, r in zip(names, rejected, strict=True)
+        }
+        assert found == dict(zip(names, expected, strict=True))
+        assert all(r.message for r in rejected)
+        await session.open(make_open("good"))
+        assert await session.wait_finished("good") == greedy_output
+
+    async def test_limits_that_are_just_kept_are_fine(self, start_verifier: StartVerifier) -> None:
+        session = await (await start_verifier()).greeted_session()
+        await session.open(
+            make_open("x" * 64, max_new_tokens=1),
+            make_open("no room but for one", token_ids=[1] * 2047, max_new_tokens=0),
+            make_open("limits", num_speculative_tokens=7, stop_token_ids=range(1024)),
+            make_open("neutral", max_new_tokens=1, sampling=SamplingParams(
+                top_p=1, repetition_penalty=1,
+                logprobs_mode=sampling_pb2.LOGPROBS_MODE_PROCESSED)),
+            make_open("last id", token_ids=[VOCAB_SIZE - 1], max_new_tokens=1),
+        )  # fmt: skip
+        assert len(await session.wait_finished("x" * 64)) == 1
+        assert len(await session.wait_finished("no room but for one")) == 1
+        await session.wait_finished("limits")
+        await session.wait_finished("neutral")
+        await session.wait_finished("last id")
+
+    async def test_another_model_is_refused(
+        self, start_verifier: StartVerifier, bundled_model: LoadedModel
+    ) -> None:
+        session = await (await start_verifier()).greeted_session()
+        await session.open(
+            make_open("other", expected_model_digest="0" * 64),
+            make_open(
+                "same",
+                expected_model_digest=bundled_model.served.model_digest,
+                max_new_tokens=1,
+            ),
+        )
+        rejected = await session.wait_rejected()
+        assert rejected.sequence_id == "other"
+        assert rejected.code == code_number(grpc.StatusCode.FAILED_PRECONDITION)
+        assert rejected.field == "expected_model_digest"
+        await session.wait_finished("same")
+
+    async def test_overload_says_when_to_come_again(self, start_verifier: StartVerifier) -> None:
+        running = await start_verifier(max_num_seqs=1, max_num_waiting=1)
+        session = await running.greeted_session()
+        await session.open(*(make_open(str(i), draft_wait=pb.DRAFT_WAIT_ALWAYS) for i in range(3)))
+        rejected = await session.wait_rejected()
+        assert rejected.sequence_id == "2"
+        assert rejected.code == code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert rejected.retry_after_ms > 0
+
+    async def test_the_models_end_token_ends_unless_it_is_ignored(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        session = await (await start_verifier()).greeted_session()
+        stop = greedy_output[5]
+        first = greedy_output.index(stop)
+        await session.open(make_open("stopped", stop_token_ids=[stop]), make_open("whole"))
+        assert await session.wait_finished("stopped") == greedy_output[: first + 1]
+        reason = session.decided("stopped")[-1].finish_reason
+        assert reason == sampling_pb2.FINISH_REASON_STOP
+        assert await session.wait_finished("whole") == greedy_output
+        reason = session.decided("whole")[-1].finish_reason
+        assert reason == sampling_pb2.FINISH_REASON_LENGTH
+
+
+def garbage(known: list[int], right: list[int]) -> list[tuple[int, list[int]]]:
+    """Hints of every bad kind, and some good ones, for a sequence that stands at `known`."""
+    length = len(known)
+    return [
+        (length, [VOCAB_SIZE]),
+        (length, [2**32 - 1] * 10),
+        (length, [2**31, 1]),
+        (length, [(right[0] + 1) % VOCAB_SIZE] * 30),
+        (length, [*right[:2], VOCAB_SIZE + 5, *right[3:]]),
+        (length, [*right[:2], (right[2] + 1) % VOCAB_SIZE] if len(right) > 2 else right),
+        (0, [7] * 100_000),
+        (0, known + right),
+        (2**32 - 1, right),
+        (length + 3, right),
+        (max(0, length - 2), [*known[-2:], *right, *range(2000)]),
+        (length, right + right * 20),
+    ]
+
+
+class TestDrafts:
+    @pytest.mark.parametrize("turn", range(12))
+    async def test_no_draft_changes_greedy_output(
+        self, start_verifier: StartVerifier, greedy_output: list[int], turn: int
+    ) -> None:
+        """Every kind of hint in turn; the sequence always waits, so each has its step."""
+        session = await (await start_verifier()).greeted_session()
+        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        count = 0
+        while len(session.output("a")) < NUM_NEW_TOKENS:
+            count += 1
+            await session.wait_decided("a", count)
+            output = session.output("a")
+            known, right = PROMPT + output, greedy_output[len(output) :]
+            if not right:
+                break
+            kinds = garbage(known, right)
+            base_length, token_ids = kinds[(turn + count) % len(kinds)]
+            await session.draft("a", base_length, token_ids)
+            await session.draft("a", len(known), [])
+        assert session.output("a") == greedy_output
+
+    async def test_right_drafts_are_accepted(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        session = await (await start_verifier()).greeted_session()
+        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        await session.wait_decided("a")
+        await session.draft("a", len(PROMPT) + 1, greedy_output[1:20])
+        decided = await session.wait_decided("a", 2)
+        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (7, 7)
+        assert list(decided.token_ids) == greedy_output[1:9]
+        assert decided.base_length == len(PROMPT) + 1
+        assert decided.num_wanted_draft_tokens == NUM_NEW_TOKENS - 9 - 1
+
+    async def test_drafts_for_unknown_sequences_are_ignored(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        session = await (await start_verifier()).greeted_session()
+        for sequence_id in ("", "nobody", "x" * 10_000):
+            await session.draft(sequence_id, 3, [1, 2, 3])
+        await session.send(
+            pb.Command(close=pb.Close(sequence_id="nobody")),
+            pb.Command(update=pb.Update(sequence_id="nobody")),
+        )
+        await session.open(make_open())
+        assert await session.wait_finished("a") == greedy_output
+        assert session.rejected() == []
+
+    async def test_seeded_output_is_the_same_with_and_without_drafts(
+        self, start_verifier: StartVerifier
+    ) -> None:
+        session = await (await start_verifier()).greeted_session()
+        sampling = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=2**64 - 1)
+        await session.open(make_open("plain", sampling=sampling))
+        plain = await session.wait_finished("plain")
+        await session.open(
+            make_open("drafted", sampling=sampling, draft_wait=pb.DRAFT_WAIT_ALWAYS),
+            make_open("company", sampling=SamplingParams(temperature=1, seed=3)),
+        )
+        count = 0
+        while (decided := await session.wait_decided("drafted", count + 1)).finish_reason == 0:
+            count += 1
+            output = session.output("drafted")
+            drafts = plain[len(output) : len(output) + 1 + count % 4]
+            if count % 3 == 0:
+                drafts = [*drafts[:-1], 5]
+            await session.draft("drafted", len(PROMPT) + len(output), drafts)
+        assert session.output("drafted") == plain
+        accepted = sum(d.num_accepted_tokens for d in session.decided("drafted"))
+        assert 0 < accepted < sum(d.num_draft_tokens for d in session.decided("drafted"))
+        assert decided.num_wanted_draft_tokens == 0
+
+
+class TestSessions:
+    async def test_cannot_touch_each_others_sequences(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        running = await start_verifier()
+        owner, stranger = await running.greeted_session(), await running.greeted_session()
+        await owner.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        await owner.wait_decided("a")
+        await stranger.send(
+            pb.Command(draft=pb.Draft(sequence_id="a", base_length=len(PROMPT) + 1)),
+            pb.Command(close=pb.Close(sequence_id="a")),
+            pb.Command(update=pb.Update(sequence_id="a", drafting=False)),
+            pb.Command(open=make_open("a", max_new_tokens=2)),
+        )
+        assert await stranger.wait_finished("a") == greedy_output[:2]
+        stranger.call.cancel()
+        await owner.draft("a", len(PROMPT) + 1, greedy_output[1:4])
+        decided = await owner.wait_decided("a", 2)
+        assert list(decided.token_ids) == greedy_output[1:5]
+
+    async def test_close_is_answered_by_cancelled(self, start_verifier: StartVerifier) -> None:
+        running = await start_verifier()
+        session = await running.greeted_session()
+        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        await session.wait_decided("a")
+        await session.send(pb.Command(close=pb.Close(sequence_id="a")))
+        decided = await session.wait_decided("a", 2)
+        assert decided.finish_reason == sampling_pb2.FINISH_REASON_CANCELLED
+        assert not decided.token_ids
+        await running.idle()
+
+    @pytest.mark.parametrize("end", ["cancel", "done_writing"])
+    async def test_ending_the_stream_frees_all_blocks(
+        self, start_verifier: StartVerifier, end: str
+    ) -> None:
+        running = await start_verifier(max_num_seqs=2)
+        session = await running.greeted_session()
+        for i in range(4):
+            await session.open(make_open(str(i), draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        await session.wait_decided("1")
+        await running.sync()
+        assert (await running.load()).num_kv_blocks_used == 6, "3 for each prompt"
+        if end == "cancel":
+            session.call.cancel()
+        else:
+            await session.call.done_writing()
+            assert await session.read_to_end() == grpc.StatusCode.OK
+        await running.idle()
+
+    async def test_a_session_that_does_not_read_is_ended_and_frees_its_blocks(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        running = await start_verifier(max_session_event_bytes=1 << 20)
+        session, other = await running.greeted_session(), await running.greeted_session()
+        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        await session.wait_decided("a")
+        # Each of them is answered, with more bytes than it has. What the transport takes before
+        # it blocks the server's writing is several times the bound.
+        bad = [pb.Command(open=pb.Open(sequence_id="x" * 40))] * 2500
+        ended = asyncio.wrap_future(running.engine.when_idle())
+        async with asyncio.timeout(PATIENCE_S):
+            while not ended.done():
+                await session.send(*bad)
+        assert (await running.load()).num_kv_blocks_used == 0
+        await other.open(make_open())
+        assert await other.wait_finished("a") == greedy_output, "others go on"
+        assert await session.read_to_end() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        size = sum(response.ByteSize() for response in session.responses)
+        assert size < 16 << 20, "what was kept for it is not bounded"
+
+    async def test_a_session_that_does_not_read_can_still_be_cancelled(
+        self, start_verifier: StartVerifier
+    ) -> None:
+        """While the server is blocked in writing to it."""
+        running = await start_verifier()
+        session = await running.greeted_session()
+        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        await session.wait_decided("a")
+        bad = [pb.Command(open=pb.Open(sequence_id="x" * 40))] * 5000
+        for _ in range(4):
+            await session.send(*bad)
+        session.call.cancel()
+        await running.idle()
+
+
+class TestDrain:
+    async def test_refuses_opens_and_finishes_what_runs(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        running = await start_verifier()
+        session, idle = await running.greeted_session(), await running.greeted_session()
+        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        await session.wait_decided("a")
+        draining = asyncio.create_task(running.verifier.servicer.drain())
+        await asyncio.sleep(0)  # it has begun
+        newcomer = await running.greeted_session()
+        for refused in (session, idle, newcomer):
+            await refused.open(make_open("late"))
+            rejected = await refused.wait_rejected()
+            assert rejected.sequence_id == "late"
+            assert rejected.code == code_number(grpc.StatusCode.UNAVAILABLE)
+            assert rejected.retry_after_ms > 0
+        assert not draining.done()
+        await session.send(pb.Command(update=pb.Update(sequence_id="a", drafting=False)))
+        assert await session.wait_finished("a") == greedy_output
+        async with asyncio.timeout(PATIENCE_S):
+            await draining
+        for ended in (session, idle, newcomer):
+            assert await ended.read_to_end() == grpc.StatusCode.OK
+
+    async def test_with_nothing_open_ends_at_once(self, start_verifier: StartVerifier) -> None:
+        running = await start_verifier()
+        session = await running.greeted_session()
+        async with asyncio.timeout(PATIENCE_S):
+            await running.verifier.servicer.drain()
+        assert await session.read_to_end() == grpc.StatusCode.OK
+
+
+class TestUnaryCalls:
+    async def test_get_model_info(
+        self, start_verifier: StartVerifier, bundled_model: LoadedModel
+    ) -> None:
+        running = await start_verifier()
+        response = await running.stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert response.model_id == "renamer"
+        assert response.model_digest == bundled_model.served.model_digest
+        assert response.architecture == "Qwen3ForCausalLM"
+        assert response.dtype == "float32"
+        assert response.device == "cpu"
+        assert response.numerics == "strict"
+        assert response.attention_backend == "sdpa"
+        assert list(response.eos_token_ids) == [0]
+        assert response.limits.vocab_size == VOCAB_SIZE
+
+    async def test_get_verifier_load(
+        self, start_verifier: StartVerifier, bundled_model: LoadedModel
+    ) -> None:
+        running = await start_verifier(max_num_seqs=1)
+        session = await running.greeted_session()
+        await session.open(*(make_open(str(i), draft_wait=pb.DRAFT_WAIT_ALWAYS) for i in range(2)))
+        await session.wait_decided("0")
+        await session.draft("0", len(PROMPT) + 1, [])
+        await session.wait_decided("0", 2)
+        await running.sync()
+        load = await running.load()
+        assert load.instance_id == bundled_model.served.instance_id
+        assert (load.num_running, load.num_waiting) == (1, 1)
+        assert (load.num_kv_blocks_used, load.num_kv_blocks_total) == (3, 512)
+        assert load.num_steps == 2
+        assert load.step_duration_s > 0
+        assert load.hop_duration_s > 0
+
+    async def test_score_is_unimplemented(self, start_verifier: StartVerifier) -> None:
+        running = await start_verifier()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await running.stub.Score(pb.ScoreRequest())
+        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+class TestMetrics:
+    async def test_tell_of_steps_hints_and_blocks(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        running = await start_verifier()
+        session = await running.greeted_session()
+        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        await session.wait_decided("a")
+        await session.draft("a", len(PROMPT) + 1, greedy_output[1:4])
+        await session.wait_decided("a", 2)
+        await session.draft("a", len(PROMPT) + 1, [1])
+        await session.draft("a", len(PROMPT) + 5, [])
+        await session.wait_decided("a", 3)
+        await running.sync()
+        assert sample(running, "tandem_kv_blocks_total") == 512
+        assert sample(running, "tandem_kv_blocks_used") == 3
+        assert sample(running, "tandem_verifier_sequences_running") == 1
+        assert sample(running, "tandem_draft_hints_total", outcome="used") == 1
+        assert sample(running, "tandem_draft_hints_total", outcome="stale") == 1
+        assert sample(running, "tandem_draft_hop_seconds_count") == 2
+        assert sample(running, "tandem_step_tokens_sum") == len(PROMPT) + 4 + 1
+        for phase in ("schedule", "forward", "verify", "commit"):
+            assert sample(running, "tandem_step_duration_seconds_count", phase=phase) == 3
+
+
+def sample(running: RunningVerifier, name: str, **labels: str) -> float:
+    value = running.registry.get_sample_value(name, labels)
+    assert value is not None, f"{name}{labels} is not measured"
+    return value
+
+
+async def test_while_the_model_loads_health_says_so_and_calls_are_refused(
+    bundled_config: VerifierConfig, bundled_model: LoadedModel
+) -> None:
+    loads, goes_on = threading.Event(), threading.Event()
+
+    def load(_: VerifierConfig) -> LoadedModel:
+        loads.set()
+        goes_on.wait(PATIENCE_S)
+        return bundled_model
+
+    verifier = VerifierServer(
+        bundled_config, registry=CollectorRegistry(), logger=get_logger("test")
+    )
+    starting = asyncio.create_task(verifier.start(load))
+    try:
+        assert await asyncio.to_thread(loads.wait, PATIENCE_S)
+        async with grpc.aio.insecure_channel(verifier.server.address) as channel:
+            await assert_refused_while_loading(channel)
+            goes_on.set()
+            engine = await starting
+            await verifier_pb2_grpc.VerifierServiceStub(channel).GetModelInfo(
+                pb.GetModelInfoRequest()
+            )
+        engine.stop()
+        await asyncio.wrap_future(engine.stopped)
+    finally:
+        goes_on.set()
+        await asyncio.wait([starting])
+        await verifier.server.stop(0)
+
+
+async def assert_refused_while_loading(channel: grpc.aio.Channel) -> None:
+    health = health_pb2_grpc.HealthStub(channel)
+    for service in ("", "tandem.v1.VerifierService"):
+        response = await health.Check(health_pb2.HealthCheckRequest(service=service))
+        assert response.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+    session = ClientSession(stub.Session())
+    calls: list[Callable[[], object]] = [
+        lambda: stub.GetModelInfo(pb.GetModelInfoRequest()),
+        lambda: stub.GetVerifierLoad(pb.GetVerifierLoadRequest()),
+        session.call.read,
+    ]
+    for call in calls:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call()  # type: ignore[misc]
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert retry_after_ms(error.value)
+
+
+async def test_a_model_that_cannot_be_loaded_leaves_no_server_behind(
+    bundled_config: VerifierConfig,
+) -> None:
+    def fail(_: VerifierConfig) -> LoadedModel:
+        raise RuntimeError("no such weights")
+
+    verifier = VerifierServer(
+        bundled_config, registry=CollectorRegistry(), logger=get_logger("test")
+    )
+    with pytest.raises(RuntimeError, match="no such weights"):
+        await verifier.start(fail)
+    host, _, port = verifier.server.address.rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, int(port))
+
+
+def test_the_oracle_itself_is_greedy(bundled_float32: PagedModel, greedy_output: list[int]) -> None:
+    logits = reference_logits(bundled_float32.model, PROMPT + greedy_output)
+    assert torch.equal(logits[len(PROMPT) - 1 : -1].argmax(dim=-1), torch.tensor(greedy_output))

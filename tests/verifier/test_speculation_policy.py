@@ -1,0 +1,54 @@
+"""K, and how much of a hint is asked for."""
+
+import pytest
+
+from verifier.speculation_policy import (
+    PROBE_PERIOD_TOKENS,
+    USELESS_HINTS_BEFORE_PROBING,
+    num_drafts_to_verify,
+    num_drafts_wanted,
+)
+
+
+@pytest.mark.parametrize(
+    ("limit", "remaining", "expected"),
+    [(7, 100, 7), (7, 8, 7), (7, 7, 6), (7, 2, 1), (7, 1, 0), (7, 0, 0), (0, 100, 0)],
+)
+def test_a_draft_needs_room_for_itself_and_one_more(
+    limit: int, remaining: int, expected: int
+) -> None:
+    assert num_drafts_to_verify(num_speculative_tokens=limit, remaining=remaining) == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "remaining", "expected"),
+    [(7, 100, 28), (7, 28, 27), (7, 1, 0), (7, 0, 0), (2, 100, 8), (0, 100, 0)],
+)
+def test_a_few_steps_worth_is_wanted_as_far_as_there_is_room(
+    limit: int, remaining: int, expected: int
+) -> None:
+    wanted = num_drafts_wanted(
+        num_speculative_tokens=limit, remaining=remaining, length=11, num_useless_hints=0
+    )
+    assert wanted == expected
+
+
+@pytest.mark.parametrize("num_useless_hints", [0, USELESS_HINTS_BEFORE_PROBING - 1])
+def test_hints_are_asked_for_at_every_length_while_they_may_be_right(
+    num_useless_hints: int,
+) -> None:
+    assert all(wanted_at(length, num_useless_hints) == 28 for length in range(100))
+
+
+def test_after_many_useless_hints_one_is_asked_for_every_so_often() -> None:
+    asked = [length for length in range(100) if wanted_at(length, USELESS_HINTS_BEFORE_PROBING) > 0]
+    assert asked == list(range(0, 100, PROBE_PERIOD_TOKENS))
+
+
+def wanted_at(length: int, num_useless_hints: int) -> int:
+    return num_drafts_wanted(
+        num_speculative_tokens=7,
+        remaining=1000,
+        length=length,
+        num_useless_hints=num_useless_hints,
+    )

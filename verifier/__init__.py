@@ -1,0 +1,1 @@
+"""The verifier: runs the model and decides which drafts stand. Start reading at `engine.py`."""

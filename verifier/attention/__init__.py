@@ -1,0 +1,1 @@
+"""Attention over a paged K/V cache: one small interface, one module per backend."""

@@ -1,0 +1,47 @@
+"""The interface between the model's layers and a paged attention backend.
+
+Once per step, the engine's layout becomes a `StepAttention`: everything that all layers share
+(masks, slots, ranges). Once per layer, the model's attention function hands it the new queries,
+keys and values.
+"""
+
+from typing import Protocol
+
+import torch
+
+from verifier.batch_layout import BatchLayout
+from verifier.kv_cache import KVCache
+
+
+class StepAttention(Protocol):
+    """Attention of one step, prepared."""
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        """Writes this step's K/V, then attends.
+
+        Args:
+            queries: [num_heads, T_padded, head_dim].
+            keys, values: [num_kv_heads, T_padded, head_dim].
+            sliding_window: a token sees this many, itself included; None: all before it.
+
+        Returns:
+            [T_padded, num_heads, head_dim]; rows of padding tokens are zero.
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Makes a `StepAttention` per step."""
+
+    name: str
+
+    def prepare(self, layout: BatchLayout, cache: KVCache) -> StepAttention: ...

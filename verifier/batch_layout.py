@@ -1,0 +1,156 @@
+"""Where everything of one step lies in the flattened batch. Pure index arithmetic.
+
+Shape legend
+    B  sequences in the step            T  scheduled tokens of all of them, flattened
+    K  drafts of one sequence           P  drafts of all of them, flattened
+    R  rows that need logits, P + B     *_padded  with padding rows at the end
+
+A sequence that verifies K drafts schedules its last token and the drafts, K + 1 tokens, and needs
+logits at all of them. A prefill chunk needs logits at its last token only (if the chunk does not
+end the prompt, that row is there all the same and its sample is discarded).
+
+Worked example: drafts 3, 0, 2, 0, 1; scheduled tokens 4, 100, 3, 100, 2 (two prefill chunks):
+    cu_seqlens_q            0 4 104 107 207 209
+    logits_indices          0 1 2 3  103  104 105 106  206  207 208
+    target_logits_indices   0 1 2  5 6  9        rows, among those, that judge a draft
+    bonus_logits_indices    3 4 7 8 10           rows, among those, that follow the last draft
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledTokens:
+    """One sequence's share of a step: its tokens from `num_computed_tokens` on, then drafts."""
+
+    token_ids: list[int]
+    draft_token_ids: list[int]
+    num_computed_tokens: int
+    block_table: list[int]
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return len(self.token_ids) + len(self.draft_token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLayout:
+    """Index arrays of one step, all int64. Padding rows stand at the end of the padded ones."""
+
+    input_token_ids: IntArray  # [T_padded]
+    positions: IntArray  # [T_padded]
+    slot_mapping: IntArray  # [T_padded], where each token's K/V is written
+    cu_seqlens_q: IntArray  # [B + 1], query offsets
+    seq_lens: IntArray  # [B], tokens attended to after this step
+    block_tables: list[list[int]]  # [B], logical block -> physical block
+    logits_indices: IntArray  # [R_padded], hidden rows that need logits
+    num_sampled_tokens: IntArray  # [B], K + 1
+    target_logits_indices: IntArray  # [P]
+    bonus_logits_indices: IntArray  # [B]
+    draft_token_ids: IntArray  # [P]
+    num_draft_tokens: IntArray  # [B]
+
+    @property
+    def num_tokens(self) -> int:
+        """T, without padding."""
+        return int(self.cu_seqlens_q[-1])
+
+    @property
+    def num_rows(self) -> int:
+        """R, without padding."""
+        return int(self.num_sampled_tokens.sum())
+
+
+def lay_out(
+    scheduled: SequenceOf[ScheduledTokens], *, block_size: int, trash_slot: int, row_multiple: int
+) -> BatchLayout:
+    """Flattens the step's sequences.
+
+    Args:
+        trash_slot: where padding rows write their K/V.
+        row_multiple: T and R are padded to multiples of it. Padding tokens have id 0 and
+            position 0; padding logits rows repeat hidden row 0.
+    """
+    num_scheduled = np.array([s.num_scheduled_tokens for s in scheduled], dtype=np.int64)
+    num_computed = np.array([s.num_computed_tokens for s in scheduled], dtype=np.int64)
+    num_drafts = np.array([len(s.draft_token_ids) for s in scheduled], dtype=np.int64)
+    cu_seqlens_q = np.zeros(len(scheduled) + 1, dtype=np.int64)
+    np.cumsum(num_scheduled, out=cu_seqlens_q[1:])
+    num_tokens = int(cu_seqlens_q[-1])
+
+    token_ids: list[int] = []
+    draft_token_ids: list[int] = []
+    for sequence in scheduled:
+        token_ids += sequence.token_ids
+        token_ids += sequence.draft_token_ids
+        draft_token_ids += sequence.draft_token_ids
+
+    padded = _round_up(num_tokens, row_multiple)
+    input_token_ids = np.zeros(padded, dtype=np.int64)
+    input_token_ids[:num_tokens] = token_ids
+    positions = np.zeros(padded, dtype=np.int64)
+    positions[:num_tokens] = np.arange(num_tokens) + np.repeat(
+        num_computed - cu_seqlens_q[:-1], num_scheduled
+    )
+    slot_mapping = np.full(padded, trash_slot, dtype=np.int64)
+    slot_mapping[:num_tokens] = slots_of(
+        [s.block_table for s in scheduled], positions[:num_tokens], num_scheduled, block_size
+    )
+
+    num_sampled = num_drafts + 1
+    logits = _last_of_each(cu_seqlens_q[1:], num_sampled)
+    logits_indices = np.zeros(_round_up(len(logits), row_multiple), dtype=np.int64)
+    logits_indices[: len(logits)] = logits
+    bonus = np.cumsum(num_sampled) - 1
+    is_target = np.ones(len(logits), dtype=np.bool_)
+    is_target[bonus] = False
+    return BatchLayout(
+        input_token_ids=input_token_ids,
+        positions=positions,
+        slot_mapping=slot_mapping,
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=num_computed + num_scheduled,
+        block_tables=[s.block_table for s in scheduled],
+        logits_indices=logits_indices,
+        num_sampled_tokens=num_sampled,
+        target_logits_indices=np.flatnonzero(is_target),
+        bonus_logits_indices=bonus,
+        draft_token_ids=np.array(draft_token_ids, dtype=np.int64),
+        num_draft_tokens=num_drafts,
+    )
+
+
+def slots_of(
+    block_tables: SequenceOf[SequenceOf[int]],
+    positions: IntArray,
+    num_scheduled: IntArray,
+    block_size: int,
+) -> IntArray:
+    """KV slots of `positions` [T]: block_table[position // block_size] * block_size + rest.
+
+    Goes through the table for every position: neighbours in a sequence need not be neighbours
+    in memory.
+    """
+    table_offsets = np.zeros(len(block_tables), dtype=np.int64)
+    np.cumsum([len(table) for table in block_tables[:-1]], out=table_offsets[1:])
+    flat = np.fromiter((block for table in block_tables for block in table), dtype=np.int64)
+    blocks: IntArray = flat[np.repeat(table_offsets, num_scheduled) + positions // block_size]
+    slots: IntArray = blocks * block_size + positions % block_size
+    return slots
+
+
+def _last_of_each(ends: IntArray, counts: IntArray) -> IntArray:
+    """The last counts[i] indices before ends[i], for each i, concatenated."""
+    starts_in_output = np.cumsum(counts) - counts
+    offsets: IntArray = np.repeat(ends - counts - starts_in_output, counts)
+    return np.arange(int(counts.sum())) + offsets
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

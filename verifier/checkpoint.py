@@ -1,0 +1,204 @@
+"""Loading a checkpoint folder: which models are served, their digests, and the parity probe.
+
+Weights come from safetensors files only: nothing in a checkpoint is executed. What would be
+computed wrongly is refused by name, and before serving, the loaded model is compared with
+transformers' own attention on a short text, so that an unknown peculiarity shows at start.
+"""
+
+import copy
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from verifier.kv_cache import KVShape
+from verifier.transformers_model import ATTENTION_NAME, register_attention
+
+SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# How these turn any token depends on the longest sequence of the whole batch.
+UNSUPPORTED_ROPE_TYPES = {"dynamic", "longrope"}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class CheckpointError(Exception):
+    """The folder holds no checkpoint that can be served; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A loaded model and what the rest of the verifier needs to know of it."""
+
+    model: PreTrainedModel
+    architecture: str
+    dtype: torch.dtype
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: frozenset[int]
+    kv_shape: KVShape
+    model_digest: str
+
+
+def load_checkpoint(folder: Path, *, dtype: str, device: torch.device) -> Checkpoint:
+    """Loads a causal language model.
+
+    Args:
+        dtype: a key of `DTYPES`, or "auto" for the checkpoint's own where the processor is fast
+            at it, else float32.
+
+    Raises:
+        CheckpointError: no safetensors, or an architecture that is not served.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder")
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"{folder} holds no .safetensors file; other formats are not loaded")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    check_architecture(config)
+    torch_dtype = choose_dtype(dtype, config=config, device=device)
+    register_attention()
+    transformers.logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch_dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    model: PreTrainedModel = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):
+        # transformers has made them up.
+        raise CheckpointError(f"{folder}: weights are missing: {', '.join(missing[:3])}")
+    model.eval().requires_grad_(False).to(device)
+    return describe(model, dtype=torch_dtype, model_digest=digest_of(folder), folder=folder)
+
+
+def describe(
+    model: PreTrainedModel, *, dtype: torch.dtype, model_digest: str, folder: Path | None = None
+) -> Checkpoint:
+    """What the verifier needs to know of a model whose attention is `ATTENTION_NAME`."""
+    config = model.config
+    num_heads = int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // num_heads)
+    return Checkpoint(
+        model=model,
+        architecture=type(model).__name__,
+        dtype=dtype,
+        vocab_size=int(config.vocab_size),
+        max_position_embeddings=int(config.max_position_embeddings),
+        eos_token_ids=_eos_token_ids(config, folder),
+        kv_shape=KVShape(
+            num_layers=int(config.num_hidden_layers),
+            num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
+            head_dim=head_dim,
+            dtype=dtype,
+        ),
+        model_digest=model_digest,
+    )
+
+
+def check_architecture(config: Any) -> None:
+    """Refuses what is not a dense-attention, decoder-only text model.
+
+    Raises:
+        CheckpointError: names the property that is in the way.
+    """
+    name = str(getattr(config, "model_type", "?"))
+    if getattr(config, "is_encoder_decoder", False):
+        raise CheckpointError(f"{name}: encoder-decoder models are not served")
+    if getattr(config, "vision_config", None) or getattr(config, "audio_config", None):
+        raise CheckpointError(f"{name}: multimodal models are not served")
+    if getattr(config, "kv_lora_rank", None):
+        raise CheckpointError(f"{name}: multi-head latent attention (MLA) is not served")
+    others = set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES
+    if others:
+        raise CheckpointError(f"{name}: layers of type {', '.join(sorted(others))} are not served")
+    unsupported = _rope_types(config) & UNSUPPORTED_ROPE_TYPES
+    if unsupported:
+        raise CheckpointError(
+            f"{name}: rotary embeddings of type {', '.join(sorted(unsupported))} are not served"
+        )
+    if not hasattr(config, "num_attention_heads") or not hasattr(config, "max_position_embeddings"):
+        raise CheckpointError(f"{name}: not a decoder with attention in every layer")
+
+
+def choose_dtype(dtype: str, *, config: Any, device: torch.device) -> torch.dtype:
+    """The torch dtype for `--dtype`.
+
+    On a CPU without bfloat16 instructions "auto" is float32: emulated bfloat16 is slower and
+    less exact.
+    """
+    if dtype != "auto":
+        return DTYPES[dtype]
+    own = getattr(config, "dtype", None)
+    own = own if isinstance(own, torch.dtype) else torch.float32
+    if device.type == "cpu" and own is not torch.float32:
+        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+    return own
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 matrices natively (AVX512_BF16 or AMX)."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 over weights, configuration and tokenizer, by file name and content."""
+    digest = hashlib.sha256()
+    names = ("config.json", "tokenizer.json")
+    files = sorted([*folder.glob("*.safetensors"), *(folder / n for n in names)])
+    for path in files:
+        if path.exists():
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{path.name} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    """Logits [T, V] by transformers' own attention, for the parity probe and tests."""
+    own_config = model.config
+    try:
+        # `set_attn_implementation` changes the shared configuration object.
+        model.config = copy.deepcopy(own_config)
+        model.set_attn_implementation("sdpa")
+        with torch.inference_mode():
+            output = model(
+                input_ids=torch.tensor([token_ids], device=model.device), use_cache=False
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+    finally:
+        model.config = own_config
+        model.set_attn_implementation(ATTENTION_NAME)
+
+
+def _rope_types(config: Any) -> set[str]:
+    """The types of rotary embedding; models may have one per type of layer."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    per_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    return {p["rope_type"] for p in (parameters, *per_layer_type) if "rope_type" in p}
+
+
+def _eos_token_ids(config: Any, folder: Path | None) -> frozenset[int]:
+    """End tokens: the generation configuration's if there is one, else the model's."""
+    value = getattr(config, "eos_token_id", None)
+    if folder is not None and (folder / "generation_config.json").exists():
+        generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        if generation_config.eos_token_id is not None:
+            value = generation_config.eos_token_id
+    if value is None:
+        return frozenset()
+    return frozenset(value if isinstance(value, list) else [value])

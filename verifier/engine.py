@@ -1,0 +1,503 @@
+"""The engine: one thread that owns the model, the KV blocks and every sequence.
+
+Read `Engine.step` first: schedule, lay out, forward, verify, commit, publish. Other threads only
+put commands on a queue and get events through their session's sink; the engine never waits for
+a client.
+"""
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.draft_buffer import HintOutcome
+from verifier.draft_wait import DraftWaitEstimates
+from verifier.errors import IdleError, ModelOutputError
+from verifier.logits_processing import History
+from verifier.messages import (
+    AttachSession,
+    Call,
+    Close,
+    Command,
+    Decided,
+    DetachSession,
+    EventSink,
+    Hints,
+    Open,
+    StepStats,
+    Stop,
+    Update,
+    WhenIdle,
+)
+from verifier.numerics import Numerics
+from verifier.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
+from verifier.scheduler import ScheduledSequence, Scheduler
+from verifier.sequence import DraftWait, FinishReason, Sequence
+from verifier.sequence_table import SequenceTable
+from verifier.speculation_policy import num_drafts_wanted
+from verifier.target_model import TargetModel
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The engine's own limits; the scheduler has others."""
+
+    numerics: Numerics
+    trash_slot: int
+    max_model_len: int
+    max_num_waiting: int
+    # Under DRAFT_WAIT_ALWAYS: longest wait for a draft.
+    idle_timeout_s: float
+    acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """A snapshot, replaced after every step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_kv_blocks_used: int = 0
+    num_kv_blocks_total: int = 0
+    num_steps: int = 0
+    step_duration_s: float = 0.0
+    hop_duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """Everything about a step that an observer may want."""
+
+    scheduled: list[ScheduledSequence]
+    layout: BatchLayout
+    verdict: Verdict
+    stats: StepStats
+    # Seconds by phase: schedule (with layout), forward, verify, commit (with publish).
+    phase_durations_s: dict[str, float]
+
+
+class EngineObserver(Protocol):
+    """Metrics and tests. Called by the engine thread; must be quick and not raise."""
+
+    def stepped(self, record: StepRecord) -> None: ...
+
+    def hint_ended(self, outcome: HintOutcome) -> None: ...
+
+    def hop_measured(self, duration_s: float) -> None: ...
+
+    def settled(self, load: EngineLoad) -> None: ...
+
+
+class Observers:
+    """Tells several observers, in order."""
+
+    def __init__(self, observers: list[EngineObserver]) -> None:
+        self._observers = observers
+
+    def stepped(self, record: StepRecord) -> None:
+        for observer in self._observers:
+            observer.stepped(record)
+
+    def hint_ended(self, outcome: HintOutcome) -> None:
+        for observer in self._observers:
+            observer.hint_ended(outcome)
+
+    def hop_measured(self, duration_s: float) -> None:
+        for observer in self._observers:
+            observer.hop_measured(duration_s)
+
+    def settled(self, load: EngineLoad) -> None:
+        for observer in self._observers:
+            observer.settled(load)
+
+
+class Engine:
+    """The public methods and attributes are for any thread; `step` and all else belong to the
+    engine thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: TargetModel,
+        scheduler: Scheduler,
+        options: EngineOptions,
+        observer: EngineObserver,
+    ) -> None:
+        self.load = EngineLoad(num_kv_blocks_total=scheduler.block_pool.num_blocks)
+        self.stopped: Future[None] = Future()  # done when the thread has ended, with its error
+        self._model = model
+        self._scheduler = scheduler
+        self._options = options
+        self._observer = observer
+        self._table = SequenceTable(
+            scheduler,
+            max_model_len=options.max_model_len,
+            max_num_waiting=options.max_num_waiting,
+        )
+        self._estimates = DraftWaitEstimates()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._session_ids = itertools.count(1)
+        self._idle_futures: list[Future[None]] = []
+        self._step_id = 0
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def num_pending_commands(self) -> int:
+        """Commands that the engine has not taken yet."""
+        return self._commands.qsize()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the current step; what runs is dropped. Idempotent."""
+        self._commands.put(Stop())
+
+    def attach(self, sink: EventSink) -> int:
+        """Starts a session; returns its id."""
+        session_id = next(self._session_ids)
+        self._commands.put(AttachSession(session_id=session_id, sink=sink))
+        return session_id
+
+    def submit(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def call(self, function: Callable[[], Result]) -> "Future[Result]":
+        """Runs a function on the engine thread, between steps."""
+        future: Future[Result] = Future()
+        self._commands.put(Call(function=function, future=future))
+        return future
+
+    def when_idle(self) -> "Future[None]":
+        """Done once no sequence is open."""
+        future: Future[None] = Future()
+        self._commands.put(WhenIdle(future=future))
+        return future
+
+    def step(self) -> bool:
+        """One model step over all sequences that are ready; False if none is."""
+        self._table.admit()
+        draft_wait_s = self._await_hints()
+        clock = _PhaseClock()
+        scheduled = self._scheduler.schedule()
+        if not scheduled:
+            return False
+        layout = self._lay_out(scheduled)
+        clock.ended("schedule")
+        logits = self._model.forward(layout)
+        clock.ended("forward")
+        verdict = verify(
+            logits,
+            [_judged(item) for item in scheduled],
+            draft_token_ids=layout.draft_token_ids,
+            num_draft_tokens=layout.num_draft_tokens,
+            rule=self._options.acceptance_rule,
+        )
+        clock.ended("verify")
+        for row, item in enumerate(scheduled):
+            self._commit(row, item, verdict)
+        stats = self._publish(scheduled, layout, clock.total_s, draft_wait_s)
+        clock.ended("commit")
+        self._observer.stepped(
+            StepRecord(
+                scheduled=scheduled,
+                layout=layout,
+                verdict=verdict,
+                stats=stats,
+                phase_durations_s=clock.durations_s,
+            )
+        )
+        return True
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants of everything that the engine owns. Through `call`."""
+        self._table.check_integrity()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._take_commands(timeout_s=0.0)
+                if self._is_stopping:
+                    break
+                self._reject_idle()
+                if not self.step():
+                    self._table.flush(None)
+                    self._update_load()
+                    self._resolve_idle()
+                    self._take_commands(timeout_s=self._idle_wait_s())
+        except BaseException as error:
+            self.stopped.set_exception(error)
+        else:
+            self.stopped.set_result(None)
+
+    def _lay_out(self, scheduled: list[ScheduledSequence]) -> BatchLayout:
+        tokens = []
+        for item in scheduled:
+            sequence = item.sequence
+            start = sequence.num_computed_tokens
+            tokens.append(
+                ScheduledTokens(
+                    token_ids=sequence.token_ids[start : start + item.num_new_tokens],
+                    draft_token_ids=item.draft_token_ids,
+                    num_computed_tokens=start,
+                    block_table=sequence.block_table,
+                )
+            )
+        return lay_out(
+            tokens,
+            block_size=self._scheduler.block_size,
+            trash_slot=self._options.trash_slot,
+            row_multiple=self._options.numerics.row_multiple,
+        )
+
+    def _commit(self, row: int, item: ScheduledSequence, verdict: Verdict) -> None:
+        """Moves a sequence forward by what was decided. Rejected drafts' K/V is forgotten by not
+        counting it.
+        """
+        sequence = item.sequence
+        if not verdict.is_finite[row]:
+            error = ModelOutputError("the model's logits for this sequence are not finite")
+            self._table.reject(sequence, error)
+            return
+        sequence.num_computed_tokens += item.num_new_tokens
+        if not item.samples:
+            return
+        num_accepted = int(verdict.num_accepted_tokens[row])
+        token_ids = verdict.output_token_ids[row, : num_accepted + 1].tolist()
+        is_stopped = not sequence.stop_token_ids.isdisjoint(token_ids)
+        if is_stopped:
+            token_ids = _up_to_stop(token_ids, sequence.stop_token_ids)
+            num_accepted = min(num_accepted, len(token_ids))
+        base_length = len(sequence.token_ids)
+        sequence.num_computed_tokens += num_accepted
+        sequence.token_ids += token_ids
+        finish_reason = (
+            FinishReason.STOP
+            if is_stopped
+            else FinishReason.LENGTH
+            if sequence.remaining == 0
+            else None
+        )
+        if finish_reason is None:
+            sequence.first_token_record.grew(sequence.token_ids)
+            self._count_hint(sequence.draft_buffer.advance(sequence.token_ids))
+        sequence.num_wanted_draft_tokens = (
+            0
+            if finish_reason is not None
+            else num_drafts_wanted(
+                num_speculative_tokens=sequence.num_speculative_tokens,
+                remaining=sequence.remaining,
+                length=len(sequence.token_ids),
+                num_useless_hints=0
+                if sequence.draft_wait is DraftWait.ALWAYS
+                else sequence.first_token_record.num_useless_hints,
+            )
+        )
+        self._table.tell_decided(
+            sequence,
+            Decided(
+                sequence_id=sequence.sequence_id,
+                base_length=base_length,
+                token_ids=token_ids,
+                num_draft_tokens=len(item.draft_token_ids),
+                num_accepted_tokens=num_accepted,
+                num_wanted_draft_tokens=sequence.num_wanted_draft_tokens,
+                finish_reason=finish_reason,
+                logprobs=verdict.logprobs.get(row, [])[: len(token_ids)],
+            ),
+        )
+
+    def _publish(
+        self,
+        scheduled: list[ScheduledSequence],
+        layout: BatchLayout,
+        duration_s: float,
+        draft_wait_s: float,
+    ) -> StepStats:
+        """Hands each session the step's events."""
+        now_s = time.monotonic()
+        for item in scheduled:
+            if item.samples:
+                item.sequence.publications.append((len(item.sequence.token_ids), now_s))
+        self._step_id += 1
+        stats = StepStats(
+            step_id=self._step_id,
+            num_sequences=len(scheduled),
+            num_scheduled_tokens=layout.num_tokens,
+            duration_s=duration_s,
+            draft_wait_s=draft_wait_s,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_kv_blocks_used=self._scheduler.block_pool.num_used,
+        )
+        if all(item.samples and item.num_new_tokens == 1 for item in scheduled):
+            self._estimates.step_s.observe(stats.duration_s)
+        # Whoever hears of a step finds it in the load.
+        self._update_load()
+        self._table.flush(stats)
+        return stats
+
+    def _await_hints(self) -> float:
+        """Waits for hints under way while that pays; returns the seconds waited."""
+        started_at_s = now_s = time.monotonic()
+        while True:
+            ready = [s for s in self._scheduler.running if not s.lacks_awaited_draft]
+            lacking = [s for s in ready if s.hopes_for_draft]
+            if not lacking:
+                break
+            longest_s = self._estimates.longest_wait_s(
+                first_token_probabilities=[s.first_token_record.probability for s in lacking],
+                num_sequences=len(ready),
+                elapsed_s=now_s - max(s.published_at_s for s in lacking),
+            )
+            left_s = longest_s - (now_s - started_at_s)
+            if left_s <= 0:
+                break
+            self._take_commands(timeout_s=left_s)
+            self._table.admit()
+            now_s = time.monotonic()
+        return now_s - started_at_s
+
+    def _take_commands(self, timeout_s: float | None) -> None:
+        """Handles all commands that are there; waits up to `timeout_s` for the first (None: for
+        ever). Hints go first: they are what the next step may be waiting for.
+        """
+        commands: list[Command] = []
+        try:
+            commands.append(self._commands.get(timeout_s != 0, timeout_s or None))
+            while True:
+                commands.append(self._commands.get_nowait())
+        except queue.Empty:
+            pass
+        for command in commands:
+            if isinstance(command, Hints):
+                self._take_hints(command)
+        for command in commands:
+            self._handle(command)
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Open():
+                self._table.open(command)
+            case Close():
+                self._table.close(command)
+            case Update():
+                self._table.update(command)
+            case AttachSession():
+                self._table.attach(command.session_id, command.sink)
+            case DetachSession():
+                self._table.detach(command.session_id)
+            case Call():
+                command.run()
+            case WhenIdle():
+                self._idle_futures.append(command.future)
+            case Stop():
+                self._is_stopping = True
+            case Hints():
+                pass  # taken already
+
+    def _take_hints(self, command: Hints) -> None:
+        hop_s: float | None = None
+        for hint in command.hints:
+            sequence = self._table.find(command.session_id, hint.sequence_id)
+            if sequence is None or not sequence.can_draft:
+                continue
+            buffer, known = sequence.draft_buffer, sequence.token_ids
+            if buffer.answered_length < hint.base_length <= len(known):
+                sequence.first_token_record.hinted(hint.base_length, hint.token_ids, known)
+                for length, published_at_s in sequence.publications:
+                    if length == hint.base_length:
+                        hop_s = command.received_at_s - published_at_s
+            self._count_hint(
+                buffer.offer(hint.base_length, hint.token_ids, hint.matched_ngram_length, known)
+            )
+        if hop_s is not None:
+            self._estimates.hop_s.observe(hop_s)
+            self._observer.hop_measured(hop_s)
+
+    def _reject_idle(self) -> None:
+        now_s = time.monotonic()
+        for sequence in [s for s in self._scheduler.running if s.lacks_awaited_draft]:
+            if now_s - sequence.published_at_s > self._options.idle_timeout_s:
+                message = f"no draft came within {self._options.idle_timeout_s:g} s"
+                self._table.reject(sequence, IdleError(message))
+
+    def _resolve_idle(self) -> None:
+        if self._table.is_empty:
+            for future in self._idle_futures:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(None)
+            self._idle_futures.clear()
+
+    def _idle_wait_s(self) -> float | None:
+        """How long nothing can happen without a command; None: for ever."""
+        awaiting: list[Sequence] = [s for s in self._scheduler.running if s.lacks_awaited_draft]
+        if not awaiting:
+            return None
+        deadline_s = min(s.published_at_s for s in awaiting) + self._options.idle_timeout_s
+        return max(0.001, deadline_s - time.monotonic())
+
+    def _update_load(self) -> None:
+        self.load = EngineLoad(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_kv_blocks_used=self._scheduler.block_pool.num_used,
+            num_kv_blocks_total=self._scheduler.block_pool.num_blocks,
+            num_steps=self._step_id,
+            step_duration_s=self._estimates.step_s.value or 0.0,
+            hop_duration_s=self._estimates.hop_s.value or 0.0,
+        )
+        self._observer.settled(self.load)
+
+    def _count_hint(self, outcome: HintOutcome | None) -> None:
+        if outcome is not None:
+            self._observer.hint_ended(outcome)
+
+
+def _judged(item: ScheduledSequence) -> JudgedSequence:
+    sequence = item.sequence
+    end = sequence.num_computed_tokens + item.num_new_tokens
+    if sequence.sampling.adjusts_logits:
+        history = History(
+            prompt_token_ids=sequence.token_ids[: sequence.prompt_length],
+            output_token_ids=sequence.token_ids[sequence.prompt_length :],
+            draft_token_ids=item.draft_token_ids,
+            stop_token_ids=sequence.stop_token_ids,
+        )
+    else:
+        history = History(
+            prompt_token_ids=(), output_token_ids=(), draft_token_ids=item.draft_token_ids
+        )
+    return JudgedSequence(sampling=sequence.sampling, history=history, first_position=end)
+
+
+def _up_to_stop(token_ids: list[int], stop_token_ids: frozenset[int]) -> list[int]:
+    """The tokens up to and including the first stop token."""
+    first = next(i for i, token_id in enumerate(token_ids) if token_id in stop_token_ids)
+    return token_ids[: first + 1]
+
+
+class _PhaseClock:
+    """Durations of the phases of one step, by name."""
+
+    def __init__(self) -> None:
+        self.durations_s: dict[str, float] = {}
+        self._started_at_s = self._phase_started_at_s = time.perf_counter()
+
+    @property
+    def total_s(self) -> float:
+        return time.perf_counter() - self._started_at_s
+
+    def ended(self, phase: str) -> None:
+        now_s = time.perf_counter()
+        self.durations_s[phase] = now_s - self._phase_started_at_s
+        self._phase_started_at_s = now_s

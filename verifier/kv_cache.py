@@ -1,0 +1,60 @@
+"""The K/V tensors of all layers, addressed by slot.
+
+Layout per layer: [num_kv_heads, num_slots, head_dim], so that a run of neighbouring blocks is a
+view that attention can read in place. Slot = block * block_size + offset. Behind the pool's
+blocks lies the trash block, which padding rows write to, and slack that a padded view may reach
+into. Every value in the cache is finite: what attention masks out is multiplied by zero, and
+0 * NaN would carry one sequence's failure into another.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from verifier.numerics import KV_CHUNK_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVShape:
+    """What a model's K/V look like."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block over all layers, K and V."""
+        values = 2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size
+        return values * self.dtype.itemsize
+
+
+class KVCache:
+    """Written by the model's forward pass only; owned by the engine thread."""
+
+    def __init__(
+        self, shape: KVShape, *, num_blocks: int, block_size: int, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self.trash_slot = num_blocks * block_size
+        num_slots = (num_blocks + 1) * block_size + KV_CHUNK_TOKENS
+        size = (shape.num_layers, shape.num_kv_heads, num_slots, shape.head_dim)
+        self._keys = torch.zeros(size, dtype=shape.dtype, device=device)
+        self._values = torch.zeros(size, dtype=shape.dtype, device=device)
+
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> None:
+        """Stores K and V [num_kv_heads, T, head_dim] at `slot_mapping` [T] int64."""
+        for cache, new in ((self._keys, keys), (self._values, values)):
+            finite = torch.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
+            cache[layer].index_copy_(1, slot_mapping, finite)
+
+    def view(self, layer: int, first_slot: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V [num_kv_heads, length, head_dim] of neighbouring slots, in place."""
+        end = first_slot + length
+        return self._keys[layer, :, first_slot:end], self._values[layer, :, first_slot:end]
+
+    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V [num_kv_heads, L, head_dim] of `slots` [L] int64, copied."""
+        return self._keys[layer].index_select(1, slots), self._values[layer].index_select(1, slots)

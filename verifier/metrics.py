@@ -1,0 +1,77 @@
+"""The verifier's metrics, fed by the engine. Registered in the registry that is given."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from verifier.draft_buffer import HintOutcome
+from verifier.engine import EngineLoad, StepRecord
+
+_STEP_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1)
+_HOP_BUCKETS_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)
+_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+class VerifierMetrics:
+    """An `EngineObserver`. Called by the engine thread; prometheus_client does the locking."""
+
+    def __init__(self, registry: CollectorRegistry, *, num_kv_blocks: int) -> None:
+        self._step_duration = Histogram(
+            "tandem_step_duration_seconds",
+            "Model step, by phase: schedule, forward, verify, commit.",
+            ["phase"],
+            buckets=_STEP_BUCKETS_S,
+            registry=registry,
+        )
+        self._step_tokens = Histogram(
+            "tandem_step_tokens",
+            "Tokens scheduled per step, drafts included.",
+            buckets=_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self._draft_wait = Histogram(
+            "tandem_draft_wait_seconds",
+            "Time a step waited for hints.",
+            buckets=_HOP_BUCKETS_S,
+            registry=registry,
+        )
+        self._draft_hop = Histogram(
+            "tandem_draft_hop_seconds",
+            "A hint's way: decision published to hint received.",
+            buckets=_HOP_BUCKETS_S,
+            registry=registry,
+        )
+        hints = Counter(
+            "tandem_draft_hints", "Hints, by what became of them.", ["outcome"], registry=registry
+        )
+        self._hints = {outcome: hints.labels(outcome.value) for outcome in HintOutcome}
+        self._kv_blocks_used = Gauge(
+            "tandem_kv_blocks_used", "K/V blocks held by sequences.", registry=registry
+        )
+        Gauge("tandem_kv_blocks_total", "K/V blocks.", registry=registry).set(num_kv_blocks)
+        self._running = Gauge(
+            "tandem_verifier_sequences_running", "Sequences in the batch.", registry=registry
+        )
+        self._waiting = Gauge(
+            "tandem_verifier_sequences_waiting", "Sequences waiting for room.", registry=registry
+        )
+        # Exported at 0 until the prefix cache and preemption are there, so that dashboards and
+        # rules already have their series.
+        Counter("tandem_prefix_cache_queries", "Prompt tokens looked up.", registry=registry)
+        Counter("tandem_prefix_cache_hits", "Prompt tokens found cached.", registry=registry)
+        Counter("tandem_preemptions", "Sequences put back to waiting.", registry=registry)
+
+    def stepped(self, record: StepRecord) -> None:
+        for phase, duration_s in record.phase_durations_s.items():
+            self._step_duration.labels(phase).observe(duration_s)
+        self._step_tokens.observe(record.stats.num_scheduled_tokens)
+        self._draft_wait.observe(record.stats.draft_wait_s)
+
+    def settled(self, load: EngineLoad) -> None:
+        self._kv_blocks_used.set(load.num_kv_blocks_used)
+        self._running.set(load.num_running)
+        self._waiting.set(load.num_waiting)
+
+    def hint_ended(self, outcome: HintOutcome) -> None:
+        self._hints[outcome].inc()
+
+    def hop_measured(self, duration_s: float) -> None:
+        self._draft_hop.observe(duration_s)

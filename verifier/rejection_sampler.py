@@ -1,0 +1,373 @@
+"""Which drafts stand, and what is emitted: rejection sampling with a deterministic draft.
+
+The draft is a given token, so its law is a point mass, and two rules keep the output's law the
+model's:
+
+- `match` (default): at every position the target is sampled with noise that depends on seed,
+  position and token only; the sample is emitted; as long as it equals the draft, the next position
+  is judged too. For a fixed seed the output is then the same with and without drafts.
+- `ratio`: a draft is accepted with the target's probability of it; on rejection the target is
+  sampled without the draft. (Leviathan et al., "Fast inference from transformers via speculative
+  decoding", ICML 2023, with a point mass for the draft's law.)
+
+Both come down to one sampled token per row, kept up to and including the first that differs from
+its draft: `accept`.
+
+Shape legend: B sequences, K_i drafts of sequence i, P = sum K_i, R = P + B rows: each sequence's
+K_i draft rows, then its bonus row. V vocabulary.
+"""
+
+import enum
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from verifier import philox
+from verifier.logits_processing import History, adjusted_logits, row_probs, scaled_logits
+from verifier.sampling import Sampling
+
+IntArray = npt.NDArray[np.int64]
+
+PADDING = -1
+
+
+class AcceptanceRule(enum.Enum):
+    MATCH = "match"
+    RATIO = "ratio"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token's logprob and rank (1: the likeliest), and the n likeliest with theirs."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple["TokenLogprob", ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedSequence:
+    """What a sequence's rows are judged by."""
+
+    sampling: Sampling
+    history: History
+    # Absolute position of the token that its first row samples.
+    first_position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one step decided for its sequences, in batch order."""
+
+    output_token_ids: IntArray  # [B, K_max + 1]: accepted drafts and one more, then -1
+    num_accepted_tokens: IntArray  # [B]
+    is_finite: npt.NDArray[np.bool_]  # [B]; False: the model's logits were not, decide nothing
+    # By index in the batch, of the sequences that asked: one per emitted token.
+    logprobs: dict[int, list[TokenLogprob]]
+
+
+def verify(
+    logits: torch.Tensor,
+    sequences: SequenceOf[JudgedSequence],
+    *,
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+    rule: AcceptanceRule = AcceptanceRule.MATCH,
+) -> Verdict:
+    """Judges all drafts of a step and samples one further token per sequence.
+
+    Args:
+        logits: [R, V], any float dtype and device.
+        sequences: B of them.
+        draft_token_ids: [P]; ids outside the vocabulary are never accepted.
+        num_draft_tokens: [B].
+    """
+    num_rows_each = num_draft_tokens + 1
+    starts = np.cumsum(num_rows_each) - num_rows_each
+    largest, likeliest = logits.max(dim=-1)
+    sampled = likeliest.cpu().numpy().copy()
+    row_is_finite = torch.isfinite(largest).cpu().numpy()
+    is_finite = np.logical_and.reduceat(row_is_finite, starts)
+    special = [
+        i
+        for i, s in enumerate(sequences)
+        if is_finite[i] and (s.sampling.adjusts_logits or not s.sampling.is_greedy)
+    ]
+    if special:
+        rows = np.concatenate([np.arange(starts[i], starts[i] + num_rows_each[i]) for i in special])
+        sampled[rows] = _sample(
+            logits[torch.from_numpy(rows).to(logits.device)],
+            [sequences[i] for i in special],
+            rule,
+        )
+    output_token_ids, num_accepted_tokens = accept(sampled, draft_token_ids, num_draft_tokens)
+    logprobs = {}
+    for i, sequence in enumerate(sequences):
+        if sequence.sampling.logprobs is not None and is_finite[i]:
+            num_emitted = int(num_accepted_tokens[i]) + 1
+            logprobs[i] = _logprobs(
+                logits[starts[i] : starts[i] + num_rows_each[i]],
+                sequence,
+                output_token_ids[i, :num_emitted],
+            )
+    return Verdict(
+        output_token_ids=output_token_ids,
+        num_accepted_tokens=num_accepted_tokens,
+        is_finite=is_finite,
+        logprobs=logprobs,
+    )
+
+
+def sample_greedy(
+    target_logits: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: torch.Tensor | SequenceOf[int],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accepts the drafts that are the likeliest token; the lowest id wins a tie.
+
+    Args:
+        target_logits: [R, V]. draft_token_ids: [P]. num_draft_tokens: B counts.
+
+    Returns:
+        output_token_ids [B, K_max + 1] padded with -1, num_accepted_tokens [B]; int64.
+    """
+    return _accepted(target_logits.argmax(dim=-1), draft_token_ids, num_draft_tokens)
+
+
+def sample_match(
+    target_probs: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: torch.Tensor | SequenceOf[int],
+    exponential_noise: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rule `match` with the noise given.
+
+    Args:
+        target_probs, exponential_noise: [R, V]. draft_token_ids: [P]. num_draft_tokens: B counts.
+
+    Returns:
+        As `sample_greedy`.
+    """
+    sampled = race(target_probs, exponential_noise)
+    return _accepted(sampled, draft_token_ids, num_draft_tokens)
+
+
+def sample_ratio(
+    target_probs: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: torch.Tensor | SequenceOf[int],
+    accept_uniforms: torch.Tensor,
+    emit_uniforms: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rule `ratio` with the uniforms given.
+
+    Args:
+        target_probs: [R, V]. draft_token_ids: [P]. num_draft_tokens: B counts.
+        accept_uniforms: [P], one per draft; it stands if its uniform is below its probability.
+        emit_uniforms: [R], one per row, for the inverse CDF: the smallest id whose cumulative
+            mass exceeds uniform * total.
+
+    Returns:
+        As `sample_greedy`.
+    """
+    counts = _counts(num_draft_tokens)
+    sampled = ratio_rows(target_probs, draft_token_ids, counts, accept_uniforms, emit_uniforms)
+    return _accepted(sampled, draft_token_ids, counts)
+
+
+def race(probs: torch.Tensor, exponential_noise: torch.Tensor) -> torch.Tensor:
+    """The winner of an exponential race, distributed as `probs`: argmax of probability / noise.
+
+    Args:
+        probs, exponential_noise: [R, V]. Tokens of probability 0 never win; the lowest id wins
+            a tie.
+    """
+    scores = torch.where(probs > 0, probs.double() / exponential_noise.double(), -1.0)
+    return scores.argmax(dim=-1)
+
+
+def ratio_rows(
+    probs: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: IntArray,
+    accept_uniforms: torch.Tensor,
+    emit_uniforms: torch.Tensor,
+) -> torch.Tensor:
+    """One token per row [R] under rule `ratio`: the draft where it stands, else another.
+
+    Arguments as in `sample_ratio`.
+    """
+    mass = probs.double()
+    vocab_size = mass.shape[-1]
+    is_bonus = np.zeros(len(mass), dtype=np.bool_)
+    is_bonus[np.cumsum(num_draft_tokens + 1) - 1] = True
+    targets = torch.from_numpy(np.flatnonzero(~is_bonus)).to(mass.device)
+    drafts = draft_token_ids.to(device=mass.device, dtype=torch.int64)
+    is_known = (drafts >= 0) & (drafts < vocab_size)
+    safe = torch.where(is_known, drafts, 0)
+    of_draft = torch.where(is_known, mass[targets, safe], 0.0)
+    stands = accept_uniforms.to(mass).double() < of_draft
+    residual = mass.clone()
+    residual[targets[is_known], safe[is_known]] = 0.0
+    emitted = inverse_cdf(residual, emit_uniforms.to(mass))
+    emitted[targets] = torch.where(stands, drafts, emitted[targets])
+    return emitted
+
+
+def inverse_cdf(mass: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Per row, the smallest id whose cumulative mass exceeds uniform * total.
+
+    Args:
+        mass: [R, V] float64, not negative. uniforms: [R] in [0, 1).
+    """
+    cumulative = mass.cumsum(dim=-1)
+    threshold = uniforms.double()[:, None] * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    # Rounding may put the threshold at the total itself.
+    ids = torch.arange(mass.shape[-1], device=mass.device)
+    last = torch.where(mass > 0, ids, 0).amax(dim=-1)
+    return torch.minimum(found, last)
+
+
+def accept(
+    sampled_token_ids: IntArray, draft_token_ids: IntArray, num_draft_tokens: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Keeps each sequence's samples up to and including the first that differs from its draft.
+
+    Args:
+        sampled_token_ids: [R]. draft_token_ids: [P]. num_draft_tokens: [B].
+
+    Returns:
+        output_token_ids [B, K_max + 1] padded with -1, and num_accepted_tokens [B].
+
+    Example: samples 5 6 7 | 8, drafts 5 9, counts 2 0: outputs 5 6 -1 | 8 -1 -1, accepted 1 0.
+    """
+    num_sequences = len(num_draft_tokens)
+    width = int(num_draft_tokens.max(initial=0)) + 1
+    columns = np.arange(width)
+    is_draft_row = columns < num_draft_tokens[:, None]
+    is_row = columns <= num_draft_tokens[:, None]
+    sampled = np.full((num_sequences, width), PADDING, dtype=np.int64)
+    sampled[is_row] = sampled_token_ids
+    drafts = np.full((num_sequences, width), PADDING, dtype=np.int64)
+    drafts[is_draft_row] = draft_token_ids
+    is_match = is_draft_row & (sampled == drafts)
+    num_accepted = np.logical_and.accumulate(is_match, axis=1).sum(axis=1)
+    return np.where(columns <= num_accepted[:, None], sampled, PADDING), num_accepted
+
+
+def _sample(
+    logits: torch.Tensor, sequences: SequenceOf[JudgedSequence], rule: AcceptanceRule
+) -> IntArray:
+    """One token per row of the given sequences; `logits` [R, V] are theirs."""
+    counts = np.array([len(s.history.draft_token_ids) for s in sequences], dtype=np.int64)
+    parts = logits.split((counts + 1).tolist())
+    rows = torch.cat(
+        [adjusted_logits(p, s.sampling, s.history) for p, s in zip(parts, sequences, strict=True)]
+    )
+    sampled = rows.argmax(dim=-1).cpu().numpy()
+    owner = np.repeat(np.arange(len(sequences)), counts + 1)
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts + 1) - counts - 1, counts + 1)
+    positions = np.array([s.first_position for s in sequences], dtype=np.int64)[owner] + place
+    is_random = np.array([not s.sampling.is_greedy for s in sequences])
+    chosen = np.flatnonzero(is_random[owner])
+    if not len(chosen):
+        return sampled
+    probs = row_probs(
+        rows[torch.from_numpy(chosen).to(rows.device)],
+        [sequences[i].sampling for i in owner[chosen]],
+    ).cpu()
+    seeds = np.array([s.sampling.seed for s in sequences], dtype=np.uint64)[owner[chosen]]
+    where = positions[chosen]
+    if rule is AcceptanceRule.MATCH:
+        noise = philox.exponential_noise(seeds, where, (probs > 0).numpy())
+        sampled[chosen] = race(probs, torch.from_numpy(noise)).numpy()
+        return sampled
+    random_counts = counts[is_random]
+    drafts = np.array(
+        [t for s in sequences if not s.sampling.is_greedy for t in s.history.draft_token_ids],
+        dtype=np.int64,
+    )
+    is_target = np.ones(len(chosen), dtype=np.bool_)
+    is_target[np.cumsum(random_counts + 1) - 1] = False
+    accept_uniforms = philox.uniforms(
+        seeds[is_target], where[is_target], drafts, philox.Purpose.ACCEPT
+    )
+    emit_uniforms = philox.uniforms(
+        seeds, where, np.zeros(len(chosen), dtype=np.int64), philox.Purpose.EMIT
+    )
+    sampled[chosen] = ratio_rows(
+        probs,
+        torch.from_numpy(drafts),
+        random_counts,
+        torch.from_numpy(accept_uniforms),
+        torch.from_numpy(emit_uniforms),
+    ).numpy()
+    return sampled
+
+
+def _logprobs(
+    logits: torch.Tensor, sequence: JudgedSequence, emitted: IntArray
+) -> list[TokenLogprob]:
+    """Of each emitted token, by the law of its row."""
+    sampling = sequence.sampling
+    rows = logits.double()
+    if not sampling.raw_logprobs:
+        rows = adjusted_logits(logits, sampling, sequence.history)
+        if not sampling.is_greedy:
+            rows = scaled_logits(rows, [sampling] * len(rows))
+    rows = torch.log_softmax(rows[: len(emitted)], dim=-1)
+    return token_logprobs(rows, torch.from_numpy(emitted).to(rows.device), sampling.logprobs or 0)
+
+
+def token_logprobs(
+    logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: int
+) -> list[TokenLogprob]:
+    """Logprob and rank of one token per row, and of the row's likeliest.
+
+    Args:
+        logprobs: [R, V]. token_ids: [R]. num_top: how many of the likeliest; among equals the
+            lower id comes first.
+    """
+    own = logprobs.gather(-1, token_ids[:, None])
+    ranks = (logprobs > own).sum(dim=-1) + 1
+    # A stable sort of the whole row would do too; top-k alone leaves the order of equals open.
+    values, ids = torch.sort(logprobs, dim=-1, descending=True, stable=True)
+    values, ids = values[:, :num_top], ids[:, :num_top]
+    return [
+        TokenLogprob(
+            token_id=token_id,
+            logprob=logprob,
+            rank=rank,
+            top=tuple(
+                TokenLogprob(token_id=i, logprob=v, rank=r)
+                for r, (i, v) in enumerate(zip(top_ids, top_values, strict=True), start=1)
+            ),
+        )
+        for token_id, logprob, rank, top_ids, top_values in zip(
+            token_ids.tolist(),
+            own[:, 0].tolist(),
+            ranks.tolist(),
+            ids.tolist(),
+            values.tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _accepted(
+    sampled: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: torch.Tensor | SequenceOf[int] | IntArray,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    drafts = torch.as_tensor(draft_token_ids, dtype=torch.int64).cpu().numpy()
+    output, num_accepted = accept(sampled.cpu().numpy(), drafts, _counts(num_draft_tokens))
+    return torch.from_numpy(output), torch.from_numpy(num_accepted)
+
+
+def _counts(num_draft_tokens: torch.Tensor | SequenceOf[int] | IntArray) -> IntArray:
+    return torch.as_tensor(num_draft_tokens, dtype=torch.int64).cpu().numpy()

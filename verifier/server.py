@@ -1,0 +1,109 @@
+"""The verifier's process: load, serve, drain."""
+
+import asyncio
+import gc
+import sys
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from servicekit.config import ConfigError
+from servicekit.logs import Logger, get_logger
+from servicekit.server import Server, serve_until_signalled
+from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+from verifier.build import LoadedModel, build_engine, load_model
+from verifier.checkpoint import CheckpointError
+from verifier.config import SERVICE, VerifierConfig
+from verifier.engine import Engine, EngineObserver
+from verifier.errors import ERROR_TABLE
+from verifier.metrics import VerifierMetrics
+from verifier.service import VerifierServicer
+
+SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
+
+# A step is mostly short Python between long GIL-free operations; with the default 5 ms the event
+# loop would wait that long for its turn, and hints with it.
+_SWITCH_INTERVAL_S = 0.00005
+
+# Longer than a step takes.
+_LAST_STEP_TIMEOUT_S = 10.0
+
+
+class VerifierServer:
+    """One verifier. Bound first, loaded second: probes hear NOT_SERVING meanwhile.
+
+    Attributes:
+        server: the gRPC server, with health, reflection and the metrics endpoint.
+        servicer: the RPCs.
+        engine: None before `load`.
+    """
+
+    def __init__(
+        self, config: VerifierConfig, *, registry: CollectorRegistry, logger: Logger
+    ) -> None:
+        self.engine: Engine | None = None
+        self._config = config
+        self._registry = registry
+        self.server = Server(
+            config.server,
+            service_names=[SERVICE_NAME],
+            error_table=ERROR_TABLE,
+            registry=registry,
+            logger=logger,
+        )
+        self.servicer = VerifierServicer(max_session_event_bytes=config.max_session_event_bytes)
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.servicer, self.server.grpc)
+
+    async def start(
+        self, load: Callable[[VerifierConfig], LoadedModel], observer: EngineObserver | None = None
+    ) -> Engine:
+        """Binds, loads the model in a thread of its own, and starts the engine.
+
+        Args:
+            load: makes the model; `build.load_model` outside tests.
+            observer: told of every step beside the metrics.
+
+        Raises:
+            CheckpointError, ConfigError: cannot start.
+        """
+        await self.server.start()
+        try:
+            loaded = await asyncio.to_thread(load, self._config)
+        except BaseException:
+            await self.server.stop(0)
+            raise
+        metrics = VerifierMetrics(self._registry, num_kv_blocks=loaded.served.num_kv_blocks)
+        self.engine = build_engine(
+            loaded, self._config, [metrics, *([observer] if observer else [])]
+        )
+        self.engine.start()
+        self.servicer.open(self.engine, loaded.served)
+        return self.engine
+
+
+async def serve(config: VerifierConfig) -> None:
+    """Serves until signalled.
+
+    Raises:
+        ConfigError: cannot start.
+        Exception: the engine's, when it failed.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    verifier = VerifierServer(config, registry=CollectorRegistry(), logger=get_logger(SERVICE))
+    try:
+        engine = await verifier.start(load_model)
+    except BaseException as error:
+        await verifier.server.stop(0)
+        if isinstance(error, CheckpointError):
+            raise ConfigError("--model", str(error)) from error
+        raise
+    # What was made while loading lives as long as the process: looking through it again and again
+    # would stop both threads for tens of milliseconds each time.
+    gc.freeze()
+    stopped = asyncio.wrap_future(engine.stopped)
+    try:
+        await serve_until_signalled(verifier.server, drain=verifier.servicer.drain, failed=stopped)
+    finally:
+        engine.stop()
+        # If the interpreter ended while the thread is in a step, the process would abort.
+        await asyncio.wait([stopped], timeout=_LAST_STEP_TIMEOUT_S)

@@ -1,0 +1,162 @@
+"""One gateway's session: commands from its stream to the engine, events from the engine to it.
+
+Lives on the event loop; the engine thread only calls `_sink`, which hands over and returns.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from servicekit.errors import RequestError
+from tandem.v1 import verifier_pb2
+from verifier import wire
+from verifier.engine import Engine
+from verifier.errors import DrainingError, InvalidRequestError, OverloadedError, SessionError
+from verifier.messages import (
+    Close,
+    DetachSession,
+    Event,
+    Hints,
+    Open,
+    Rejected,
+    StepStats,
+    Update,
+)
+
+
+class Session:
+    """Owned by the event loop. `close` must be called; it frees everything opened here.
+
+    What is bounded: the bytes of events not yet taken by the stream. At the bound the session
+    ends with RESOURCE_EXHAUSTED, because a gateway that does not read would otherwise hold
+    the engine up or fill the memory.
+    """
+
+    def __init__(self, engine: Engine, served: wire.ServedModel, *, max_event_bytes: int) -> None:
+        self._engine = engine
+        self._served = served
+        self._max_event_bytes = max_event_bytes
+        self._loop = asyncio.get_running_loop()
+        # Bounded by the bytes in it, in `_put`; None ends the stream.
+        self._responses: asyncio.Queue[verifier_pb2.SessionResponse | None] = asyncio.Queue()
+        self._queued_bytes = 0
+        self._error: RequestError | None = None
+        self._is_draining = False
+        self._session_id = engine.attach(self._sink)
+
+    async def read(self, requests: AsyncIterator[verifier_pb2.SessionRequest]) -> None:
+        """Takes commands until the stream ends, then ends the session."""
+        try:
+            greeted = False
+            async for request in requests:
+                received_at_s = time.monotonic()
+                commands: Sequence[verifier_pb2.Command] = request.commands
+                if not greeted:
+                    self._check_hello(commands[0] if commands else None)
+                    greeted = True
+                    commands = commands[1:]
+                self._take(commands, received_at_s)
+        except RequestError as error:
+            self._error = error
+        finally:
+            self._responses.put_nowait(None)
+
+    async def responses(self) -> AsyncIterator[verifier_pb2.SessionResponse]:
+        """The stream's messages: the welcome, then one per engine step.
+
+        Raises:
+            RequestError: the session's protocol was not kept, or too many events went unread.
+        """
+        while (response := await self._responses.get()) is not None:
+            self._queued_bytes -= response.ByteSize()
+            yield response
+            if self._error is not None:
+                break
+        if self._error is not None:
+            raise self._error
+
+    def drain(self) -> None:
+        """Refuses Opens from now on."""
+        self._is_draining = True
+
+    def end(self) -> None:
+        """Ends the stream once what is queued has been sent."""
+        self._responses.put_nowait(None)
+
+    def close(self) -> None:
+        self._engine.submit(DetachSession(session_id=self._session_id))
+
+    def _sink(self, events: list[Event], step: StepStats | None) -> None:
+        """Called by the engine thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
+            self._loop.call_soon_threadsafe(self._deliver, events, step)
+
+    def _deliver(self, events: list[Event], step: StepStats | None) -> None:
+        if self._error is None:
+            self._put(wire.response(events, step))
+
+    def _put(self, response: verifier_pb2.SessionResponse) -> None:
+        self._queued_bytes += response.ByteSize()
+        if self._queued_bytes > self._max_event_bytes:
+            self._error = OverloadedError(
+                f"over {self._max_event_bytes} bytes of events are unread", retry_after_ms=1000
+            )
+            self.close()
+        self._responses.put_nowait(response)
+
+    def _check_hello(self, command: verifier_pb2.Command | None) -> None:
+        if command is None or command.WhichOneof("command") != "hello":
+            raise SessionError("the first command must be Hello", field="commands[0].hello")
+        version = command.hello.protocol_version
+        if version != wire.PROTOCOL_VERSION:
+            raise SessionError(
+                f"version {version} is not {wire.PROTOCOL_VERSION}",
+                field="commands[0].hello.protocol_version",
+            )
+        self._put(wire.welcome(self._served))
+
+    def _take(self, commands: Sequence[verifier_pb2.Command], received_at_s: float) -> None:
+        hints = [wire.hint(c.draft, self._served) for c in commands if c.HasField("draft")]
+        if hints:
+            self._engine.submit(
+                Hints(session_id=self._session_id, hints=hints, received_at_s=received_at_s)
+            )
+        if len(hints) == len(commands):
+            return
+        rejected: list[Event] = []
+        for command in commands:
+            try:
+                self._take_one(command)
+            except RequestError as error:
+                sequence_id = command.open.sequence_id if command.HasField("open") else ""
+                rejected.append(Rejected(sequence_id=sequence_id, error=error))
+        if rejected:
+            self._deliver(rejected, None)
+
+    def _take_one(self, command: verifier_pb2.Command) -> None:
+        session_id = self._session_id
+        match command.WhichOneof("command"):
+            case "draft":
+                pass  # taken already
+            case "open":
+                if self._is_draining:
+                    raise DrainingError("the verifier is shutting down", retry_after_ms=1000)
+                sequence = wire.open_sequence(command.open, self._served)
+                self._engine.submit(Open(session_id=session_id, sequence=sequence))
+            case "close":
+                self._engine.submit(
+                    Close(session_id=session_id, sequence_id=command.close.sequence_id)
+                )
+            case "update":
+                self._engine.submit(
+                    Update(
+                        session_id=session_id,
+                        sequence_id=command.update.sequence_id,
+                        drafting=command.update.drafting,
+                    )
+                )
+            case "hello":
+                raise InvalidRequestError("Hello comes once, first", field="commands.hello")
+            case _:
+                raise InvalidRequestError("unknown command", field="commands")

@@ -1,0 +1,20 @@
+"""The target model as the engine sees it: a step's layout in, logits out."""
+
+from typing import Protocol
+
+import torch
+
+from verifier.batch_layout import BatchLayout
+
+
+class TargetModel(Protocol):
+    """Runs one forward pass; owns its K/V cache. Called by the engine thread only."""
+
+    vocab_size: int
+
+    def forward(self, layout: BatchLayout) -> torch.Tensor:
+        """Logits [R, vocab_size] of the layout's real rows, in order; any float dtype.
+
+        Writes K/V of all scheduled tokens, drafts included.
+        """
+        ...

@@ -1,0 +1,91 @@
+"""A transformers model over the paged K/V cache.
+
+The model definition is transformers' own; only its attention function is ours, registered under
+a name that transformers knows no mask for, so it builds none. A step is one packed [1, T] input
+with explicit positions and no cache of transformers'. The step's prepared attention travels
+through the model's keyword arguments to the attention function.
+"""
+
+from typing import Any, cast
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from verifier.attention.backend import AttentionBackend, StepAttention
+from verifier.batch_layout import BatchLayout
+from verifier.kv_cache import KVCache
+
+ATTENTION_NAME = "tandem_paged"
+
+# Arguments of transformers' attention functions that change the result and that no backend here
+# honours; None or 0 means off.
+_UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "sinks")
+
+
+class UnsupportedAttentionError(Exception):
+    """The model's attention wants something that would be computed wrongly here."""
+
+
+class TransformersModel:
+    """Implements `TargetModel`. Owned by the engine thread."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        backend: AttentionBackend,
+        cache: KVCache,
+        device: torch.device,
+    ) -> None:
+        self.vocab_size = int(model.config.vocab_size)
+        self._model = model
+        self._backend = backend
+        self._cache = cache
+        self._device = device
+
+    @torch.inference_mode()
+    def forward(self, layout: BatchLayout) -> torch.Tensor:
+        output = cast(Any, self._model)(
+            input_ids=self._on_device(layout.input_token_ids)[None],
+            position_ids=self._on_device(layout.positions)[None],
+            logits_to_keep=self._on_device(layout.logits_indices),
+            use_cache=False,
+            step_attention=self._backend.prepare(layout, self._cache),
+        )
+        logits: torch.Tensor = output.logits[0, : layout.num_rows]
+        return logits
+
+    def _on_device(self, array: Any) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def register_attention() -> None:
+    """Makes `attn_implementation=ATTENTION_NAME` known to transformers. Idempotent."""
+    AttentionInterface.register(ATTENTION_NAME, _paged_attention)
+
+
+def _paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    step_attention: StepAttention,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """Transformers' attention interface: query [1, num_heads, T, head_dim] and so on."""
+    for name in _UNSUPPORTED_ARGUMENTS:
+        if arguments.get(name) is not None:
+            raise UnsupportedAttentionError(f"attention argument {name!r} is not supported")
+    output = step_attention.attend(
+        cast(int, module.layer_idx),
+        query[0],
+        key[0],
+        value[0],
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window=sliding_window,
+    )
+    return output[None], None

@@ -1,0 +1,332 @@
+"""Between protobuf messages and the engine's types: validation on the way in, nothing else.
+
+Whatever a client may get wrong in an Open is found here, before the engine sees it, and named by
+its field.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import grpc
+
+from servicekit.errors import RequestError, code_number, find_code
+from tandem.v1 import sampling_pb2, verifier_pb2
+from verifier.errors import (
+    ERROR_TABLE,
+    InvalidRequestError,
+    UnsupportedFieldError,
+    WrongModelError,
+)
+from verifier.messages import Decided, Event, Hint, Opened, Rejected, StepStats
+from verifier.rejection_sampler import TokenLogprob
+from verifier.sampling import Sampling
+from verifier.sequence import DraftWait, FinishReason, OpenSequence
+
+PROTOCOL_VERSION = 1
+MAX_SEQUENCE_ID_BYTES = 64
+MAX_STOP_TOKEN_IDS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What a client is told of the model, and what its requests are checked against."""
+
+    model_id: str
+    model_digest: str
+    numerics_digest: str
+    instance_id: str
+    architecture: str
+    dtype: str
+    device: str
+    numerics: str
+    attention_backend: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_speculative_tokens: int
+    vocab_size: int
+    block_size: int
+    num_kv_blocks: int
+    eos_token_ids: frozenset[int]
+    # Most of the likeliest tokens whose logprobs may be asked for. None: no logprobs at all.
+    max_logprobs: int | None = 20
+
+    def limits(self) -> verifier_pb2.Limits:
+        return verifier_pb2.Limits(
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_speculative_tokens=self.max_num_speculative_tokens,
+            vocab_size=self.vocab_size,
+            block_size=self.block_size,
+            num_kv_blocks=self.num_kv_blocks,
+        )
+
+    def welcome(self) -> verifier_pb2.Welcome:
+        return verifier_pb2.Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            instance_id=self.instance_id,
+            model_digest=self.model_digest,
+            numerics_digest=self.numerics_digest,
+            limits=self.limits(),
+            model_id=self.model_id,
+        )
+
+    def model_info(self) -> verifier_pb2.GetModelInfoResponse:
+        return verifier_pb2.GetModelInfoResponse(
+            model_id=self.model_id,
+            model_digest=self.model_digest,
+            numerics_digest=self.numerics_digest,
+            instance_id=self.instance_id,
+            architecture=self.architecture,
+            dtype=self.dtype,
+            device=self.device,
+            numerics=self.numerics,
+            attention_backend=self.attention_backend,
+            limits=self.limits(),
+            eos_token_ids=sorted(self.eos_token_ids),
+        )
+
+
+def welcome(served: ServedModel) -> verifier_pb2.SessionResponse:
+    """The answer to Hello."""
+    return verifier_pb2.SessionResponse(events=[verifier_pb2.Event(welcome=served.welcome())])
+
+
+_DRAFT_WAITS = {
+    verifier_pb2.DRAFT_WAIT_UNSPECIFIED: DraftWait.ADAPTIVE,
+    verifier_pb2.DRAFT_WAIT_ADAPTIVE: DraftWait.ADAPTIVE,
+    verifier_pb2.DRAFT_WAIT_NEVER: DraftWait.NEVER,
+    verifier_pb2.DRAFT_WAIT_ALWAYS: DraftWait.ALWAYS,
+}
+_FINISH_REASONS = {
+    None: sampling_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: sampling_pb2.FINISH_REASON_CANCELLED,
+}
+
+# Fields of SamplingParams that are not honoured yet, and when they ask for something.
+_UNSUPPORTED_SAMPLING: dict[str, Callable[[sampling_pb2.SamplingParams], bool]] = {
+    "prompt_logprobs": lambda s: s.HasField("prompt_logprobs"),
+}
+# Fields of Open likewise.
+_UNSUPPORTED_OPEN = ("priority", "adapter_id", "drafter_address")
+
+
+def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequence:
+    """Checks an Open.
+
+    Raises:
+        RequestError: names the field.
+    """
+    check_sequence_id(message.sequence_id)
+    for field in _UNSUPPORTED_OPEN:
+        if getattr(message, field):
+            raise UnsupportedFieldError(f"{field} is not supported", field=field)
+    if message.expected_model_digest not in ("", served.model_digest):
+        raise WrongModelError(
+            f"model {served.model_digest} is served", field="expected_model_digest"
+        )
+    if message.draft_wait not in _DRAFT_WAITS:
+        raise InvalidRequestError(f"unknown value {message.draft_wait}", field="draft_wait")
+    token_ids = list(message.token_ids)
+    prompt_length = message.prompt_length or len(token_ids)
+    _check_tokens(token_ids, prompt_length, served)
+    longest = served.max_model_len - prompt_length
+    max_new_tokens = min(message.max_new_tokens or longest, longest)
+    if len(token_ids) - prompt_length >= max_new_tokens:
+        raise InvalidRequestError(
+            f"{len(token_ids) - prompt_length} output tokens are there, {max_new_tokens} allowed",
+            field="max_new_tokens",
+        )
+    if len(message.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequestError(
+            f"{len(message.stop_token_ids)} are over {MAX_STOP_TOKEN_IDS}", field="stop_token_ids"
+        )
+    _check_in_vocabulary(message.stop_token_ids, served, field="stop_token_ids")
+    num_speculative_tokens = served.max_num_speculative_tokens
+    if message.HasField("num_speculative_tokens"):
+        if message.num_speculative_tokens > num_speculative_tokens:
+            raise InvalidRequestError(
+                f"{message.num_speculative_tokens} is over the limit {num_speculative_tokens}",
+                field="num_speculative_tokens",
+            )
+        num_speculative_tokens = message.num_speculative_tokens
+    stop_token_ids = frozenset(message.stop_token_ids)
+    return OpenSequence(
+        sequence_id=message.sequence_id,
+        token_ids=token_ids,
+        prompt_length=prompt_length,
+        sampling=_sampling(message.sampling, served),
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=stop_token_ids
+        if message.ignore_eos
+        else stop_token_ids | served.eos_token_ids,
+        draft_wait=_DRAFT_WAITS[message.draft_wait],
+        drafting=message.drafting if message.HasField("drafting") else True,
+        num_speculative_tokens=num_speculative_tokens,
+    )
+
+
+def check_sequence_id(sequence_id: str) -> None:
+    if not 0 < len(sequence_id.encode()) <= MAX_SEQUENCE_ID_BYTES:
+        raise InvalidRequestError(
+            f"must have 1 to {MAX_SEQUENCE_ID_BYTES} bytes", field="sequence_id"
+        )
+
+
+def hint(message: verifier_pb2.Draft, served: ServedModel) -> Hint:
+    """A draft ends before its first id outside the vocabulary: it cannot be right from there on,
+    and the model cannot look it up. It also ends where the longest sequence does, which bounds
+    what is kept of it.
+    """
+    room = max(0, served.max_model_len - message.base_length)
+    token_ids = list(message.token_ids[:room])
+    if token_ids and max(token_ids) >= served.vocab_size:
+        token_ids = list(itertools.takewhile(lambda t: t < served.vocab_size, token_ids))
+    return Hint(
+        sequence_id=message.sequence_id,
+        base_length=message.base_length,
+        token_ids=token_ids,
+        matched_ngram_length=message.matched_ngram_length,
+    )
+
+
+def response(events: Iterable[Event], step: StepStats | None) -> verifier_pb2.SessionResponse:
+    """One message for all the events of a step."""
+    return verifier_pb2.SessionResponse(
+        events=[_event(event) for event in events],
+        step=None
+        if step is None
+        else verifier_pb2.StepStats(
+            step_id=step.step_id,
+            num_sequences=step.num_sequences,
+            num_scheduled_tokens=step.num_scheduled_tokens,
+            duration_s=step.duration_s,
+            draft_wait_s=step.draft_wait_s,
+            num_running=step.num_running,
+            num_waiting=step.num_waiting,
+            num_kv_blocks_used=step.num_kv_blocks_used,
+        ),
+    )
+
+
+def _event(event: Event) -> verifier_pb2.Event:
+    match event:
+        case Decided():
+            return verifier_pb2.Event(
+                decided=verifier_pb2.Decided(
+                    sequence_id=event.sequence_id,
+                    base_length=event.base_length,
+                    token_ids=event.token_ids,
+                    num_draft_tokens=event.num_draft_tokens,
+                    num_accepted_tokens=event.num_accepted_tokens,
+                    num_wanted_draft_tokens=event.num_wanted_draft_tokens,
+                    finish_reason=_FINISH_REASONS[event.finish_reason],
+                    logprobs=[_token_logprob(logprob) for logprob in event.logprobs],
+                )
+            )
+        case Opened():
+            return verifier_pb2.Event(
+                opened=verifier_pb2.Opened(
+                    sequence_id=event.sequence_id, num_cached_tokens=event.num_cached_tokens
+                )
+            )
+        case Rejected():
+            return verifier_pb2.Event(rejected=_rejected(event.sequence_id, event.error))
+
+
+def _token_logprob(logprob: TokenLogprob) -> sampling_pb2.TokenLogprob:
+    return sampling_pb2.TokenLogprob(
+        token_id=logprob.token_id,
+        logprob=logprob.logprob,
+        rank=logprob.rank,
+        top=[_token_logprob(top) for top in logprob.top],
+    )
+
+
+def _rejected(sequence_id: str, error: RequestError) -> verifier_pb2.Rejected:
+    code = find_code(error, ERROR_TABLE) or grpc.StatusCode.INTERNAL
+    return verifier_pb2.Rejected(
+        sequence_id=sequence_id,
+        code=code_number(code),
+        message=error.message,
+        field=error.field,
+        retry_after_ms=error.retry_after_ms or 0,
+    )
+
+
+def _check_tokens(token_ids: list[int], prompt_length: int, served: ServedModel) -> None:
+    if not token_ids:
+        raise InvalidRequestError("must not be empty", field="token_ids")
+    if prompt_length > len(token_ids):
+        raise InvalidRequestError(
+            f"{prompt_length} is over the {len(token_ids)} token_ids", field="prompt_length"
+        )
+    if len(token_ids) >= served.max_model_len:
+        raise InvalidRequestError(
+            f"{len(token_ids)} tokens leave no room in the model's {served.max_model_len}",
+            field="token_ids",
+        )
+    _check_in_vocabulary(token_ids, served, field="token_ids")
+
+
+def _check_in_vocabulary(token_ids: Iterable[int], served: ServedModel, *, field: str) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= served.vocab_size:
+        raise InvalidRequestError(
+            f"token id {largest} is outside the vocabulary of {served.vocab_size}", field=field
+        )
+
+
+def _sampling(message: sampling_pb2.SamplingParams, served: ServedModel) -> Sampling:
+    for name, is_asked_for in _UNSUPPORTED_SAMPLING.items():
+        if is_asked_for(message):
+            raise UnsupportedFieldError(f"{name} is not supported", field=f"sampling.{name}")
+    sampling = Sampling.of(message)
+    for name, is_allowed, range_ in _SAMPLING_RANGES:
+        value = getattr(sampling, name)
+        if not is_allowed(value):
+            raise InvalidRequestError(f"{value} is not {range_}", field=f"sampling.{name}")
+    for token_id, bias in sampling.logit_bias:
+        if token_id >= served.vocab_size or not -100 <= bias <= 100:
+            raise InvalidRequestError(
+                f"{token_id}: {bias} is not a bias in [-100, 100] of an id in the vocabulary of "
+                f"{served.vocab_size}",
+                field="sampling.logit_bias",
+            )
+    if message.logprobs_mode not in _RAW_LOGPROBS:
+        raise InvalidRequestError(
+            f"unknown value {message.logprobs_mode}", field="sampling.logprobs_mode"
+        )
+    if sampling.logprobs is not None:
+        if served.max_logprobs is None:
+            raise UnsupportedFieldError("this server gives none", field="sampling.logprobs")
+        if sampling.logprobs > served.max_logprobs:
+            raise InvalidRequestError(
+                f"{sampling.logprobs} is over the limit {served.max_logprobs}",
+                field="sampling.logprobs",
+            )
+    if sampling.temperature > 0 and not message.HasField("seed"):
+        raise InvalidRequestError("must be set with temperature > 0", field="sampling.seed")
+    return dataclasses.replace(sampling, raw_logprobs=_RAW_LOGPROBS[message.logprobs_mode])
+
+
+# Field, what is allowed, and how to say so.
+_SAMPLING_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("temperature", lambda v: math.isfinite(v) and v >= 0, "at least 0"),
+    ("top_p", lambda v: 0 < v <= 1, "in (0, 1]"),
+    ("min_p", lambda v: 0 <= v <= 1, "in [0, 1]"),
+    ("repetition_penalty", lambda v: math.isfinite(v) and v > 0, "above 0"),
+    ("frequency_penalty", lambda v: -2 <= v <= 2, "in [-2, 2]"),
+    ("presence_penalty", lambda v: -2 <= v <= 2, "in [-2, 2]"),
+)
+_RAW_LOGPROBS = {
+    sampling_pb2.LOGPROBS_MODE_UNSPECIFIED: False,
+    sampling_pb2.LOGPROBS_MODE_PROCESSED: False,
+    sampling_pb2.LOGPROBS_MODE_RAW: True,
+}
