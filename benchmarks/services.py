@@ -53,7 +53,7 @@ def running_stack(
 @contextlib.contextmanager
 def running_service(service: str, *flags: str) -> Iterator[str]:
     """One service (or another module that says when it is ready); yields its address."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [
             *(sys.executable, "-m", service, "--listen", "127.0.0.1:0"),
             *("--metrics-listen", "127.0.0.1:0", "--log-level", "warning", *flags),
@@ -62,17 +62,16 @@ def running_service(service: str, *flags: str) -> Iterator[str]:
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         text=True,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line.startswith("ready "):
-            raise ServiceError(f"{service} ended before it was ready (status {process.wait()})")
-        yield dict(part.split("=", 1) for part in line.split()[1:])["grpc"]
-    finally:
-        process.terminate()
+    ) as process:
         try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line.startswith("ready "):
+                raise ServiceError(f"{service} ended before it was ready (status {process.wait()})")
+            yield dict(part.split("=", 1) for part in line.split()[1:])["grpc"]
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
