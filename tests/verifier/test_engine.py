@@ -485,11 +485,11 @@ class TestAdaptiveWaiting:
 
     def test_never_waits_where_nothing_repeats(self, start_engine: StartEngine) -> None:
         steps = self.generate(start_engine, ADAPTIVE, repeats=False)
-        assert sum(wait_s for _, wait_s in steps) < 0.02 * self.STEP_S * len(steps)
+        assert [wait_s for _, wait_s in steps if wait_s] == []
 
     def test_never_waits_where_it_must_not(self, start_engine: StartEngine) -> None:
         steps = self.generate(start_engine, NEVER, repeats=True)
-        assert sum(wait_s for _, wait_s in steps) < 0.02 * self.STEP_S * len(steps)
+        assert [wait_s for _, wait_s in steps if wait_s] == []
 
 
 class TestAdmission:
