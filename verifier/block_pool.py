@@ -42,7 +42,10 @@ class BlockPool:
         self.num_free = num_blocks
         self.cache = PrefixCache()
         self._num_holders = [0] * num_blocks
-        self._is_free = np.ones(num_blocks, dtype=np.bool_)
+        # With a block that isn't free at either end.
+        self._is_free_padded = np.zeros(num_blocks + 2, dtype=np.bool_)
+        self._is_free = self._is_free_padded[1:-1]
+        self._is_free[:] = True
 
     @property
     def num_available(self) -> int:
@@ -141,7 +144,7 @@ class BlockPool:
 
     def _longest_free_run(self) -> tuple[int, int]:
         """[start, end) of the longest run of free blocks; there is a free block."""
-        edges = np.diff(self._is_free.astype(np.int8), prepend=0, append=0)
-        starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        edges = np.flatnonzero(self._is_free_padded[1:] != self._is_free_padded[:-1])
+        starts, ends = edges[::2], edges[1::2]
         longest = int(np.argmax(ends - starts))
         return int(starts[longest]), int(ends[longest])
