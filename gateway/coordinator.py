@@ -297,6 +297,8 @@ class Coordinator:
             draft_wait=self._draft_wait,
             drafting=sequence.expects_hints,
             num_speculative_tokens=request.num_speculative_tokens,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
         )
 
     def _expect_no_hints(self, sequence: _Sequence) -> None:

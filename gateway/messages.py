@@ -113,6 +113,8 @@ class OpenCommand:
         token_ids: prompt, and on resume the output so far.
         max_new_tokens: counting the output in `token_ids`.
         drafting: whether hints may be expected.
+        cache_salt: whose cached prefixes may be shared.
+        priority: higher first.
     """
 
     sequence_id: str
@@ -126,6 +128,8 @@ class OpenCommand:
     draft_wait: DraftWait
     drafting: bool
     num_speculative_tokens: int
+    cache_salt: str = ""
+    priority: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

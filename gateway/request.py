@@ -126,6 +126,8 @@ class AcceptedRequest:
         max_new_tokens: counting `output_token_ids`; never past the model's limit.
         num_speculative_tokens: most drafts verified per step; 0: this request is not drafted for.
         max_model_len: the limit that no draft may pass.
+        priority: higher first.
+        cache_salt: only requests with equal salts share cached prefixes.
     """
 
     request_id: str
@@ -143,6 +145,8 @@ class AcceptedRequest:
     ngram: NgramParams
     max_model_len: int
     affinity_key: str
+    priority: int = 0
+    cache_salt: str = ""
 
     @property
     def wants_drafts(self) -> bool:

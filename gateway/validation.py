@@ -31,6 +31,7 @@ MAX_POOL_BYTES = 128
 MAX_NGRAM = 32
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
+MAX_PRIORITY = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,8 @@ class RequestDefaults:
     Attributes:
         num_speculative_tokens: where a request says nothing; at most the model's limit counts.
         tie, tokens_per_match: likewise; None leaves the latter to the drafter.
-        tenant: whose pools are drafted from. One for all, until requests are authenticated.
+        tenant: whose pools are drafted from and whose cached prefixes are shared. One for all,
+            until requests are authenticated.
         max_prompt_tokens: None for what the model's limit leaves.
     """
 
@@ -71,8 +73,10 @@ def check_request(request: GenerateRequest, *, has_tokenizer: bool) -> None:
         raise InvalidRequestError(
             f"n must be from 1 to {MAX_CHOICES}, not {request.num_choices}", field="n"
         )
-    if request.priority:
-        raise UnsupportedFieldError("this server has no priorities", field="priority")
+    if not -MAX_PRIORITY - 1 <= request.priority <= MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority must be a 32-bit integer, not {request.priority}", field="priority"
+        )
     _check_sampling(request.sampling)
     _check_speculation(request.speculation)
 
@@ -160,6 +164,8 @@ def accept(
         ngram=_ngram(request.speculation, defaults),
         max_model_len=model.max_model_len,
         affinity_key=request.affinity_key,
+        priority=request.priority,
+        cache_salt=cache_salt(defaults.tenant),
     )
 
 
@@ -283,7 +289,12 @@ def pool_id(tenant: str, pool: str) -> str:
     The tenant is the server's word, never the client's. Its length comes first, so that no two
     pairs have one name.
     """
-    return f"{len(tenant)}:{tenant}/{pool}" if pool else ""
+    return f"{cache_salt(tenant)}{pool}" if pool else ""
+
+
+def cache_salt(tenant: str) -> str:
+    """What a verifier keeps a tenant's cached prefixes apart by; never the client's word either."""
+    return f"{len(tenant)}:{tenant}/"
 
 
 def _check_range(

@@ -349,6 +349,8 @@ def _open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         draft_wait=_DRAFT_WAITS[command.draft_wait],
         drafting=command.drafting,
         num_speculative_tokens=command.num_speculative_tokens,
+        cache_salt=command.cache_salt,
+        priority=command.priority,
     )
 
 

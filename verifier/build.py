@@ -119,6 +119,7 @@ def build_engine(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         count_hint=observer.hint_ended,
+        has_prefix_cache=config.prefix_cache,
     )
     return Engine(
         model=loaded.model,

@@ -66,6 +66,9 @@ class VerifierConfig(
     kv_memory_fraction: float = pydantic.Field(default=0.25, gt=0, le=1)
     """Without --num-kv-blocks: most of the free memory of the device to take for K/V."""
 
+    prefix_cache: bool = True
+    """Whether the K/V of equal prompt beginnings is computed once, and kept while there is room."""
+
     acceptance_rule: Literal["match", "ratio"] = "match"
     """How drafts are judged under sampling; match makes seeded output independent of drafts."""
 

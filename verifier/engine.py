@@ -66,6 +66,10 @@ class EngineLoad:
     num_waiting: int = 0
     num_kv_blocks_used: int = 0
     num_kv_blocks_total: int = 0
+    # What happened so far.
+    num_prefix_cache_queries: int = 0
+    num_prefix_cache_hits: int = 0
+    num_preemptions: int = 0
     num_steps: int = 0
     step_duration_s: float = 0.0
     hop_duration_s: float = 0.0
@@ -452,6 +456,9 @@ class Engine:
             num_waiting=len(self._scheduler.waiting),
             num_kv_blocks_used=self._scheduler.block_pool.num_used,
             num_kv_blocks_total=self._scheduler.block_pool.num_blocks,
+            num_prefix_cache_queries=self._scheduler.counts.num_prefix_cache_queries,
+            num_prefix_cache_hits=self._scheduler.counts.num_prefix_cache_hits,
+            num_preemptions=self._scheduler.counts.num_preemptions,
             num_steps=self._step_id,
             step_duration_s=self._estimates.step_s.value or 0.0,
             hop_duration_s=self._estimates.hop_s.value or 0.0,

@@ -53,11 +53,20 @@ class VerifierMetrics:
         self._waiting = Gauge(
             "tandem_verifier_sequences_waiting", "Sequences waiting for room.", registry=registry
         )
-        # Exported at 0 until the prefix cache and preemption are there, so that dashboards and
-        # rules already have their series.
-        Counter("tandem_prefix_cache_queries", "Prompt tokens looked up.", registry=registry)
-        Counter("tandem_prefix_cache_hits", "Prompt tokens found cached.", registry=registry)
-        Counter("tandem_preemptions", "Sequences put back to waiting.", registry=registry)
+        self._prefix_cache_queries = Counter(
+            "tandem_prefix_cache_queries",
+            "Tokens of sequences looked up in the prefix cache.",
+            registry=registry,
+        )
+        self._prefix_cache_hits = Counter(
+            "tandem_prefix_cache_hits", "Tokens found in the prefix cache.", registry=registry
+        )
+        self._preemptions = Counter(
+            "tandem_preemptions",
+            "Sequences that gave their K/V blocks back and went back to waiting.",
+            registry=registry,
+        )
+        self._counted = EngineLoad()
 
     def stepped(self, record: StepRecord) -> None:
         for phase, duration_s in record.phase_durations_s.items():
@@ -69,6 +78,12 @@ class VerifierMetrics:
         self._kv_blocks_used.set(load.num_kv_blocks_used)
         self._running.set(load.num_running)
         self._waiting.set(load.num_waiting)
+        before, self._counted = self._counted, load
+        self._prefix_cache_queries.inc(
+            load.num_prefix_cache_queries - before.num_prefix_cache_queries
+        )
+        self._prefix_cache_hits.inc(load.num_prefix_cache_hits - before.num_prefix_cache_hits)
+        self._preemptions.inc(load.num_preemptions - before.num_preemptions)
 
     def hint_ended(self, outcome: HintOutcome) -> None:
         self._hints[outcome].inc()

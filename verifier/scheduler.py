@@ -1,22 +1,32 @@
 """Which sequences take part in a step, with how many tokens: continuous batching.
 
 One token budget per step covers decodes, drafts and prefill chunks alike. Decodes come first, so
-that a long prompt never stops a running stream; prompts are cut into chunks to fit what is left;
-waiting sequences are admitted first come, first served. A sequence is admitted only when the
-blocks for its longest possible course can be set aside, so a running one never waits for a block
-and there is no deadlock. (Preemption will replace the reservation, here.)
+that a long prompt never stops a running stream; prompts are cut into chunks to fit what is left.
+Everybody stands in one order: priority, then arrival. A sequence is admitted when there are blocks
+for its next chunk beside what the running ones are known to need; nothing is set aside for what
+they may need later. When blocks run short, idle cached blocks are evicted, then drafts are cut,
+then the last in order is preempted: it gives its blocks back, keeps its tokens, and computes them
+again when it is its turn.
+
+That always ends: the longest course of any one sequence fits the pool (`add` demands it), so the
+first in order can go on whatever the others hold, and does so in every step in which it isn't
+itself waiting for a draft.
 
 Knows no tensor and no clock.
 """
 
-import collections
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from verifier.block_pool import BlockPool
 from verifier.draft_buffer import HintOutcome
+from verifier.prefix_cache import extend_digests
 from verifier.sequence import Sequence
 from verifier.speculation_policy import num_drafts_to_verify
+
+# A run of blocks is begun where it has room for this much output, if the sequence may grow so far.
+_RUN_AHEAD_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +41,21 @@ class ScheduledSequence:
     samples: bool
 
 
+@dataclass(slots=True, kw_only=True)
+class SchedulerCounts:
+    """What happened so far; only grows."""
+
+    # Tokens of sequences that were looked up in the prefix cache, and those found.
+    num_prefix_cache_queries: int = 0
+    num_prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+
+
 class Scheduler:
     """Owned by the engine thread; sole owner of `waiting`, `running` and the block pool.
 
-    Invariant: the blocks held by running sequences and those still reserved for them never
-    exceed the pool.
+    Invariants: both lists are in order; a waiting sequence holds no block and has computed
+    nothing.
     """
 
     def __init__(
@@ -46,65 +66,91 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         count_hint: Callable[[HintOutcome], None],
+        has_prefix_cache: bool = True,
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs, "every decode must fit into a step"
         self.block_pool = block_pool
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: collections.deque[Sequence] = collections.deque()
+        self.has_prefix_cache = has_prefix_cache
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.counts = SchedulerCounts()
         self._count_hint = count_hint
-        self._num_reserved_blocks = 0
+        self._num_arrivals = 0
+
+    def fits(self, max_length: int) -> bool:
+        """Whether a sequence that may grow to `max_length` tokens could ever end."""
+        return self.num_blocks_for(max_length) <= self.block_pool.num_blocks
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence whose longest course fits the pool (see `num_blocks_for`)."""
-        assert self.num_blocks_for(sequence.max_length) <= self.block_pool.num_blocks
-        self.waiting.append(sequence)
+        """Queues a sequence that `fits`, behind all of its priority."""
+        assert self.fits(sequence.max_length)
+        self._num_arrivals += 1
+        sequence.arrival = self._num_arrivals
+        bisect.insort(self.waiting, sequence, key=_place)
 
     def admit(self) -> list[Sequence]:
-        """Moves waiting sequences to running, in order, while there is room; returns them."""
-        admitted = []
+        """Moves waiting sequences to running, in order, while there is room.
+
+        Returns:
+            Those that run for the first time.
+        """
+        for sequence in self.running:
+            self._enter_full_blocks(sequence)
+        opened = []
+        num_awaited_blocks: int | None = None
         while self.waiting and len(self.running) < self.max_num_seqs:
-            needed = self.num_blocks_for(self.waiting[0].max_length)
-            if self._num_reserved_blocks + needed > self.block_pool.num_blocks:
+            sequence = self.waiting[0]
+            if num_awaited_blocks is None:
+                num_awaited_blocks = sum(map(self._num_awaited_blocks, self.running))
+            found = self._find_cached(sequence)
+            if not self._has_room(sequence, found, num_awaited_blocks):
                 break
-            sequence = self.waiting.popleft()
-            sequence.num_reserved_blocks = needed
-            self._num_reserved_blocks += needed
-            self.running.append(sequence)
-            admitted.append(sequence)
-        return admitted
+            del self.waiting[0]
+            self._start(sequence, found)
+            num_awaited_blocks += self._num_awaited_blocks(sequence)
+            if not sequence.is_preempted:
+                self._count_lookup(sequence)
+                opened.append(sequence)
+        return opened
 
     def schedule(self) -> list[ScheduledSequence]:
         """Forms a step: decodes with their drafts first, then prefill chunks."""
-        decoding = [s for s in self.running if not s.is_prefilling and not s.lacks_awaited_draft]
-        prefilling = [s for s in self.running if s.is_prefilling]
+        decoding, prefilling, num_spare_blocks = self._make_room()
         budget = self.max_num_batched_tokens - len(decoding)
         # Prompts waiting for their first token get at least half of what drafts could take.
         draft_budget = budget // 2 if prefilling else budget
+        num_draft_blocks = num_spare_blocks // 2 if prefilling else num_spare_blocks
         scheduled = []
         for sequence in decoding:
-            draft_token_ids = self._draft_of(sequence, draft_budget)
+            num_own_blocks = self._num_missing_blocks(sequence, 1)
+            room = self._room(sequence, num_own_blocks + num_draft_blocks) - 1
+            draft_token_ids = self._draft_of(sequence, min(draft_budget, room))
             draft_budget -= len(draft_token_ids)
             budget -= len(draft_token_ids)
+            num_taken = self._num_missing_blocks(sequence, 1 + len(draft_token_ids))
+            num_draft_blocks -= num_taken - num_own_blocks
+            num_spare_blocks -= num_taken - num_own_blocks
             scheduled.append(self._scheduled(sequence, 1, draft_token_ids))
-        for sequence in prefilling:
-            if budget <= 0:
-                break
-            num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
-            num_new_tokens = min(num_missing, budget)
-            budget -= num_new_tokens
-            scheduled.append(self._scheduled(sequence, num_new_tokens, []))
+        for i, sequence in enumerate(prefilling):
+            # The first one's next block is set aside.
+            num_own_blocks = self._num_missing_blocks(sequence, 1) if i == 0 else 0
+            room = self._room(sequence, num_own_blocks + num_spare_blocks)
+            num_tokens = min(_num_missing_tokens(sequence), budget, room)
+            if num_tokens <= 0:
+                continue
+            budget -= num_tokens
+            num_spare_blocks -= self._num_missing_blocks(sequence, num_tokens) - num_own_blocks
+            scheduled.append(self._scheduled(sequence, num_tokens, []))
         return scheduled
 
     def finish(self, sequence: Sequence) -> None:
         """Takes a sequence out, running or waiting, and frees its blocks."""
-        if sequence.num_reserved_blocks:
+        if sequence.is_running:
             self.running.remove(sequence)
-            self.block_pool.release(sequence.block_table)
-            self._num_reserved_blocks -= sequence.num_reserved_blocks
-            sequence.num_reserved_blocks = 0
+            self._stop(sequence)
         else:
             self.waiting.remove(sequence)
 
@@ -114,9 +160,126 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests and idle moments."""
         self.block_pool.check_integrity([s.block_table for s in self.running])
-        assert self._num_reserved_blocks == sum(s.num_reserved_blocks for s in self.running)
-        assert self._num_reserved_blocks <= self.block_pool.num_blocks
-        assert not any(s.block_table or s.num_reserved_blocks for s in self.waiting)
+        for sequences, is_running in ((self.running, True), (self.waiting, False)):
+            assert sequences == sorted(sequences, key=_place), "out of order"
+            assert all(s.is_running is is_running for s in sequences)
+        assert not any(s.block_table or s.num_computed_tokens for s in self.waiting)
+        for sequence in self.running:
+            covered = len(sequence.block_table) * self.block_size
+            assert sequence.num_computed_tokens <= covered, "computed tokens without a block"
+            assert sequence.num_computed_tokens < len(sequence.token_ids)
+            assert sequence.num_entered_blocks * self.block_size <= sequence.num_computed_tokens
+
+    # Admission
+
+    def _find_cached(self, sequence: Sequence) -> list[int]:
+        """The cached blocks that a waiting sequence begins with; never all of its tokens, because
+        the last one's logits are wanted.
+        """
+        if not (self.has_prefix_cache and sequence.reads_prefix_cache):
+            return []
+        num_blocks = (len(sequence.token_ids) - 1) // self.block_size
+        self._extend_digests(sequence, num_blocks)
+        return self.block_pool.cache.find(sequence.block_digests[:num_blocks])
+
+    def _has_room(self, sequence: Sequence, found: list[int], num_awaited_blocks: int) -> bool:
+        """Whether there are blocks for a waiting sequence's next chunk, beside `num_awaited_blocks`
+        for the running. A preempted one needs them for all of its tokens: it should not be
+        preempted again before it has brought anything forward.
+        """
+        num_tokens = len(sequence.token_ids) + 1
+        if not sequence.is_preempted:
+            chunk_end = len(found) * self.block_size + self.max_num_batched_tokens
+            num_tokens = min(num_tokens, chunk_end)
+        num_wanted = self.num_blocks_for(num_tokens) - len(found)
+        num_wanted += sum(map(self.block_pool.cache.is_idle, found))
+        return num_wanted + num_awaited_blocks <= self.block_pool.num_available
+
+    def _num_awaited_blocks(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence is known to need: for its tokens and the next one."""
+        return max(0, self.num_blocks_for(len(sequence.token_ids) + 1) - len(sequence.block_table))
+
+    def _start(self, sequence: Sequence, found: list[int]) -> None:
+        self.block_pool.share(sequence.block_table, found)
+        sequence.num_computed_tokens = len(found) * self.block_size
+        sequence.num_entered_blocks = len(found)
+        sequence.is_running = True
+        bisect.insort(self.running, sequence, key=_place)
+
+    def _count_lookup(self, sequence: Sequence) -> None:
+        sequence.num_cached_tokens = sequence.num_computed_tokens
+        if self.has_prefix_cache and sequence.reads_prefix_cache:
+            self.counts.num_prefix_cache_queries += len(sequence.token_ids)
+            self.counts.num_prefix_cache_hits += sequence.num_cached_tokens
+
+    # Blocks
+
+    def _make_room(self) -> tuple[list[Sequence], list[Sequence], int]:
+        """Preempts until every decode, and the first prompt, has a block for its next token.
+
+        Returns:
+            The decoding and the prefilling sequences, and how many blocks are left for drafts and
+            longer chunks.
+        """
+        while True:
+            decoding = [
+                s for s in self.running if not s.is_prefilling and not s.lacks_awaited_draft
+            ]
+            prefilling = [s for s in self.running if s.is_prefilling]
+            num_needed = sum(self._num_missing_blocks(s, 1) for s in (*decoding, *prefilling[:1]))
+            num_spare = self.block_pool.num_available - num_needed
+            if num_spare >= 0:
+                return decoding, prefilling, num_spare
+            self._preempt(self.running[-1])
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Puts a running sequence back to waiting, where it stands before whoever came later."""
+        self.running.remove(sequence)
+        self._stop(sequence)
+        sequence.is_preempted = True
+        sequence.num_computed_tokens = 0
+        bisect.insort(self.waiting, sequence, key=_place)
+        self.counts.num_preemptions += 1
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Gives back a sequence's blocks; what is whole of them stays cached."""
+        self._enter_full_blocks(sequence)
+        self.block_pool.release(sequence.block_table)
+        sequence.num_entered_blocks = 0
+        sequence.is_running = False
+
+    def _enter_full_blocks(self, sequence: Sequence) -> None:
+        """Tells the prefix cache of the blocks that have become whole. What is computed is also
+        verified: K/V of a rejected draft is never counted as computed.
+        """
+        num_full = sequence.num_computed_tokens // self.block_size
+        if num_full == sequence.num_entered_blocks or not self.has_prefix_cache:
+            return
+        self._extend_digests(sequence, num_full)
+        for i in range(sequence.num_entered_blocks, num_full):
+            self.block_pool.cache.add(sequence.block_digests[i], sequence.block_table[i])
+        sequence.num_entered_blocks = num_full
+
+    def _extend_digests(self, sequence: Sequence, num_blocks: int) -> None:
+        extend_digests(
+            sequence.block_digests,
+            sequence.token_ids,
+            num_blocks,
+            block_size=self.block_size,
+            cache_salt=sequence.cache_salt,
+        )
+
+    def _num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that a sequence lacks to compute that many more tokens."""
+        needed = self.num_blocks_for(sequence.num_computed_tokens + num_tokens)
+        return max(0, needed - len(sequence.block_table))
+
+    def _room(self, sequence: Sequence, num_blocks: int) -> int:
+        """Tokens that a sequence can compute with that many more blocks."""
+        num_blocks += len(sequence.block_table)
+        return num_blocks * self.block_size - sequence.num_computed_tokens
+
+    # The step
 
     def _draft_of(self, sequence: Sequence, budget: int) -> list[int]:
         if not (sequence.can_draft and sequence.draft_buffer):
@@ -134,10 +297,28 @@ class Scheduler:
         self, sequence: Sequence, num_new_tokens: int, draft_token_ids: list[int]
     ) -> ScheduledSequence:
         num_tokens = sequence.num_computed_tokens + num_new_tokens + len(draft_token_ids)
-        self.block_pool.extend(sequence.block_table, self.num_blocks_for(num_tokens))
+        longest = min(sequence.max_length, len(sequence.token_ids) + _RUN_AHEAD_TOKENS)
+        self.block_pool.extend(
+            sequence.block_table,
+            self.num_blocks_for(num_tokens),
+            run_blocks=self.num_blocks_for(longest) - len(sequence.block_table),
+        )
         return ScheduledSequence(
             sequence=sequence,
             num_new_tokens=num_new_tokens,
             draft_token_ids=draft_token_ids,
             samples=sequence.num_computed_tokens + num_new_tokens == len(sequence.token_ids),
         )
+
+
+def _place(sequence: Sequence) -> tuple[int, int]:
+    """Where a sequence stands: higher priority first, then who came first."""
+    return -sequence.priority, sequence.arrival
+
+
+def _num_missing_tokens(sequence: Sequence) -> int:
+    """Known tokens that a prefilling sequence may run; one that takes its next step only together
+    with an answered hint leaves that step's token out.
+    """
+    num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
+    return num_missing - 1 if sequence.steps_with_answer_only else num_missing

@@ -39,14 +39,18 @@ class OpenSequence:
     draft_wait: DraftWait
     drafting: bool
     num_speculative_tokens: int
+    cache_salt: str = ""
+    priority: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
+# Compared by identity: two sequences with equal values are still two.
+@dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
     """Owned by the engine thread.
 
     Invariants: `token_ids` never holds an unverified draft; K/V of the first
-    `num_computed_tokens` tokens is valid; a running sequence's `block_table` covers them.
+    `num_computed_tokens` tokens is valid; a running sequence's `block_table` covers them, a
+    waiting one's is empty.
     """
 
     sequence_id: str
@@ -60,10 +64,23 @@ class Sequence:
     draft_wait: DraftWait
     drafting: bool
     num_speculative_tokens: int
+    # Sequences share cached blocks only with equal salts.
+    cache_salt: str = ""
+    # False: computes every token itself, because more than the K/V of them is wanted.
+    reads_prefix_cache: bool = True
+    # Higher first; within one priority, in order of arrival (the scheduler's count).
+    priority: int = 0
+    arrival: int = 0
+    is_running: bool = False
+    is_preempted: bool = False
     num_computed_tokens: int = 0
+    # Of the tokens, those whose K/V was found at the first admission.
+    num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
-    # Blocks set aside at admission, so that a running sequence never has to wait for one.
-    num_reserved_blocks: int = 0
+    # Digests of the first whole blocks of `token_ids`, as far as they were needed.
+    block_digests: list[bytes] = field(default_factory=list)
+    # Blocks of `block_table`, from the first on, that the prefix cache was told of.
+    num_entered_blocks: int = 0
     # What the session was told last: how long a hint would be useful. 0: none is to come.
     num_wanted_draft_tokens: int = 0
     draft_buffer: DraftBuffer = field(default_factory=DraftBuffer)
@@ -95,9 +112,14 @@ class Sequence:
         return self.num_speculative_tokens > 0 and self.remaining > 1
 
     @property
+    def steps_with_answer_only(self) -> bool:
+        """Under ALWAYS: the next token is decided together with the hint for this length."""
+        return self.draft_wait is DraftWait.ALWAYS and self.can_draft and self._has_asked
+
+    @property
     def lacks_awaited_draft(self) -> bool:
         """Under ALWAYS: the hint for exactly the current length is not here yet."""
-        return self.draft_wait is DraftWait.ALWAYS and self.can_draft and self._awaits_answer
+        return self.steps_with_answer_only and self._awaits_answer
 
     @property
     def hopes_for_draft(self) -> bool:
@@ -106,14 +128,17 @@ class Sequence:
             self.draft_wait is DraftWait.ADAPTIVE
             and self.can_draft
             and not self.draft_buffer
+            and self._has_asked
             and self._awaits_answer
+            and not self.is_prefilling
         )
 
     @property
+    def _has_asked(self) -> bool:
+        """A hint for the current length was asked for and is expected."""
+        return self.drafting and self.num_wanted_draft_tokens > 0
+
+    @property
     def _awaits_answer(self) -> bool:
-        """A hint for the current length was asked for, is expected, and has not come back."""
-        return (
-            self.drafting
-            and self.num_wanted_draft_tokens > 0
-            and self.draft_buffer.answered_length < len(self.token_ids)
-        )
+        """No hint for the current length has come back."""
+        return self.draft_buffer.answered_length < len(self.token_ids)

@@ -20,7 +20,7 @@ from verifier.messages import (
     Update,
 )
 from verifier.scheduler import Scheduler
-from verifier.sequence import FinishReason, Sequence
+from verifier.sequence import FinishReason, OpenSequence, Sequence
 
 
 class SequenceTable:
@@ -72,12 +72,14 @@ class SequenceTable:
             session_id=command.session_id,
             token_ids=list(opened.token_ids),
             prompt_length=opened.prompt_length,
-            max_length=min(opened.prompt_length + opened.max_new_tokens, self._max_model_len),
+            max_length=self._max_length(opened),
             sampling=opened.sampling,
             stop_token_ids=opened.stop_token_ids,
             draft_wait=opened.draft_wait,
             drafting=opened.drafting,
             num_speculative_tokens=opened.num_speculative_tokens,
+            cache_salt=opened.cache_salt,
+            priority=opened.priority,
         )
         self._sequences[command.session_id, opened.sequence_id] = sequence
         self._scheduler.add(sequence)
@@ -94,7 +96,10 @@ class SequenceTable:
         """Lets waiting sequences run while there is room."""
         for sequence in self._scheduler.admit():
             self._outbox[sequence.session_id].append(
-                Opened(sequence_id=sequence.sequence_id, num_cached_tokens=0)
+                Opened(
+                    sequence_id=sequence.sequence_id,
+                    num_cached_tokens=sequence.num_cached_tokens,
+                )
             )
 
     def tell_decided(self, sequence: Sequence, event: Decided) -> None:
@@ -127,6 +132,11 @@ class SequenceTable:
     def _check_open(self, command: Open) -> None:
         if self.find(command.session_id, command.sequence.sequence_id) is not None:
             raise InvalidRequestError("the sequence is open already", field="sequence_id")
+        if not self._scheduler.fits(max_length := self._max_length(command.sequence)):
+            raise InvalidRequestError(
+                f"{max_length} tokens, prompt and output, are more than the K/V cache holds",
+                field="max_new_tokens",
+            )
         if len(self._scheduler.waiting) >= self._max_num_waiting:
             # Of a burst, the first ones need not wait at all.
             self.admit()
@@ -134,6 +144,9 @@ class SequenceTable:
             raise OverloadedError(
                 f"{self._max_num_waiting} sequences are waiting already", retry_after_ms=1000
             )
+
+    def _max_length(self, opened: OpenSequence) -> int:
+        return min(opened.prompt_length + opened.max_new_tokens, self._max_model_len)
 
     def _forget(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)

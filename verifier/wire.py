@@ -28,6 +28,7 @@ from verifier.sequence import DraftWait, FinishReason, OpenSequence
 PROTOCOL_VERSION = 1
 MAX_SEQUENCE_ID_BYTES = 64
 MAX_STOP_TOKEN_IDS = 1024
+MAX_CACHE_SALT_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ _UNSUPPORTED_SAMPLING: dict[str, Callable[[sampling_pb2.SamplingParams], bool]] 
     "prompt_logprobs": lambda s: s.HasField("prompt_logprobs"),
 }
 # Fields of Open likewise.
-_UNSUPPORTED_OPEN = ("priority", "adapter_id", "drafter_address")
+_UNSUPPORTED_OPEN = ("adapter_id", "drafter_address")
 
 
 def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequence:
@@ -130,6 +131,10 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
     if message.expected_model_digest not in ("", served.model_digest):
         raise WrongModelError(
             f"model {served.model_digest} is served", field="expected_model_digest"
+        )
+    if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise InvalidRequestError(
+            f"must have at most {MAX_CACHE_SALT_BYTES} bytes", field="cache_salt"
         )
     if message.draft_wait not in _DRAFT_WAITS:
         raise InvalidRequestError(f"unknown value {message.draft_wait}", field="draft_wait")
@@ -169,6 +174,8 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
         draft_wait=_DRAFT_WAITS[message.draft_wait],
         drafting=message.drafting if message.HasField("drafting") else True,
         num_speculative_tokens=num_speculative_tokens,
+        cache_salt=message.cache_salt,
+        priority=message.priority,
     )
 
 

@@ -53,6 +53,9 @@ def add_parser(commands: Any) -> None:
         "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
     )
     parser.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="higher first; 0 is the default"
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
         help="one JSON object at the end: token_ids, text, finish_reason, usage",
@@ -105,6 +108,7 @@ def _request(arguments: argparse.Namespace) -> GenerationRequest:
         model_id=arguments.model_id,
         max_new_tokens=arguments.max_new_tokens,
         stop_sequences=arguments.stop,
+        priority=arguments.priority,
         sampling=SamplingParams(
             temperature=arguments.temperature,
             top_p=arguments.top_p,

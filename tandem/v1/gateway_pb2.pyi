@@ -74,7 +74,10 @@ class GenerateRequest(_message.Message):
     affinity_key: _builtins.str
     """Requests with equal keys go to the same verifier while it has room."""
     priority: _builtins.int
-    """Higher first, within a verifier's waiting queue. 0: normal."""
+    """Higher first, within a verifier; negative ones after the normal, 0. Among equals, first come,
+    first served. When K/V blocks run short, the lowest and latest is put back to waiting and
+    computes again what it had; it loses time, never tokens.
+    """
     @_builtins.property
     def tokens(self) -> Global___TokenIds: ...
     @_builtins.property

@@ -206,8 +206,12 @@ class Open(_message.Message):
     num_speculative_tokens: _builtins.int
     """Most drafts verified per step. Absent: the server's limit."""
     cache_salt: _builtins.str
-    """Sequences share prefix-cache blocks only with equal salts."""
+    """Sequences share prefix-cache blocks only with equal salts. At most 256 bytes."""
     priority: _builtins.int
+    """Higher first: in the waiting queue, in drafts and prompt chunks when a step is full. Among
+    equals, first come, first served. When K/V blocks run short, the last in this order goes back
+    to waiting, before all that came later; nothing is said of it, and nothing said twice.
+    """
     expected_model_digest: _builtins.str
     """Rejected with FAILED_PRECONDITION when the served model is another. Empty: any."""
     adapter_id: _builtins.str
@@ -491,7 +495,9 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class Opened(_message.Message):
-    """The sequence was admitted to the batch: its prefill begins."""
+    """The sequence was admitted to the batch: its prefill begins. Said once, also if the sequence is
+    put back to waiting later.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -499,7 +505,7 @@ class Opened(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     num_cached_tokens: _builtins.int
-    """Tokens whose K/V came from the prefix cache."""
+    """Tokens whose K/V came from the prefix cache: whole blocks, never the last token."""
     def __init__(
         self,
         *,

@@ -80,6 +80,7 @@ async def test_flags_reach_the_request(gateway: StandInGateway) -> None:
         *("--seed", "11", "--no-speculation", "--num-speculative-tokens", "4"),
         *("--prompt-lookup-min", "1", "--prompt-lookup-max", "6", "--model-id", "demo"),
         *("--stop", "a", "--stop", "b,c", "--top-p", "0.25", "--top-k", "9"),
+        *("--priority", "-2"),
     )
     assert status == 0
     assert gateway.requests == [
@@ -88,6 +89,7 @@ async def test_flags_reach_the_request(gateway: StandInGateway) -> None:
             model_id="demo",
             max_new_tokens=5,
             stop_sequences=["a", "b,c"],
+            priority=-2,
             sampling=sampling_pb2.SamplingParams(temperature=0.5, seed=11, top_p=0.25, top_k=9),
             speculation=sampling_pb2.SpeculationParams(
                 enabled=False, num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=6

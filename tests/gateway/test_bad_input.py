@@ -50,7 +50,7 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
 ]
 
 UNIMPLEMENTED: list[tuple[str, dict[str, Any]]] = [
-    ("priority", {"text": "x", "priority": 1}),
+    ("sampling.prompt_logprobs", {"text": "x", "sampling": Sampling(prompt_logprobs=0)}),
 ]
 
 

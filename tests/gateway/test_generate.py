@@ -125,10 +125,12 @@ async def test_stop_tokens_and_the_rest_of_a_request_reach_the_verifier(
 ) -> None:
     verifier.play(lambda opened: [5, 0])
     running = await start_gateway(verifiers=[verifier.address])
-    await running.generate(1, stop_token_ids=[7, 8], ignore_eos=True, max_new_tokens=9)
+    await running.generate(1, stop_token_ids=[7, 8], ignore_eos=True, max_new_tokens=9, priority=-4)
     (opened,) = verifier.commands("open")
     assert (list(opened.stop_token_ids), opened.ignore_eos) == ([7, 8], True)
     assert opened.max_new_tokens == 9
+    assert opened.priority == -4
+    assert opened.cache_salt == "0:/", "the gateway's own word for the one tenant"
 
 
 async def test_choices_are_sequences_of_their_own_with_seeds_of_their_own(

@@ -16,7 +16,14 @@ from gateway.request import (
     SpeculationParams,
     Tie,
 )
-from gateway.validation import RequestDefaults, accept, check_request, find_model, pool_id
+from gateway.validation import (
+    RequestDefaults,
+    accept,
+    cache_salt,
+    check_request,
+    find_model,
+    pool_id,
+)
 
 MODEL = Model(
     model_id="model",
@@ -105,11 +112,11 @@ INVALID = [
     ("speculation.overlap", speculation(overlap=9)),
     ("speculation.tie", speculation(tie=9)),
     ("speculation.pool", speculation(pool="p" * 129)),
+    ("priority", request(priority=2**31)),
+    ("priority", request(priority=-(2**31) - 1)),
 ]
 
 UNSUPPORTED = [
-    ("priority", request(priority=1)),
-    ("priority", request(priority=-1)),
     ("sampling.prompt_logprobs", sampling(prompt_logprobs=3)),
 ]
 
@@ -225,3 +232,16 @@ def test_no_tenant_can_name_anothers_pool() -> None:
     assert pool_id("a", "b/c") != pool_id("a/b", "c")
     assert pool_id("a", "x") != pool_id("b", "x")
     assert pool_id("a", "") == ""
+
+
+def test_no_tenant_shares_anothers_cached_prefixes() -> None:
+    salts = {cache_salt(tenant) for tenant in ("", "a", "1:a", "1:a/")}
+    assert len(salts) == 4
+    assert accepted(request()).cache_salt == cache_salt("")
+    named = accepted(request(), defaults=RequestDefaults(tenant="a"))
+    assert named.cache_salt == cache_salt("a")
+
+
+@pytest.mark.parametrize("priority", [-(2**31), -1, 0, 7, 2**31 - 1])
+def test_a_priority_is_passed_on(priority: int) -> None:
+    assert accepted(request(priority=priority)).priority == priority

@@ -98,6 +98,8 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         draft_wait=DraftWait.ALWAYS,
         drafting=False,
         num_speculative_tokens=0,
+        cache_salt="1:a/",
+        priority=-3,
     )
     sent = wire.commands_to_proto(
         CommandBatch(updates=[("u", True)], hints=[], opens=[command], closes=["c"])
@@ -120,6 +122,8 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         draft_wait=verifier_pb2.DRAFT_WAIT_ALWAYS,
         drafting=False,
         num_speculative_tokens=0,
+        cache_salt="1:a/",
+        priority=-3,
     )
     assert opened.HasField("drafting")
     assert opened.HasField("num_speculative_tokens")

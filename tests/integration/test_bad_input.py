@@ -64,7 +64,6 @@ INVALID = {
 }
 UNSUPPORTED = {
     "prompt_logprobs": (sampling(prompt_logprobs=1), "sampling.prompt_logprobs"),
-    "priority": (request(priority=1), "priority"),
 }
 
 

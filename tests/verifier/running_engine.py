@@ -213,8 +213,9 @@ def start_engine_with(
     max_model_len: int = 200,
     max_num_waiting: int = 100,
     idle_timeout_s: float = 60.0,
+    observer: RecordingObserver | None = None,
 ) -> RunningEngine:
-    observer = RecordingObserver()
+    observer = observer or RecordingObserver()
     model = ScriptedModel(rule, num_slots=(num_blocks + 1) * block_size, block_size=block_size)
     engine = Engine(
         model=model,

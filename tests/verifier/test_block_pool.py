@@ -36,7 +36,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         if wanted > num_free:
             with pytest.raises(OutOfBlocksError) as error:
                 self.pool.extend(table, num_blocks)
-            assert (error.value.wanted_blocks, error.value.free_blocks) == (wanted, num_free)
+            assert (error.value.wanted_blocks, error.value.available_blocks) == (wanted, num_free)
             assert table == before
             assert self.pool.num_free == num_free
         else:

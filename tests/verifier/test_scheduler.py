@@ -55,10 +55,12 @@ def decoding(scheduler: Scheduler, num_sequences: int, **fields: Any) -> list[Se
     sequences = []
     for _ in range(num_sequences):
         sequence = make_sequence(4, **fields)
-        sequence.num_computed_tokens = 3
         scheduler.add(sequence)
         sequences.append(sequence)
     scheduler.admit()
+    for sequence in sequences:
+        scheduler.block_pool.extend(sequence.block_table, scheduler.num_blocks_for(4))
+        sequence.num_computed_tokens = 3
     return sequences
 
 
@@ -109,7 +111,7 @@ def test_admission_is_first_come_first_served_even_if_a_later_one_would_fit() ->
     for sequence in (running, large, small):
         scheduler.add(sequence)
     assert scheduler.admit() == [running]
-    assert list(scheduler.waiting) == [large, small]
+    assert scheduler.waiting == [large, small]
     scheduler.finish(running)
     assert scheduler.admit() == [large, small]
 
@@ -312,4 +314,3 @@ def check_step(scheduler: Scheduler, scheduled: list[ScheduledSequence]) -> None
         assert item.samples or not item.draft_token_ids
         end = sequence.num_computed_tokens + item.num_new_tokens + len(item.draft_token_ids)
         assert len(sequence.block_table) * scheduler.block_size >= end
-        assert len(sequence.block_table) <= sequence.num_reserved_blocks

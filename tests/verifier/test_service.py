@@ -204,6 +204,7 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
         "sampling.logit_bias",
     ),
     "too many logprobs": (make_open(sampling=SamplingParams(logprobs=21)), "sampling.logprobs"),
+    "long salt": (make_open(cache_salt="x" * 257), "cache_salt"),
     "no seed": (make_open(sampling=SamplingParams(temperature=1)), "sampling.seed"),
     "unknown logprobs mode": (
         make_open(sampling=SamplingParams(logprobs_mode=7)),  # type: ignore[arg-type]
@@ -211,7 +212,6 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
     ),
 }
 UNSUPPORTED_OPENS: dict[str, Message] = {
-    "priority": make_open(priority=1),
     "adapter_id": make_open(adapter_id="x"),
     "drafter_address": make_open(drafter_address="x"),
     "sampling.prompt_logprobs": make_open(sampling=SamplingParams(prompt_logprobs=0)),
@@ -433,7 +433,8 @@ class TestSessions:
         running = await start_verifier(max_num_seqs=2)
         session = await running.greeted_session()
         for i in range(4):
-            await session.open(make_open(str(i), draft_wait=pb.DRAFT_WAIT_ALWAYS))
+            salt = str(i)  # so that no block is shared
+            await session.open(make_open(salt, draft_wait=pb.DRAFT_WAIT_ALWAYS, cache_salt=salt))
         await session.wait_decided("1")
         await running.sync()
         assert (await running.load()).num_kv_blocks_used == 6, "3 for each prompt"

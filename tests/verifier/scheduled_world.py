@@ -1,0 +1,176 @@
+"""A scheduler and its block pool, driven step by step, over a memory that stands in for K/V.
+
+What is "computed" for a token is a fold over the value of the token before it, read back through
+the block table, and the token itself. So a slot's value tells the whole prefix that it was
+computed from: a block shared with the wrong sequence, one that was handed out while it was held,
+or one entered into the cache with a rejected draft in it, shows up as a wrong value.
+"""
+
+import random
+from typing import Any
+
+from tests.verifier.scripted_model import hashed
+from tests.verifier.sequences import make_sequence
+from verifier.block_pool import BlockPool
+from verifier.prefix_cache import extend_digests
+from verifier.scheduler import ScheduledSequence, Scheduler
+from verifier.sequence import DraftWait, Sequence
+
+BLOCK_SIZE = 4
+
+
+def fold(before: int, token_id: int) -> int:
+    return hash((before, token_id))
+
+
+def values_of(token_ids: list[int]) -> list[int]:
+    """What K/V of these tokens has to be."""
+    values, value = [], 0
+    for token_id in token_ids:
+        value = fold(value, token_id)
+        values.append(value)
+    return values
+
+
+class ScheduledWorld:
+    """The text goes on as `hashed` says."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        max_num_seqs: int = 4,
+        max_num_batched_tokens: int = 16,
+        has_prefix_cache: bool = True,
+    ) -> None:
+        self.scheduler = Scheduler(
+            block_pool=BlockPool(num_blocks),
+            block_size=BLOCK_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            count_hint=lambda outcome: None,
+            has_prefix_cache=has_prefix_cache,
+        )
+        self.longest = num_blocks * BLOCK_SIZE
+        self.memory = [0] * self.longest
+        # Output as it would be told, by sequence: appended to, never changed.
+        self.told: dict[str, list[int]] = {}
+        self.opened: list[Sequence] = []
+        # Of every whole block that ever was: the value of its last token, by digest.
+        self.last_values: dict[bytes, int] = {}
+
+    @property
+    def open_sequences(self) -> list[Sequence]:
+        return [*self.scheduler.running, *self.scheduler.waiting]
+
+    def open(self, token_ids: list[int], num_output_tokens: int, **fields: Any) -> Sequence:
+        sequence = make_sequence(
+            token_ids=list(token_ids), num_output_tokens=num_output_tokens, **fields
+        )
+        self.scheduler.add(sequence)
+        self.told[sequence.sequence_id] = []
+        return sequence
+
+    def hint(self, sequence: Sequence, num_right: int, num_wrong: int) -> None:
+        """A hint for the current length; empty if both are 0."""
+        known = list(sequence.token_ids)
+        for i in range(num_right + num_wrong):
+            right = hashed(known)
+            known.append(right if i < num_right else (right + 1) % 3)
+        length = len(sequence.token_ids)
+        sequence.draft_buffer.offer(length, known[length:], 2, sequence.token_ids)
+
+    def step(self) -> list[ScheduledSequence]:
+        """Admits, schedules, computes, commits."""
+        self.opened += self.scheduler.admit()
+        scheduled = self.scheduler.schedule()
+        for item in scheduled:
+            self._compute(item)
+        for item in scheduled:
+            self._commit(item)
+        return scheduled
+
+    def check(self) -> None:
+        """Asserts what must hold between two steps."""
+        scheduler = self.scheduler
+        scheduler.check_integrity()
+        for sequence in self.open_sequences:
+            self._remember(sequence)
+            computed = sequence.token_ids[: sequence.num_computed_tokens]
+            slots = self._slots(sequence, 0, len(computed))
+            assert [self.memory[slot] for slot in slots] == values_of(computed), "wrong K/V"
+        for block, digest in scheduler.block_pool.cache.entries():
+            last = self.memory[(block + 1) * BLOCK_SIZE - 1]
+            assert self.last_values[digest] == last, "a cached block holds something else"
+
+    def run_to_end(self, *, max_num_steps: int) -> int:
+        """Steps until nothing is open, answering those that wait for a hint; counts the steps."""
+        num_steps = 0
+        while self.open_sequences:
+            for sequence in self.open_sequences:
+                if sequence.lacks_awaited_draft:
+                    self.hint(sequence, 0, 0)
+            assert self.step() or not self.scheduler.running, "somebody runs, nobody is scheduled"
+            num_steps += 1
+            if num_steps % 8 == 0:
+                self.check()
+            assert num_steps <= max_num_steps, "it does not end"
+        return num_steps
+
+    def _compute(self, item: ScheduledSequence) -> None:
+        sequence = item.sequence
+        start = sequence.num_computed_tokens
+        token_ids = sequence.token_ids[start : start + item.num_new_tokens] + item.draft_token_ids
+        value = self.memory[self._slots(sequence, start - 1, start)[0]] if start else 0
+        slots = self._slots(sequence, start, start + len(token_ids))
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            value = self.memory[slot] = fold(value, token_id)
+
+    def _commit(self, item: ScheduledSequence) -> None:
+        sequence = item.sequence
+        sequence.num_computed_tokens += item.num_new_tokens
+        if not item.samples:
+            assert not item.draft_token_ids
+            return
+        for draft_token_id in [*item.draft_token_ids, None]:
+            token_id = hashed(sequence.token_ids)
+            sequence.token_ids.append(token_id)
+            self.told[sequence.sequence_id].append(token_id)
+            if token_id != draft_token_id:
+                break
+            sequence.num_computed_tokens += 1
+        assert sequence.remaining >= 0
+        sequence.draft_buffer.advance(sequence.token_ids)
+        sequence.num_wanted_draft_tokens = max(0, sequence.remaining - 1)
+        if sequence.remaining == 0:
+            self._remember(sequence)
+            self.scheduler.finish(sequence)
+
+    def _slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
+        table = sequence.block_table
+        return [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, end)]
+
+    def _remember(self, sequence: Sequence) -> None:
+        digests: list[bytes] = []
+        num_full = len(sequence.token_ids) // BLOCK_SIZE
+        extend_digests(
+            digests,
+            sequence.token_ids,
+            num_full,
+            block_size=BLOCK_SIZE,
+            cache_salt=sequence.cache_salt,
+        )
+        values = values_of(sequence.token_ids)
+        for i, digest in enumerate(digests):
+            self.last_values[digest] = values[(i + 1) * BLOCK_SIZE - 1]
+
+
+def some_prompt(draw: random.Random, longest: int) -> list[int]:
+    """One of few beginnings, then a little of its own; so prefixes are shared."""
+    beginning = [(draw.randrange(3) + i) % 3 for i in range(3)] * longest
+    end = [draw.randrange(3) for _ in range(draw.randrange(4))]
+    return (beginning[: draw.randint(1, longest)] + end)[-longest:]
+
+
+def any_draft_wait(draw: random.Random) -> DraftWait:
+    return draw.choice([DraftWait.NEVER, DraftWait.NEVER, DraftWait.ADAPTIVE, DraftWait.ALWAYS])

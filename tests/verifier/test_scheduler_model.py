@@ -1,0 +1,270 @@
+"""The scheduler under everything that can happen, checked after each event: Hypothesis machine."""
+
+import random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.verifier.scheduled_world import ScheduledWorld, any_draft_wait, some_prompt
+from tests.verifier.scripted_model import continue_by, hashed
+from verifier.sequence import DraftWait, Sequence
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Opens, hints right and wrong, steps, cancels, and preemptions that the tiny pool brings."""
+
+    @initialize(
+        num_blocks=st.integers(3, 14),
+        max_num_seqs=st.integers(1, 5),
+        extra_budget=st.integers(0, 20),
+        has_prefix_cache=st.sampled_from([True, True, True, False]),
+    )
+    def begin(
+        self, num_blocks: int, max_num_seqs: int, extra_budget: int, has_prefix_cache: bool
+    ) -> None:
+        self.world = ScheduledWorld(
+            num_blocks=num_blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + extra_budget,
+            has_prefix_cache=has_prefix_cache,
+        )
+        self.prompts: dict[str, list[int]] = {}
+        self.cancelled: set[str] = set()
+
+    @rule(seed=seeds, priority=st.integers(-1, 1), salt=st.sampled_from(["", "", "a"]))
+    def open(self, seed: int, priority: int, salt: str) -> None:
+        draw = random.Random(seed)
+        prompt = some_prompt(draw, self.world.longest - 1)
+        sequence = self.world.open(
+            prompt,
+            draw.randint(1, min(24, self.world.longest - len(prompt))),
+            draft_wait=any_draft_wait(draw),
+            priority=priority,
+            cache_salt=salt,
+            reads_prefix_cache=draw.random() < 0.9,
+        )
+        self.prompts[sequence.sequence_id] = prompt
+
+    @precondition(lambda self: self.world.open_sequences)
+    @rule(seed=seeds, num_right=st.integers(0, 9), num_wrong=st.integers(0, 3))
+    def hint(self, seed: int, num_right: int, num_wrong: int) -> None:
+        sequence = random.Random(seed).choice(self.world.open_sequences)
+        self.world.hint(sequence, num_right, num_wrong)
+
+    @rule(num_steps=st.integers(1, 6))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.world.step()
+            self.world.scheduler.check_integrity()
+
+    @precondition(lambda self: self.world.open_sequences)
+    @rule(seed=seeds)
+    def cancel(self, seed: int) -> None:
+        sequence = random.Random(seed).choice(self.world.open_sequences)
+        self.world.scheduler.finish(sequence)
+        self.cancelled.add(sequence.sequence_id)
+
+    @invariant()
+    def is_whole(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        """Everybody gets to an end, with the text that an undisturbed run gives, once."""
+        if not hasattr(self, "world"):
+            return
+        self.world.run_to_end(max_num_steps=400 * (1 + len(self.prompts)))
+        for sequence_id, output in self.world.told.items():
+            prompt = self.prompts[sequence_id]
+            assert output == continue_by(hashed, prompt, len(output))
+        assert len({s.sequence_id for s in self.world.opened}) == len(self.world.opened)
+        assert self.world.scheduler.block_pool.num_used == 0
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None
+)
+TestScheduler = SchedulerMachine.TestCase
+
+
+def stepped(world: ScheduledWorld, num_steps: int) -> list[list[str]]:
+    """Who took part in each of so many steps."""
+    return [[item.sequence.sequence_id for item in world.step()] for _ in range(num_steps)]
+
+
+def outputs(world: ScheduledWorld, sequences: list[Sequence]) -> list[list[int]]:
+    return [world.told[sequence.sequence_id] for sequence in sequences]
+
+
+class TestPreemption:
+    def test_the_latest_goes_back_keeps_its_tokens_and_is_told_nothing_twice(self) -> None:
+        world = ScheduledWorld(num_blocks=8, max_num_seqs=3)
+        first = world.open([0] * 9, 20)
+        second = world.open([1] * 9, 20)
+        while not second.is_preempted:
+            world.step()
+            world.check()
+        assert not first.is_preempted
+        assert world.scheduler.waiting == [second]
+        assert second.token_ids == [1] * 9 + world.told[second.sequence_id]
+        assert len(second.token_ids) > 10, "it had not even begun"
+        world.run_to_end(max_num_steps=100)
+        assert outputs(world, [first, second]) == [
+            continue_by(hashed, [0] * 9, 20),
+            continue_by(hashed, [1] * 9, 20),
+        ]
+        assert world.opened == [first, second], "opened again after preemption"
+        assert world.scheduler.counts.num_preemptions > 0
+
+    def test_a_preempted_one_stands_before_all_that_came_later_of_its_priority(self) -> None:
+        world = ScheduledWorld(num_blocks=8, max_num_seqs=3)
+        world.open([0] * 9, 20)
+        second = world.open([1] * 9, 20)
+        while second.is_running or not second.token_ids[9:]:
+            world.step()
+            if second.is_running and len(world.scheduler.waiting) < 2:
+                late = world.open([2] * 30, 1)
+                urgent = world.open([2] * 31, 1, priority=1)
+        assert world.scheduler.waiting[-1] is not second
+        order = world.scheduler.waiting
+        assert order.index(urgent) < order.index(second) < order.index(late)
+
+    def test_the_lowest_priority_goes_first_whenever_it_came(self) -> None:
+        world = ScheduledWorld(num_blocks=9, max_num_seqs=3)
+        low = world.open([0] * 9, 24, priority=-5)
+        high = world.open([1] * 9, 24, priority=5)
+        normal = world.open([2] * 9, 12)
+        while not low.is_preempted:
+            world.step()
+        assert not high.is_preempted
+        assert not normal.is_preempted
+        world.run_to_end(max_num_steps=200)
+        assert not high.is_preempted, "the first in order is never put back"
+
+    def test_idle_blocks_go_before_drafts_and_drafts_before_sequences(self) -> None:
+        world = ScheduledWorld(num_blocks=8, max_num_seqs=2, max_num_batched_tokens=32)
+        world.open([2] * 12, 1)
+        world.step()
+        cache = world.scheduler.block_pool.cache
+        assert cache.num_idle == 3
+        first = world.open([0] * 13, 15)
+        second = world.open([1] * 13, 15)
+        world.step()  # 4 blocks each: all there are
+        assert cache.num_idle == 0, "what nobody holds was not evicted"
+        assert world.scheduler.counts.num_preemptions == 0
+        for sequence in (first, second):
+            world.hint(sequence, 9, 0)
+        scheduled = world.scheduler.schedule()
+        assert [len(item.draft_token_ids) for item in scheduled] == [2, 2], "cut to their blocks"
+        assert world.scheduler.counts.num_preemptions == 0
+
+    def test_a_sequence_that_always_waits_still_does_after_preemption(self) -> None:
+        world = ScheduledWorld(num_blocks=8, max_num_seqs=2, max_num_batched_tokens=32)
+        first = world.open([0] * 9, 22)
+        waits = world.open([1] * 9, 12, draft_wait=DraftWait.ALWAYS)
+        world.step()
+        assert waits.lacks_awaited_draft
+        while not waits.is_preempted:
+            if waits.lacks_awaited_draft and len(waits.token_ids) < 14:
+                world.hint(waits, 0, 0)
+            world.step()
+        length = len(waits.token_ids)
+        while first.is_running:
+            world.step()
+        for _ in range(6):
+            world.step()
+            world.check()
+        assert waits.is_running
+        assert len(waits.token_ids) == length, "it stepped without its hint"
+        assert waits.num_computed_tokens == length - 1, "it was not computed again"
+        world.hint(waits, 3, 0)
+        [item] = world.step()
+        assert len(item.draft_token_ids) == 3
+        assert len(waits.token_ids) == length + 4
+
+    def test_a_hint_that_comes_while_it_is_preempted_is_used(self) -> None:
+        world = ScheduledWorld(num_blocks=8, max_num_seqs=2)
+        world.open([0] * 9, 20)
+        second = world.open([1] * 9, 20)
+        while not second.is_preempted:
+            world.step()
+        world.hint(second, 9, 0)
+        drafted: list[int] = []
+        while second.remaining:
+            for item in world.step():
+                if item.sequence is second:
+                    drafted.append(len(item.draft_token_ids))
+        assert max(drafted) > 0
+        assert world.told[second.sequence_id] == continue_by(hashed, [1] * 9, 20)
+
+    def test_it_is_computed_again_from_what_is_still_cached(self) -> None:
+        def num_computed(has_prefix_cache: bool) -> int:
+            world = ScheduledWorld(num_blocks=12, max_num_seqs=2, has_prefix_cache=has_prefix_cache)
+            # Takes all blocks for a while, by its priority, and is gone before much is evicted.
+            second = world.open([1] * 17, 8)
+            world.step()
+            world.step()
+            world.scheduler._preempt(second)
+            total = 0
+            while second.remaining:
+                total += sum(item.num_new_tokens for item in world.step())
+            return total
+
+        assert num_computed(True) < num_computed(False) - 12
+
+
+class TestFairness:
+    def test_every_decode_is_in_every_step_under_a_stream_of_long_prompts(self) -> None:
+        world = ScheduledWorld(num_blocks=400, max_num_seqs=6, max_num_batched_tokens=16)
+        decodes = [world.open([i], 60) for i in range(3)]
+        world.step()
+        ids = [s.sequence_id for s in decodes]
+        prompts: list[Sequence] = []
+        for i in range(55):
+            if len(world.scheduler.waiting) < 2:
+                prompts.append(world.open([i % 3, *([2] * 99)], 2, reads_prefix_cache=False))
+            [step] = stepped(world, 1)
+            assert step[:3] == ids, "a decode sat out"
+        assert [len(o) for o in outputs(world, decodes)] == [56] * 3, "one token per step"
+        ended = [p for p in prompts if p.remaining == 0]
+        assert len(ended) >= 5, "the prompts did not get on"
+
+    def test_a_long_prompt_gets_on_whatever_is_drafted(self) -> None:
+        world = ScheduledWorld(num_blocks=200, max_num_seqs=4, max_num_batched_tokens=12)
+        decodes = [world.open([i], 200) for i in range(3)]
+        world.step()
+        prompt = world.open([2] * 80, 4)
+        num_steps = 0
+        while not world.told[prompt.sequence_id]:
+            for sequence in decodes:
+                world.hint(sequence, 7, 0)
+            world.step()
+            num_steps += 1
+        assert num_steps <= 80 / ((12 - 3) / 2) + 2
+
+    def test_a_long_prompt_gets_on_when_blocks_are_short(self) -> None:
+        world = ScheduledWorld(num_blocks=20, max_num_seqs=4, max_num_batched_tokens=12)
+        prompt = world.open([2] * 70, 6)
+        for i in range(6):
+            world.open([i % 3], 60)
+        steps_in_which_it_stood_still = 0
+        while not world.told[prompt.sequence_id]:
+            before = prompt.num_computed_tokens
+            world.step()
+            steps_in_which_it_stood_still += prompt.num_computed_tokens == before
+        assert steps_in_which_it_stood_still == 0
+
+    def test_higher_priority_is_admitted_first_and_equals_in_order_of_arrival(self) -> None:
+        world = ScheduledWorld(num_blocks=40, max_num_seqs=1)
+        opens: list[tuple[int, Any]] = []
+        world.open([0], 3)
+        world.step()
+        for priority in (0, -1, 2, 0, 2, -1):
+            opens.append((priority, world.open([1, 2], 1, priority=priority)))
+        world.run_to_end(max_num_steps=50)
+        expected = [s for _, s in sorted(opens, key=lambda pair: -pair[0])]
+        assert world.opened[1:] == expected

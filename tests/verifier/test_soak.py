@@ -1,0 +1,48 @@
+"""Ten thousand short random requests through an engine whose blocks never suffice.
+
+With a scripted model; `python -m benchmarks.soak` does the same with a real one.
+"""
+
+import tracemalloc
+
+from benchmarks.soak import Soak
+from tests.verifier.running_engine import RecordingObserver, start_engine_with
+from verifier.engine import StepRecord
+
+
+class ForgetfulObserver(RecordingObserver):
+    """Keeps nothing: what grows is the engine's."""
+
+    def stepped(self, record: StepRecord) -> None:
+        pass
+
+    def hint_ended(self, outcome: object) -> None:
+        pass
+
+    def hop_measured(self, duration_s: float) -> None:
+        pass
+
+
+def test_ten_thousand_requests_leave_nothing_behind() -> None:
+    running = start_engine_with(
+        num_blocks=48,
+        block_size=2,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+        observer=ForgetfulObserver(),
+    )
+    soak = Soak(running.engine, vocab_size=3, longest_prompt=16, longest_output=10, num_at_once=28)
+    soak.run(9_500)
+    tracemalloc.start()
+    soak.run(500)
+    num_kept_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Entries of the cache are replaced all the time, but no more of them kept.
+    assert num_kept_bytes < 100_000
+    running.stop()
+    load, counts = running.engine.load, soak.counts
+    assert counts.num_requests == 10_000
+    assert load.num_preemptions > 50
+    assert counts.num_cached_tokens > 10_000
+    assert counts.num_cancelled > 100
+    assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens

@@ -1,0 +1,108 @@
+"""Which blocks hold the K/V of which tokens, so that a prefix computed once is not computed again.
+
+A block is known by its digest: BLAKE2b over the digest of the block before it and its own token
+ids. The chain begins with the salt, so equal digests mean equal tokens from the very first one,
+under equal salts; a collision would be a break of BLAKE2b, so nothing is compared. Only whole
+blocks of computed, verified tokens are ever entered.
+
+A block that no sequence holds any more stays here, idle, until its place is needed: then the least
+recently used one goes. Knows no tensor and no sequence.
+"""
+
+import array
+import hashlib
+
+_DIGEST_BYTES = 32
+
+
+def extend_digests(
+    digests: list[bytes], token_ids: list[int], num_blocks: int, *, block_size: int, cache_salt: str
+) -> None:
+    """Appends the digests of a sequence's next whole blocks until there are `num_blocks`.
+
+    Args:
+        digests: those of the first blocks of `token_ids`, made with the same salt.
+    """
+    digest = digests[-1] if digests else _root_digest(cache_salt)
+    for start in range(len(digests) * block_size, num_blocks * block_size, block_size):
+        content = array.array("I", token_ids[start : start + block_size]).tobytes()
+        digest = hashlib.blake2b(digest + content, digest_size=_DIGEST_BYTES).digest()
+        digests.append(digest)
+
+
+class PrefixCache:
+    """Owned by the block pool.
+
+    Invariants: a digest has one block and a block one digest; the idle blocks are exactly the
+    cached ones that nobody holds, least recently used first.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[bytes, int] = {}
+        self._digests: dict[int, bytes] = {}
+        self._idle: dict[int, None] = {}
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that could be evicted."""
+        return len(self._idle)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._digests
+
+    def is_idle(self, block: int) -> bool:
+        return block in self._idle
+
+    def find(self, digests: list[bytes]) -> list[int]:
+        """The blocks of the longest prefix that is cached."""
+        found = []
+        for digest in digests:
+            block = self._blocks.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def add(self, digest: bytes, block: int) -> None:
+        """Enters a block that somebody holds. The first of several with equal tokens stays; the
+        others remain their sequences' own.
+        """
+        if digest not in self._blocks:
+            assert block not in self._digests, f"block {block} is cached as something else"
+            self._blocks[digest] = block
+            self._digests[block] = digest
+
+    def retire(self, block: int) -> None:
+        """Its last holder is gone: it was used just now."""
+        self._idle[block] = None
+
+    def revive(self, block: int) -> None:
+        """It is held again."""
+        del self._idle[block]
+
+    def evict(self) -> int:
+        """Forgets the least recently used idle block; returns it."""
+        block = next(iter(self._idle))
+        del self._idle[block]
+        del self._blocks[self._digests.pop(block)]
+        return block
+
+    def entries(self) -> list[tuple[int, bytes]]:
+        """Every cached block and its digest."""
+        return list(self._digests.items())
+
+    def check_integrity(self, held: set[int]) -> None:
+        """Asserts the invariants; `held` are the blocks that sequences hold."""
+        assert len(self._blocks) == len(self._digests), "a block or a digest is entered twice"
+        for digest, block in self._blocks.items():
+            assert self._digests.get(block) == digest, f"block {block} has another digest"
+        for block in self._digests:
+            assert (block in held) != (block in self._idle), f"block {block} is held and idle"
+        assert self._idle.keys() <= self._digests.keys(), "an idle block is not cached"
+
+
+def _root_digest(cache_salt: str) -> bytes:
+    """Where a salt's chains begin; hashed apart, so that no salt can pass for a block."""
+    return hashlib.blake2b(
+        cache_salt.encode(), digest_size=_DIGEST_BYTES, person=b"cache salt"
+    ).digest()
