@@ -46,6 +46,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         count_hint: Callable[[HintOutcome], None],
+        max_scored_rows: int = 256,
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs, "every decode must fit into a step"
         self.block_pool = block_pool
@@ -54,6 +55,8 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: collections.deque[Sequence] = collections.deque()
         self.running: list[Sequence] = []
+        # Most rows of a step's prefill chunks whose law is told.
+        self._max_scored_rows = max_scored_rows
         self._count_hint = count_hint
         self._num_reserved_blocks = 0
 
@@ -89,11 +92,14 @@ class Scheduler:
             draft_budget -= len(draft_token_ids)
             budget -= len(draft_token_ids)
             scheduled.append(self._scheduled(sequence, 1, draft_token_ids))
+        scored_rows = self._max_scored_rows
         for sequence in prefilling:
             if budget <= 0:
                 break
-            num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
-            num_new_tokens = min(num_missing, budget)
+            num_new_tokens = min(sequence.longest_chunk(scored_rows), budget)
+            if num_new_tokens == 0:
+                continue
+            scored_rows -= len(sequence.scored_rows(num_new_tokens))
             budget -= num_new_tokens
             scheduled.append(self._scheduled(sequence, num_new_tokens, []))
         return scheduled

@@ -17,9 +17,10 @@ from tandem.v1 import verifier_pb2_grpc
 from tests.verifier.paged_model import PagedModel, load_bundled_model
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
 from tests.verifier.running_verifier import RunningVerifier, StartVerifier
+from tests.verifier.scoring_engine import StartScoring, started
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
-from verifier.engine import EngineObserver
+from verifier.engine import Engine, EngineObserver
 from verifier.server import VerifierServer
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples/demo_model/model"
@@ -71,6 +72,20 @@ def bundled_config() -> VerifierConfig:
 def bundled_model(bundled_config: VerifierConfig) -> LoadedModel:
     """Loaded once; one engine at a time may use it."""
     return load_model(bundled_config)
+
+
+@pytest.fixture
+def start_scoring(
+    bundled_config: VerifierConfig, bundled_model: LoadedModel
+) -> Iterator[StartScoring]:
+    """Starts an engine over the bundled model; options are those of `VerifierConfig`."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**options: object) -> Engine:
+            config = bundled_config.model_copy(update=options)
+            return stack.enter_context(started(bundled_model, config))
+
+        yield start
 
 
 @pytest.fixture
