@@ -21,9 +21,10 @@ from verifier.sampling import Sampling
 _SLICE_BYTES = 16 << 20
 # Penalties cost the square of it.
 _MAX_SLICE_ROWS = 256
-# Of one step's scored logits, as float32, and of its events, at about this many for each token.
+# Of one step's scored logits, as float32, and of its events, at about this many for each logprob:
+# more of them would keep the event loop, which writes them, from everything else.
 _MAX_LOGITS_BYTES = 128 << 20
-_MAX_EVENT_BYTES = 512 << 10
+_MAX_EVENT_BYTES = 128 << 10
 _LOGPROB_BYTES = 24
 
 

@@ -227,7 +227,9 @@ class Chunk(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprob]:
-        """Once, on request, joined over prefill chunks; the first position is empty."""
+        """Once, on request, joined over prefill chunks, with the first chunk of choice 0; the first
+        position is empty.
+        """
 
     def __init__(
         self,

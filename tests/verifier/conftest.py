@@ -98,6 +98,7 @@ async def start_verifier(
         async def start(
             *,
             max_model_len: int | None = None,
+            gives_logprobs: bool = True,
             observer: EngineObserver | None = None,
             **options: object,
         ) -> RunningVerifier:
@@ -105,6 +106,9 @@ async def start_verifier(
             loaded = bundled_model
             if max_model_len is not None:
                 served = dataclasses.replace(loaded.served, max_model_len=max_model_len)
+                loaded = dataclasses.replace(loaded, served=served)
+            if not gives_logprobs:
+                served = dataclasses.replace(loaded.served, max_logprobs=None)
                 loaded = dataclasses.replace(loaded, served=served)
             registry, log = CollectorRegistry(), structlog.testing.LogCapture()
             logger = structlog.wrap_logger(
