@@ -93,6 +93,7 @@ INVALID = [
     ("sampling.logit_bias", sampling(logit_bias={1: NAN})),
     ("sampling.logit_bias", sampling(logit_bias={100: 1.0})),
     ("sampling.logprobs_mode", sampling(logprobs_mode=9)),
+    ("sampling.prompt_logprobs", sampling(prompt_logprobs=1 << 17)),
     ("speculation.num_speculative_tokens", speculation(num_speculative_tokens=8)),
     ("speculation.num_speculative_tokens", speculation(enabled=False, num_speculative_tokens=8)),
     ("speculation.prompt_lookup_min", speculation(prompt_lookup_min=0)),
@@ -110,7 +111,6 @@ INVALID = [
 UNSUPPORTED = [
     ("priority", request(priority=1)),
     ("priority", request(priority=-1)),
-    ("sampling.prompt_logprobs", sampling(prompt_logprobs=3)),
 ]
 
 

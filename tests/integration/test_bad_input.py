@@ -44,6 +44,7 @@ INVALID = {
     "bias over 100": (sampling(logit_bias={5: 101.0}), "sampling.logit_bias"),
     "bias of an id out of range": (sampling(logit_bias={2048: 1.0}), "sampling.logit_bias"),
     "too many logprobs": (sampling(logprobs=21), "sampling.logprobs"),
+    "too many prompt logprobs": (sampling(prompt_logprobs=21), "sampling.prompt_logprobs"),
     "unknown model": (request(model_id="another"), "model_id"),
     "too long": (
         pb.GenerateRequest(tokens=pb.TokenIds(token_ids=[5] * 2048)),
@@ -63,7 +64,6 @@ INVALID = {
     "empty stop": (request(stop_sequences=[""]), "stop_sequences"),
 }
 UNSUPPORTED = {
-    "prompt_logprobs": (sampling(prompt_logprobs=1), "sampling.prompt_logprobs"),
     "priority": (request(priority=1), "priority"),
 }
 
