@@ -1,7 +1,6 @@
 """Drive a verifier with drafts of your own, without gateway and drafter.
 
-    python -m verifier --model examples/demo_model/model
-    python examples/orchestrator.py [HOST:PORT]
+Beside `python -m verifier --model examples/demo_model/model`; its HOST:PORT may be given.
 """
 
 import asyncio

@@ -33,6 +33,7 @@ from gateway.messages import (
     Hint,
     OpenCommand,
     Opened,
+    PromptScored,
     Rejected,
     VerifierEvent,
 )
@@ -173,7 +174,13 @@ class Coordinator:
         self._delivery.go_on()
 
     def _on_rare_event(self, sequence: _Sequence, event: VerifierEvent) -> None:
-        if isinstance(event, Opened):
+        if isinstance(event, PromptScored):
+            try:
+                sequence.generation.score_prompt(event)
+            except VerifierError as error:
+                sequence.verifier.close(event.sequence_id)
+                self._fail(sequence, error)
+        elif isinstance(event, Opened):
             sequence.generation.num_cached_tokens = event.num_cached_tokens
             if not sequence.is_running:
                 sequence.is_running = True
@@ -289,7 +296,7 @@ class Coordinator:
             sequence_id=generation.sequence_id,
             token_ids=generation.token_ids,
             prompt_length=generation.prompt_length,
-            sampling=request.sampling,
+            sampling=generation.sampling,
             seed=generation.seed,
             max_new_tokens=request.max_new_tokens,
             stop_token_ids=request.stop_token_ids,

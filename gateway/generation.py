@@ -20,9 +20,19 @@ import dataclasses
 from collections.abc import Sequence
 
 from gateway.errors import VerifierError
-from gateway.messages import Decided
+from gateway.messages import Decided, PromptScored
 from gateway.output_text import OutputText
-from gateway.request import AcceptedRequest, Chunk, FinishReason, TokenLogprob, Usage
+from gateway.request import (
+    AcceptedRequest,
+    Chunk,
+    FinishReason,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+
+# In one chunk, of a prompt's tokens and of the likeliest beside each.
+_MAX_LOGPROBS_PER_CHUNK = 4096
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -63,8 +73,10 @@ class Generation:
         "_num_drafts",
         "_num_steps",
         "_output_text",
+        "_prompt_logprobs",
         "_shown",
         "_taken",
+        "_taken_prompt_logprobs",
         "_untaken_accepted_tokens",
         "_untaken_draft_tokens",
         "_untaken_steps",
@@ -112,6 +124,11 @@ class Generation:
         self._shown = self._taken = self._first_decided = len(self.token_ids)
         # Of every decided token, if the request asked for them; else empty.
         self._logprobs: list[TokenLogprob] = []
+        # Of the prompt's tokens, if this choice's are asked for: the first follows nothing.
+        self._prompt_logprobs: list[TokenLogprob | None] = (
+            [] if self.sampling.prompt_logprobs is None else [None]
+        )
+        self._taken_prompt_logprobs = 0
         self._untaken_text: list[str] = []
         self._untaken_steps = 0
         self._untaken_draft_tokens = 0
@@ -128,9 +145,37 @@ class Generation:
         return self.finish_reason is not FinishReason.UNFINISHED or self.error is not None
 
     @property
+    def has_more(self) -> bool:
+        """Whether the last chunk held a part of the prompt's logprobs: another follows at once."""
+        return 0 < self._taken_prompt_logprobs < len(self._prompt_logprobs)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The request's; its prompt is scored for the first choice alone."""
+        sampling = self.request.sampling
+        if self.choice_index == 0 or sampling.prompt_logprobs is None:
+            return sampling
+        return dataclasses.replace(sampling, prompt_logprobs=None)
+
+    @property
     def has_started(self) -> bool:
         """Whether a token was shown."""
         return self._num_steps > 0
+
+    def score_prompt(self, scored: PromptScored) -> None:
+        """Appends a prefill chunk's logprobs; those known already are ignored.
+
+        Raises:
+            VerifierError: some are missing or too many, or none were asked for.
+        """
+        known = len(self._prompt_logprobs)
+        end = scored.base_length + len(scored.logprobs)
+        if not 0 < scored.base_length <= known or end > self.prompt_length:
+            raise VerifierError(
+                f"the verifier scored [{scored.base_length}, {end}) of a prompt of "
+                f"{self.prompt_length} tokens after {known}"
+            )
+        self._prompt_logprobs += scored.logprobs[known - scored.base_length :]
 
     def decide(self, decided: Decided) -> None:
         """Appends what a verifier step decided; hot path.
@@ -138,6 +183,8 @@ class Generation:
         Raises:
             VerifierError: it does not continue the sequence.
         """
+        if self._prompt_logprobs and len(self._prompt_logprobs) < self.prompt_length:
+            raise VerifierError("the verifier left out logprobs of the prompt")
         if decided.base_length != len(self.token_ids):
             raise VerifierError(
                 f"the verifier continued a sequence of {len(self.token_ids)} tokens "
@@ -193,9 +240,29 @@ class Generation:
             self._end(FinishReason.CANCELLED)
 
     def take(self) -> Chunk | None:
-        """What was shown since the last chunk, as one; None if nothing was."""
+        """What was shown since the last chunk, as one; None if nothing was.
+
+        A long prompt's logprobs come first, in chunks of their own: to write them all at once
+        would keep the event loop too long.
+        """
         if self._taken == self._shown and not self._untaken_text:
             return None
+        first = self._taken_prompt_logprobs
+        room = max(1, _MAX_LOGPROBS_PER_CHUNK // ((self.sampling.prompt_logprobs or 0) + 1))
+        prompt_logprobs = tuple(self._prompt_logprobs[first : first + room])
+        self._taken_prompt_logprobs += len(prompt_logprobs)
+        if self.has_more:
+            self.changed.set()
+            return Chunk(
+                choice_index=self.choice_index,
+                offset=self._taken - self.prompt_length,
+                token_ids=(),
+                text="",
+                num_draft_tokens=0,
+                num_accepted_tokens=0,
+                num_steps=0,
+                prompt_logprobs=prompt_logprobs,
+            )
         chunk = Chunk(
             choice_index=self.choice_index,
             offset=self._taken - self.prompt_length,
@@ -209,6 +276,7 @@ class Generation:
                     self._taken - self._first_decided : self._shown - self._first_decided
                 ]
             ),
+            prompt_logprobs=prompt_logprobs,
         )
         self._taken = self._shown
         self._untaken_text = []

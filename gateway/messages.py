@@ -176,6 +176,15 @@ class Opened:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScored:
+    """Logprobs of prompt tokens, from the one at `base_length` on; before the first `Decided`."""
+
+    sequence_id: str
+    base_length: int
+    logprobs: Sequence[TokenLogprob]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
     """The sequence was refused, or failed; nothing follows.
 
@@ -191,4 +200,4 @@ class Rejected:
     retry_after_ms: int
 
 
-VerifierEvent = Decided | Opened | Rejected
+VerifierEvent = Decided | Opened | PromptScored | Rejected

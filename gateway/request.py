@@ -182,6 +182,8 @@ class Chunk:
         text: without the stop token and the stop string.
         num_steps: model steps that the chunk covers.
         logprobs: one per token, if the request asked for them.
+        prompt_logprobs: the next of the prompt's, if the request asked for them; None for its
+            first token, which follows nothing.
     """
 
     choice_index: int
@@ -192,6 +194,7 @@ class Chunk:
     num_accepted_tokens: int
     num_steps: int
     logprobs: Sequence[TokenLogprob] = ()
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ MAX_NGRAM = 32
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 MAX_PRIORITY = 2**31 - 1
+# Of one prompt, each with the likeliest ones beside it; the verifier's bound is the same.
+MAX_PROMPT_LOGPROBS = 1 << 17
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,14 @@ def accept(
             f"the prompt of {num_prompt_tokens} tokens is over this server's limit of {most}",
             field=prompt_field,
         )
+    if request.sampling.prompt_logprobs is not None:
+        num_logprobs = num_prompt_tokens * (request.sampling.prompt_logprobs + 1)
+        if num_logprobs > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequestError(
+                f"{num_logprobs} logprobs of {num_prompt_tokens} tokens are over the limit of "
+                f"{MAX_PROMPT_LOGPROBS}",
+                field="sampling.prompt_logprobs",
+            )
     max_new_tokens = min(room, request.max_new_tokens or room)
     if num_given_tokens >= max_new_tokens:
         raise InvalidRequestError(
@@ -217,11 +227,6 @@ def _check_sampling(sampling: SamplingParams) -> None:
     if sampling.logprobs_mode not in (0, 1, 2):
         raise InvalidRequestError(
             f"logprobs_mode has no value {sampling.logprobs_mode}", field="sampling.logprobs_mode"
-        )
-    # A verifier may learn them earlier than this gateway learns to hand them on.
-    if sampling.prompt_logprobs is not None:
-        raise UnsupportedFieldError(
-            "this server does not give them yet", field="sampling.prompt_logprobs"
         )
 
 

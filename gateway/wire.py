@@ -21,6 +21,7 @@ from gateway.messages import (
     Hint,
     OpenCommand,
     Opened,
+    PromptScored,
     Proposal,
     ProposalStatus,
     Rejected,
@@ -96,6 +97,10 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
             chunk.num_steps = event.num_steps
             for logprob in event.logprobs:
                 _logprob_to_proto(logprob, chunk.logprobs.add())
+            for prompt_logprob in event.prompt_logprobs:
+                message = chunk.prompt_logprobs.add()
+                if prompt_logprob is not None:
+                    _logprob_to_proto(prompt_logprob, message)
         case Started():
             response.started.request_id = event.request_id
             response.started.seed = event.seed
@@ -207,6 +212,15 @@ def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEve
             events.append(
                 Opened(sequence_id=opened.sequence_id, num_cached_tokens=opened.num_cached_tokens)
             )
+        elif kind == "prompt_scored":
+            scored = event.prompt_scored
+            events.append(
+                PromptScored(
+                    sequence_id=scored.sequence_id,
+                    base_length=scored.base_length,
+                    logprobs=[_logprob_from_proto(each) for each in scored.logprobs],
+                )
+            )
         elif kind == "rejected":
             rejected = event.rejected
             events.append(
@@ -300,6 +314,7 @@ def _sampling_to_proto(sampling: SamplingParams, seed: int) -> sampling_pb2.Samp
         seed=seed,
         min_new_tokens=sampling.min_new_tokens,
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
         logprobs_mode=sampling_pb2.LogprobsMode.ValueType(sampling.logprobs_mode),
     )
 

@@ -153,6 +153,7 @@ class Choice:
     finish_reason: FinishReason
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
+    # Of the first choice alone: one per prompt token, the first of them empty (rank 0).
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 

@@ -3,17 +3,22 @@
 Shape legend
     B  sequences in the step            T  scheduled tokens of all of them, flattened
     K  drafts of one sequence           P  drafts of all of them, flattened
-    R  rows that need logits, P + B     *_padded  with padding rows at the end
+    S  rows that are scored             *_padded  with padding rows at the end
+    R  rows that need logits: P + B, then those of the S that are not among them
 
 A sequence that verifies K drafts schedules its last token and the drafts, K + 1 tokens, and needs
 logits at all of them. A prefill chunk needs logits at its last token only (if the chunk does not
-end the prompt, that row is there all the same and its sample is discarded).
+end the prompt, that row is there all the same and its sample is discarded). Rows whose law is to
+be told, for prompt logprobs or `Score`, are scored: a row that is there already is used again.
 
 Worked example: drafts 3, 0, 2, 0, 1; scheduled tokens 4, 100, 3, 100, 2 (two prefill chunks):
     cu_seqlens_q            0 4 104 107 207 209
     logits_indices          0 1 2 3  103  104 105 106  206  207 208
     target_logits_indices   0 1 2  5 6  9        rows, among those, that judge a draft
     bonus_logits_indices    3 4 7 8 10           rows, among those, that follow the last draft
+If the second sequence wants its last two tokens' rows scored (offsets 98 and 99):
+    logits_indices          ... 208  102         appended; row 99 of its chunk is there: 103
+    scored_logits_indices   11 4                 rows, among those, that are scored
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -33,6 +38,8 @@ class ScheduledTokens:
     draft_token_ids: list[int]
     num_computed_tokens: int
     block_table: list[int]
+    # Which of its scheduled tokens' rows are scored.
+    scored_offsets: range = range(0)
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -55,20 +62,24 @@ class BatchLayout:
     bonus_logits_indices: IntArray  # [B]
     draft_token_ids: IntArray  # [P]
     num_draft_tokens: IntArray  # [B]
+    scored_logits_indices: IntArray  # [S], sequence after sequence
+    num_rows: int  # R, without padding
+    # Whether the model is to keep the last layer's output at the logits rows.
+    wants_hidden_states: bool
 
     @property
     def num_tokens(self) -> int:
         """T, without padding."""
         return int(self.cu_seqlens_q[-1])
 
-    @property
-    def num_rows(self) -> int:
-        """R, without padding."""
-        return int(self.num_sampled_tokens.sum())
-
 
 def lay_out(
-    scheduled: SequenceOf[ScheduledTokens], *, block_size: int, trash_slot: int, row_multiple: int
+    scheduled: SequenceOf[ScheduledTokens],
+    *,
+    block_size: int,
+    trash_slot: int,
+    row_multiple: int,
+    wants_hidden_states: bool = False,
 ) -> BatchLayout:
     """Flattens the step's sequences.
 
@@ -105,11 +116,14 @@ def lay_out(
 
     num_sampled = num_drafts + 1
     logits = _last_of_each(cu_seqlens_q[1:], num_sampled)
-    logits_indices = np.zeros(_round_up(len(logits), row_multiple), dtype=np.int64)
-    logits_indices[: len(logits)] = logits
     bonus = np.cumsum(num_sampled) - 1
     is_target = np.ones(len(logits), dtype=np.bool_)
     is_target[bonus] = False
+    scored = np.zeros(0, dtype=np.int64)
+    if any(s.scored_offsets for s in scheduled):
+        logits, scored = _with_scored(logits, scheduled, cu_seqlens_q)
+    logits_indices = np.zeros(_round_up(len(logits), row_multiple), dtype=np.int64)
+    logits_indices[: len(logits)] = logits
     return BatchLayout(
         input_token_ids=input_token_ids,
         positions=positions,
@@ -123,6 +137,9 @@ def lay_out(
         bonus_logits_indices=bonus,
         draft_token_ids=np.array(draft_token_ids, dtype=np.int64),
         num_draft_tokens=num_drafts,
+        scored_logits_indices=scored,
+        num_rows=len(logits),
+        wants_hidden_states=wants_hidden_states,
     )
 
 
@@ -143,6 +160,23 @@ def slots_of(
     blocks: IntArray = flat[np.repeat(table_offsets, num_scheduled) + positions // block_size]
     slots: IntArray = blocks * block_size + positions % block_size
     return slots
+
+
+def _with_scored(
+    logits: IntArray, scheduled: SequenceOf[ScheduledTokens], cu_seqlens_q: IntArray
+) -> tuple[IntArray, IntArray]:
+    """The hidden rows that need logits, scored ones appended, and where the scored ones are."""
+    hidden_rows = np.concatenate(
+        [
+            np.arange(s.scored_offsets.start, s.scored_offsets.stop) + start
+            for s, start in zip(scheduled, cu_seqlens_q[:-1], strict=True)
+        ]
+    )
+    appended = np.setdiff1d(hidden_rows, logits)
+    both = np.concatenate((logits, appended))
+    place = np.zeros(int(cu_seqlens_q[-1]), dtype=np.int64)
+    place[both] = np.arange(len(both))
+    return both, place[hidden_rows]
 
 
 def _last_of_each(ends: IntArray, counts: IntArray) -> IntArray:

@@ -24,6 +24,7 @@ from verifier.numerics import BY_NAME, Numerics
 from verifier.philox import exponential_noise
 from verifier.rejection_sampler import AcceptanceRule
 from verifier.scheduler import Scheduler
+from verifier.scored_rows import max_rows_per_step
 from verifier.target_model import TargetModel
 from verifier.transformers_model import TransformersModel, UnsupportedAttentionError
 from verifier.wire import ServedModel
@@ -120,6 +121,9 @@ def build_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         count_hint=observer.hint_ended,
         has_prefix_cache=config.prefix_cache,
+        max_scored_rows=max_rows_per_step(
+            vocab_size=served.vocab_size, max_logprobs=served.max_logprobs or 0
+        ),
     )
     return Engine(
         model=loaded.model,

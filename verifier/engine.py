@@ -40,6 +40,7 @@ from verifier.scheduler import ScheduledSequence, Scheduler
 from verifier.sequence import DraftWait, FinishReason, Sequence
 from verifier.sequence_table import SequenceTable
 from verifier.speculation_policy import num_drafts_wanted
+from verifier.step_scoring import StepScoring
 from verifier.target_model import TargetModel
 
 Result = TypeVar("Result")
@@ -79,6 +80,7 @@ class EngineLoad:
 class StepRecord:
     """Everything about a step that an observer may want."""
 
+    # Those that the verdict is on, then those that are only scored.
     scheduled: list[ScheduledSequence]
     layout: BatchLayout
     verdict: Verdict
@@ -195,25 +197,27 @@ class Engine:
         scheduled = self._scheduler.schedule()
         if not scheduled:
             return False
-        layout = self._lay_out(scheduled)
+        scoring = StepScoring(scheduled)
+        layout = self._lay_out(scoring)
         clock.ended("schedule")
         logits = self._model.forward(layout)
         clock.ended("forward")
         verdict = verify(
-            logits,
-            [_judged(item) for item in scheduled],
+            scoring.sampled_rows(logits, layout),
+            [_judged(item) for item in scoring.sampled],
             draft_token_ids=layout.draft_token_ids,
-            num_draft_tokens=layout.num_draft_tokens,
+            num_draft_tokens=layout.num_draft_tokens[: len(scoring.sampled)],
             rule=self._options.acceptance_rule,
         )
         clock.ended("verify")
-        for row, item in enumerate(scheduled):
+        scoring.tell(self._table, layout, logits, self._model, verdict)
+        for row, item in enumerate(scoring.sampled):
             self._commit(row, item, verdict)
         stats = self._publish(scheduled, layout, clock.total_s, draft_wait_s)
         clock.ended("commit")
         self._observer.stepped(
             StepRecord(
-                scheduled=scheduled,
+                scheduled=scoring.scheduled,
                 layout=layout,
                 verdict=verdict,
                 stats=stats,
@@ -243,9 +247,9 @@ class Engine:
         else:
             self.stopped.set_result(None)
 
-    def _lay_out(self, scheduled: list[ScheduledSequence]) -> BatchLayout:
+    def _lay_out(self, scoring: StepScoring) -> BatchLayout:
         tokens = []
-        for item in scheduled:
+        for item in scoring.sampled:
             sequence = item.sequence
             start = sequence.num_computed_tokens
             tokens.append(
@@ -254,13 +258,15 @@ class Engine:
                     draft_token_ids=item.draft_token_ids,
                     num_computed_tokens=start,
                     block_table=sequence.block_table,
+                    scored_offsets=scoring.offsets_of(sequence, item.num_new_tokens),
                 )
             )
         return lay_out(
-            tokens,
+            tokens + scoring.entries,
             block_size=self._scheduler.block_size,
             trash_slot=self._options.trash_slot,
             row_multiple=self._options.numerics.row_multiple,
+            wants_hidden_states=scoring.wants_hidden_states,
         )
 
     def _commit(self, row: int, item: ScheduledSequence, verdict: Verdict) -> None:

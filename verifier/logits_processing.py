@@ -51,11 +51,41 @@ def target_probs(
         output_token_ids=output_token_ids,
         draft_token_ids=draft_token_ids,
     )
-    rows = adjusted_logits(logits, parameters, history)
-    if parameters.is_greedy:
+    return law_probs(logits, parameters, history)
+
+
+def law_probs(logits: torch.Tensor, sampling: Sampling, history: History) -> torch.Tensor:
+    """The law that one sequence's rows are sampled from.
+
+    Args:
+        logits: [K + 1, V], any float dtype.
+
+    Returns:
+        [K + 1, V] float32; a point mass where the temperature is 0.
+    """
+    rows = adjusted_logits(logits, sampling, history)
+    if sampling.is_greedy:
         probs = torch.zeros_like(rows, dtype=torch.float32)
         return probs.scatter_(-1, rows.argmax(dim=-1, keepdim=True), 1.0)
-    return row_probs(rows, [parameters] * len(rows))
+    return row_probs(rows, [sampling] * len(rows))
+
+
+def law_logprobs(logits: torch.Tensor, sampling: Sampling, history: History) -> torch.Tensor:
+    """What is told of one sequence's rows: the law's logprobs, or the model's own if `sampling`
+    wants them raw. At temperature 0, of the law that the likeliest token is taken from.
+
+    Args:
+        logits: [K + 1, V], any float dtype.
+
+    Returns:
+        [K + 1, V] float64.
+    """
+    rows = logits.double()
+    if not sampling.raw_logprobs:
+        rows = adjusted_logits(logits, sampling, history)
+        if not sampling.is_greedy:
+            rows = scaled_logits(rows, [sampling] * len(rows))
+    return torch.log_softmax(rows, dim=-1)
 
 
 def adjusted_logits(logits: torch.Tensor, sampling: Sampling, history: History) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from servicekit.errors import RequestError
 from verifier.rejection_sampler import TokenLogprob
+from verifier.scored_rows import ScoredRows
 from verifier.sequence import FinishReason, OpenSequence
 
 
@@ -115,12 +116,30 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScored:
+    """Logprobs of prompt tokens from position `base_length` on."""
+
+    sequence_id: str
+    base_length: int
+    logprobs: list[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """Rows of a sequence that is scored, from `scored.first_row` on; the last end it."""
+
+    sequence_id: str
+    scored: ScoredRows
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
     sequence_id: str
     error: RequestError
 
 
-Event = Opened | Decided | Rejected
+Event = Opened | PromptScored | Scored | Decided | Rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

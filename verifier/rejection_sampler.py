@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from verifier import philox
-from verifier.logits_processing import History, adjusted_logits, row_probs, scaled_logits
+from verifier.logits_processing import History, adjusted_logits, law_logprobs, row_probs
 from verifier.sampling import Sampling
 
 IntArray = npt.NDArray[np.int64]
@@ -315,12 +315,7 @@ def _logprobs(
 ) -> list[TokenLogprob]:
     """Of each emitted token, by the law of its row."""
     sampling = sequence.sampling
-    rows = logits.double()
-    if not sampling.raw_logprobs:
-        rows = adjusted_logits(logits, sampling, sequence.history)
-        if not sampling.is_greedy:
-            rows = scaled_logits(rows, [sampling] * len(rows))
-    rows = torch.log_softmax(rows[: len(emitted)], dim=-1)
+    rows = law_logprobs(logits, sampling, sequence.history)[: len(emitted)]
     return token_logprobs(rows, torch.from_numpy(emitted).to(rows.device), sampling.logprobs or 0)
 
 
@@ -335,9 +330,7 @@ def token_logprobs(
     """
     own = logprobs.gather(-1, token_ids[:, None])
     ranks = (logprobs > own).sum(dim=-1) + 1
-    # A stable sort of the whole row would do too; top-k alone leaves the order of equals open.
-    values, ids = torch.sort(logprobs, dim=-1, descending=True, stable=True)
-    values, ids = values[:, :num_top], ids[:, :num_top]
+    values, ids = _likeliest(logprobs, min(num_top, logprobs.shape[-1]))
     return [
         TokenLogprob(
             token_id=token_id,
@@ -357,6 +350,22 @@ def token_logprobs(
             strict=True,
         )
     ]
+
+
+def _likeliest(logprobs: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and ids [R, num_top] of the largest of each row [R, V], lower ids first among equals.
+
+    `topk` leaves open which of several equals it takes, and sorting whole rows is slow.
+    """
+    if num_top == 0:
+        return logprobs[:, :0], logprobs[:, :0].long()
+    smallest = logprobs.topk(num_top, dim=-1).values[:, -1:]
+    is_above, is_equal = logprobs > smallest, logprobs == smallest
+    num_equals = num_top - is_above.sum(dim=-1, keepdim=True)
+    is_taken = is_above | (is_equal & (is_equal.cumsum(dim=-1) <= num_equals))
+    ids = is_taken.nonzero()[:, 1].view(len(logprobs), num_top)
+    values, order = logprobs.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, order)
 
 
 def _accepted(

@@ -23,6 +23,8 @@ class Sampling:
     min_new_tokens: int = 0
     # None: no logprobs. 0: of the output tokens alone. n: of the n likeliest beside.
     logprobs: int | None = None
+    # The same for the prompt.
+    prompt_logprobs: int | None = None
     # Logprobs of the model's own law rather than of the law that is sampled from.
     raw_logprobs: bool = False
 
@@ -62,4 +64,6 @@ class Sampling:
         return cls(**given)
 
 
-_OPTIONAL_IN_MESSAGES = frozenset({"top_p", "repetition_penalty", "seed", "logprobs"})
+_OPTIONAL_IN_MESSAGES = frozenset(
+    {"top_p", "repetition_penalty", "seed", "logprobs", "prompt_logprobs"}
+)

@@ -67,6 +67,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         count_hint: Callable[[HintOutcome], None],
         has_prefix_cache: bool = True,
+        max_scored_rows: int = 256,
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs, "every decode must fit into a step"
         self.block_pool = block_pool
@@ -77,6 +78,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counts = SchedulerCounts()
+        # Most rows of a step's prefill chunks whose law is told.
+        self._max_scored_rows = max_scored_rows
         self._count_hint = count_hint
         self._num_arrivals = 0
 
@@ -134,13 +137,16 @@ class Scheduler:
             num_draft_blocks -= num_taken - num_own_blocks
             num_spare_blocks -= num_taken - num_own_blocks
             scheduled.append(self._scheduled(sequence, 1, draft_token_ids))
+        scored_rows = self._max_scored_rows
         for i, sequence in enumerate(prefilling):
             # The first one's next block is set aside.
             num_own_blocks = self._num_missing_blocks(sequence, 1) if i == 0 else 0
             room = self._room(sequence, num_own_blocks + num_spare_blocks)
-            num_tokens = min(_num_missing_tokens(sequence), budget, room)
+            num_missing = min(_num_missing_tokens(sequence), sequence.longest_chunk(scored_rows))
+            num_tokens = min(num_missing, budget, room)
             if num_tokens <= 0:
                 continue
+            scored_rows -= len(sequence.scored_rows(num_tokens))
             budget -= num_tokens
             num_spare_blocks -= self._num_missing_blocks(sequence, num_tokens) - num_own_blocks
             scheduled.append(self._scheduled(sequence, num_tokens, []))
@@ -173,12 +179,12 @@ class Scheduler:
     # Admission
 
     def _find_cached(self, sequence: Sequence) -> list[int]:
-        """The cached blocks that a waiting sequence begins with; never all of its tokens, because
-        the last one's logits are wanted.
+        """The cached blocks that a waiting sequence begins with; never a token whose logits are
+        wanted, as the last one's are.
         """
-        if not (self.has_prefix_cache and sequence.reads_prefix_cache):
+        if not self.has_prefix_cache:
             return []
-        num_blocks = (len(sequence.token_ids) - 1) // self.block_size
+        num_blocks = sequence.max_cached_tokens // self.block_size
         self._extend_digests(sequence, num_blocks)
         return self.block_pool.cache.find(sequence.block_digests[:num_blocks])
 
@@ -208,7 +214,7 @@ class Scheduler:
 
     def _count_lookup(self, sequence: Sequence) -> None:
         sequence.num_cached_tokens = sequence.num_computed_tokens
-        if self.has_prefix_cache and sequence.reads_prefix_cache:
+        if self.has_prefix_cache and sequence.max_cached_tokens:
             self.counts.num_prefix_cache_queries += len(sequence.token_ids)
             self.counts.num_prefix_cache_hits += sequence.num_cached_tokens
 

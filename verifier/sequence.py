@@ -26,6 +26,32 @@ class FinishReason(enum.Enum):
     CANCELLED = "cancelled"
 
 
+class ScoringMethod(enum.Enum):
+    """How drafts are scored: both give the same rows."""
+
+    SINGLE_PASS = "single_pass"
+    # One single-query row per draft and one more; see `batch_expansion.py`.
+    BATCH_EXPANSION = "batch_expansion"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """What is asked of a sequence that is scored instead of continued.
+
+    Its `token_ids` are a prompt and then its drafts, and all of them are computed as a prompt is.
+    Scored are the prompt's last row and the rows of the drafts.
+    """
+
+    method: ScoringMethod
+    # How many of the likeliest tokens are told, per row.
+    num_top: int
+    # Whether the prompt's tokens are scored, too.
+    prompt_logprobs: bool = False
+    # Tensors beside the summary: the law of each row, the last layer's output.
+    keeps_law: bool = False
+    keeps_hidden_states: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSequence:
     """A validated request to start a sequence. `verifier.proto`'s Open documents the fields."""
@@ -39,8 +65,22 @@ class OpenSequence:
     draft_wait: DraftWait
     drafting: bool
     num_speculative_tokens: int
+    # Sequences share prefix-cache blocks only with equal salts.
     cache_salt: str = ""
     priority: int = 0
+    # None: it is continued.
+    scoring: Scoring | None = None
+
+    @property
+    def rows_to_score(self) -> range:
+        """Positions of the tokens after which the model's law is asked for. The law of the first
+        output token is told with that token.
+        """
+        if self.scoring is not None:
+            first = 0 if self.scoring.prompt_logprobs else self.prompt_length - 1
+            return range(first, len(self.token_ids))
+        has_rows = self.sampling.prompt_logprobs is not None
+        return range(self.prompt_length - 1) if has_rows else range(0)
 
 
 # Compared by identity: two sequences with equal values are still two.
@@ -66,13 +106,15 @@ class Sequence:
     num_speculative_tokens: int
     # Sequences share cached blocks only with equal salts.
     cache_salt: str = ""
-    # False: computes every token itself, because more than the K/V of them is wanted.
-    reads_prefix_cache: bool = True
     # Higher first; within one priority, in order of arrival (the scheduler's count).
     priority: int = 0
     arrival: int = 0
     is_running: bool = False
     is_preempted: bool = False
+    scoring: Scoring | None = None
+    # Rows of known tokens (by position) whose law is still to be told. A row that was told leaves,
+    # so that a sequence whose K/V is computed again tells nothing twice.
+    rows_to_score: range = range(0)
     num_computed_tokens: int = 0
     # Of the tokens, those whose K/V was found at the first admission.
     num_cached_tokens: int = 0
@@ -90,6 +132,25 @@ class Sequence:
     publications: collections.deque[tuple[int, float]] = field(
         default_factory=lambda: collections.deque(maxlen=PUBLICATIONS_KEPT)
     )
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Most tokens whose K/V may come from a cache: the other rows must be computed."""
+        return self.rows_to_score.start if self.rows_to_score else len(self.token_ids) - 1
+
+    def scored_rows(self, num_new_tokens: int) -> range:
+        """Which of `rows_to_score` the next `num_new_tokens` tokens hold."""
+        end = self.num_computed_tokens + num_new_tokens
+        rows = self.rows_to_score
+        start = max(rows.start, self.num_computed_tokens)
+        return range(start, max(start, min(rows.stop, end)))
+
+    def longest_chunk(self, max_rows: int) -> int:
+        """Most of the next tokens that hold at most `max_rows` of `rows_to_score`."""
+        num_missing = len(self.token_ids) - self.num_computed_tokens
+        if len(self.rows_to_score) <= max_rows:
+            return num_missing
+        return max(0, self.rows_to_score.start + max_rows - self.num_computed_tokens)
 
     @property
     def remaining(self) -> int:

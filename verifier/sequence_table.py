@@ -15,7 +15,9 @@ from verifier.messages import (
     EventSink,
     Open,
     Opened,
+    PromptScored,
     Rejected,
+    Scored,
     StepStats,
     Update,
 )
@@ -80,6 +82,8 @@ class SequenceTable:
             num_speculative_tokens=opened.num_speculative_tokens,
             cache_salt=opened.cache_salt,
             priority=opened.priority,
+            scoring=opened.scoring,
+            rows_to_score=opened.rows_to_score,
         )
         self._sequences[command.session_id, opened.sequence_id] = sequence
         self._scheduler.add(sequence)
@@ -106,6 +110,12 @@ class SequenceTable:
         """Queues the event; a finish reason ends the sequence."""
         self._outbox[sequence.session_id].append(event)
         if event.finish_reason is not None:
+            self._forget(sequence)
+
+    def tell_scores(self, sequence: Sequence, event: PromptScored | Scored) -> None:
+        """Queues the event; a sequence that is only scored ends with its last row."""
+        self._outbox[sequence.session_id].append(event)
+        if isinstance(event, Scored) and event.is_last:
             self._forget(sequence)
 
     def reject(self, sequence: Sequence, error: RequestError) -> None:

@@ -7,10 +7,15 @@ from typing import Any
 import grpc
 
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+from verifier import score_wire
 from verifier.engine import Engine
-from verifier.errors import NotReadyError, UnsupportedFieldError
+from verifier.errors import DrainingError, NotReadyError, OverloadedError
+from verifier.scoring import ScoreCall
 from verifier.session import Session
 from verifier.wire import ServedModel
+
+# Of all Score calls at a time, unless there is only one.
+MAX_SCORED_TOKENS = 1 << 20
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -22,6 +27,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._opened: tuple[Engine, ServedModel] | None = None
         self._max_session_event_bytes = max_session_event_bytes
         self._sessions: set[Session] = set()
+        self._num_scored_tokens = 0
         self._is_draining = False
 
     def open(self, engine: Engine, served: ServedModel) -> None:
@@ -48,7 +54,25 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def Score(
         self, request: verifier_pb2.ScoreRequest, context: _Context
     ) -> verifier_pb2.ScoreResponse:
-        raise UnsupportedFieldError("Score is not supported", field="")
+        engine, served = self._loaded()
+        if self._is_draining:
+            raise DrainingError("the verifier is shutting down", retry_after_ms=1000)
+        query = score_wire.score_query(request, served)
+        num_tokens = query.num_tokens
+        if self._num_scored_tokens and self._num_scored_tokens + num_tokens > MAX_SCORED_TOKENS:
+            raise OverloadedError(
+                f"{self._num_scored_tokens} tokens are being scored already", retry_after_ms=1000
+            )
+        self._num_scored_tokens += num_tokens
+        call = ScoreCall(engine, query.sequences, query.options)
+        try:
+            scored = await asyncio.wrap_future(call.result)
+        finally:
+            # Also when the client has gone away: its blocks are free within one step.
+            call.close()
+            self._num_scored_tokens -= num_tokens
+        # Writing tens of thousands of logprobs takes longer than hints may wait.
+        return await asyncio.to_thread(score_wire.score_response, query, scored)
 
     async def GetModelInfo(
         self, request: verifier_pb2.GetModelInfoRequest, context: _Context

@@ -1,6 +1,6 @@
 """The target model as the engine sees it: a step's layout in, logits out."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -18,3 +18,11 @@ class TargetModel(Protocol):
         Writes K/V of all scheduled tokens, drafts included.
         """
         ...
+
+
+@runtime_checkable
+class KeepsHiddenStates(Protocol):
+    """A target model that can also give what its logits were made of."""
+
+    # [R, hidden size] of the last forward pass, if its layout wanted them.
+    hidden_states: torch.Tensor | None

@@ -6,6 +6,8 @@ with explicit positions and no cache of transformers'. The step's prepared atten
 through the model's keyword arguments to the attention function.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -27,7 +29,7 @@ class UnsupportedAttentionError(Exception):
 
 
 class TransformersModel:
-    """Implements `TargetModel`. Owned by the engine thread."""
+    """Implements `TargetModel` and `KeepsHiddenStates`. Owned by the engine thread."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class TransformersModel:
         device: torch.device,
     ) -> None:
         self.vocab_size = int(model.config.vocab_size)
+        self.hidden_states: torch.Tensor | None = None
         self._model = model
         self._backend = backend
         self._cache = cache
@@ -45,6 +48,13 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(self, layout: BatchLayout) -> torch.Tensor:
+        if layout.wants_hidden_states:
+            with self._keeping_hidden_states(layout.num_rows):
+                return self._forward(layout)
+        self.hidden_states = None
+        return self._forward(layout)
+
+    def _forward(self, layout: BatchLayout) -> torch.Tensor:
         output = cast(Any, self._model)(
             input_ids=self._on_device(layout.input_token_ids)[None],
             position_ids=self._on_device(layout.positions)[None],
@@ -54,6 +64,20 @@ class TransformersModel:
         )
         logits: torch.Tensor = output.logits[0, : layout.num_rows]
         return logits
+
+    @contextlib.contextmanager
+    def _keeping_hidden_states(self, num_rows: int) -> Iterator[None]:
+        """What goes into the output layer is what the logits are made of, whatever the model."""
+
+        def keep(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+            self.hidden_states = arguments[0][0, :num_rows].clone()
+
+        head = cast(torch.nn.Module, self._model.get_output_embeddings())
+        handle = head.register_forward_pre_hook(keep)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _on_device(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -20,7 +20,16 @@ from verifier.errors import (
     UnsupportedFieldError,
     WrongModelError,
 )
-from verifier.messages import Decided, Event, Hint, Opened, Rejected, StepStats
+from verifier.messages import (
+    Decided,
+    Event,
+    Hint,
+    Opened,
+    PromptScored,
+    Rejected,
+    Scored,
+    StepStats,
+)
 from verifier.rejection_sampler import TokenLogprob
 from verifier.sampling import Sampling
 from verifier.sequence import DraftWait, FinishReason, OpenSequence
@@ -29,6 +38,8 @@ PROTOCOL_VERSION = 1
 MAX_SEQUENCE_ID_BYTES = 64
 MAX_STOP_TOKEN_IDS = 1024
 MAX_CACHE_SALT_BYTES = 256
+# Of one prompt, each with the likeliest ones beside it: what a gateway can hand on in one message.
+MAX_PROMPT_LOGPROBS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +121,7 @@ _FINISH_REASONS = {
     FinishReason.CANCELLED: sampling_pb2.FINISH_REASON_CANCELLED,
 }
 
-# Fields of SamplingParams that are not honoured yet, and when they ask for something.
-_UNSUPPORTED_SAMPLING: dict[str, Callable[[sampling_pb2.SamplingParams], bool]] = {
-    "prompt_logprobs": lambda s: s.HasField("prompt_logprobs"),
-}
-# Fields of Open likewise.
+# Fields of Open that are not honoured.
 _UNSUPPORTED_OPEN = ("adapter_id", "drafter_address")
 
 
@@ -152,7 +159,7 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
         raise InvalidRequestError(
             f"{len(message.stop_token_ids)} are over {MAX_STOP_TOKEN_IDS}", field="stop_token_ids"
         )
-    _check_in_vocabulary(message.stop_token_ids, served, field="stop_token_ids")
+    check_in_vocabulary(message.stop_token_ids, served, field="stop_token_ids")
     num_speculative_tokens = served.max_num_speculative_tokens
     if message.HasField("num_speculative_tokens"):
         if message.num_speculative_tokens > num_speculative_tokens:
@@ -162,11 +169,20 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
             )
         num_speculative_tokens = message.num_speculative_tokens
     stop_token_ids = frozenset(message.stop_token_ids)
+    sampling = check_sampling(message.sampling, served)
+    if sampling.prompt_logprobs is not None:
+        num_logprobs = prompt_length * (sampling.prompt_logprobs + 1)
+        if num_logprobs > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequestError(
+                f"{num_logprobs} logprobs of {prompt_length} tokens are over the limit "
+                f"{MAX_PROMPT_LOGPROBS}",
+                field="sampling.prompt_logprobs",
+            )
     return OpenSequence(
         sequence_id=message.sequence_id,
         token_ids=token_ids,
         prompt_length=prompt_length,
-        sampling=_sampling(message.sampling, served),
+        sampling=sampling,
         max_new_tokens=max_new_tokens,
         stop_token_ids=stop_token_ids
         if message.ignore_eos
@@ -234,9 +250,19 @@ def _event(event: Event) -> verifier_pb2.Event:
                     num_accepted_tokens=event.num_accepted_tokens,
                     num_wanted_draft_tokens=event.num_wanted_draft_tokens,
                     finish_reason=_FINISH_REASONS[event.finish_reason],
-                    logprobs=[_token_logprob(logprob) for logprob in event.logprobs],
+                    logprobs=[token_logprob(logprob) for logprob in event.logprobs],
                 )
             )
+        case PromptScored():
+            return verifier_pb2.Event(
+                prompt_scored=verifier_pb2.PromptScored(
+                    sequence_id=event.sequence_id,
+                    base_length=event.base_length,
+                    logprobs=[token_logprob(logprob) for logprob in event.logprobs],
+                )
+            )
+        case Scored():
+            raise AssertionError("no session opens sequences that are only scored")
         case Opened():
             return verifier_pb2.Event(
                 opened=verifier_pb2.Opened(
@@ -247,12 +273,12 @@ def _event(event: Event) -> verifier_pb2.Event:
             return verifier_pb2.Event(rejected=_rejected(event.sequence_id, event.error))
 
 
-def _token_logprob(logprob: TokenLogprob) -> sampling_pb2.TokenLogprob:
+def token_logprob(logprob: TokenLogprob) -> sampling_pb2.TokenLogprob:
     return sampling_pb2.TokenLogprob(
         token_id=logprob.token_id,
         logprob=logprob.logprob,
         rank=logprob.rank,
-        top=[_token_logprob(top) for top in logprob.top],
+        top=[token_logprob(top) for top in logprob.top],
     )
 
 
@@ -279,10 +305,10 @@ def _check_tokens(token_ids: list[int], prompt_length: int, served: ServedModel)
             f"{len(token_ids)} tokens leave no room in the model's {served.max_model_len}",
             field="token_ids",
         )
-    _check_in_vocabulary(token_ids, served, field="token_ids")
+    check_in_vocabulary(token_ids, served, field="token_ids")
 
 
-def _check_in_vocabulary(token_ids: Iterable[int], served: ServedModel, *, field: str) -> None:
+def check_in_vocabulary(token_ids: Iterable[int], served: ServedModel, *, field: str) -> None:
     largest = max(token_ids, default=0)
     if largest >= served.vocab_size:
         raise InvalidRequestError(
@@ -290,10 +316,30 @@ def _check_in_vocabulary(token_ids: Iterable[int], served: ServedModel, *, field
         )
 
 
-def _sampling(message: sampling_pb2.SamplingParams, served: ServedModel) -> Sampling:
-    for name, is_asked_for in _UNSUPPORTED_SAMPLING.items():
-        if is_asked_for(message):
-            raise UnsupportedFieldError(f"{name} is not supported", field=f"sampling.{name}")
+def check_num_logprobs(num_logprobs: int | None, served: ServedModel, *, field: str) -> None:
+    """Checks how many of the likeliest tokens are asked for; None: no logprobs at all.
+
+    Raises:
+        RequestError: the server gives none, or not as many.
+    """
+    if num_logprobs is None:
+        return
+    if served.max_logprobs is None:
+        raise UnsupportedFieldError("this server gives no logprobs", field=field)
+    if num_logprobs > served.max_logprobs:
+        raise InvalidRequestError(
+            f"{num_logprobs} is over the limit {served.max_logprobs}", field=field
+        )
+
+
+def check_sampling(
+    message: sampling_pb2.SamplingParams, served: ServedModel, *, needs_seed: bool = True
+) -> Sampling:
+    """Checks the parameters of one sequence; `needs_seed`: it will be sampled from.
+
+    Raises:
+        RequestError: names the field.
+    """
     sampling = Sampling.of(message)
     for name, is_allowed, range_ in _SAMPLING_RANGES:
         value = getattr(sampling, name)
@@ -310,15 +356,9 @@ def _sampling(message: sampling_pb2.SamplingParams, served: ServedModel) -> Samp
         raise InvalidRequestError(
             f"unknown value {message.logprobs_mode}", field="sampling.logprobs_mode"
         )
-    if sampling.logprobs is not None:
-        if served.max_logprobs is None:
-            raise UnsupportedFieldError("this server gives none", field="sampling.logprobs")
-        if sampling.logprobs > served.max_logprobs:
-            raise InvalidRequestError(
-                f"{sampling.logprobs} is over the limit {served.max_logprobs}",
-                field="sampling.logprobs",
-            )
-    if sampling.temperature > 0 and not message.HasField("seed"):
+    check_num_logprobs(sampling.logprobs, served, field="sampling.logprobs")
+    check_num_logprobs(sampling.prompt_logprobs, served, field="sampling.prompt_logprobs")
+    if needs_seed and sampling.temperature > 0 and not message.HasField("seed"):
         raise InvalidRequestError("must be set with temperature > 0", field="sampling.seed")
     return dataclasses.replace(sampling, raw_logprobs=_RAW_LOGPROBS[message.logprobs_mode])
 

@@ -218,7 +218,7 @@ class Chunk(_message.Message):
     num_accepted_tokens: _builtins.int
     num_steps: _builtins.int
     """Model steps that this chunk covers: 1, or more when the client reads slower than tokens
-    come.
+    come; 0 without tokens.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -230,7 +230,9 @@ class Chunk(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprob]:
-        """Once, on request, joined over prefill chunks; the first position is empty."""
+        """Once, on request, for choice 0 alone: one per prompt token, the first of them empty. They come
+        with its first token; those of a long prompt in several chunks without tokens before it.
+        """
 
     def __init__(
         self,

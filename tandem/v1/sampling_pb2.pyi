@@ -137,7 +137,10 @@ class SamplingParams(_message.Message):
     logprobs: _builtins.int
     """Logprobs of each output token and of the n likeliest. Absent: none."""
     prompt_logprobs: _builtins.int
-    """The same for the prompt. Absent: none."""
+    """The same for the prompt, as if each of its tokens were the first of the output: what counts
+    output tokens (frequency and presence penalty, min_new_tokens) changes nothing. At most
+    131,072 logprobs, those of the likeliest tokens counted. Absent: none.
+    """
     logprobs_mode: Global___LogprobsMode.ValueType
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:

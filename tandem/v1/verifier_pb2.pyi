@@ -522,7 +522,9 @@ Global___Opened: _TypeAlias = Opened  # noqa: Y015
 
 @_typing.final
 class PromptScored(_message.Message):
-    """Logprobs of a prefill chunk's tokens, on request."""
+    """Logprobs of a prefill chunk's tokens, on request; each token of the prompt but the first, which
+    follows nothing, comes once, in order, before the first Decided.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -531,6 +533,7 @@ class PromptScored(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     base_length: _builtins.int
+    """1 in the first."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprob]: ...
     def __init__(
@@ -688,15 +691,20 @@ class ScoreRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     top_logprobs: _builtins.int
-    """The n likeliest tokens per position."""
+    """The n likeliest tokens per position, and per prompt token."""
     prompt_logprobs: _builtins.bool
     cache_salt: _builtins.str
+    """Calls share prefix-cache blocks only with equal salts."""
     method: Global___Method.ValueType
     @_builtins.property
-    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreSequence]: ...
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreSequence]:
+        """1 to 256, together at most 131,072 tokens; and at most 32,768 logprobs to answer."""
+
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
-        """The law that is scored."""
+        """The law that is scored: position j's history is token_ids as prompt and the first j drafts as
+        output. No seed is needed. Logprobs are asked for below, not here.
+        """
 
     def __init__(
         self,
@@ -723,7 +731,9 @@ class ScoreSequence(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Not empty, within the model's limit and vocabulary."""
+
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -778,7 +788,9 @@ class ScoredSequence(_message.Message):
         """k + 1 for k drafts."""
 
     @_builtins.property
-    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprob]: ...
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprob]:
+        """On request, one per token; the first position is empty."""
+
     def __init__(
         self,
         *,
@@ -805,7 +817,9 @@ class ScoredPosition(_message.Message):
     """The target's likeliest token here."""
     @_builtins.property
     def draft(self) -> _sampling_pb2.TokenLogprob:
-        """Logprob and rank of the draft token; absent at the last position."""
+        """Logprob and rank of the draft token, as for output tokens: at temperature 0 of the law that
+        the likeliest token is taken from. Absent at the last position.
+        """
 
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprob]:

@@ -50,7 +50,12 @@ class VerifierServiceStub:
     protocol version, unread events piling up past the bound) ends with a status.
     """
     Score: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.ScoreRequest, _verifier_pb2.ScoreResponse]
-    """The model's scores of given draft tokens, without sampling."""
+    """The model's scores of given draft tokens, without sampling. Needs no session and no drafter;
+    cancelling the call frees everything it held, within one step.
+
+    Errors: INVALID_ARGUMENT naming the field; RESOURCE_EXHAUSTED with google.rpc.RetryInfo while
+    too much is waiting; UNIMPLEMENTED where the server gives no logprobs.
+    """
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.GetModelInfoRequest, _verifier_pb2.GetModelInfoResponse]
     """Which model is served, and within which limits."""
     GetVerifierLoad: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.GetVerifierLoadRequest, _verifier_pb2.GetVerifierLoadResponse]
@@ -67,7 +72,12 @@ class VerifierServiceAsyncStub(VerifierServiceStub):
     protocol version, unread events piling up past the bound) ends with a status.
     """
     Score: _aio.UnaryUnaryMultiCallable[_verifier_pb2.ScoreRequest, _verifier_pb2.ScoreResponse]  # type: ignore[assignment]
-    """The model's scores of given draft tokens, without sampling."""
+    """The model's scores of given draft tokens, without sampling. Needs no session and no drafter;
+    cancelling the call frees everything it held, within one step.
+
+    Errors: INVALID_ARGUMENT naming the field; RESOURCE_EXHAUSTED with google.rpc.RetryInfo while
+    too much is waiting; UNIMPLEMENTED where the server gives no logprobs.
+    """
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_verifier_pb2.GetModelInfoRequest, _verifier_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """Which model is served, and within which limits."""
     GetVerifierLoad: _aio.UnaryUnaryMultiCallable[_verifier_pb2.GetVerifierLoadRequest, _verifier_pb2.GetVerifierLoadResponse]  # type: ignore[assignment]
@@ -93,7 +103,12 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _verifier_pb2.ScoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.ScoreResponse, _abc.Awaitable[_verifier_pb2.ScoreResponse]]:
-        """The model's scores of given draft tokens, without sampling."""
+        """The model's scores of given draft tokens, without sampling. Needs no session and no drafter;
+        cancelling the call frees everything it held, within one step.
+
+        Errors: INVALID_ARGUMENT naming the field; RESOURCE_EXHAUSTED with google.rpc.RetryInfo while
+        too much is waiting; UNIMPLEMENTED where the server gives no logprobs.
+        """
 
     @_abc_1.abstractmethod
     def GetModelInfo(

@@ -34,7 +34,11 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     torch.set_num_threads(1)
-    return AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        BUNDLED_MODEL, dtype=torch.float32
+    )
+    model.eval()
+    return model
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,7 @@ INVALID = {
     "bias over 100": (sampling(logit_bias={5: 101.0}), "sampling.logit_bias"),
     "bias of an id out of range": (sampling(logit_bias={2048: 1.0}), "sampling.logit_bias"),
     "too many logprobs": (sampling(logprobs=21), "sampling.logprobs"),
+    "too many prompt logprobs": (sampling(prompt_logprobs=21), "sampling.prompt_logprobs"),
     "unknown model": (request(model_id="another"), "model_id"),
     "too long": (
         pb.GenerateRequest(tokens=pb.TokenIds(token_ids=[5] * 2048)),
@@ -61,9 +62,6 @@ INVALID = {
         "speculation.prompt_lookup_min",
     ),
     "empty stop": (request(stop_sequences=[""]), "stop_sequences"),
-}
-UNSUPPORTED = {
-    "prompt_logprobs": (sampling(prompt_logprobs=1), "sampling.prompt_logprobs"),
 }
 
 
@@ -100,14 +98,3 @@ async def test_bad_input_is_refused_by_its_fields_name_and_harms_nobody(
     violation = field_violation(error)
     assert violation is not None
     assert violation[0].split("[")[0] == field
-
-
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("kind", UNSUPPORTED)
-async def test_what_is_not_there_yet_is_refused_by_its_fields_name(kind: str, stack: Stack) -> None:
-    bad, field = UNSUPPORTED[kind]
-    error = await refused(stack, bad)
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    violation = field_violation(error)
-    assert violation is not None
-    assert violation[0] == field

@@ -17,9 +17,10 @@ from tandem.v1 import verifier_pb2_grpc
 from tests.verifier.paged_model import PagedModel, load_bundled_model
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
 from tests.verifier.running_verifier import RunningVerifier, StartVerifier
+from tests.verifier.scoring_engine import StartScoring, started
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
-from verifier.engine import EngineObserver
+from verifier.engine import Engine, EngineObserver
 from verifier.server import VerifierServer
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples/demo_model/model"
@@ -74,6 +75,20 @@ def bundled_model(bundled_config: VerifierConfig) -> LoadedModel:
 
 
 @pytest.fixture
+def start_scoring(
+    bundled_config: VerifierConfig, bundled_model: LoadedModel
+) -> Iterator[StartScoring]:
+    """Starts an engine over the bundled model; options are those of `VerifierConfig`."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**options: object) -> Engine:
+            config = bundled_config.model_copy(update=options)
+            return stack.enter_context(started(bundled_model, config))
+
+        yield start
+
+
+@pytest.fixture
 async def start_verifier(
     bundled_config: VerifierConfig, bundled_model: LoadedModel
 ) -> AsyncIterator[StartVerifier]:
@@ -83,6 +98,7 @@ async def start_verifier(
         async def start(
             *,
             max_model_len: int | None = None,
+            gives_logprobs: bool = True,
             observer: EngineObserver | None = None,
             **options: object,
         ) -> RunningVerifier:
@@ -90,6 +106,9 @@ async def start_verifier(
             loaded = bundled_model
             if max_model_len is not None:
                 served = dataclasses.replace(loaded.served, max_model_len=max_model_len)
+                loaded = dataclasses.replace(loaded, served=served)
+            if not gives_logprobs:
+                served = dataclasses.replace(loaded.served, max_logprobs=None)
                 loaded = dataclasses.replace(loaded, served=served)
             registry, log = CollectorRegistry(), structlog.testing.LogCapture()
             logger = structlog.wrap_logger(

@@ -21,11 +21,13 @@ from verifier.messages import (
     Hints,
     Open,
     Opened,
+    PromptScored,
     Rejected,
     StepStats,
     Update,
 )
 from verifier.numerics import STRICT
+from verifier.rejection_sampler import TokenLogprob
 from verifier.scheduler import Scheduler
 
 # Nothing here takes a hundredth of it, unless it never comes.
@@ -116,6 +118,15 @@ class EngineSession:
 
     def output(self, sequence_id: str) -> list[int]:
         return [t for event in self.decided(sequence_id) for t in event.token_ids]
+
+    def prompt_logprobs(self, sequence_id: str) -> list[TokenLogprob]:
+        """Of all chunks, which must follow each other."""
+        told: list[TokenLogprob] = []
+        for event in self.of(sequence_id):
+            if isinstance(event, PromptScored):
+                assert event.base_length == len(told) + 1
+                told += event.logprobs
+        return told
 
     def wait_decided(self, sequence_id: str, count: int) -> Decided:
         """The sequence's `count`th decision, waited for."""

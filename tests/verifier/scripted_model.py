@@ -44,21 +44,20 @@ class ScriptedModel:
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         self._memory[layout.slot_mapping] = layout.input_token_ids
         logits = torch.zeros(layout.num_rows, VOCAB_SIZE)
-        offsets = layout.cu_seqlens_q.tolist()
-        row = 0
-        for i, block_table in enumerate(layout.block_tables):
-            known = self._read(block_table, int(layout.seq_lens[i]))
-            first_position = int(layout.positions[offsets[i]])
-            for _ in range(int(layout.num_sampled_tokens[i])):
-                query = int(layout.logits_indices[row])
-                assert offsets[i] <= query < offsets[i + 1], "a row of another sequence"
-                position = first_position + query - offsets[i]
-                next_token_id = self.rule(known[: position + 1])
-                if next_token_id is None:
-                    logits[row] = torch.nan
-                else:
-                    logits[row, next_token_id] = 1.0
-                row += 1
+        known = [
+            self._read(block_table, int(seq_len))
+            for block_table, seq_len in zip(layout.block_tables, layout.seq_lens, strict=True)
+        ]
+        for row, query in enumerate(layout.logits_indices[: layout.num_rows].tolist()):
+            owner = int(np.searchsorted(layout.cu_seqlens_q, query, side="right")) - 1
+            if row < layout.num_sampled_tokens.sum():
+                ends = layout.num_sampled_tokens.cumsum()
+                assert owner == np.searchsorted(ends, row, side="right"), "another sequence's row"
+            next_token_id = self.rule(known[owner][: int(layout.positions[query]) + 1])
+            if next_token_id is None:
+                logits[row] = torch.nan
+            else:
+                logits[row, next_token_id] = 1.0
         return logits
 
     def _read(self, block_table: list[int], num_tokens: int) -> list[int]:

@@ -1,5 +1,6 @@
 """Index arithmetic against the reference's worked example and a per-token oracle."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,5 +162,63 @@ def test_every_index_array_is_int64() -> None:
         trash_slot=16,
         row_multiple=8,
     )
-    arrays = [getattr(layout, name) for name in layout.__slots__ if name != "block_tables"]
+    values = [getattr(layout, name) for name in layout.__slots__]
+    arrays = [value for value in values if not isinstance(value, list | bool | int)]
+    assert len(arrays) == len(values) - 3
     assert all(array.dtype == np.int64 for array in arrays)
+
+
+def test_worked_example_of_scored_rows() -> None:
+    layout = lay_out(
+        [
+            make_scheduled(4, num_drafts=3),
+            make_scheduled(100, num_drafts=0, scored_offsets=range(98, 100)),
+            make_scheduled(3, num_drafts=2),
+            make_scheduled(100, num_drafts=0),
+            make_scheduled(2, num_drafts=1),
+        ],
+        block_size=16,
+        trash_slot=10_000,
+        row_multiple=1,
+    )
+    assert layout.logits_indices.tolist() == [0, 1, 2, 3, 103, 104, 105, 106, 206, 207, 208, 102]
+    assert layout.scored_logits_indices.tolist() == [11, 4]
+    assert layout.bonus_logits_indices.tolist() == [3, 4, 7, 8, 10]
+    assert layout.num_rows == 12
+
+
+def make_scheduled(
+    num_tokens: int, *, num_drafts: int, scored_offsets: range = range(0)
+) -> ScheduledTokens:
+    return ScheduledTokens(
+        token_ids=[1] * (num_tokens - num_drafts),
+        draft_token_ids=[7] * num_drafts,
+        num_computed_tokens=0,
+        block_table=list(range(-(-num_tokens // 16))),
+        scored_offsets=scored_offsets,
+    )
+
+
+@given(step=steps(), row_multiple=st.sampled_from([1, 8]), draws=st.data())
+def test_scored_rows_are_appended_once_and_disturb_nothing(
+    step: tuple[list[ScheduledTokens], int], row_multiple: int, draws: st.DataObject
+) -> None:
+    scheduled, block_size = step
+    plain = lay_out(scheduled, block_size=block_size, trash_slot=5000, row_multiple=row_multiple)
+    scored = []
+    for each in scheduled:
+        start = draws.draw(st.integers(0, each.num_scheduled_tokens))
+        stop = draws.draw(st.integers(start, each.num_scheduled_tokens))
+        scored.append(dataclasses.replace(each, scored_offsets=range(start, stop)))
+    layout = lay_out(scored, block_size=block_size, trash_slot=5000, row_multiple=row_multiple)
+    first_tokens = layout.cu_seqlens_q.tolist()
+    expected = [
+        first_tokens[i] + offset for i, each in enumerate(scored) for offset in each.scored_offsets
+    ]
+    rows = layout.logits_indices[: layout.num_rows].tolist()
+    assert [rows[index] for index in layout.scored_logits_indices] == expected
+    assert rows[: plain.num_rows] == plain.logits_indices[: plain.num_rows].tolist()
+    assert sorted(rows[plain.num_rows :]) == sorted(set(expected) - set(rows[: plain.num_rows]))
+    assert layout.bonus_logits_indices.tolist() == plain.bonus_logits_indices.tolist()
+    assert layout.target_logits_indices.tolist() == plain.target_logits_indices.tolist()
+    assert_padding(layout, 5000, row_multiple)

@@ -45,7 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             draft_wait=any_draft_wait(draw),
             priority=priority,
             cache_salt=salt,
-            reads_prefix_cache=draw.random() < 0.9,
+            rows_to_score=range(int(draw.random() < 0.1)),
         )
         self.prompts[sequence.sequence_id] = prompt
 
@@ -226,7 +226,7 @@ class TestFairness:
         prompts: list[Sequence] = []
         for i in range(55):
             if len(world.scheduler.waiting) < 2:
-                prompts.append(world.open([i % 3, *([2] * 99)], 2, reads_prefix_cache=False))
+                prompts.append(world.open([i % 3, *([2] * 99)], 2, rows_to_score=range(1)))
             [step] = stepped(world, 1)
             assert step[:3] == ids, "a decode sat out"
         assert [len(o) for o in outputs(world, decodes)] == [56] * 3, "one token per step"

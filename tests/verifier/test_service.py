@@ -1,6 +1,7 @@
 """VerifierService over gRPC, with the bundled model: who is let in, and what they get."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 
@@ -22,9 +23,12 @@ from tests.verifier.running_verifier import (
     RunningVerifier,
     StartVerifier,
 )
+from tests.verifier.scoring_engine import oracle_logits
 from verifier.build import LoadedModel
 from verifier.checkpoint import reference_logits
 from verifier.config import VerifierConfig
+from verifier.logits_processing import target_probs
+from verifier.sampling import Sampling
 from verifier.server import VerifierServer
 
 INVALID = code_number(grpc.StatusCode.INVALID_ARGUMENT)
@@ -205,6 +209,10 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
     ),
     "too many logprobs": (make_open(sampling=SamplingParams(logprobs=21)), "sampling.logprobs"),
     "long salt": (make_open(cache_salt="x" * 257), "cache_salt"),
+    "too many prompt logprobs": (
+        make_open(sampling=SamplingParams(prompt_logprobs=21)),
+        "sampling.prompt_logprobs",
+    ),
     "no seed": (make_open(sampling=SamplingParams(temperature=1)), "sampling.seed"),
     "unknown logprobs mode": (
         make_open(sampling=SamplingParams(logprobs_mode=7)),  # type: ignore[arg-type]
@@ -214,7 +222,6 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
 UNSUPPORTED_OPENS: dict[str, Message] = {
     "adapter_id": make_open(adapter_id="x"),
     "drafter_address": make_open(drafter_address="x"),
-    "sampling.prompt_logprobs": make_open(sampling=SamplingParams(prompt_logprobs=0)),
 }
 
 
@@ -300,6 +307,68 @@ class TestOpening:
         assert await session.wait_finished("whole") == greedy_output
         reason = session.decided("whole")[-1].finish_reason
         assert reason == sampling_pb2.FINISH_REASON_LENGTH
+
+
+class TestPromptLogprobs:
+    async def test_come_chunk_by_chunk_before_the_first_token(
+        self, start_verifier: StartVerifier, bundled_model: LoadedModel, greedy_output: list[int]
+    ) -> None:
+        running = await start_verifier(max_num_batched_tokens=16)
+        session = await running.greeted_session()
+        sampling = sampling_pb2.SamplingParams(prompt_logprobs=2)
+        await session.open(make_open(sampling=sampling))
+        assert await session.wait_finished("a") == greedy_output
+        kinds = [event.WhichOneof("event") for event in session.events]
+        assert kinds[1:6] == ["opened", *["prompt_scored"] * 3, "decided"]
+        chunks = [e.prompt_scored for e in session.events if e.HasField("prompt_scored")]
+        assert [chunk.base_length for chunk in chunks] == [1, 17, 33]
+        told = [logprob for chunk in chunks for logprob in chunk.logprobs]
+        expected = torch.log_softmax(oracle_logits(bundled_model, PROMPT), dim=-1)
+        assert [logprob.token_id for logprob in told] == PROMPT[1:]
+        for logprob, row in zip(told, expected[:-1], strict=True):
+            assert abs(logprob.logprob - float(row[logprob.token_id])) < 1e-4
+            assert [top.token_id for top in logprob.top] == row.topk(2).indices.tolist()
+
+    async def test_are_of_the_processed_law_unless_raw_ones_are_asked_for(
+        self, start_verifier: StartVerifier, bundled_model: LoadedModel
+    ) -> None:
+        session = await (await start_verifier()).greeted_session()
+        law = {"temperature": 0.5, "seed": 1, "repetition_penalty": 1.5, "prompt_logprobs": 0}
+        output_only = {"frequency_penalty": 2, "presence_penalty": 2, "min_new_tokens": 5}
+        for sequence_id, fields in (
+            ("law", law),
+            ("output is not counted", law | output_only),
+            ("raw", law | {"logprobs_mode": sampling_pb2.LOGPROBS_MODE_RAW}),
+            ("as it is", {"prompt_logprobs": 0}),
+        ):
+            sampling = sampling_pb2.SamplingParams(**fields)
+            await session.open(make_open(sequence_id, max_new_tokens=6, sampling=sampling))
+        told = {}
+        for sequence_id in ("law", "output is not counted", "raw", "as it is"):
+            await session.wait_finished(sequence_id)
+            told[sequence_id] = [
+                logprob.logprob
+                for event in session.events
+                if event.prompt_scored.sequence_id == sequence_id
+                for logprob in event.prompt_scored.logprobs
+            ]
+        assert told["raw"] == told["as it is"]
+        assert told["law"] == told["output is not counted"]
+        logits = oracle_logits(bundled_model, PROMPT)
+        sampling_of_law = Sampling(temperature=0.5, repetition_penalty=1.5)
+        for position, logprob in enumerate(told["law"], start=1):
+            probs = target_probs(
+                logits[position - 1 : position], sampling_of_law, PROMPT[:position], [], []
+            )
+            assert abs(math.exp(logprob) - float(probs[0, PROMPT[position]])) < 1e-4
+
+    async def test_over_the_bound_are_refused(self, start_verifier: StartVerifier) -> None:
+        running = await start_verifier(max_model_len=8000)
+        session = await running.greeted_session()
+        sampling = sampling_pb2.SamplingParams(prompt_logprobs=20)
+        await session.open(make_open(token_ids=[1] * 6500, sampling=sampling))
+        rejected = await session.wait_rejected()
+        assert (rejected.code, rejected.field) == (INVALID, "sampling.prompt_logprobs")
 
 
 def garbage(known: list[int], right: list[int]) -> list[tuple[int, list[int]]]:
@@ -547,12 +616,6 @@ class TestUnaryCalls:
         assert load.num_steps == 2
         assert load.step_duration_s > 0
         assert load.hop_duration_s > 0
-
-    async def test_score_is_unimplemented(self, start_verifier: StartVerifier) -> None:
-        running = await start_verifier()
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await running.stub.Score(pb.ScoreRequest())
-        assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 class TestMetrics:

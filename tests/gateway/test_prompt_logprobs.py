@@ -1,0 +1,155 @@
+"""A prompt's logprobs on their way from the verifier's chunks to the client."""
+
+import grpc
+import pytest
+
+from gateway.errors import VerifierError
+from gateway.generation import Generation
+from gateway.messages import PromptScored
+from gateway.request import FinishReason, SamplingParams, TokenLogprob
+from tandem.v1 import sampling_pb2, verifier_pb2
+from tests.gateway.making import decide, make_generation
+from tests.gateway.running_gateway import StartGateway, collect, error_of
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+
+WANTED = SamplingParams(prompt_logprobs=0)
+
+
+def logprob(token_id: int) -> TokenLogprob:
+    return TokenLogprob(token_id, -0.5, 2)
+
+
+def scored(base_length: int, end: int) -> PromptScored:
+    return PromptScored(
+        sequence_id="sequence",
+        base_length=base_length,
+        logprobs=[logprob(i) for i in range(base_length, end)],
+    )
+
+
+def prompt_of(num_tokens: int) -> Generation:
+    return make_generation(range(num_tokens), sampling=WANTED)
+
+
+class TestGeneration:
+    def test_chunks_are_joined_and_come_with_the_first_token(self) -> None:
+        generation = prompt_of(5)
+        generation.score_prompt(scored(1, 3))
+        generation.score_prompt(scored(3, 5))
+        generation.publish()
+        assert generation.take() is None, "not before there is a token"
+        decide(generation, [7])
+        generation.publish()
+        chunk = generation.take()
+        assert chunk is not None
+        assert list(chunk.prompt_logprobs) == [None, *(logprob(i) for i in range(1, 5))]
+        decide(generation, [8])
+        generation.publish()
+        later = generation.take()
+        assert later is not None
+        assert later.prompt_logprobs == ()
+
+    def test_what_is_told_again_is_ignored(self) -> None:
+        generation = prompt_of(6)
+        for base_length, end in ((1, 3), (1, 2), (1, 4), (3, 6), (2, 6)):
+            generation.score_prompt(scored(base_length, end))
+        decide(generation, [7])
+        generation.publish()
+        chunk = generation.take()
+        assert chunk is not None
+        assert list(chunk.prompt_logprobs) == [None, *(logprob(i) for i in range(1, 6))]
+
+    @pytest.mark.parametrize(("base_length", "end"), [(2, 3), (0, 3), (1, 6)])
+    def test_a_gap_or_too_many_are_the_verifiers_mistake(self, base_length: int, end: int) -> None:
+        with pytest.raises(VerifierError):
+            prompt_of(5).score_prompt(scored(base_length, end))
+
+    def test_unasked_for_ones_are_the_verifiers_mistake(self) -> None:
+        with pytest.raises(VerifierError):
+            make_generation().score_prompt(scored(1, 3))
+
+    def test_a_token_before_the_last_of_them_is_the_verifiers_mistake(self) -> None:
+        generation = prompt_of(5)
+        generation.score_prompt(scored(1, 4))
+        with pytest.raises(VerifierError):
+            decide(generation, [7])
+
+    def test_a_prompt_of_one_token_has_an_empty_one(self) -> None:
+        generation = prompt_of(1)
+        decide(generation, [7])
+        generation.publish()
+        chunk = generation.take()
+        assert chunk is not None
+        assert list(chunk.prompt_logprobs) == [None]
+
+    def test_a_long_prompts_come_in_chunks_of_their_own(self) -> None:
+        generation = prompt_of(10_000)
+        generation.score_prompt(scored(1, 10_000))
+        decide(generation, [7, 8], finish=FinishReason.LENGTH)
+        generation.publish()
+        chunks = []
+        while (chunk := generation.take()) is not None:
+            chunks.append(chunk)
+            assert generation.has_more is (len(chunks) < 3)
+        assert [len(chunk.prompt_logprobs) for chunk in chunks] == [4096, 4096, 1808]
+        assert [list(chunk.token_ids) for chunk in chunks] == [[], [], [7, 8]]
+        joined = [each for chunk in chunks for each in chunk.prompt_logprobs]
+        assert joined == [None, *(logprob(i) for i in range(1, 10_000))]
+
+
+@pytest.mark.stand_in
+class TestGateway:
+    @staticmethod
+    def scored(sequence_id: str, base_length: int, end: int) -> verifier_pb2.Event:
+        return verifier_pb2.Event(
+            prompt_scored=verifier_pb2.PromptScored(
+                sequence_id=sequence_id,
+                base_length=base_length,
+                logprobs=[
+                    sampling_pb2.TokenLogprob(
+                        token_id=i % 50, logprob=-i, rank=1,
+                        top=[sampling_pb2.TokenLogprob(token_id=3, logprob=-1, rank=1)],
+                    )
+                    for i in range(base_length, end)
+                ],
+            )
+        )  # fmt: skip
+
+    async def test_only_the_first_choices_are_asked_for_and_all_arrive(
+        self, start_gateway: StartGateway
+    ) -> None:
+        verifier = ScriptedVerifier(max_model_len=8000)
+        await verifier.start()
+        running = await start_gateway(verifiers=[verifier.address])
+        num_tokens = 5000
+        call = running.call(
+            *([1] * num_tokens), n=2, sampling=sampling_pb2.SamplingParams(prompt_logprobs=1)
+        )
+        await verifier.nth("open", 1)
+        first, second = verifier.commands("open")
+        assert first.sampling.prompt_logprobs == 1
+        assert not second.sampling.HasField("prompt_logprobs")
+        for base_length in range(1, num_tokens, 1000):
+            end = min(base_length + 1000, num_tokens)
+            verifier.send(self.scored(first.sequence_id, base_length, end))
+        for opened in (first, second):
+            verifier.send(verifier.decided(opened.sequence_id, num_tokens, [7], finish=STOP))
+        output = await collect(call)
+        told = [each for chunk in output.of(0).chunks for each in chunk.prompt_logprobs]
+        assert told[0] == sampling_pb2.TokenLogprob()
+        assert [each.logprob for each in told[1:]] == [-i for i in range(1, num_tokens)]
+        assert [each.top[0].token_id for each in told[1:]] == [3] * (num_tokens - 1)
+        assert not any(chunk.prompt_logprobs for chunk in output.of(1).chunks)
+        assert output.of(0).token_ids == output.of(1).token_ids == [7]
+        await verifier.stop()
+
+    async def test_a_verifier_that_leaves_some_out_fails_the_request_alone(
+        self, start_gateway: StartGateway, verifier: ScriptedVerifier
+    ) -> None:
+        running = await start_gateway(verifiers=[verifier.address])
+        call = running.call(1, 2, 3, 4, sampling=sampling_pb2.SamplingParams(prompt_logprobs=1))
+        opened = await verifier.nth("open", 0)
+        verifier.send(self.scored(opened.sequence_id, 2, 4))
+        error = await error_of(call)
+        assert error.code() is grpc.StatusCode.INTERNAL
+        assert (await verifier.nth("close", 0)).sequence_id == opened.sequence_id

@@ -1,0 +1,71 @@
+"""A prompt's logprobs through the whole of Tandem."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tandem.client import Generation, GenerationRequest, SamplingParams, TandemError
+from tests.integration.prompts import PLAIN, prompt_of_length
+from tests.integration.stack import MODEL, Stack, running_stack, verifier_config
+from verifier.checkpoint import load_checkpoint, reference_logits
+
+# Prompts on both sides of 192 and 512 tokens, where attention's shapes change.
+LENGTHS = [1, 40, 200, 530]
+PROMPTS = [prompt_of_length(length, seed=length) for length in LENGTHS]
+
+
+def requests() -> list[GenerationRequest]:
+    asked = [
+        GenerationRequest(
+            prompt=prompt, max_new_tokens=16, sampling=SamplingParams(prompt_logprobs=2, logprobs=1)
+        )
+        for prompt in PROMPTS
+    ]
+    law = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.2, prompt_logprobs=1)
+    asked.append(dataclasses.replace(asked[2], sampling=law))
+    # One who wants none is not to notice.
+    return [*asked, dataclasses.replace(asked[2], sampling=SamplingParams())]
+
+
+async def generate(stack: Stack, *, plain: bool, streams: int) -> list[Generation]:
+    asked = requests()
+    if plain:
+        asked = [dataclasses.replace(request, speculation=PLAIN) for request in asked]
+    results = await stack.generate_all(asked, streams=streams)
+    await stack.check_idle()
+    return results
+
+
+@pytest.mark.timeout(120)
+async def test_are_the_models_and_the_same_alone_and_in_chunks_beside_drafting_sequences() -> None:
+    config = verifier_config(dtype="float32", max_num_batched_tokens=72)
+    async with running_stack(verifier=config) as stack:
+        alone = await generate(stack, plain=True, streams=1)
+        beside = await generate(stack, plain=False, streams=len(alone))
+    assert sum(g.usage.num_accepted_tokens for g in beside) > 0
+    for one, other in zip(alone, beside, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.choices[0].prompt_logprobs == other.choices[0].prompt_logprobs
+    assert alone[-1].choices[0].prompt_logprobs == ()
+    model = load_checkpoint(MODEL, dtype="float32", device=torch.device("cpu")).model
+    for prompt, result in zip(PROMPTS, alone, strict=False):
+        told = result.choices[0].prompt_logprobs
+        assert len(told) == len(prompt)
+        assert (told[0].rank, told[0].top) == (0, ())
+        expected = torch.log_softmax(reference_logits(model, prompt).double(), dim=-1)
+        for token_id, logprob, row in zip(prompt[1:], told[1:], expected, strict=False):
+            assert logprob.token_id == token_id
+            for each in (logprob, *logprob.top):
+                assert abs(each.logprob - float(row[each.token_id])) < 1e-4
+            assert len(logprob.top) == 2
+
+
+async def test_a_server_can_refuse_them() -> None:
+    async with running_stack(verifier=verifier_config(logprobs=False)) as stack:
+        with pytest.raises(TandemError) as caught:
+            await stack.generate(
+                GenerationRequest(prompt=[5, 6], sampling=SamplingParams(prompt_logprobs=0))
+            )
+        assert caught.value.field == "sampling.prompt_logprobs"
+        await stack.check_idle()

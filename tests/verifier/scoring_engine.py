@@ -1,0 +1,65 @@
+"""An engine over the bundled model, for what is told of its laws."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tests.verifier.running_engine import PATIENCE_S
+from verifier.build import LoadedModel, build_engine
+from verifier.checkpoint import reference_logits
+from verifier.config import VerifierConfig
+from verifier.engine import Engine
+from verifier.rejection_sampler import TokenLogprob
+from verifier.transformers_model import TransformersModel
+
+StartScoring = Callable[..., Engine]
+
+
+@contextlib.contextmanager
+def started(loaded: LoadedModel, config: VerifierConfig) -> Iterator[Engine]:
+    """At the end everything must be free."""
+    engine = build_engine(loaded, config, [])
+    engine.start()
+    try:
+        yield engine
+        engine.when_idle().result(PATIENCE_S)
+        engine.call(engine.check_integrity).result(PATIENCE_S)
+        assert engine.load.num_kv_blocks_used == 0
+    finally:
+        engine.stop()
+        engine.stopped.result(PATIENCE_S)
+
+
+def oracle_logits(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
+    """Transformers' own logits [len(token_ids), V], through its own attention."""
+    assert isinstance(loaded.model, TransformersModel)
+    return reference_logits(loaded.model._model, token_ids)
+
+
+def output_head(loaded: LoadedModel, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Logits of hidden states."""
+    assert isinstance(loaded.model, TransformersModel)
+    head = loaded.model._model.get_output_embeddings()
+    assert isinstance(head, torch.nn.Module)
+    with torch.inference_mode():
+        logits: torch.Tensor = head(hidden_states)
+    return logits
+
+
+def check_against_oracle(told: list[TokenLogprob], logits: torch.Tensor, ids: list[int]) -> None:
+    """Each entry is of its id, by log_softmax of its row of logits, with rank and likeliest."""
+    expected = torch.log_softmax(logits.double(), dim=-1)
+    assert [entry.token_id for entry in told] == ids
+    for entry, row in zip(told, expected, strict=True):
+        torch.testing.assert_close(
+            torch.tensor(entry.logprob, dtype=torch.float64), row[entry.token_id],
+            atol=1e-4, rtol=0,
+        )  # fmt: skip
+        in_order = row.sort(descending=True).values
+        assert row[entry.token_id] <= in_order[max(0, entry.rank - 2)] + 1e-4
+        assert row[entry.token_id] >= in_order[min(entry.rank, len(row) - 1)] - 1e-4
+        for place, top in enumerate(entry.top):
+            assert top.rank == place + 1
+            assert abs(top.logprob - float(in_order[place])) < 1e-4
+            assert abs(top.logprob - float(row[top.token_id])) < 1e-4

@@ -1,0 +1,255 @@
+"""`Score` over gRPC, with the bundled model."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import grpc
+import pytest
+import torch
+
+from servicekit.errors import field_violation, retry_after_ms
+from tandem.v1 import sampling_pb2
+from tandem.v1 import verifier_pb2 as pb
+from tests.verifier.paged_model import some_tokens
+from tests.verifier.running_engine import RecordingObserver
+from tests.verifier.running_verifier import PATIENCE_S, RunningVerifier, StartVerifier
+from tests.verifier.scoring_engine import oracle_logits
+from verifier import service
+from verifier.build import LoadedModel
+from verifier.engine import StepRecord
+from verifier.logits_processing import target_probs
+from verifier.scoring import ScoreCall
+
+VOCAB_SIZE = 2048
+TEXT = some_tokens(60, VOCAB_SIZE)
+METHODS = (pb.METHOD_SINGLE_PASS, pb.METHOD_BATCH_EXPANSION)
+
+
+def sequence(num_tokens: int, num_drafts: int) -> pb.ScoreSequence:
+    return pb.ScoreSequence(
+        token_ids=TEXT[:num_tokens], draft_token_ids=TEXT[num_tokens : num_tokens + num_drafts]
+    )
+
+
+def request(*sequences: pb.ScoreSequence, **fields: object) -> pb.ScoreRequest:
+    return pb.ScoreRequest(sequences=sequences, **fields)  # type: ignore[arg-type]
+
+
+async def call(running: RunningVerifier, message: pb.ScoreRequest) -> pb.ScoreResponse:
+    async with asyncio.timeout(PATIENCE_S):
+        return await running.stub.Score(message)
+
+
+async def error_of(running: RunningVerifier, message: pb.ScoreRequest) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call(running, message)
+    return raised.value
+
+
+class TestAnswers:
+    @pytest.mark.parametrize("method", METHODS)
+    async def test_top_token_draft_and_likeliest_per_position(
+        self, start_verifier: StartVerifier, bundled_model: LoadedModel, method: pb.Method
+    ) -> None:
+        running = await start_verifier(max_num_batched_tokens=20)
+        sequences = [sequence(30, 5), sequence(1, 0), sequence(7, 2)]
+        response = await call(
+            running, request(*sequences, top_logprobs=3, prompt_logprobs=True, method=method)
+        )
+        for asked, told in zip(sequences, response.sequences, strict=True):
+            drafts = list(asked.draft_token_ids)
+            logits = oracle_logits(bundled_model, list(asked.token_ids) + drafts)
+            expected = torch.log_softmax(logits.double(), dim=-1)
+            rows = expected[len(asked.token_ids) - 1 :]
+            assert len(told.positions) == len(drafts) + 1
+            assert not told.positions[-1].HasField("draft")
+            for position, row in zip(told.positions, rows, strict=True):
+                assert position.top_token_id == position.top[0].token_id == int(row.argmax())
+                assert [t.rank for t in position.top] == [1, 2, 3]
+                assert [t.token_id for t in position.top] == row.topk(3).indices.tolist()
+            for draft, position, row in zip(drafts, told.positions, rows, strict=False):
+                assert position.draft.token_id == draft
+                assert abs(position.draft.logprob - float(row[draft])) < 1e-4
+                assert position.draft.rank == int((row > row[draft]).sum()) + 1
+            assert told.prompt_logprobs[0] == sampling_pb2.TokenLogprob()
+            assert [p.token_id for p in told.prompt_logprobs[1:]] == asked.token_ids[1:]
+            for token, prompt_row in zip(told.prompt_logprobs[1:], expected, strict=False):
+                assert abs(token.logprob - float(prompt_row[token.token_id])) < 1e-4
+                assert len(token.top) == 3
+
+    async def test_both_methods_say_the_same_beside_a_decoding_stream(
+        self, start_verifier: StartVerifier
+    ) -> None:
+        running = await start_verifier(max_num_batched_tokens=24)
+        session = await running.greeted_session()
+        await session.open(
+            pb.Open(sequence_id="a", token_ids=TEXT[:9], max_new_tokens=60, ignore_eos=True)
+        )
+        await session.wait_decided("a")
+        sampling = sampling_pb2.SamplingParams(
+            temperature=0.7, top_k=50, repetition_penalty=1.2, frequency_penalty=0.5
+        )
+        fields = {"sampling": sampling, "top_logprobs": 4, "prompt_logprobs": True}
+        one, other = await asyncio.gather(
+            *(
+                call(running, request(sequence(40, 6), sequence(3, 0), method=method, **fields))
+                for method in METHODS
+            )
+        )
+        assert one == other
+        assert one == await call(running, request(sequence(40, 6), sequence(3, 0), **fields))
+        await session.wait_finished("a")
+
+    async def test_the_law_is_the_one_after_processing_without_a_seed(
+        self, start_verifier: StartVerifier, bundled_model: LoadedModel
+    ) -> None:
+        running = await start_verifier()
+        law = sampling_pb2.SamplingParams(temperature=0.6, top_p=0.9, presence_penalty=1.5)
+        response = await call(
+            running,
+            request(sequence(10, 4), sampling=law, top_logprobs=1),
+        )
+        drafts = TEXT[10:14]
+        probs = target_probs(
+            oracle_logits(bundled_model, TEXT[:14])[-5:],
+            law,
+            TEXT[:10],
+            [],
+            drafts,
+        )
+        for position, row in zip(response.sequences[0].positions, probs, strict=True):
+            told = torch.tensor(position.top[0].logprob, dtype=torch.float64).exp()
+            assert abs(float(told) - float(row.max())) < 1e-4
+
+    async def test_drafts_that_cannot_be_scored_are_left_out_and_it_says_why(
+        self, start_verifier: StartVerifier
+    ) -> None:
+        running = await start_verifier(max_model_len=40)
+        outside = pb.ScoreSequence(token_ids=TEXT[:9], draft_token_ids=[5, VOCAB_SIZE])
+        response = await call(
+            running, request(outside, sequence(38, 3), sequence(38, 2), sequence(40, 0))
+        )
+        assert [len(s.positions) for s in response.sequences] == [1, 1, 3, 1]
+        reasons = [s.unscored_reason for s in response.sequences]
+        assert "vocabulary" in reasons[0]
+        assert "limit of 40" in reasons[1]
+        assert reasons[2:] == ["", ""]
+
+
+BAD: dict[str, tuple[pb.ScoreRequest, str]] = {
+    "nothing": (request(), "sequences"),
+    "no tokens": (request(sequence(3, 1), pb.ScoreSequence()), "sequences[1].token_ids"),
+    "unknown token": (
+        request(*[sequence(3, 1)] * 3, pb.ScoreSequence(token_ids=[1, VOCAB_SIZE])),
+        "sequences[3].token_ids",
+    ),
+    "too long": (
+        request(pb.ScoreSequence(token_ids=[1] * 3000)), "sequences[0].token_ids"
+    ),
+    "too many sequences": (request(*[sequence(1, 0)] * 257), "sequences"),
+    "too many tokens": (request(*[pb.ScoreSequence(token_ids=[1] * 2000)] * 70), "sequences"),
+    "too many likeliest": (request(sequence(3, 1), top_logprobs=21), "top_logprobs"),
+    "too much to answer": (
+        request(pb.ScoreSequence(token_ids=[1] * 2000), top_logprobs=20, prompt_logprobs=True),
+        "prompt_logprobs",
+    ),
+    "unknown method": (request(sequence(3, 1), method=7), "method"),
+    "bad law": (
+        request(sequence(3, 1), sampling=sampling_pb2.SamplingParams(top_p=2)), "sampling.top_p"
+    ),
+    "logprobs elsewhere": (
+        request(sequence(3, 1), sampling=sampling_pb2.SamplingParams(logprobs=2)),
+        "sampling.logprobs",
+    ),
+    "prompt logprobs elsewhere": (
+        request(sequence(3, 1), sampling=sampling_pb2.SamplingParams(prompt_logprobs=2)),
+        "sampling.prompt_logprobs",
+    ),
+}  # fmt: skip
+
+
+class TestRefusals:
+    async def test_name_the_field(self, start_verifier: StartVerifier) -> None:
+        running = await start_verifier()
+        found = {}
+        for name, (message, _) in BAD.items():
+            error = await error_of(running, message)
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, (name, error)
+            violation = field_violation(error)
+            found[name] = violation and violation[0]
+        assert found == {name: field for name, (_, field) in BAD.items()}
+
+    async def test_a_server_without_logprobs_scores_nothing(
+        self, start_verifier: StartVerifier
+    ) -> None:
+        running = await start_verifier(gives_logprobs=False)
+        error = await error_of(running, request(sequence(3, 1)))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    async def test_overload_says_when_to_come_again(
+        self, start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        running = await start_verifier(max_num_seqs=1, max_num_waiting=1)
+        error = await error_of(running, request(*[sequence(20, 1)] * 5))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert retry_after_ms(error)
+        await running.idle()
+        monkeypatch.setattr(service, "MAX_SCORED_TOKENS", 30)
+        servicer = running.verifier.servicer
+        assert servicer._num_scored_tokens == 0
+        assert len((await call(running, request(sequence(40, 1)))).sequences) == 1
+        servicer._num_scored_tokens = 26
+        error = await error_of(running, request(sequence(4, 1)))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert retry_after_ms(error)
+        assert len((await call(running, request(sequence(3, 1)))).sequences) == 1
+        assert servicer._num_scored_tokens == 26
+        servicer._num_scored_tokens = 0
+
+    async def test_a_draining_server_takes_none(self, start_verifier: StartVerifier) -> None:
+        running = await start_verifier()
+        await running.verifier.servicer.drain()
+        error = await error_of(running, request(sequence(3, 1)))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+class HoldingObserver(RecordingObserver):
+    """Holds the engine after each step, once it has said so."""
+
+    def __init__(self, say_so: Callable[[], object]) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+        self._say_so = say_so
+
+    def stepped(self, record: StepRecord) -> None:
+        super().stepped(record)
+        self._say_so()
+        assert self.may_go_on.wait(PATIENCE_S)
+
+
+async def test_a_cancelled_call_frees_its_blocks_within_a_step(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, has_stepped, is_closed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    observer = HoldingObserver(lambda: loop.call_soon_threadsafe(has_stepped.set))
+    close = ScoreCall.close
+
+    def close_and_say_so(scored: ScoreCall) -> None:
+        close(scored)
+        is_closed.set()
+
+    monkeypatch.setattr(ScoreCall, "close", close_and_say_so)
+    running = await start_verifier(max_num_batched_tokens=16, observer=observer)
+    rpc = running.stub.Score(request(pb.ScoreSequence(token_ids=[1] * 2000)))
+    async with asyncio.timeout(PATIENCE_S):
+        # The call begins when it is awaited or written.
+        waiting = asyncio.ensure_future(rpc)
+        await has_stepped.wait()
+        rpc.cancel()
+        await is_closed.wait()
+    observer.may_go_on.set()
+    await running.idle()
+    assert len(observer.steps) == 1
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

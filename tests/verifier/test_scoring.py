@@ -1,0 +1,316 @@
+"""The engine's scores of given drafts: against transformers, and the two methods against each
+other.
+"""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.verifier.paged_model import some_tokens
+from tests.verifier.running_engine import PATIENCE_S, EngineSession, StartEngine
+from tests.verifier.scoring_engine import (
+    StartScoring,
+    check_against_oracle,
+    oracle_logits,
+    output_head,
+)
+from tests.verifier.scripted_model import follow
+from verifier.build import LoadedModel
+from verifier.engine import Engine
+from verifier.errors import ModelOutputError, OverloadedError
+from verifier.logits_processing import target_probs
+from verifier.messages import Rejected
+from verifier.sampling import Sampling
+from verifier.scored_rows import max_rows_per_step
+from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions, Scores, drafts_to_score, score
+from verifier.sequence import DraftWait, Scoring, ScoringMethod
+
+SINGLE_PASS, EXPANSION = ScoringMethod.SINGLE_PASS, ScoringMethod.BATCH_EXPANSION
+AS_IT_IS = Sampling()
+
+
+def to_score(num_tokens: int, num_drafts: int, seed: int, vocab_size: int) -> DraftsToScore:
+    text = some_tokens(num_tokens + num_drafts, vocab_size, seed)
+    return DraftsToScore(token_ids=text[:num_tokens], draft_token_ids=text[num_tokens:])
+
+
+# (prompt tokens, drafts). The prompts cross 192 tokens, where attention's shapes change, and with
+# 24 tokens per step all of them are cut into chunks.
+BATCHES = {
+    "all with drafts": [(30, 5), (3, 1), (190, 7)],
+    "mixed": [(40, 0), (30, 5), (1, 0), (195, 3), (1, 4)],
+    "no drafts": [(25, 0), (1, 0), (60, 0)],
+}
+
+
+def make_batch(shapes: list[tuple[int, int]], vocab_size: int) -> list[DraftsToScore]:
+    return [
+        to_score(num_tokens, num_drafts, seed, vocab_size)
+        for seed, (num_tokens, num_drafts) in enumerate(shapes)
+    ]
+
+
+@pytest.fixture(params=list(BATCHES.values()), ids=list(BATCHES))
+def batch(request: pytest.FixtureRequest, bundled_model: LoadedModel) -> list[DraftsToScore]:
+    vocab_size = bundled_model.served.vocab_size
+    return make_batch(request.param, vocab_size)
+
+
+def assert_equal(one: Scores, other: Scores) -> None:
+    assert torch.equal(one.token_ids, other.token_ids)
+    assert torch.equal(one.probs, other.probs)
+    assert torch.equal(one.logprobs, other.logprobs)
+    assert one.hidden_states is not None
+    assert other.hidden_states is not None
+    assert torch.equal(one.hidden_states, other.hidden_states)
+    assert one.prompt_logprobs == other.prompt_logprobs
+
+
+class TestBothMethods:
+    def test_equal_transformers_in_request_order_and_padded(
+        self, start_scoring: StartScoring, bundled_model: LoadedModel, batch: list[DraftsToScore]
+    ) -> None:
+        engine = start_scoring()
+        sampling = Sampling(temperature=1.0)
+        scores = score(engine, batch, sampling=sampling, hidden_states=True, prompt_logprobs=2)
+        width = max(len(s.draft_token_ids) for s in batch) + 1
+        assert scores.hidden_states is not None
+        assert scores.prompt_logprobs is not None
+        assert scores.token_ids.shape == (len(batch), width)
+        assert scores.probs.shape == scores.logprobs.shape == (
+            len(batch), width, bundled_model.served.vocab_size
+        )  # fmt: skip
+        for i, sequence in enumerate(batch):
+            num_rows, num_prompt = len(sequence.draft_token_ids) + 1, len(sequence.token_ids)
+            logits = oracle_logits(bundled_model, sequence.token_ids + sequence.draft_token_ids)
+            rows = logits[num_prompt - 1 :]
+            expected = torch.log_softmax(rows, dim=-1)
+            torch.testing.assert_close(scores.logprobs[i, :num_rows], expected, atol=1e-4, rtol=0)
+            torch.testing.assert_close(
+                scores.probs[i, :num_rows], expected.exp(), atol=1e-5, rtol=0
+            )
+            assert torch.equal(scores.token_ids[i, :num_rows], rows.argmax(dim=-1))
+            head = output_head(bundled_model, scores.hidden_states[i, :num_rows])
+            torch.testing.assert_close(head, rows, atol=1e-3, rtol=0)
+            check_against_oracle(
+                scores.prompt_logprobs[i], logits[: num_prompt - 1], sequence.token_ids[1:]
+            )
+            assert (scores.token_ids[i, num_rows:] == -1).all()
+            assert (scores.probs[i, num_rows:] == 0).all()
+            assert (scores.logprobs[i, num_rows:] == -torch.inf).all()
+            assert (scores.hidden_states[i, num_rows:] == 0).all()
+
+    def test_give_the_same_bits_whole_and_in_chunks(
+        self, start_scoring: StartScoring, batch: list[DraftsToScore]
+    ) -> None:
+        sampling = Sampling(temperature=0.7, frequency_penalty=0.4, repetition_penalty=1.3)
+        results = [
+            score(engine, batch, sampling=sampling, method=method, hidden_states=True,
+                  prompt_logprobs=3)
+            for engine in (start_scoring(), start_scoring(max_num_batched_tokens=24))
+            for method in (SINGLE_PASS, EXPANSION)
+        ]  # fmt: skip
+        for other in results[1:]:
+            assert_equal(results[0], other)
+
+    @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
+    def test_neither_disturb_others_nor_are_disturbed(
+        self, start_scoring: StartScoring, method: ScoringMethod, bundled_model: LoadedModel
+    ) -> None:
+        vocab_size = bundled_model.served.vocab_size
+        batch = make_batch(BATCHES["mixed"], vocab_size)
+        engine = start_scoring(max_num_batched_tokens=32)
+        alone = score(engine, batch, method=method, hidden_states=True, prompt_logprobs=1)
+        decoding, long = some_tokens(20, vocab_size, 5), some_tokens(300, vocab_size, 6)
+        session = EngineSession(engine)
+
+        def open_stream(prompt: list[int]) -> str:
+            return session.open(prompt, max_new_tokens=24, sampling=Sampling(prompt_logprobs=1))
+
+        streams = [open_stream(decoding), open_stream(long)]
+        session.wait_end(streams[1])
+        session.wait_end(streams[0])
+        again = [
+            session.open(prompt, max_new_tokens=24, draft_wait=DraftWait.NEVER,
+                         sampling=Sampling(prompt_logprobs=1))
+            for prompt in (decoding, long)
+        ]  # fmt: skip
+        output = session.output(streams[0])
+        session.wait_decided(again[0], 1)
+        session.hint(again[0], len(decoding) + 1, output[1:])
+        beside = score(engine, batch, method=method, hidden_states=True, prompt_logprobs=1)
+        assert_equal(alone, beside)
+        for stream, repeated in zip(streams, again, strict=True):
+            session.wait_end(repeated)
+            assert session.output(repeated) == session.output(stream)
+            assert session.prompt_logprobs(repeated) == session.prompt_logprobs(stream)
+        session.detach()
+
+    @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
+    def test_score_the_law_after_processing_with_each_rows_own_history(
+        self, start_scoring: StartScoring, method: ScoringMethod, bundled_model: LoadedModel
+    ) -> None:
+        sequence = to_score(12, 6, 3, bundled_model.served.vocab_size)
+        drafts = sequence.draft_token_ids
+        # A draft that occurs twice: counted once in the rows after the first, twice later.
+        drafts[3] = drafts[0]
+        sampling = Sampling(
+            temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.7,
+            presence_penalty=0.3, logit_bias=((5, 4.0), (drafts[1], 2.0)),
+        )  # fmt: skip
+        scores = score(
+            start_scoring(max_num_batched_tokens=16), [sequence], sampling=sampling, method=method
+        )
+        logits = oracle_logits(bundled_model, sequence.token_ids + drafts)[-7:]
+        expected = target_probs(logits, sampling, sequence.token_ids, [], drafts)
+        torch.testing.assert_close(scores.probs[0], expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(scores.logprobs[0].exp(), expected, atol=1e-4, rtol=0)
+
+    def test_at_temperature_0_the_law_is_a_point_mass_and_the_logprobs_are_the_models(
+        self, start_scoring: StartScoring, bundled_model: LoadedModel
+    ) -> None:
+        sequence = to_score(12, 2, 3, bundled_model.served.vocab_size)
+        scores = score(start_scoring(), [sequence])
+        rows = oracle_logits(bundled_model, sequence.token_ids + sequence.draft_token_ids)[-3:]
+        assert torch.equal(scores.probs[0].argmax(dim=-1), rows.argmax(dim=-1))
+        assert scores.probs[0].sum(dim=-1).tolist() == scores.probs[0].amax(dim=-1).tolist()
+        torch.testing.assert_close(
+            scores.logprobs[0], torch.log_softmax(rows, dim=-1), atol=1e-4, rtol=0
+        )
+
+
+class TestDraftsThatCannotBeScored:
+    @pytest.mark.parametrize("bad", [99_999, -1])
+    def test_outside_the_vocabulary(self, bad: int) -> None:
+        made = drafts_to_score([1, 2], [3, bad], vocab_size=100, max_model_len=50)
+        assert made.draft_token_ids == []
+        assert f"{bad} is outside the vocabulary" in made.unscored_reason
+
+    def test_past_the_models_limit(self) -> None:
+        fits = drafts_to_score([1] * 8, [2, 3], vocab_size=100, max_model_len=10)
+        assert (fits.draft_token_ids, fits.unscored_reason) == ([2, 3], "")
+        over = drafts_to_score([1] * 8, [2, 3, 4], vocab_size=100, max_model_len=10)
+        assert over.draft_token_ids == []
+        assert "over the limit of 10" in over.unscored_reason
+
+    def test_are_scored_with_none_beside_others(
+        self, start_scoring: StartScoring, bundled_model: LoadedModel
+    ) -> None:
+        vocab_size = bundled_model.served.vocab_size
+        good = to_score(9, 3, 1, vocab_size)
+        bad = drafts_to_score([1, 2], [vocab_size], vocab_size=vocab_size, max_model_len=99)
+        scores = score(start_scoring(), [bad, good])
+        assert scores.unscored_reasons[0]
+        assert not scores.unscored_reasons[1]
+        assert (scores.token_ids[0] >= 0).tolist() == [True, False, False, False]
+        assert (scores.token_ids[1] >= 0).all()
+
+
+def options(**fields: object) -> ScoreOptions:
+    values = {"method": SINGLE_PASS, "num_top": 1, **fields}
+    return ScoreOptions(scoring=Scoring(**values), sampling=AS_IT_IS)  # type: ignore[arg-type]
+
+
+def start_over(engine: Engine) -> Callable[[], None]:
+    """What preemption does to a sequence: its K/V is gone, and nothing else."""
+
+    def act() -> None:
+        for sequence in engine._scheduler.running:
+            sequence.num_computed_tokens = 0
+
+    return act
+
+
+class TestBeingComputedAgain:
+    @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
+    def test_a_scored_sequence_tells_each_row_once(
+        self, start_engine: StartEngine, method: ScoringMethod
+    ) -> None:
+        draw = random.Random(2)
+        text = [draw.randrange(3) for _ in range(60)]
+        running = start_engine(rule=follow([*text, 1]), max_num_batched_tokens=8)
+        sequence = DraftsToScore(token_ids=text[:40], draft_token_ids=text[40:])
+        with running.held():
+            call = ScoreCall(
+                running.engine, [sequence], options(method=method, prompt_logprobs=True)
+            )
+            # Each of these waits for its turn between two steps.
+            restarts = 0
+        while not call.result.done() and restarts < 12:
+            running.engine.call(start_over(running.engine)).result(PATIENCE_S)
+            restarts += 1
+        scores = call.result.result(PATIENCE_S)[0]
+        call.close()
+        assert restarts > 1, "it was never computed again"
+        assert [p.token_id for p in scores.prompt_logprobs] == text[1:40]
+        assert [p.rank for p in scores.prompt_logprobs] == [1] * 39
+        assert [p.top_token_id for p in scores.positions] == [*text[40:], 1]
+        assert [p.draft and p.draft.rank for p in scores.positions] == [1] * 20 + [None]
+
+    def test_prompt_logprobs_are_told_once(self, start_engine: StartEngine) -> None:
+        text = [i % 3 for i in range(80)]
+        running = start_engine(rule=follow(text), max_num_batched_tokens=8)
+        session = running.attach()
+        sequence_id = session.open(
+            text[:50], max_new_tokens=2, sampling=Sampling(prompt_logprobs=0)
+        )
+        for _ in range(6):
+            running.engine.call(start_over(running.engine)).result(PATIENCE_S)
+        session.wait_end(sequence_id)
+        assert [p.token_id for p in session.prompt_logprobs(sequence_id)] == text[1:50]
+        assert session.output(sequence_id) == text[50:52]
+
+
+class TestFailing:
+    def test_rows_that_are_not_finite_fail_alone_and_free_everything(
+        self, start_engine: StartEngine
+    ) -> None:
+        def rule(token_ids: list[int]) -> int | None:
+            return None if token_ids[-1] == 9 else 1
+
+        running = start_engine(rule=rule)
+        session = running.attach()
+        bad = DraftsToScore(token_ids=[1, 2], draft_token_ids=[9, 1])
+        good = DraftsToScore(token_ids=[1, 2], draft_token_ids=[1, 1])
+        call = ScoreCall(running.engine, [good, bad], options())
+        with pytest.raises(ModelOutputError) as raised:
+            call.result.result(PATIENCE_S)
+        call.close()
+        assert raised.value.field == "sequences[1]"
+        streams = [
+            session.open(prompt, max_new_tokens=2, sampling=Sampling(prompt_logprobs=0))
+            for prompt in ([1, 9, 1, 1], [1, 1, 1])
+        ]
+        end = session.wait_end(streams[0])
+        assert isinstance(end, Rejected)
+        assert isinstance(end.error, ModelOutputError)
+        session.wait_end(streams[1])
+        assert session.output(streams[1]) == [1, 1]
+
+    def test_too_much_waiting_is_overload(self, start_engine: StartEngine) -> None:
+        running = start_engine(max_num_waiting=2, max_num_seqs=1)
+        sequences = [DraftsToScore(token_ids=[1, 2], draft_token_ids=[1])] * 5
+        with running.held():
+            call = ScoreCall(running.engine, sequences, options())
+        with pytest.raises(OverloadedError) as raised:
+            call.result.result(PATIENCE_S)
+        call.close()
+        assert raised.value.retry_after_ms
+
+    def test_closing_a_call_frees_what_is_left_of_it(self, start_engine: StartEngine) -> None:
+        running = start_engine(max_num_batched_tokens=8)
+        with running.held():
+            call = ScoreCall(
+                running.engine, [DraftsToScore(token_ids=[1] * 150, draft_token_ids=[])], options()
+            )
+            call.close()
+        running.engine.when_idle().result(PATIENCE_S)
+        assert not call.result.done()
+
+
+def test_a_step_scores_so_many_rows_that_its_logits_and_events_stay_small() -> None:
+    assert max_rows_per_step(vocab_size=151_936, max_logprobs=20) * 151_936 * 4 <= 128 << 20
+    assert max_rows_per_step(vocab_size=2_000, max_logprobs=20) * 21 * 24 <= 128 << 10
+    assert max_rows_per_step(vocab_size=10_000_000, max_logprobs=10_000) > 0

@@ -1,0 +1,138 @@
+"""Between the messages of `Score` and the engine's types: validation on the way in, nothing else.
+
+Bounds what one call may ask for: its sequences, its tokens, and how much there would be to answer.
+"""
+
+from dataclasses import dataclass
+
+from tandem.v1 import sampling_pb2, verifier_pb2
+from verifier.errors import InvalidRequestError, UnsupportedFieldError
+from verifier.scoring import DraftsToScore, ScoreOptions, SequenceScores, drafts_to_score
+from verifier.sequence import Scoring, ScoringMethod
+from verifier.wire import (
+    ServedModel,
+    check_in_vocabulary,
+    check_num_logprobs,
+    check_sampling,
+    token_logprob,
+)
+
+MAX_SCORE_SEQUENCES = 256
+MAX_SCORE_TOKENS = 1 << 17
+# Of one answer, at about 24 bytes each: no message is over 1 MiB.
+MAX_SCORE_LOGPROBS = 1 << 15
+
+_METHODS = {
+    verifier_pb2.METHOD_UNSPECIFIED: ScoringMethod.SINGLE_PASS,
+    verifier_pb2.METHOD_SINGLE_PASS: ScoringMethod.SINGLE_PASS,
+    verifier_pb2.METHOD_BATCH_EXPANSION: ScoringMethod.BATCH_EXPANSION,
+}
+# Fields of `sampling` that have a field of their own here.
+_ASKED_FOR_ELSEWHERE = {"logprobs": "top_logprobs", "prompt_logprobs": "prompt_logprobs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreQuery:
+    """A checked call."""
+
+    sequences: list[DraftsToScore]
+    options: ScoreOptions
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(s.token_ids) + len(s.draft_token_ids) for s in self.sequences)
+
+
+def score_query(message: verifier_pb2.ScoreRequest, served: ServedModel) -> ScoreQuery:
+    """Checks a ScoreRequest.
+
+    Raises:
+        RequestError: names the field.
+    """
+    if served.max_logprobs is None:
+        raise UnsupportedFieldError("this server gives no logprobs", field="")
+    if message.method not in _METHODS:
+        raise InvalidRequestError(f"unknown value {message.method}", field="method")
+    check_num_logprobs(message.top_logprobs, served, field="top_logprobs")
+    for name, instead in _ASKED_FOR_ELSEWHERE.items():
+        if message.sampling.HasField(name):  # type: ignore[arg-type]
+            raise InvalidRequestError(f"use {instead}", field=f"sampling.{name}")
+    sampling = check_sampling(message.sampling, served, needs_seed=False)
+    _check_size(message)
+    return ScoreQuery(
+        sequences=[
+            _sequence(each, served, name=f"sequences[{index}]")
+            for index, each in enumerate(message.sequences)
+        ],
+        options=ScoreOptions(
+            scoring=Scoring(
+                method=_METHODS[message.method],
+                num_top=message.top_logprobs,
+                prompt_logprobs=message.prompt_logprobs,
+            ),
+            sampling=sampling,
+            stop_token_ids=served.eos_token_ids,
+            cache_salt=message.cache_salt,
+        ),
+    )
+
+
+def score_response(query: ScoreQuery, scored: list[SequenceScores]) -> verifier_pb2.ScoreResponse:
+    """The answer, in request order."""
+    response = verifier_pb2.ScoreResponse()
+    for sequence, scores in zip(query.sequences, scored, strict=True):
+        message = response.sequences.add(unscored_reason=sequence.unscored_reason)
+        for position in scores.positions:
+            message.positions.add(
+                top_token_id=position.top_token_id,
+                draft=None if position.draft is None else token_logprob(position.draft),
+                top=[token_logprob(top) for top in position.top],
+            )
+        if query.options.scoring.prompt_logprobs:
+            message.prompt_logprobs.append(sampling_pb2.TokenLogprob())
+            message.prompt_logprobs.extend(token_logprob(each) for each in scores.prompt_logprobs)
+    return response
+
+
+def _check_size(message: verifier_pb2.ScoreRequest) -> None:
+    sequences = message.sequences
+    if not sequences:
+        raise InvalidRequestError("must not be empty", field="sequences")
+    if len(sequences) > MAX_SCORE_SEQUENCES:
+        raise InvalidRequestError(
+            f"{len(sequences)} are over the limit {MAX_SCORE_SEQUENCES}", field="sequences"
+        )
+    num_tokens = sum(len(s.token_ids) + len(s.draft_token_ids) for s in sequences)
+    if num_tokens > MAX_SCORE_TOKENS:
+        raise InvalidRequestError(
+            f"{num_tokens} tokens are over the limit {MAX_SCORE_TOKENS}", field="sequences"
+        )
+    num_rows = sum(len(s.draft_token_ids) + 1 for s in sequences)
+    if message.prompt_logprobs:
+        num_rows += sum(len(s.token_ids) for s in sequences)
+    num_logprobs = num_rows * (message.top_logprobs + 2)
+    if num_logprobs > MAX_SCORE_LOGPROBS:
+        raise InvalidRequestError(
+            f"{num_logprobs} logprobs to answer are over the limit {MAX_SCORE_LOGPROBS}",
+            field="prompt_logprobs" if message.prompt_logprobs else "top_logprobs",
+        )
+
+
+def _sequence(
+    message: verifier_pb2.ScoreSequence, served: ServedModel, *, name: str
+) -> DraftsToScore:
+    token_ids = list(message.token_ids)
+    field = f"{name}.token_ids"
+    if not token_ids:
+        raise InvalidRequestError("must not be empty", field=field)
+    if len(token_ids) > served.max_model_len:
+        raise InvalidRequestError(
+            f"{len(token_ids)} tokens are over the model's {served.max_model_len}", field=field
+        )
+    check_in_vocabulary(token_ids, served, field=field)
+    return drafts_to_score(
+        token_ids,
+        list(message.draft_token_ids),
+        vocab_size=served.vocab_size,
+        max_model_len=served.max_model_len,
+    )

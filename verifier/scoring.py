@@ -1,0 +1,247 @@
+"""Target-model scores of given drafts, without sampling: one call from its sequences to results.
+
+A call opens its sequences on a session of its own. The engine computes them like prompts, in
+chunks, under the same token budget as everybody's prefill, and tells the rows that were asked for
+(`step_scoring.py`). No drafter is needed. Closing the call frees whatever is left of it.
+
+Shape legend: B sequences, K_i drafts of sequence i, V vocabulary, H hidden size.
+"""
+
+import concurrent.futures
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from servicekit.errors import RequestError
+from verifier.batch_expansion import contract
+from verifier.engine import Engine
+from verifier.messages import DetachSession, Event, Open, Rejected, Scored, StepStats
+from verifier.rejection_sampler import PADDING, TokenLogprob
+from verifier.sampling import Sampling
+from verifier.scored_rows import RowTensors, ScoredPosition
+from verifier.sequence import DraftWait, OpenSequence, Scoring, ScoringMethod
+
+# Greedy, and nothing done to the logits.
+_AS_IT_IS = Sampling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftsToScore:
+    """A prompt, not empty and in the vocabulary, and the drafts to score after it.
+
+    `unscored_reason` says why drafts that were asked for are not among them; empty: they are.
+    """
+
+    token_ids: list[int]
+    draft_token_ids: list[int]
+    unscored_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreOptions:
+    """How all sequences of a call are scored."""
+
+    scoring: Scoring
+    # The law that is scored; row j's history is the prompt and drafts[:j].
+    sampling: Sampling
+    # Masked as long as `sampling.min_new_tokens` says.
+    stop_token_ids: frozenset[int] = frozenset()
+    cache_salt: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceScores:
+    """What was told of one sequence: K_i + 1 positions."""
+
+    positions: list[ScoredPosition] = field(default_factory=list)
+    # Of the tokens after the first; empty if they were not asked for.
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    tensors: list[RowTensors] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Scores of a batch, in its order; on the CPU. Past column K_i: -1, 0, -inf and 0."""
+
+    token_ids: torch.Tensor  # [B, K_max + 1] int64, the target's likeliest token
+    probs: torch.Tensor  # [B, K_max + 1, V] float32; a point mass at temperature 0
+    # [B, K_max + 1, V] float32, as token logprobs are told: at temperature 0 of the law that the
+    # likeliest token is taken from.
+    logprobs: torch.Tensor
+    # [B, K_max + 1, H], on request: the last layer's output.
+    hidden_states: torch.Tensor | None
+    # On request: of each sequence's prompt tokens after the first.
+    prompt_logprobs: list[list[TokenLogprob]] | None
+    # Why a sequence's drafts were not scored; empty where they were.
+    unscored_reasons: list[str]
+
+
+def drafts_to_score(
+    token_ids: list[int], draft_token_ids: list[int], *, vocab_size: int, max_model_len: int
+) -> DraftsToScore:
+    """The drafts, or none and the reason, where the model could not be asked about them."""
+    reason = ""
+    outside = next((t for t in draft_token_ids if not 0 <= t < vocab_size), None)
+    num_tokens = len(token_ids) + len(draft_token_ids)
+    if outside is not None:
+        reason = f"draft token id {outside} is outside the vocabulary of {vocab_size}"
+    elif num_tokens > max_model_len:
+        reason = f"with its drafts it has {num_tokens} tokens, over the limit of {max_model_len}"
+    return DraftsToScore(
+        token_ids=token_ids,
+        draft_token_ids=[] if reason else draft_token_ids,
+        unscored_reason=reason,
+    )
+
+
+class ScoreCall:
+    """One call; `close` must be called, by any thread, and frees everything that it holds.
+
+    Attributes:
+        result: per sequence what was told of it; fails with the error of the first that fails.
+    """
+
+    def __init__(
+        self, engine: Engine, sequences: SequenceOf[DraftsToScore], options: ScoreOptions
+    ) -> None:
+        self.result: Future[list[SequenceScores]] = Future()
+        # From now on nobody can cancel it, and the engine thread can always set it.
+        self.result.set_running_or_notify_cancel()
+        self._engine = engine
+        # The sink's, on the engine thread.
+        self._scores = [SequenceScores() for _ in sequences]
+        self._num_missing = len(sequences)
+        self._session_id = engine.attach(self._sink)
+        if not sequences:
+            self.result.set_result([])
+        for index, sequence in enumerate(sequences):
+            opened = _open_sequence(str(index), sequence, options)
+            engine.submit(Open(session_id=self._session_id, sequence=opened))
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._engine.submit(DetachSession(session_id=self._session_id))
+
+    def _sink(self, events: list[Event], step: StepStats | None) -> None:
+        for event in events:
+            if self.result.done():
+                return
+            match event:
+                case Scored():
+                    scores = self._scores[int(event.sequence_id)]
+                    scores.prompt_logprobs += event.scored.prompt_logprobs
+                    scores.positions += event.scored.positions
+                    scores.tensors.append(event.scored.tensors)
+                    self._num_missing -= event.is_last
+                    if self._num_missing == 0:
+                        self.result.set_result(self._scores)
+                case Rejected():
+                    self.result.set_exception(_of_sequence(event.sequence_id, event.error))
+                case _:
+                    pass
+
+
+def score(
+    engine: Engine,
+    sequences: SequenceOf[DraftsToScore],
+    *,
+    sampling: Sampling = _AS_IT_IS,
+    method: ScoringMethod = ScoringMethod.SINGLE_PASS,
+    hidden_states: bool = False,
+    prompt_logprobs: int | None = None,
+    stop_token_ids: frozenset[int] = frozenset(),
+    cache_salt: str = "",
+) -> Scores:
+    """The laws of a batch's drafts, whole: B * (K_max + 1) * V floats, twice.
+
+    Blocks until the engine, which is running, has scored them beside whatever else it does.
+
+    Args:
+        sequences: at least one; see `drafts_to_score`.
+        hidden_states: gives them as well.
+        prompt_logprobs: how many of the likeliest tokens to tell per prompt token; None: none of
+            them.
+
+    Raises:
+        RequestError: the engine is overloaded, or the model's logits are not finite.
+    """
+    scoring = Scoring(
+        method=method,
+        num_top=prompt_logprobs or 0,
+        prompt_logprobs=prompt_logprobs is not None,
+        keeps_law=True,
+        keeps_hidden_states=hidden_states,
+    )
+    options = ScoreOptions(
+        scoring=scoring,
+        sampling=sampling,
+        stop_token_ids=stop_token_ids,
+        cache_salt=cache_salt,
+    )
+    call = ScoreCall(engine, sequences, options)
+    try:
+        either: list[Future[Any]] = [call.result, engine.stopped]
+        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
+        if not call.result.done():
+            raise RuntimeError("the engine has stopped") from engine.stopped.exception()
+        scored = call.result.result()
+    finally:
+        call.close()
+    return Scores(
+        token_ids=_contracted(
+            [torch.tensor([p.top_token_id for p in each.positions]) for each in scored],
+            padding=PADDING,
+        ),
+        probs=_contracted([_joined(each, "probs") for each in scored], padding=0.0),
+        logprobs=_contracted([_joined(each, "logprobs") for each in scored], padding=-torch.inf),
+        hidden_states=_contracted([_joined(each, "hidden_states") for each in scored], padding=0.0)
+        if hidden_states
+        else None,
+        prompt_logprobs=None
+        if prompt_logprobs is None
+        else [each.prompt_logprobs for each in scored],
+        unscored_reasons=[sequence.unscored_reason for sequence in sequences],
+    )
+
+
+def _open_sequence(
+    sequence_id: str, sequence: DraftsToScore, options: ScoreOptions
+) -> OpenSequence:
+    return OpenSequence(
+        sequence_id=sequence_id,
+        token_ids=sequence.token_ids + sequence.draft_token_ids,
+        prompt_length=len(sequence.token_ids),
+        sampling=options.sampling,
+        max_new_tokens=len(sequence.draft_token_ids),
+        stop_token_ids=options.stop_token_ids,
+        draft_wait=DraftWait.NEVER,
+        drafting=False,
+        num_speculative_tokens=0,
+        cache_salt=options.cache_salt,
+        scoring=options.scoring,
+    )
+
+
+def _of_sequence(sequence_id: str, error: RequestError) -> RequestError:
+    """The error, naming the sequence of the call where it names a field or is the sequence's."""
+    if error.retry_after_ms is not None:
+        return error
+    name = f"sequences[{sequence_id}]"
+    return type(error)(error.message, field=f"{name}.{error.field}" if error.field else name)
+
+
+def _joined(scores: SequenceScores, name: str) -> torch.Tensor:
+    parts = [getattr(part, name) for part in scores.tensors]
+    return torch.cat([part for part in parts if part is not None])
+
+
+def _contracted(rows: list[torch.Tensor], *, padding: float) -> torch.Tensor:
+    """Each sequence's rows [K_i + 1, ...] as [B, K_max + 1, ...]."""
+    places, end = [], 0
+    for each in rows:
+        places.append(range(end, end + len(each)))
+        end += len(each)
+    return contract(torch.cat(rows), places, padding=padding)
