@@ -63,14 +63,18 @@ class BatchLayout:
     draft_token_ids: IntArray  # [P]
     num_draft_tokens: IntArray  # [B]
     scored_logits_indices: IntArray  # [S], sequence after sequence
-    num_rows: int  # R, without padding
-    # Whether the model is to keep the last layer's output at the logits rows.
-    wants_hidden_states: bool
+    scored_only_indices: IntArray  # hidden rows, at the end of logits_indices, for these alone
+    hidden_state_indices: IntArray  # [S] if their hidden states are wanted, too; else []
 
     @property
     def num_tokens(self) -> int:
         """T, without padding."""
         return int(self.cu_seqlens_q[-1])
+
+    @property
+    def num_rows(self) -> int:
+        """R, without padding."""
+        return int(self.num_sampled_tokens.sum()) + len(self.scored_only_indices)
 
 
 def lay_out(
@@ -87,6 +91,7 @@ def lay_out(
         trash_slot: where padding rows write their K/V.
         row_multiple: T and R are padded to multiples of it. Padding tokens have id 0 and
             position 0; padding logits rows repeat hidden row 0.
+        wants_hidden_states: whether the last layer's output is wanted of the scored rows.
     """
     num_scheduled = np.array([s.num_scheduled_tokens for s in scheduled], dtype=np.int64)
     num_computed = np.array([s.num_computed_tokens for s in scheduled], dtype=np.int64)
@@ -119,9 +124,10 @@ def lay_out(
     bonus = np.cumsum(num_sampled) - 1
     is_target = np.ones(len(logits), dtype=np.bool_)
     is_target[bonus] = False
-    scored = np.zeros(0, dtype=np.int64)
+    scored = scored_only = np.zeros(0, dtype=np.int64)
     if any(s.scored_offsets for s in scheduled):
-        logits, scored = _with_scored(logits, scheduled, cu_seqlens_q)
+        scored, scored_only = _scored(logits, scheduled, cu_seqlens_q)
+        logits = np.concatenate((logits, scored_only))
     logits_indices = np.zeros(_round_up(len(logits), row_multiple), dtype=np.int64)
     logits_indices[: len(logits)] = logits
     return BatchLayout(
@@ -138,8 +144,8 @@ def lay_out(
         draft_token_ids=np.array(draft_token_ids, dtype=np.int64),
         num_draft_tokens=num_drafts,
         scored_logits_indices=scored,
-        num_rows=len(logits),
-        wants_hidden_states=wants_hidden_states,
+        scored_only_indices=scored_only,
+        hidden_state_indices=scored if wants_hidden_states else scored[:0],
     )
 
 
@@ -162,10 +168,12 @@ def slots_of(
     return slots
 
 
-def _with_scored(
+def _scored(
     logits: IntArray, scheduled: SequenceOf[ScheduledTokens], cu_seqlens_q: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """The hidden rows that need logits, scored ones appended, and where the scored ones are."""
+    """Where the scored rows are among those that need logits, once those that `logits` lacks are
+    appended to it; and these.
+    """
     hidden_rows = np.concatenate(
         [
             np.arange(s.scored_offsets.start, s.scored_offsets.stop) + start
@@ -176,7 +184,7 @@ def _with_scored(
     both = np.concatenate((logits, appended))
     place = np.zeros(int(cu_seqlens_q[-1]), dtype=np.int64)
     place[both] = np.arange(len(both))
-    return both, place[hidden_rows]
+    return place[hidden_rows], appended
 
 
 def _last_of_each(ends: IntArray, counts: IntArray) -> IntArray:

@@ -167,6 +167,7 @@ def score(
 
     Raises:
         RequestError: the engine is overloaded, or the model's logits are not finite.
+        ValueError: the engine's model does not keep hidden states.
     """
     scoring = Scoring(
         method=method,
@@ -235,7 +236,10 @@ def _of_sequence(sequence_id: str, error: RequestError) -> RequestError:
 
 def _joined(scores: SequenceScores, name: str) -> torch.Tensor:
     parts = [getattr(part, name) for part in scores.tensors]
-    return torch.cat([part for part in parts if part is not None])
+    parts = [part for part in parts if part is not None]
+    if not parts:
+        raise ValueError(f"the engine's model gives no {name}")
+    return torch.cat(parts)
 
 
 def _contracted(rows: list[torch.Tensor], *, padding: float) -> torch.Tensor:

@@ -116,7 +116,7 @@ class StepScoring:
             else:
                 states = None
                 if hidden_states is not None and sequence.scoring.keeps_hidden_states:
-                    states = hidden_states[indices.to(hidden_states.device)].cpu()
+                    states = hidden_states[owned.places].cpu()
                 table.tell_scores(sequence, _scored(sequence, owned.rows, rows, states))
 
     def _add_entries(self, scored: list[ScheduledSequence]) -> None:

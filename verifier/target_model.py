@@ -24,5 +24,5 @@ class TargetModel(Protocol):
 class KeepsHiddenStates(Protocol):
     """A target model that can also give what its logits were made of."""
 
-    # [R, hidden size] of the last forward pass, if its layout wanted them.
+    # [S, hidden size] of the last layout's `hidden_state_indices`, if it had any.
     hidden_states: torch.Tensor | None

@@ -48,10 +48,9 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(self, layout: BatchLayout) -> torch.Tensor:
-        if layout.wants_hidden_states:
-            with self._keeping_hidden_states(layout.num_rows):
+        if len(layout.hidden_state_indices):
+            with self._keeping_hidden_states(layout):
                 return self._forward(layout)
-        self.hidden_states = None
         return self._forward(layout)
 
     def _forward(self, layout: BatchLayout) -> torch.Tensor:
@@ -66,11 +65,11 @@ class TransformersModel:
         return logits
 
     @contextlib.contextmanager
-    def _keeping_hidden_states(self, num_rows: int) -> Iterator[None]:
+    def _keeping_hidden_states(self, layout: BatchLayout) -> Iterator[None]:
         """What goes into the output layer is what the logits are made of, whatever the model."""
 
         def keep(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-            self.hidden_states = arguments[0][0, :num_rows].clone()
+            self.hidden_states = arguments[0][0, self._on_device(layout.hidden_state_indices)]
 
         head = cast(torch.nn.Module, self._model.get_output_embeddings())
         handle = head.register_forward_pre_hook(keep)

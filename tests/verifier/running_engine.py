@@ -223,6 +223,7 @@ def start_engine_with(
     max_num_batched_tokens: int = 64,
     max_model_len: int = 200,
     max_num_waiting: int = 100,
+    max_scored_rows: int = 256,
     idle_timeout_s: float = 60.0,
     observer: RecordingObserver | None = None,
 ) -> RunningEngine:
@@ -236,6 +237,7 @@ def start_engine_with(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             count_hint=observer.hint_ended,
+            max_scored_rows=max_scored_rows,
         ),
         options=EngineOptions(
             numerics=STRICT,

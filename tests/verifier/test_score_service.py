@@ -191,9 +191,18 @@ class TestRefusals:
         self, start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         running = await start_verifier(max_num_seqs=1, max_num_waiting=1)
-        error = await error_of(running, request(*[sequence(20, 1)] * 5))
+        session = await running.greeted_session()
+        # Waits for a draft in the only seat.
+        await session.open(
+            pb.Open(
+                sequence_id="a", token_ids=[1], ignore_eos=True, draft_wait=pb.DRAFT_WAIT_ALWAYS
+            )
+        )
+        await session.wait_decided("a")
+        error = await error_of(running, request(*[sequence(20, 1)] * 2))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert retry_after_ms(error)
+        session.call.cancel()
         await running.idle()
         monkeypatch.setattr(service, "MAX_SCORED_TOKENS", 30)
         servicer = running.verifier.servicer

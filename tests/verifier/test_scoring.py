@@ -3,13 +3,17 @@ other.
 """
 
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from tests.verifier.paged_model import some_tokens
-from tests.verifier.running_engine import PATIENCE_S, EngineSession, StartEngine
+from tests.verifier.running_engine import (
+    PATIENCE_S,
+    EngineSession,
+    RunningEngine,
+    StartEngine,
+)
 from tests.verifier.scoring_engine import (
     StartScoring,
     check_against_oracle,
@@ -18,7 +22,7 @@ from tests.verifier.scoring_engine import (
 )
 from tests.verifier.scripted_model import follow
 from verifier.build import LoadedModel
-from verifier.engine import Engine
+from verifier.engine import StepRecord
 from verifier.errors import ModelOutputError, OverloadedError
 from verifier.logits_processing import target_probs
 from verifier.messages import Rejected
@@ -213,54 +217,55 @@ def options(**fields: object) -> ScoreOptions:
     return ScoreOptions(scoring=Scoring(**values), sampling=AS_IT_IS)  # type: ignore[arg-type]
 
 
-def start_over(engine: Engine) -> Callable[[], None]:
-    """What preemption does to a sequence: its K/V is gone, and nothing else."""
+def start_over_after(steps: set[int], running: RunningEngine, patch: pytest.MonkeyPatch) -> None:
+    """After these steps does to all sequences what preemption does: their K/V is gone, and nothing
+    else.
+    """
+    recorded = running.observer.stepped
 
-    def act() -> None:
-        for sequence in engine._scheduler.running:
-            sequence.num_computed_tokens = 0
+    def stepped(record: StepRecord) -> None:
+        recorded(record)
+        if len(running.observer.steps) in steps:
+            for sequence in running.engine._scheduler.running:
+                sequence.num_computed_tokens = 0
 
-    return act
+    patch.setattr(running.observer, "stepped", stepped)
 
 
 class TestBeingComputedAgain:
     @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
     def test_a_scored_sequence_tells_each_row_once(
-        self, start_engine: StartEngine, method: ScoringMethod
+        self, start_engine: StartEngine, method: ScoringMethod, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         draw = random.Random(2)
         text = [draw.randrange(3) for _ in range(60)]
         running = start_engine(rule=follow([*text, 1]), max_num_batched_tokens=8)
+        # Within the prompt, within the drafts, and once more before the latter are reached again.
+        start_over_after({3, 10, 13}, running, monkeypatch)
         sequence = DraftsToScore(token_ids=text[:40], draft_token_ids=text[40:])
-        with running.held():
-            call = ScoreCall(
-                running.engine, [sequence], options(method=method, prompt_logprobs=True)
-            )
-            # Each of these waits for its turn between two steps.
-            restarts = 0
-        while not call.result.done() and restarts < 12:
-            running.engine.call(start_over(running.engine)).result(PATIENCE_S)
-            restarts += 1
+        call = ScoreCall(running.engine, [sequence], options(method=method, prompt_logprobs=True))
         scores = call.result.result(PATIENCE_S)[0]
         call.close()
-        assert restarts > 1, "it was never computed again"
+        running.sync()
+        assert len(running.observer.steps) == 3 + 7 + 3 + 8, "it was not computed again"
         assert [p.token_id for p in scores.prompt_logprobs] == text[1:40]
         assert [p.rank for p in scores.prompt_logprobs] == [1] * 39
         assert [p.top_token_id for p in scores.positions] == [*text[40:], 1]
         assert [p.draft and p.draft.rank for p in scores.positions] == [1] * 20 + [None]
 
-    def test_prompt_logprobs_are_told_once(self, start_engine: StartEngine) -> None:
+    def test_prompt_logprobs_are_told_once(
+        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         text = [i % 3 for i in range(80)]
         running = start_engine(rule=follow(text), max_num_batched_tokens=8)
+        start_over_after({2, 6, 15}, running, monkeypatch)
         session = running.attach()
         sequence_id = session.open(
-            text[:50], max_new_tokens=2, sampling=Sampling(prompt_logprobs=0)
+            text[:50], max_new_tokens=10, sampling=Sampling(prompt_logprobs=0)
         )
-        for _ in range(6):
-            running.engine.call(start_over(running.engine)).result(PATIENCE_S)
         session.wait_end(sequence_id)
         assert [p.token_id for p in session.prompt_logprobs(sequence_id)] == text[1:50]
-        assert session.output(sequence_id) == text[50:52]
+        assert session.output(sequence_id) == text[50:60]
 
 
 class TestFailing:
@@ -314,3 +319,59 @@ def test_a_step_scores_so_many_rows_that_its_logits_and_events_stay_small() -> N
     assert max_rows_per_step(vocab_size=151_936, max_logprobs=20) * 151_936 * 4 <= 128 << 20
     assert max_rows_per_step(vocab_size=2_000, max_logprobs=20) * 21 * 24 <= 128 << 10
     assert max_rows_per_step(vocab_size=10_000_000, max_logprobs=10_000) > 0
+
+
+def test_a_model_without_hidden_states_is_named(start_engine: StartEngine) -> None:
+    sequence = DraftsToScore(token_ids=[1, 2], draft_token_ids=[])
+    with pytest.raises(ValueError, match="hidden_states"):
+        score(start_engine().engine, [sequence], hidden_states=True)
+
+
+@pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
+def test_streams_get_their_token_in_every_step_beside_long_prompts_that_are_scored(
+    start_engine: StartEngine, method: ScoringMethod
+) -> None:
+    running = start_engine(max_num_batched_tokens=8)
+    session = running.attach()
+    sequences = [DraftsToScore(token_ids=[1] * 60, draft_token_ids=[1] * 20)] * 2
+    with running.held():
+        stream = session.open([1], max_new_tokens=150)
+        call = ScoreCall(running.engine, sequences, options(method=method, prompt_logprobs=True))
+    call.result.result(PATIENCE_S)
+    call.close()
+    running.sync()
+    scoring = [
+        step for step in running.observer.steps if any(i.sequence.scoring for i in step.scheduled)
+    ]
+    assert len(scoring) >= 160 // 7
+    assert all(step.stats.num_scheduled_tokens <= 8 for step in scoring)
+    session.wait_end(stream)
+    running.sync()
+    with_stream = [
+        step
+        for step in scoring
+        if any(item.sequence.sequence_id == stream for item in step.scheduled)
+    ]
+    assert len(with_stream) == len(scoring), "a step went by without the stream"
+
+
+def test_a_step_scores_no_more_rows_than_it_may(start_engine: StartEngine) -> None:
+    running = start_engine(max_num_batched_tokens=64, max_scored_rows=10)
+    session = running.attach()
+    prompts = [[i % 3 for i in range(n)] for n in (35, 50)]
+    with running.held():
+        streams = [
+            session.open(prompt, max_new_tokens=2, sampling=Sampling(prompt_logprobs=0))
+            for prompt in prompts
+        ]
+        plain = session.open([2] * 100, max_new_tokens=2)
+    for stream in (*streams, plain):
+        session.wait_end(stream)
+    running.sync()
+    for stream, prompt in zip(streams, prompts, strict=True):
+        assert [p.token_id for p in session.prompt_logprobs(stream)] == prompt[1:]
+    num_rows = [len(step.layout.scored_logits_indices) for step in running.observer.steps]
+    assert max(num_rows) == 10
+    assert sum(num_rows) == 34 + 49
+    first = running.observer.steps[0]
+    assert first.stats.num_scheduled_tokens > 10, "the rest of the budget goes to others"
