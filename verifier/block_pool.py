@@ -16,9 +16,9 @@ import numpy as np
 
 from verifier.prefix_cache import PrefixCache
 
-# A run for a newcomer is made by evicting as long as that costs no more than this part of what is
-# idle: attention in place is worth a little of the cache, not much of it.
-_RUN_MOST_OF_IDLE = 1 / 8
+# Room for a newcomer's run is made by evicting as long as no more than this part of all blocks is
+# free then: attention in place is worth a little of the cache, not much of it.
+_MOST_FREE_FOR_RUNS = 1 / 8
 
 
 class OutOfBlocksError(Exception):
@@ -136,8 +136,9 @@ class BlockPool:
         sequence grow old together, so evicting as many as the run wants tends to make one.
         """
         start, end = self._longest_free_run()
-        if end - start < run_blocks <= self.cache.num_idle * _RUN_MOST_OF_IDLE:
-            for _ in range(run_blocks):
+        num_free = self.num_free + run_blocks
+        if end - start < run_blocks and num_free <= self.num_blocks * _MOST_FREE_FOR_RUNS:
+            for _ in range(min(run_blocks, self.cache.num_idle)):
                 self._evict()
             start, end = self._longest_free_run()
         return start if start == 0 else max(start, min((start + end) // 2, end - run_blocks))

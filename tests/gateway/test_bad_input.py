@@ -49,6 +49,7 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     ),
 ]
 
+
 async def test_bad_input_is_refused_by_its_field_and_the_server_keeps_serving(
     start_gateway: StartGateway, verifier: ScriptedVerifier, model_folder: Path
 ) -> None:
@@ -59,7 +60,7 @@ async def test_bad_input_is_refused_by_its_field_and_the_server_keeps_serving(
         violation = field_violation(error)
         assert violation is not None, fields
         assert (error.code(), violation[0]) == (grpc.StatusCode.INVALID_ARGUMENT, field)
-            assert violation[1] == error.details() != ""
+        assert violation[1] == error.details() != ""
     assert not verifier.commands("open")
     assert (await running.generate(text="x")).token_ids == [5, 0]
 

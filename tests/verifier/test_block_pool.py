@@ -13,7 +13,7 @@ def is_contiguous(block_table: list[int]) -> bool:
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Tables that grow, shrink to nothing and run the pool dry."""
+    """Tables that grow, share what is cached, shrink to nothing and run the pool dry."""
 
     tables = Bundle("tables")
 
@@ -21,6 +21,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def begin(self, num_blocks: int) -> None:
         self.pool = BlockPool(num_blocks)
         self.held: list[list[int]] = []
+        self.num_digests = 0
 
     @rule(target=tables)
     def make_table(self) -> list[int]:
@@ -28,39 +29,67 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.held.append(table)
         return table
 
-    @rule(table=tables, num_blocks=st.integers(0, 12))
-    def extend(self, table: list[int], num_blocks: int) -> None:
+    @rule(table=tables, num_blocks=st.integers(0, 12), run_blocks=st.integers(0, 6))
+    def extend(self, table: list[int], num_blocks: int, run_blocks: int) -> None:
         before = list(table)
         wanted = max(0, num_blocks - len(table))
-        num_free = self.pool.num_free
-        if wanted > num_free:
+        num_available = self.pool.num_available
+        if wanted > num_available:
             with pytest.raises(OutOfBlocksError) as error:
-                self.pool.extend(table, num_blocks)
-            assert (error.value.wanted_blocks, error.value.available_blocks) == (wanted, num_free)
+                self.pool.extend(table, num_blocks, run_blocks=run_blocks)
+            assert (error.value.wanted_blocks, error.value.available_blocks) == (
+                wanted,
+                num_available,
+            )
             assert table == before
-            assert self.pool.num_free == num_free
+            assert self.pool.num_available == num_available
         else:
-            self.pool.extend(table, num_blocks)
+            self.pool.extend(table, num_blocks, run_blocks=run_blocks)
             assert table[: len(before)] == before
             assert len(table) == max(num_blocks, len(before))
-            assert self.pool.num_free == num_free - wanted
+            assert self.pool.num_available == num_available - wanted
+            assert not any(block in self.pool.cache for block in table[len(before) :])
+
+    @rule(table=tables)
+    def enter(self, table: list[int]) -> None:
+        for block in table:
+            if block not in self.pool.cache:
+                self.num_digests += 1
+                self.pool.cache.add(self.num_digests.to_bytes(32, "big"), block)
+
+    @rule(target=tables, chosen=st.integers(0, 2**24 - 1))
+    def share(self, chosen: int) -> list[int]:
+        entries = self.pool.cache.entries()
+        digests = [digest for i, (_, digest) in enumerate(entries) if chosen >> i & 1]
+        blocks = self.pool.cache.find(digests)
+        assert blocks == [block for i, (block, _) in enumerate(entries) if chosen >> i & 1]
+        table: list[int] = []
+        self.pool.share(table, blocks)
+        assert table == blocks
+        self.held.append(table)
+        return table
 
     @rule(table=consumes(tables))
     def release(self, table: list[int]) -> None:
-        num_free, num_held = self.pool.num_free, len(table)
+        num_available = self.pool.num_available
+        others = {block for other in self.held if other is not table for block in other}
+        num_freed = len(set(table) - others)
         self.pool.release(table)
         assert table == []
-        assert self.pool.num_free == num_free + num_held
+        assert self.pool.num_available == num_available + num_freed
 
     @invariant()
-    def holds_each_block_once(self) -> None:
+    def is_whole(self) -> None:
         if hasattr(self, "pool"):
             self.pool.check_integrity(self.held)
-            assert all(0 <= block < self.pool.num_blocks for table in self.held for block in table)
-            assert self.pool.num_used == sum(map(len, self.held))
+            held = {block for table in self.held for block in table}
+            assert all(0 <= block < self.pool.num_blocks for block in held)
+            assert self.pool.num_used == len(held)
 
 
-BlockPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+BlockPoolMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)
 TestIntegrity = BlockPoolMachine.TestCase
 
 

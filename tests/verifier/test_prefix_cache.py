@@ -1,0 +1,246 @@
+"""What is found in the prefix cache, what is kept of it, and what is never shared."""
+
+import itertools
+import random
+
+import pytest
+
+from tests.verifier.running_engine import StartEngine
+from tests.verifier.scheduled_world import BLOCK_SIZE, ScheduledWorld
+from tests.verifier.scripted_model import continue_by, hashed
+from verifier.block_pool import BlockPool
+from verifier.messages import Opened
+from verifier.prefix_cache import extend_digests
+
+TEXT = [random.Random(1).randrange(3) for _ in range(60)]
+
+
+def digests_of(token_ids: list[int], *, block_size: int = 4, cache_salt: str = "") -> list[bytes]:
+    digests: list[bytes] = []
+    extend_digests(
+        digests,
+        token_ids,
+        len(token_ids) // block_size,
+        block_size=block_size,
+        cache_salt=cache_salt,
+    )
+    return digests
+
+
+def num_cached(world: ScheduledWorld, token_ids: list[int], **fields: object) -> int:
+    """How much of a prompt is found when it is asked for now; it runs to its end."""
+    sequence = world.open(token_ids, 1, **fields)
+    world.run_to_end(max_num_steps=100)
+    return sequence.num_cached_tokens
+
+
+class TestDigests:
+    def test_a_digest_tells_everything_before_it(self) -> None:
+        base = digests_of(TEXT)
+        for changed in range(len(TEXT)):
+            text = [*TEXT[:changed], 7, *TEXT[changed + 1 :]]
+            other = digests_of(text)
+            first = changed // 4
+            assert other[:first] == base[:first]
+            assert not set(other[first:]) & set(base), "a later block did not notice"
+
+    def test_made_block_by_block_they_are_the_same(self) -> None:
+        digests: list[bytes] = []
+        for num_blocks in (0, 1, 1, 4, 15):
+            extend_digests(digests, TEXT, num_blocks, block_size=4, cache_salt="s")
+            assert len(digests) == num_blocks
+        assert digests == digests_of(TEXT, cache_salt="s")
+
+    def test_salts_have_nothing_in_common(self) -> None:
+        salts = ["", "a", "b", "a\0", "0:/"]
+        assert len({d for salt in salts for d in digests_of(TEXT, cache_salt=salt)}) == 5 * 15
+
+    def test_token_ids_are_hashed_whole(self) -> None:
+        assert digests_of([1, 0, 0, 0]) != digests_of([257, 0, 0, 0])
+        assert digests_of([1, 0, 0, 0]) != digests_of([65537, 0, 0, 0])
+        assert digests_of([2**32 - 1] * 4)
+
+
+class TestFinding:
+    @pytest.mark.parametrize(
+        ("length", "expected"),
+        [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (21, 20), (24, 20), (25, 24), (40, 24)],
+    )
+    def test_whole_blocks_are_found_and_never_the_last_token(
+        self, length: int, expected: int
+    ) -> None:
+        world = ScheduledWorld(num_blocks=20)
+        num_cached(world, TEXT[:26])
+        assert num_cached(world, TEXT[:length]) == expected
+
+    def test_output_is_found_too_but_no_rejected_draft(self) -> None:
+        world = ScheduledWorld(num_blocks=20)
+        prompt = TEXT[:6]
+        sequence = world.open(prompt, 11)
+        while sequence.remaining:
+            world.hint(sequence, 1, 3)
+            world.step()
+            world.check()
+        whole = prompt + continue_by(hashed, prompt, 11)
+        # Of 17 tokens the last was never computed.
+        assert num_cached(world, [*whole, 0, 0, 0, 0]) == 16
+        wrong = [*whole[:7], (whole[7] + 1) % 3, *whole[8:]]
+        assert num_cached(world, wrong) == 4
+
+    def test_a_prefix_is_found_while_its_sequence_still_runs(self) -> None:
+        world = ScheduledWorld(num_blocks=30)
+        first = world.open(TEXT[:13], 20)
+        world.step()
+        second = world.open(TEXT[:13], 20)
+        world.step()
+        assert second.num_cached_tokens == 12
+        assert second.block_table[:3] == first.block_table[:3], "not shared"
+        assert second.block_table[3] != first.block_table[3]
+        world.check()
+        world.scheduler.finish(first)
+        world.check()
+        world.run_to_end(max_num_steps=40)
+        assert world.told[second.sequence_id] == continue_by(hashed, TEXT[:13], 20)
+
+    def test_other_salts_find_nothing(self) -> None:
+        world = ScheduledWorld(num_blocks=20)
+        num_cached(world, TEXT[:20], cache_salt="a")
+        assert num_cached(world, TEXT[:20], cache_salt="b") == 0
+        assert num_cached(world, TEXT[:20]) == 0
+        assert num_cached(world, TEXT[:20], cache_salt="a") == 16
+
+    def test_who_wants_more_than_k_v_looks_nothing_up_but_leaves_it(self) -> None:
+        world = ScheduledWorld(num_blocks=20)
+        num_cached(world, TEXT[:20])
+        counts = world.scheduler.counts
+        queries = counts.num_prefix_cache_queries
+        assert num_cached(world, TEXT[:24], reads_prefix_cache=False) == 0
+        assert counts.num_prefix_cache_queries == queries
+        assert num_cached(world, TEXT[:24]) == 20
+        assert num_cached(world, TEXT[:25]) == 24
+
+    def test_switched_off_nothing_is_kept(self) -> None:
+        world = ScheduledWorld(num_blocks=20, has_prefix_cache=False)
+        num_cached(world, TEXT[:20])
+        assert num_cached(world, TEXT[:20]) == 0
+        assert world.scheduler.block_pool.num_free == 20
+        assert world.scheduler.counts.num_prefix_cache_queries == 0
+
+
+class TestEviction:
+    def test_the_least_recently_used_prefix_goes_first(self) -> None:
+        world = ScheduledWorld(num_blocks=9)
+        texts = [[i] * 9 for i in range(4)]  # 2 whole blocks and a third each
+        for text in texts[:3]:
+            num_cached(world, text)
+        assert world.scheduler.block_pool.cache.num_idle == 6
+        assert num_cached(world, texts[0]) == 8, "now the latest"
+        num_cached(world, [7] * 24)  # 6 blocks, of which 3 are free
+        cache = world.scheduler.block_pool.cache
+        found = [len(cache.find(digests_of(text))) for text in texts]
+        assert found == [2, 0, 1, 0], "1 lost both its blocks, 2 the last"
+
+    def test_nothing_is_evicted_while_a_block_is_free(self) -> None:
+        world = ScheduledWorld(num_blocks=40)
+        for i in range(4):
+            num_cached(world, [i] * 33)
+        assert world.scheduler.block_pool.num_free == 8
+        assert [num_cached(world, [i] * 33) for i in range(4)] == [32] * 4
+
+    def test_what_is_held_is_never_evicted(self) -> None:
+        pool = BlockPool(4)
+        table: list[int] = []
+        pool.extend(table, 3)
+        for digest, block in zip(digests_of(TEXT[:12]), table, strict=True):
+            pool.cache.add(digest, block)
+        other: list[int] = []
+        pool.extend(other, 1)
+        assert pool.num_available == 0
+        pool.release(other)
+        assert pool.cache.find(digests_of(TEXT[:12])) == table
+        pool.check_integrity([table])
+
+    def test_what_grows_goes_on_right_behind_the_shared_blocks_if_they_are_free(self) -> None:
+        world = ScheduledWorld(num_blocks=64)
+        num_cached(world, TEXT[:17])
+        sequence = world.open(TEXT[:17], 30)
+        while sequence.remaining > 1:
+            world.step()
+        table = sequence.block_table
+        assert table == list(range(table[0], table[0] + 12))
+
+    def test_in_a_full_pool_a_newcomer_still_gets_few_runs(self) -> None:
+        """What is evicted together lies together, because it was used together."""
+        world = ScheduledWorld(num_blocks=800, max_num_seqs=2, max_num_batched_tokens=64)
+        draw = random.Random(3)
+        for _ in range(140):
+            num_cached(world, [draw.randrange(3) for _ in range(draw.randint(17, 60))])
+        num_runs = []
+        for _ in range(30):
+            sequence = world.open([draw.randrange(3) for _ in range(30)], 20)
+            while sequence.remaining > 1:
+                world.step()
+            pairs = itertools.pairwise(sequence.block_table)
+            num_runs.append(1 + sum(after != before + 1 for before, after in pairs))
+            world.run_to_end(max_num_steps=9)
+        assert world.scheduler.block_pool.cache.num_idle > 650, "too much was evicted"
+        assert sum(num_runs) / len(num_runs) < 4, "one by one it would be 7"
+
+
+class TestEngine:
+    def test_the_session_and_the_load_hear_of_hits(self, start_engine: StartEngine) -> None:
+        running = start_engine()
+        session = running.attach()
+        session.wait_end(session.open(TEXT[:20], max_new_tokens=1))
+        second = session.open(TEXT[:22], max_new_tokens=3)
+        session.wait_end(second)
+        assert session.output(second) == continue_by(hashed, TEXT[:22], 3)
+        opened = session.of(second)[0]
+        assert isinstance(opened, Opened)
+        assert opened.num_cached_tokens == 20
+        load = running.engine.load
+        assert (load.num_prefix_cache_queries, load.num_prefix_cache_hits) == (42, 20)
+
+    def test_a_growing_prompt_finds_the_whole_blocks_of_the_call_before(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        session = running.attach()
+        known = TEXT[:7]
+        for _ in range(6):
+            before = len(known)
+            sequence_id = session.open(known, max_new_tokens=6)
+            session.wait_end(sequence_id)
+            known = known + session.output(sequence_id)
+            opened = session.of(sequence_id)[0]
+            assert isinstance(opened, Opened)
+            assert opened.num_cached_tokens == (before - 1) // BLOCK_SIZE * BLOCK_SIZE or before < 8
+        assert known == TEXT[:7] + continue_by(hashed, TEXT[:7], 36)
+
+    def test_a_preempted_sequence_can_be_closed_and_detached(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(num_blocks=12, max_model_len=48)
+        session, other = running.attach(), running.attach()
+        with running.held():
+            opened = [
+                session.open([i] * 13, max_new_tokens=30, cache_salt=str(i)) for i in range(2)
+            ]
+            opened += [other.open([i] * 13, max_new_tokens=30, cache_salt="x") for i in range(2)]
+        for sequence_id in opened[:2]:
+            session.wait_decided(sequence_id, 2)
+        while not running.engine.load.num_preemptions:
+            session.read()
+        session.close(opened[1])
+        assert session.wait_end(opened[1])
+        other.detach()
+        session.wait_end(opened[0])
+        assert session.output(opened[0]) == continue_by(hashed, [0] * 13, 30)
+
+    def test_a_sequence_that_could_never_end_is_refused(self, start_engine: StartEngine) -> None:
+        session = start_engine(num_blocks=10, max_model_len=200).attach()
+        too_long = session.wait_end(session.open([1] * 20, max_new_tokens=21))
+        assert too_long.error.field == "max_new_tokens"  # type: ignore[union-attr]
+        longest = session.open([1] * 20, max_new_tokens=20)
+        session.wait_end(longest)
+        assert session.output(longest) == continue_by(hashed, [1] * 20, 20)

@@ -1,0 +1,215 @@
+"""Cached prefixes and preemptions change no token and, under `strict`, no bit of a logit.
+
+The bundled model in float32. The oracle runs each sequence alone, from its first token, with no
+cache and no drafts. Contexts cross 192, 512 and 1,024 tokens, where attention changes its shapes.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from tests.verifier.paged_model import some_tokens
+from tests.verifier.running_engine import PATIENCE_S, EngineSession, RecordingObserver
+from verifier.batch_layout import BatchLayout
+from verifier.build import LoadedModel, build_engine
+from verifier.config import VerifierConfig
+from verifier.engine import Engine, StepRecord
+from verifier.messages import Decided, Opened
+from verifier.sampling import Sampling
+from verifier.sequence import DraftWait
+from verifier.target_model import TargetModel
+
+NUM_NEW_TOKENS = 30
+LENGTHS = (180, 500, 1010)  # their outputs cross 192, 512 and 1,024
+SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.9, top_k=40, seed=2**63 + 5)}
+
+
+class WatchedModel:
+    """The model, and the logits of its last step."""
+
+    def __init__(self, model: TargetModel) -> None:
+        self.vocab_size = model.vocab_size
+        self.logits = torch.empty(0)
+        self._model = model
+
+    def forward(self, layout: BatchLayout) -> torch.Tensor:
+        self.logits = self._model.forward(layout)
+        return self.logits
+
+
+@dataclass
+class LogitsObserver(RecordingObserver):
+    """Keeps the logits that every token was chosen by, by sequence id and position."""
+
+    model: WatchedModel | None = None
+    logits: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+
+    def stepped(self, record: StepRecord) -> None:
+        assert self.model is not None
+        layout, row = record.layout, 0
+        for i, item in enumerate(record.scheduled):
+            for j in range(int(layout.num_sampled_tokens[i])):
+                position = int(layout.positions[layout.logits_indices[row]]) + 1
+                if item.samples and j <= int(record.verdict.num_accepted_tokens[i]):
+                    key = (item.sequence.sequence_id, position)
+                    assert key not in self.logits, "a token was decided twice"
+                    self.logits[key] = self.model.logits[row].clone()
+                row += 1
+
+
+@dataclass
+class Watched:
+    """A started engine over the bundled model, and one session."""
+
+    engine: Engine
+    observer: LogitsObserver
+    session: EngineSession
+
+    def logits(self, sequence_id: str, length: int) -> torch.Tensor:
+        """Of all output tokens behind a prompt of `length`."""
+        # An observer hears of a step behind the session.
+        self.engine.call(self.engine.check_integrity).result(PATIENCE_S)
+        num_tokens = len(self.session.output(sequence_id))
+        return torch.stack(
+            [self.observer.logits[sequence_id, length + i] for i in range(num_tokens)]
+        )
+
+    def stop(self) -> None:
+        self.session.detach()
+        self.engine.when_idle().result(PATIENCE_S)
+        self.engine.call(self.engine.check_integrity).result(PATIENCE_S)
+        assert self.engine.load.num_kv_blocks_used == 0
+        self.engine.stop()
+        self.engine.stopped.result(PATIENCE_S)
+
+
+def start(loaded: LoadedModel, config: VerifierConfig, *, num_blocks: int, **options: object) -> (
+    Watched
+):  # fmt: skip
+    model = WatchedModel(loaded.model)
+    served = dataclasses.replace(loaded.served, num_kv_blocks=num_blocks)
+    observer = LogitsObserver(model=model)
+    engine = build_engine(
+        dataclasses.replace(loaded, model=model, served=served),
+        config.model_copy(update=options),
+        [observer],
+    )
+    engine.start()
+    return Watched(engine=engine, observer=observer, session=EngineSession(engine))
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """By sampling and prompt length."""
+
+    prompts: dict[int, list[int]]
+    outputs: dict[tuple[str, int], list[int]]
+    logits: dict[tuple[str, int], torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def oracle(bundled_model: LoadedModel, bundled_config: VerifierConfig) -> Oracle:
+    text = some_tokens(max(LENGTHS), bundled_model.served.vocab_size, seed=7)
+    oracle = Oracle({length: text[:length] for length in LENGTHS}, {}, {})
+    running = start(bundled_model, bundled_config, num_blocks=512, prefix_cache=False)
+    for law, sampling in SAMPLINGS.items():
+        for length, prompt in oracle.prompts.items():
+            sequence_id = running.session.open(
+                prompt, sampling=sampling, max_new_tokens=NUM_NEW_TOKENS
+            )
+            running.session.wait_end(sequence_id)
+            oracle.outputs[law, length] = running.session.output(sequence_id)
+            oracle.logits[law, length] = running.logits(sequence_id, length)
+    assert running.engine.load.num_prefix_cache_queries == 0
+    running.stop()
+    return oracle
+
+
+def assert_undisturbed(
+    running: Watched, oracle: Oracle, opened: dict[str, tuple[str, int]]
+) -> None:
+    for sequence_id, key in opened.items():
+        assert running.session.output(sequence_id) == oracle.outputs[key], key
+        logits = running.logits(sequence_id, key[1])
+        assert torch.equal(logits, oracle.logits[key]), f"{key}: other bits"
+
+
+def drive(running: Watched, oracle: Oracle, opened: dict[str, tuple[str, int]]) -> None:
+    """Until all have ended; hints for every other length, half of them wrong at some point."""
+    session = running.session
+    ended: set[str] = set()
+    seen = 0
+    while len(ended) < len(opened):
+        while seen == len(session.events):
+            session.read()
+        event = session.events[seen]
+        seen += 1
+        if not isinstance(event, Decided) or event.sequence_id not in opened:
+            continue
+        if event.finish_reason is not None:
+            ended.add(event.sequence_id)
+            continue
+        key = opened[event.sequence_id]
+        length = event.base_length + len(event.token_ids)
+        hint = list(oracle.outputs[key][length - key[1] :][:6])
+        if length % 4 == 1 and len(hint) > 2:
+            hint[2] = (hint[2] + 1) % 100
+        session.hint(event.sequence_id, length, hint if length % 2 else [])
+
+
+@pytest.mark.parametrize("law", SAMPLINGS)
+def test_with_cached_prefixes(
+    bundled_model: LoadedModel, bundled_config: VerifierConfig, oracle: Oracle, law: str
+) -> None:
+    running = start(bundled_model, bundled_config, num_blocks=512)
+    session = running.session
+    # Whole blocks up to 160 tokens, and up to the middle of a block.
+    for length in (165, LENGTHS[1]):
+        session.wait_end(session.open(oracle.prompts[LENGTHS[-1]][:length], max_new_tokens=1))
+    opened: dict[str, tuple[str, int]] = {}
+    for _ in range(2):  # at once: only one of them can go on right behind what is cached
+        for length, prompt in oracle.prompts.items():
+            sequence_id = session.open(
+                prompt,
+                sampling=SAMPLINGS[law],
+                max_new_tokens=NUM_NEW_TOKENS,
+                draft_wait=DraftWait.ALWAYS,
+            )
+            opened[sequence_id] = (law, length)
+    drive(running, oracle, opened)
+    assert_undisturbed(running, oracle, opened)
+    num_cached = [e.num_cached_tokens for e in session.events if isinstance(e, Opened)]
+    assert num_cached[0] == 0
+    assert num_cached[1:3] == [160, 176], "the second found the first's, the third the second's"
+    assert num_cached[3:5] == [496, 496]
+    running.stop()
+
+
+@pytest.mark.parametrize("law", SAMPLINGS)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_with_preemptions(
+    bundled_model: LoadedModel,
+    bundled_config: VerifierConfig,
+    oracle: Oracle,
+    law: str,
+    prefix_cache: bool,
+) -> None:
+    # One by one they need 14, 34 and 65 blocks.
+    running = start(bundled_model, bundled_config, num_blocks=66, prefix_cache=prefix_cache)
+    opened: dict[str, tuple[str, int]] = {}
+    for i, length in enumerate((180, 500, 180, 1010)):
+        sequence_id = running.session.open(
+            oracle.prompts[length],
+            sampling=SAMPLINGS[law],
+            max_new_tokens=NUM_NEW_TOKENS,
+            draft_wait=DraftWait.ADAPTIVE if i % 2 else DraftWait.ALWAYS,
+            priority=i % 2,
+            cache_salt=str(i),
+        )
+        opened[sequence_id] = (law, length)
+    drive(running, oracle, opened)
+    assert running.engine.load.num_preemptions > 0
+    assert_undisturbed(running, oracle, opened)
+    running.stop()
