@@ -89,10 +89,10 @@ def load_checkpoint(
     if missing := sorted(loaded[1]["missing_keys"]):
         # transformers has made them up.
         raise CheckpointError(f"{folder}: weights are missing: {', '.join(missing[:3])}")
-    model.eval().requires_grad_(False)
+    frozen = model.eval().requires_grad_(False)
     if prepare is not None:
         prepare(model)
-    model.to(device)
+    frozen.to(device)
     return describe(model, dtype=torch_dtype, model_digest=digest_of(folder), folder=folder)
 
 

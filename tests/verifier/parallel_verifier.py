@@ -20,8 +20,8 @@ from verifier.__main__ import main
 
 PATIENCE_S = 60.0
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
+FORK_SERVER = multiprocessing.get_context("forkserver")
+FORK_SERVER.set_forkserver_preload(
     ["pytest", "tests.verifier.parallel_verifier", "transformers.models.qwen3.modeling_qwen3"]
 )
 
@@ -34,7 +34,7 @@ class Rank:
         self._stderr, stderr = socket.socketpair()
         for end in (self._stdout, self._stderr):
             end.settimeout(PATIENCE_S)
-        self._process: ForkServerProcess = _CONTEXT.Process(
+        self._process: ForkServerProcess = FORK_SERVER.Process(
             target=_run, args=(flags, environ, stdout, stderr), daemon=True
         )
         self._process.start()
@@ -78,7 +78,9 @@ def start_ranks(
 ) -> Iterator[list[Rank]]:
     """A rank for each of `size`; whatever still runs at the end is killed."""
     # What torchrun's agent does for the ranks.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(size):
@@ -105,7 +107,7 @@ def _run(
     os.dup2(stderr.fileno(), 2)
     stdout.close()
     stderr.close()
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.argv = ["verifier", *flags]
     sys.exit(main())

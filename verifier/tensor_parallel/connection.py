@@ -95,10 +95,13 @@ class Connection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def stop(self, timeout_s: float) -> None:
-        """Tells the peer to end in order and waits until it has."""
+    def stop(self) -> None:
+        """Tells the peer to end in order."""
         self._is_ending = True
         self.send(Kind.STOP)
+
+    def wait_closed(self, timeout_s: float) -> None:
+        """Waits until the peer has ended, then ends the connection."""
         self._reader.join(timeout_s)
         self.close()
 

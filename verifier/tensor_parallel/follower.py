@@ -54,19 +54,20 @@ def follow(config: VerifierConfig, launch: Launch) -> int:
 
 
 def _follow(config: VerifierConfig, launch: Launch) -> None:
+    device = choose_device(config, rank=launch.rank)
+    numerics = choose_numerics(config, device)
     watch = Watch()
     store = torchrun_store(launch)
     connection = connect_to_rank_0(store, launch, on_lost=watch.rank_lost)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     try:
-        device = choose_device(config, rank=launch.rank)
         collectives = TorchCollectives(
             store,
             rank=launch.rank,
             size=launch.size,
             device=device,
-            is_ordered=choose_numerics(config, device) is STRICT,
+            is_ordered=numerics is STRICT,
         )
         try:
             _load_and_run(config, device, connection, collectives)

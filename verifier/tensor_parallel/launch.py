@@ -78,5 +78,7 @@ def choose_gpu(
         raise ConfigError("--devices", f"{shown}: names a GPU twice")
     for device in devices:
         if not 0 <= device < num_gpus:
-            raise ConfigError("--devices", f"{shown}: there is no GPU {device}, only {num_gpus}")
+            raise ConfigError(
+                "--devices", f"{shown}: there is no GPU {device}; there are {num_gpus}"
+            )
     return devices[rank]

@@ -47,7 +47,7 @@ def decode(encoded: WireArray) -> BatchLayout:
     values: dict[str, Any] = {}
     start = 0
     for field in _FIELDS:
-        length = int(wide[start]) if start < len(wide) else len(wide)
+        length = int(wide[start]) if start < len(wide) else -1
         value = wide[start + 1 : start + 1 + length]
         if len(value) != length:
             raise ValueError(f"the message ends before {field.name} does")

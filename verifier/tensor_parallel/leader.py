@@ -59,7 +59,7 @@ class Leader:
         )
         return self._collectives
 
-    def load_others(self, identity: Mapping[str, str]) -> int | None:
+    def load_others(self, identity: Mapping[str, str]) -> int:
         """Has the others load, one at a time: each holds the whole model for a moment.
 
         Args:
@@ -96,9 +96,11 @@ class Leader:
         """Ends the other ranks in order; after the last step."""
         self._is_ending = True
         for connection in self._connections.values():
-            connection.stop(_STOP_TIMEOUT_S)
-        if self._collectives is not None and not self.lost.done():
+            connection.stop()
+        if self._collectives is not None:
             self._collectives.close()
+        for connection in self._connections.values():
+            connection.wait_closed(_STOP_TIMEOUT_S)
 
     def fail(self, error: BaseException) -> None:
         """Ends the other ranks because rank 0 cannot go on."""

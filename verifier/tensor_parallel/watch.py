@@ -23,8 +23,9 @@ class Watch:
         lost: fails with RankLostError when a rank is gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, last_words_s: float = _LAST_WORDS_S) -> None:
         self.lost: Future[None] = Future()
+        self._last_words_s = last_words_s
         self._lock = threading.Lock()
 
     def rank_lost(self, reason: str) -> None:
@@ -34,7 +35,7 @@ class Watch:
                 return
             logger.error("rank_lost", reason=reason)
             self.lost.set_exception(RankLostError(reason))
-        killer = threading.Timer(_LAST_WORDS_S, os._exit, (1,))
+        killer = threading.Timer(self._last_words_s, os._exit, (1,))
         killer.daemon = True
         killer.start()
 
