@@ -51,7 +51,7 @@ class Leader:
         self._connections = accept_ranks(
             store,
             self._launch,
-            on_lost=self._watch.rank_lost,
+            on_lost=self._rank_lost,
             is_ending=lambda: self._is_ending,
         )
         self._collectives = TorchCollectives(
@@ -105,10 +105,18 @@ class Leader:
     def fail(self, error: BaseException) -> None:
         """Ends the other ranks because rank 0 cannot go on."""
         self._is_ending = True
-        message = str(error) or type(error).__name__
+        self._tell_failed(str(error) or type(error).__name__)
+        for connection in self._connections.values():
+            connection.close()
+
+    def _rank_lost(self, reason: str) -> None:
+        self._watch.rank_lost(reason)
+        # At once: those that are left fail in the middle of a collective and want to know why.
+        self._tell_failed(reason)
+
+    def _tell_failed(self, message: str) -> None:
         for connection in self._connections.values():
             connection.send(Kind.FAILED, message=message)
-            connection.close()
 
 
 class ParallelModel:
