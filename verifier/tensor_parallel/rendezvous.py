@@ -98,7 +98,8 @@ def connect_to_rank_0(store: Any, launch: Launch, *, on_lost: Callable[[str], No
 
 def _greeted_rank(peer: socket.socket, token: str) -> int | None:
     peer.settimeout(_HELLO_TIMEOUT_S)
-    with contextlib.suppress(OSError, ValueError):
+    # Whoever is on this machine may connect and say anything.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         hello = read_frame(peer)
         if hello is not None and hello.kind is Kind.HELLO and hello.values["token"] == token:
             return int(hello.values["rank"])
