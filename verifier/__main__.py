@@ -1,18 +1,28 @@
 """`python -m verifier`."""
 
+import os
 import sys
 
-from servicekit.config import load_config
+from servicekit.config import ConfigError, load_config
 from servicekit.logs import configure_logs
 from servicekit.server import run
 from verifier.config import SERVICE, VerifierConfig
 from verifier.server import serve
+from verifier.tensor_parallel.follower import follow
+from verifier.tensor_parallel.launch import read_launch
 
 
 def main() -> int:
     config = load_config(VerifierConfig, service=SERVICE)
     configure_logs(config.server.log_level, SERVICE)
-    return run(lambda: serve(config))
+    try:
+        launch = read_launch(os.environ, config.tensor_parallel_size)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if launch is not None and launch.rank > 0:
+        return follow(config, launch)
+    return run(lambda: serve(config, launch))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 all the parts.
 """
 
+import dataclasses
 import hashlib
 import platform
 import secrets
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
@@ -20,12 +22,16 @@ from verifier.checkpoint import Checkpoint, CheckpointError, load_checkpoint, re
 from verifier.config import VerifierConfig
 from verifier.engine import Engine, EngineObserver, EngineOptions, Observers
 from verifier.kv_cache import KVCache
-from verifier.numerics import BY_NAME, Numerics
+from verifier.numerics import BY_NAME, STRICT, Numerics
 from verifier.philox import exponential_noise
 from verifier.rejection_sampler import AcceptanceRule
 from verifier.scheduler import Scheduler
 from verifier.scored_rows import max_rows_per_step
 from verifier.target_model import TargetModel
+from verifier.tensor_parallel.collectives import Collectives
+from verifier.tensor_parallel.launch import choose_gpu
+from verifier.tensor_parallel.leader import Leader
+from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
 from verifier.transformers_model import TransformersModel, UnsupportedAttentionError
 from verifier.wire import ServedModel
 
@@ -46,35 +52,58 @@ class LoadedModel:
     trash_slot: int
 
 
-def load_model(config: VerifierConfig) -> LoadedModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPart:
+    """A rank's part of the model; the whole model where there is one rank.
+
+    Attributes:
+        reference: rank 0 of several: the whole model's logits [T, V] of the parity probe's text.
+    """
+
+    checkpoint: Checkpoint
+    reference: torch.Tensor | None = None
+
+
+def load_model(config: VerifierConfig, leader: Leader | None = None) -> LoadedModel:
     """Loads and checks the configured checkpoint. Takes as long as the weights take to read.
+
+    Args:
+        leader: where this process is rank 0 of several.
 
     Raises:
         CheckpointError: it cannot be served.
         ConfigError: the flags ask for more than there is.
+        RankLostError: another rank is gone.
     """
-    device = torch.device(_device(config.device))
-    if device.type == "cpu":
-        torch.set_num_threads(config.num_threads())
-    numerics = BY_NAME[_numerics(config.numerics, device)]
-    checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=device)
-    num_kv_blocks = _num_kv_blocks(config, checkpoint, device)
+    device = choose_device(config, rank=0)
+    numerics = choose_numerics(config, device)
+    if leader is None:
+        part = load_part(config, device=device, collectives=None)
+        num_kv_blocks = room_for_kv_blocks(config, part.checkpoint, device)
+    else:
+        collectives = leader.connect(device=device, is_ordered=numerics is STRICT)
+        part = load_part(config, device=device, collectives=collectives)
+        elsewhere = leader.load_others(identity_of(config, part.checkpoint, device))
+        num_kv_blocks = min(elsewhere, room_for_kv_blocks(config, part.checkpoint, device))
+    checkpoint = part.checkpoint
     max_model_len = _max_model_len(config, checkpoint, num_kv_blocks)
-    cache = KVCache(
-        checkpoint.kv_shape,
-        num_blocks=num_kv_blocks,
-        block_size=config.block_size,
+    if leader is not None:
+        leader.begin(num_kv_blocks=num_kv_blocks, max_model_len=max_model_len)
+    own_model, cache, backend = assemble(
+        config,
+        checkpoint,
         device=device,
+        num_kv_blocks=num_kv_blocks,
+        max_model_len=max_model_len,
     )
-    backend = SdpaBackend(
-        numerics=numerics, dtype=checkpoint.dtype, device=device, max_model_len=max_model_len
-    )
-    model = TransformersModel(checkpoint.model, backend=backend, cache=cache, device=device)
-    _check_parity(checkpoint, model, cache, numerics, max_model_len)
+    model = own_model if leader is None else leader.model(own_model)
+    _check_parity(part, model, cache, numerics, max_model_len)
     served = ServedModel(
         model_id=config.model_id or config.model.resolve().name,
         model_digest=checkpoint.model_digest,
-        numerics_digest=_numerics_digest(checkpoint.dtype, numerics, device),
+        numerics_digest=_numerics_digest(
+            checkpoint.dtype, numerics, device, config.tensor_parallel_size
+        ),
         instance_id=secrets.token_hex(16),
         architecture=checkpoint.architecture,
         dtype=str(checkpoint.dtype).removeprefix("torch."),
@@ -106,6 +135,78 @@ def load_model(config: VerifierConfig) -> LoadedModel:
         np.zeros(1, dtype=np.uint64), np.zeros(1, dtype=np.int64), np.ones((1, 1), dtype=np.bool_)
     )
     return LoadedModel(model=model, served=served, numerics=numerics, trash_slot=cache.trash_slot)
+
+
+def load_part(
+    config: VerifierConfig, *, device: torch.device, collectives: Collectives | None
+) -> LoadedPart:
+    """Loads the checkpoint and, of several ranks, keeps this one's part.
+
+    The model is cut as soon as it is read, on the CPU: whatever replaces its layers by faster
+    ones comes later and sees the parts.
+    """
+    if device.type == "cpu" or collectives is not None:
+        torch.set_num_threads(config.num_threads())
+    if collectives is None:
+        return LoadedPart(
+            checkpoint=load_checkpoint(config.model, dtype=config.dtype, device=device)
+        )
+    references = []
+
+    def cut(model: PreTrainedModel) -> None:
+        if collectives.rank == 0:
+            num_tokens = min(_PARITY_TOKENS, int(model.config.max_position_embeddings))
+            token_ids = _parity_token_ids(num_tokens, int(model.config.vocab_size))
+            references.append(reference_logits(model, token_ids))
+        shard(model, collectives)
+
+    checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=device, prepare=cut)
+    num_kv_heads = num_local_kv_heads(
+        checkpoint.model, checkpoint.kv_shape.num_kv_heads, collectives.size
+    )
+    kv_shape = dataclasses.replace(checkpoint.kv_shape, num_kv_heads=num_kv_heads)
+    return LoadedPart(
+        checkpoint=dataclasses.replace(checkpoint, kv_shape=kv_shape),
+        reference=references[0] if references else None,
+    )
+
+
+def assemble(
+    config: VerifierConfig,
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device,
+    num_kv_blocks: int,
+    max_model_len: int,
+) -> tuple[TransformersModel, KVCache, SdpaBackend]:
+    """The model over its K/V cache."""
+    cache = KVCache(
+        checkpoint.kv_shape,
+        num_blocks=num_kv_blocks,
+        block_size=config.block_size,
+        device=device,
+    )
+    backend = SdpaBackend(
+        numerics=choose_numerics(config, device),
+        dtype=checkpoint.dtype,
+        device=device,
+        max_model_len=max_model_len,
+    )
+    model = TransformersModel(checkpoint.model, backend=backend, cache=cache, device=device)
+    return model, cache, backend
+
+
+def identity_of(
+    config: VerifierConfig, checkpoint: Checkpoint, device: torch.device
+) -> dict[str, str]:
+    """What all ranks must have alike, by the flag that decides it."""
+    return {
+        "--model": checkpoint.model_digest,
+        "--device": device.type,
+        "--dtype": str(checkpoint.dtype).removeprefix("torch."),
+        "--numerics": choose_numerics(config, device).name,
+        "--block-size": str(config.block_size),
+    }
 
 
 def build_engine(
@@ -140,28 +241,53 @@ def build_engine(
     )
 
 
-def _device(device: str) -> str:
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
+def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
+    """Where a rank runs.
+
+    Raises:
+        ConfigError: there is no such device, or not one for every rank.
+    """
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        if config.devices is not None:
+            raise ConfigError("--devices", "names GPUs, but the model runs on CPU")
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise ConfigError("--device", "cuda: no GPU is available to this torch build")
-    return device
+    if config.devices is None and config.tensor_parallel_size == 1:
+        return torch.device("cuda")
+    gpu = choose_gpu(
+        config.devices,
+        rank=rank,
+        tensor_parallel_size=config.tensor_parallel_size,
+        num_gpus=torch.cuda.device_count(),
+    )
+    # What allocates or launches without naming a device means this one.
+    torch.cuda.set_device(gpu)
+    return torch.device("cuda", gpu)
 
 
-def _numerics(name: str, device: torch.device) -> str:
-    if name != "auto":
-        if name == "strict" and device.type != "cpu":
-            raise ConfigError("--numerics", "strict: only known to hold on CPU so far")
-        return name
-    return "strict" if device.type == "cpu" else "fast"
+def choose_numerics(config: VerifierConfig, device: torch.device) -> Numerics:
+    """The configured mode, or what `auto` stands for."""
+    name = config.numerics
+    if name == "auto":
+        name = "strict" if device.type == "cpu" else "fast"
+    if name == "strict" and device.type != "cpu":
+        raise ConfigError("--numerics", "strict: only known to hold on CPU so far")
+    return BY_NAME[name]
 
 
-def _num_kv_blocks(config: VerifierConfig, checkpoint: Checkpoint, device: torch.device) -> int:
+def room_for_kv_blocks(config: VerifierConfig, checkpoint: Checkpoint, device: torch.device) -> int:
+    """K/V blocks: the flag's, or as many as can be of use and the memory has room for."""
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
     longest = config.max_model_len or checkpoint.max_position_embeddings
     wanted = config.max_num_seqs * -(-longest // config.block_size)
     free_bytes = _free_bytes(device) * config.kv_memory_fraction
+    if device.type == "cpu":
+        free_bytes /= config.tensor_parallel_size  # all ranks take from the same memory
     affordable = int(free_bytes // checkpoint.kv_shape.block_bytes(config.block_size))
     if affordable < 1:
         raise ConfigError("--kv-memory-fraction", "leaves no memory for the K/V cache")
@@ -192,8 +318,12 @@ def _free_bytes(device: torch.device) -> int:
     raise ConfigError("--num-kv-blocks", "must be set: the free memory cannot be told here")
 
 
+def _parity_token_ids(num_tokens: int, vocab_size: int) -> list[int]:
+    return [(37 * i + 11) % vocab_size for i in range(num_tokens)]
+
+
 def _check_parity(
-    checkpoint: Checkpoint,
+    part: LoadedPart,
     model: TargetModel,
     cache: KVCache,
     numerics: Numerics,
@@ -201,11 +331,14 @@ def _check_parity(
 ) -> None:
     """Compares the paged model with transformers' own attention on a short text, in two chunks.
 
+    Of several ranks, the reference is the whole model's: a wrong cut shows too.
+
     Raises:
         CheckpointError: they differ by more than rounding, or ours cannot compute it at all.
     """
+    checkpoint = part.checkpoint
     num_tokens = min(_PARITY_TOKENS, max_model_len)
-    token_ids = [(37 * i + 11) % checkpoint.vocab_size for i in range(num_tokens)]
+    token_ids = _parity_token_ids(num_tokens, checkpoint.vocab_size)
     first = num_tokens // 2
     layouts = []
     for start, end in ((0, first), (first, num_tokens)):
@@ -226,7 +359,10 @@ def _check_parity(
         )
     try:
         rows = torch.cat([model.forward(layout) for layout in layouts])
-        expected = reference_logits(checkpoint.model, token_ids)
+        if part.reference is None:
+            expected = reference_logits(checkpoint.model, token_ids)
+        else:
+            expected = part.reference[:num_tokens].to(rows.device)
     except (RuntimeError, ValueError, UnsupportedAttentionError) as error:
         raise CheckpointError(f"{checkpoint.architecture} is not served: {error}") from error
     difference = (rows.float() - expected.float()).abs().max().item()
@@ -239,13 +375,16 @@ def _check_parity(
         )
 
 
-def _numerics_digest(dtype: torch.dtype, numerics: Numerics, device: torch.device) -> str:
+def _numerics_digest(
+    dtype: torch.dtype, numerics: Numerics, device: torch.device, tensor_parallel_size: int
+) -> str:
     """Equal digests, with equal weights, mean equal bits; so all that decides them is in it."""
     if device.type == "cuda":
         processor = torch.cuda.get_device_name(device)
     else:
         processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {_cpu_name()}"
-    parts = (str(dtype), numerics.name, device.type, processor, torch.__version__, "tp=1")
+    parallel = f"tp={tensor_parallel_size}"
+    parts = (str(dtype), numerics.name, device.type, processor, torch.__version__, parallel)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -7,6 +7,7 @@ transformers' own attention on a short text, so that an unknown peculiarity show
 
 import copy
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,19 @@ class Checkpoint:
     model_digest: str
 
 
-def load_checkpoint(folder: Path, *, dtype: str, device: torch.device) -> Checkpoint:
+def load_checkpoint(
+    folder: Path,
+    *,
+    dtype: str,
+    device: torch.device,
+    prepare: Callable[[PreTrainedModel], None] | None = None,
+) -> Checkpoint:
     """Loads a causal language model.
 
     Args:
         dtype: a key of `DTYPES`, or "auto" for the checkpoint's own where the processor is fast
             at it, else float32.
+        prepare: changes the whole model, on the CPU, before it goes to the device.
 
     Raises:
         CheckpointError: no safetensors, or an architecture that is not served.
@@ -81,7 +89,10 @@ def load_checkpoint(folder: Path, *, dtype: str, device: torch.device) -> Checkp
     if missing := sorted(loaded[1]["missing_keys"]):
         # transformers has made them up.
         raise CheckpointError(f"{folder}: weights are missing: {', '.join(missing[:3])}")
-    model.eval().requires_grad_(False).to(device)
+    frozen = model.eval().requires_grad_(False)
+    if prepare is not None:
+        prepare(model)
+    frozen.to(device)
     return describe(model, dtype=torch_dtype, model_digest=digest_of(folder), folder=folder)
 
 

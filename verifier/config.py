@@ -28,6 +28,13 @@ class VerifierConfig(
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs; auto takes a GPU if there is one."""
 
+    tensor_parallel_size: int = pydantic.Field(default=1, ge=1)
+    """Processes that share one model, each on a device of its own, started by
+    `torchrun --nproc-per-node N -m verifier`."""
+
+    devices: tuple[int, ...] | None = None
+    """GPUs to run on, one per process; the first ones if empty."""
+
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and K/V; auto takes the checkpoint's, or float32 where the processor has no
     bfloat16 instructions."""
@@ -40,7 +47,8 @@ class VerifierConfig(
     """How attention over the paged K/V cache is computed."""
 
     threads: int = pydantic.Field(default=0, ge=0)
-    """Threads of the model on CPU; 0 leaves one core to the rest of the machine."""
+    """Threads of the model on CPU, in each process; 0 leaves one core to the rest of the
+    machine."""
 
     max_model_len: int | None = pydantic.Field(default=None, ge=2)
     """Most tokens of a sequence, prompt and output; the model's own limit if empty."""
@@ -95,4 +103,5 @@ class VerifierConfig(
 
     def num_threads(self) -> int:
         """Threads for the model: more than there are free cores stall each other badly."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+        free_cores = len(os.sched_getaffinity(0)) - 1
+        return self.threads or max(1, free_cores // self.tensor_parallel_size)

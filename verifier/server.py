@@ -18,6 +18,8 @@ from verifier.engine import Engine, EngineObserver
 from verifier.errors import ERROR_TABLE
 from verifier.metrics import VerifierMetrics
 from verifier.service import VerifierServicer
+from verifier.tensor_parallel.launch import Launch
+from verifier.tensor_parallel.leader import Leader
 
 SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
@@ -81,17 +83,34 @@ class VerifierServer:
         return self.engine
 
 
-async def serve(config: VerifierConfig) -> None:
+async def serve(config: VerifierConfig, launch: Launch | None = None) -> None:
     """Serves until signalled.
+
+    Args:
+        launch: where this process is rank 0 of several.
 
     Raises:
         ConfigError: cannot start.
+        RankLostError: another rank is gone.
         Exception: the engine's, when it failed.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    if launch is None:
+        await _serve(config, None)
+        return
+    leader = Leader(launch)
+    try:
+        await _serve(config, leader)
+    except BaseException as error:
+        leader.fail(error)
+        raise
+    await asyncio.to_thread(leader.stop)
+
+
+async def _serve(config: VerifierConfig, leader: Leader | None) -> None:
     verifier = VerifierServer(config, registry=CollectorRegistry(), logger=get_logger(SERVICE))
     try:
-        engine = await verifier.start(load_model)
+        engine = await verifier.start(lambda config: load_model(config, leader))
     except BaseException as error:
         await verifier.server.stop(0)
         if isinstance(error, CheckpointError):
@@ -101,9 +120,28 @@ async def serve(config: VerifierConfig) -> None:
     # would stop both threads for tens of milliseconds each time.
     gc.freeze()
     stopped = asyncio.wrap_future(engine.stopped)
+    failed = stopped if leader is None else _first_failure(stopped, leader)
     try:
-        await serve_until_signalled(verifier.server, drain=verifier.servicer.drain, failed=stopped)
+        await serve_until_signalled(verifier.server, drain=verifier.servicer.drain, failed=failed)
     finally:
         engine.stop()
         # If the interpreter ended while the thread is in a step, the process would abort.
         await asyncio.wait([stopped], timeout=_LAST_STEP_TIMEOUT_S)
+
+
+def _first_failure(stopped: "asyncio.Future[None]", leader: Leader) -> "asyncio.Future[None]":
+    """Done when the engine has stopped or a rank is gone, with that one's error."""
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def ended(future: "asyncio.Future[None]") -> None:
+        error = future.exception()
+        if failed.done():
+            return
+        if error is None:
+            failed.set_result(None)
+        else:
+            failed.set_exception(error)
+
+    for future in (stopped, asyncio.wrap_future(leader.lost)):
+        future.add_done_callback(ended)
+    return failed

@@ -1,0 +1,75 @@
+"""What of torchrun's word and of the flags for devices is accepted."""
+
+import re
+
+import pytest
+
+from servicekit.config import ConfigError
+from verifier.tensor_parallel.launch import Launch, choose_gpu, read_launch
+
+TORCHRUN = {
+    "RANK": "2",
+    "LOCAL_RANK": "2",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_torchruns_variables_say_who_this_is() -> None:
+    assert read_launch(TORCHRUN, 4) == Launch(rank=2, size=4)
+
+
+@pytest.mark.parametrize("environ", [{}, TORCHRUN | {"WORLD_SIZE": "1"}])
+def test_a_process_may_be_alone(environ: dict[str, str]) -> None:
+    assert read_launch(environ, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "size", "message"),
+    [
+        ({}, 2, "2: start it with `torchrun --nproc-per-node 2 -m verifier ...`"),
+        (TORCHRUN, 2, "2: torchrun has started 4 processes; --nproc-per-node must be 2"),
+        (TORCHRUN, 1, "1: torchrun has started 4 processes"),
+        (
+            TORCHRUN | {"LOCAL_WORLD_SIZE": "2"},
+            4,
+            "4: all processes must run on one machine; 2 of them do here",
+        ),
+    ],
+)
+def test_another_number_of_processes_is_refused(
+    environ: dict[str, str], size: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"--tensor-parallel-size: {message}")):
+        read_launch(environ, size)
+
+
+def test_every_rank_gets_a_gpu_of_its_own() -> None:
+    chosen = [
+        choose_gpu((4, 5, 7, 6), rank=rank, tensor_parallel_size=4, num_gpus=8) for rank in range(4)
+    ]
+    assert chosen == [4, 5, 7, 6]
+    assert choose_gpu((3,), rank=0, tensor_parallel_size=1, num_gpus=4) == 3
+    assert choose_gpu(None, rank=1, tensor_parallel_size=2, num_gpus=2) == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ((4, 5, 6), "--devices: 4,5,6: names 3 for --tensor-parallel-size 4"),
+        ((4, 5, 6, 5), "--devices: 4,5,6,5: names a GPU twice"),
+        ((4, 5, 6, 8), "--devices: 4,5,6,8: there is no GPU 8; there are 8"),
+        ((-1, 5, 6, 7), "--devices: -1,5,6,7: there is no GPU -1; there are 8"),
+    ],
+)
+def test_devices_that_do_not_fit_are_refused(devices: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        choose_gpu(devices, rank=0, tensor_parallel_size=4, num_gpus=8)
+
+
+def test_more_ranks_than_gpus_are_refused() -> None:
+    message = re.escape("--tensor-parallel-size: 4: there are 2 GPUs")
+    with pytest.raises(ConfigError, match=message):
+        choose_gpu(None, rank=0, tensor_parallel_size=4, num_gpus=2)

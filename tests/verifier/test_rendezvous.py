@@ -1,0 +1,124 @@
+"""How ranks find each other, and what their connections say of the end."""
+
+import contextlib
+import json
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from servicekit.config import ConfigError
+from tests.verifier.parallel_verifier import PATIENCE_S
+from verifier.tensor_parallel.connection import Connection, Kind, RankLostError
+from verifier.tensor_parallel.launch import Launch
+from verifier.tensor_parallel.rendezvous import accept_ranks, connect_to_rank_0
+
+LEADER, FOLLOWER = (Launch(rank=rank, size=2) for rank in range(2))
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    return struct.pack("<II", kind, len(payload)) + payload
+
+
+STRANGERS = [
+    b"",
+    b"GET / HTTP/1.1\r\n\r\n",
+    frame(Kind.HELLO, b"not JSON"),
+    frame(Kind.HELLO, b"[]"),
+    frame(Kind.HELLO, b"{}"),
+    frame(Kind.HELLO, json.dumps({"rank": 1, "token": "guessed"}).encode()),
+    frame(Kind.FAILED, json.dumps({"message": "x"}).encode()),
+    frame(99, b""),
+    struct.pack("<II", Kind.HELLO, 2**32 - 1),
+]
+
+
+@dataclass
+class Pair:
+    leader: Connection
+    follower: Connection
+    leader_lost: "queue.SimpleQueue[str]"
+    follower_lost: "queue.SimpleQueue[str]"
+
+
+@contextlib.contextmanager
+def connected(strangers: list[bytes]) -> Iterator[Pair]:
+    store: Any = dist.HashStore()  # type: ignore[attr-defined]
+    leader_lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+    follower_lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with ThreadPoolExecutor(1) as pool:
+        accepting = pool.submit(
+            accept_ranks, store, LEADER, on_lost=leader_lost.put, is_ending=lambda: False
+        )
+        port, _ = json.loads(store.get("tandem/rank0"))
+        for said in strangers:
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(said)
+        follower = connect_to_rank_0(store, FOLLOWER, on_lost=follower_lost.put)
+        [(rank, leader)] = accepting.result(PATIENCE_S).items()
+    assert rank == 1
+    try:
+        yield Pair(leader, follower, leader_lost, follower_lost)
+    finally:
+        for connection in (leader, follower):
+            connection.close()
+            connection.wait_closed(PATIENCE_S)
+
+
+def test_strangers_are_sent_away_and_harm_nobody() -> None:
+    with connected(STRANGERS) as pair:
+        pair.leader.send(Kind.STEP, b"1234")
+        message = pair.follower.receive()
+        assert (message.kind, message.payload) == (Kind.STEP, b"1234")
+        pair.follower.send(Kind.LOADED, num_kv_blocks=7)
+        assert pair.leader.receive().values == {"num_kv_blocks": 7}
+
+
+def test_a_closed_connection_is_a_lost_rank() -> None:
+    with connected([]) as pair:
+        pair.follower.send(Kind.LOADED)
+        pair.follower.close()
+        assert pair.leader_lost.get(timeout=PATIENCE_S) == "rank 1 is gone"
+        assert pair.leader.receive().kind is Kind.LOADED
+        for _ in range(2):
+            with pytest.raises(RankLostError, match="rank 1 is gone"):
+                pair.leader.receive()
+        pair.leader.send(Kind.STEP, b"nobody reads it")
+    assert pair.follower_lost.empty(), "it closed the connection itself"
+
+
+def test_a_failing_rank_says_why() -> None:
+    with connected([]) as pair:
+        pair.leader.send(Kind.FAILED, message="no room")
+        assert pair.follower_lost.get(timeout=PATIENCE_S) == "rank 0 failed: no room"
+        with pytest.raises(RankLostError, match="rank 0 failed: no room"):
+            pair.follower.receive()
+
+
+def test_an_orderly_end_is_no_loss() -> None:
+    with connected([]) as pair:
+        pair.leader.stop()
+        assert pair.follower.receive().kind is Kind.STOP
+        pair.follower.close()
+        pair.leader.wait_closed(PATIENCE_S)
+    assert pair.leader_lost.empty()
+    assert pair.follower_lost.empty()
+
+
+def test_waiting_for_ranks_ends_when_the_process_does() -> None:
+    is_ending = threading.Event()
+    is_ending.set()
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size: 2: nothing .* of rank 1"):
+        accept_ranks(
+            dist.HashStore(),  # type: ignore[attr-defined]
+            LEADER,
+            on_lost=lambda _: None,
+            is_ending=is_ending.is_set,
+        )

@@ -1,0 +1,280 @@
+"""Several ranks against one: the same tokens, one replica's life, and one replica's death."""
+
+import asyncio
+import re
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tandem.v1 import sampling_pb2, verifier_pb2_grpc
+from tandem.v1 import verifier_pb2 as pb
+from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.parallel_verifier import PATIENCE_S, Rank, start_ranks
+from tests.verifier.running_verifier import ClientSession, StartVerifier
+
+ROOT = Path(__file__).parents[2]
+FLAGS = [
+    "--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",
+    "--device", "cpu", "--dtype", "float32", "--threads", "1", "--num-kv-blocks", "256",
+    "--max-num-batched-tokens", "64",
+]  # fmt: skip
+
+# "<|code|>def total(xs): ... <|rename|>xs<|to|>values<|out|>" in the bundled tokenizer.
+PROMPT = [
+    1, 319, 270, 329, 288, 12, 92, 87, 305, 275, 301, 281, 438, 275, 365, 783, 314, 783, 87, 30,
+    267, 301, 984, 783, 275, 336, 301, 203, 2, 92, 87, 3, 1981, 4,
+]  # fmt: skip
+# The second one is longer than a step; both decode beside each other.
+PROMPTS = {"a": PROMPT, "b": PROMPT * 7}
+NUM_NEW_TOKENS = 24
+GREEDY = sampling_pb2.SamplingParams(logprobs=2)
+SEEDED = sampling_pb2.SamplingParams(logprobs=2, temperature=1.0, seed=7)
+
+
+@asynccontextmanager
+async def client(address: str) -> AsyncIterator["verifier_pb2_grpc.VerifierServiceAsyncStub"]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield verifier_pb2_grpc.VerifierServiceStub(channel)
+
+
+def make_open(sequence_id: str, **fields: object) -> pb.Open:
+    defaults: dict[str, object] = {
+        "token_ids": PROMPT,
+        "max_new_tokens": NUM_NEW_TOKENS,
+        "ignore_eos": True,
+    }
+    return pb.Open(sequence_id=sequence_id, **(defaults | fields))  # type: ignore[arg-type]
+
+
+async def generate(
+    session: ClientSession,
+    sampling: sampling_pb2.SamplingParams,
+    drafts: dict[str, list[int]] | None = None,
+) -> dict[str, list[tuple[int, float]]]:
+    """Tokens and their logprobs for all PROMPTS at once.
+
+    Args:
+        session: a greeted one.
+        drafts: what to draft from, a part of it wrong; None drafts nothing.
+    """
+    names = {name: f"{name} {len(session.events)}" for name in PROMPTS}
+    draft_wait = pb.DRAFT_WAIT_NEVER if drafts is None else pb.DRAFT_WAIT_ALWAYS
+    await session.open(
+        *(
+            make_open(names[name], token_ids=prompt, sampling=sampling, draft_wait=draft_wait)
+            for name, prompt in PROMPTS.items()
+        )
+    )
+    drafted_lengths = dict.fromkeys(PROMPTS, 0)
+    while not all(
+        any(d.finish_reason for d in session.decided(sequence_id)) for sequence_id in names.values()
+    ):
+        await session.read()
+        assert not session.rejected()
+        for name, sequence_id in names.items():
+            length = len(session.output(sequence_id))
+            if drafts is None or length in (drafted_lengths[name], NUM_NEW_TOKENS):
+                continue
+            drafted_lengths[name] = length
+            draft = drafts[name][length : length + 1 + length % 7]
+            if length % 3 == 0:
+                draft[-1:] = [5]
+            await session.draft(sequence_id, len(PROMPTS[name]) + length, draft)
+    return {
+        name: [
+            (logprob.token_id, logprob.logprob)
+            for decided in session.decided(sequence_id)
+            for logprob in decided.logprobs
+        ]
+        for name, sequence_id in names.items()
+    }
+
+
+def tokens(output: dict[str, list[tuple[int, float]]]) -> dict[str, list[int]]:
+    return {name: [token_id for token_id, _ in pairs] for name, pairs in output.items()}
+
+
+async def assert_drafts_change_nothing(
+    session: ClientSession, sampling: sampling_pb2.SamplingParams
+) -> dict[str, list[int]]:
+    """Neither tokens nor any bit of their logprobs. Returns the tokens."""
+    plain = await generate(session, sampling)
+    before = len(session.events)
+    drafted = await generate(session, sampling, tokens(plain))
+    assert drafted == plain
+    decided = [e.decided for e in session.events[before:] if e.HasField("decided")]
+    num_accepted = sum(d.num_accepted_tokens for d in decided)
+    assert 0 < num_accepted < sum(d.num_draft_tokens for d in decided)
+    return tokens(plain)
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[list[Rank]]:
+    with start_ranks(2, *FLAGS, "--tensor-parallel-size", "2") as ranks:
+        yield ranks
+
+
+async def test_two_ranks_are_one_replica_until_sigterm(
+    two_ranks: list[Rank], start_verifier: StartVerifier
+) -> None:
+    address = await asyncio.to_thread(two_ranks[0].address)
+    alone = await start_verifier()
+    alone_session = await alone.greeted_session()
+    expected = tokens(await generate(alone_session, GREEDY))
+    async with client(address) as stub:
+        session = ClientSession(stub.Session())
+        welcome = await session.hello()
+        await assert_drafts_change_nothing(session, SEEDED)
+        assert await assert_drafts_change_nothing(session, GREEDY) == expected
+
+        alone_welcome = alone_session.events[0].welcome
+        assert welcome.model_digest == alone_welcome.model_digest
+        assert welcome.numerics_digest != alone_welcome.numerics_digest
+
+        # One more, which rank 0 lets finish.
+        await session.open(make_open("last", draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        await session.wait_decided("last")
+        for rank in reversed(two_ranks):  # as torchrun does
+            rank.send_signal(signal.SIGTERM)
+        await session.send(pb.Command(update=pb.Update(sequence_id="last", drafting=False)))
+        assert await session.wait_finished("last") == expected["a"]
+        assert await session.read_to_end() == grpc.StatusCode.OK
+    for rank in two_ranks:
+        assert await asyncio.to_thread(rank.wait) == 0
+        assert "error" not in await asyncio.to_thread(rank.log)
+
+
+@pytest.mark.parametrize(("lost", "is_idle"), [(0, False), (1, False), (1, True)])
+async def test_a_killed_rank_takes_the_replica_down(
+    two_ranks: list[Rank], lost: int, is_idle: bool
+) -> None:
+    address = await asyncio.to_thread(two_ranks[0].address)
+    async with grpc.aio.insecure_channel(address) as channel:
+        watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watched.read()).status == health_pb2.HealthCheckResponse.SERVING
+        session = ClientSession(verifier_pb2_grpc.VerifierServiceStub(channel).Session())
+        await session.hello()
+        draft_wait = pb.DRAFT_WAIT_ALWAYS if is_idle else pb.DRAFT_WAIT_NEVER
+        await session.open(make_open("a", max_new_tokens=1500, draft_wait=draft_wait))
+        await session.wait_decided("a")
+        two_ranks[lost].send_signal(signal.SIGKILL)
+        assert await session.read_to_end() == grpc.StatusCode.UNAVAILABLE
+        if lost != 0:
+            assert (await watched.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    survivor = two_ranks[1 - lost]
+    assert await asyncio.to_thread(survivor.wait) == 1
+    log = await asyncio.to_thread(survivor.log)
+    assert '"event": "rank_lost"' in log
+    assert f"rank {lost} is gone" in log
+
+
+async def test_more_than_two_ranks_add_in_order_and_all_hear_who_is_gone() -> None:
+    with start_ranks(4, *FLAGS, "--tensor-parallel-size", "4") as ranks:
+        async with client(await asyncio.to_thread(ranks[0].address)) as stub:
+            session = ClientSession(stub.Session())
+            await session.hello()
+            # An all-reduce would add in another order for other shapes of batch.
+            await assert_drafts_change_nothing(session, SEEDED)
+        killed = ranks.pop(2)
+        killed.send_signal(signal.SIGKILL)
+        codes, lines = await asyncio.to_thread(wait_all, ranks)
+    assert codes == [1, 1, 1]
+    assert "rank 2 is gone" in lines[0]
+    assert all("rank 0 failed: rank 2 is gone" in line for line in lines[1:])
+
+
+def wait_all(ranks: list[Rank]) -> tuple[list[int], list[str]]:
+    """Exit codes, and the last lines of the logs."""
+    return [rank.wait() for rank in ranks], [rank.log().splitlines()[-1] for rank in ranks]
+
+
+async def test_a_rank_that_cannot_load_brings_all_down(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / "model.safetensors").touch()
+    wrong = {1: ["--model", str(tmp_path)]}
+    with start_ranks(2, *FLAGS, "--tensor-parallel-size", "2", flags_by_rank=wrong) as ranks:
+        codes, lines = await asyncio.to_thread(wait_all, ranks)
+    assert codes == [1, 2]
+    assert lines[1] == "error: rank 1: --model: t5: encoder-decoder models are not served"
+    assert "rank 1 failed: --model: t5: encoder-decoder models are not served" in lines[0]
+
+
+async def test_ranks_of_two_models_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(MODEL_FOLDER, tmp_path, dirs_exist_ok=True)
+    with (tmp_path / "tokenizer.json").open("a") as file:
+        file.write("\n")
+    wrong = {1: ["--model", str(tmp_path)]}
+    with start_ranks(2, *FLAGS, "--tensor-parallel-size", "2", flags_by_rank=wrong) as ranks:
+        codes, lines = await asyncio.to_thread(wait_all, ranks)
+    assert codes == [2, 1]
+    assert re.fullmatch(r"error: --model: rank 1 has \w{64}, rank 0 has \w{64}", lines[0])
+    assert "rank 0 failed: --model: rank 1 has" in lines[1]
+
+
+REFUSED = {
+    "heads": (
+        3,
+        ["--tensor-parallel-size", "3"],
+        "--tensor-parallel-size: 3: does not divide the model's num_attention_heads, 8",
+    ),
+    "devices": (
+        2,
+        ["--tensor-parallel-size", "2", "--devices", "0,1"],
+        "--devices: names GPUs, but the model runs on CPU",
+    ),
+    "processes": (
+        2,
+        [],
+        "--tensor-parallel-size: 1: torchrun has started 2 processes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_flags_that_do_not_fit_are_refused(name: str) -> None:
+    size, flags, message = REFUSED[name]
+    with start_ranks(size, *FLAGS, *flags) as ranks:
+        codes, lines = await asyncio.to_thread(wait_all, ranks)
+    assert codes[0] == 2
+    assert all(codes)
+    assert lines[0] == f"error: {message}"
+
+
+async def test_a_replica_started_by_torchrun_drains_at_its_sigterm() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "verifier", *FLAGS, "--tensor-parallel-size", "2", cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            line = (await process.stdout.readline()).decode()
+        async with client(line.strip().removeprefix("ready grpc=")) as stub:
+            session = ClientSession(stub.Session())
+            await session.hello()
+            await session.open(make_open("a", draft_wait=pb.DRAFT_WAIT_ALWAYS))
+            await session.wait_decided("a")
+            process.send_signal(signal.SIGTERM)
+            # Drains: refuses what is new.
+            while not session.rejected():
+                await session.open(make_open("b", token_ids=[1]))
+                await session.read()
+            await session.send(pb.Command(update=pb.Update(sequence_id="a", drafting=False)))
+            assert len(await session.wait_finished("a")) == NUM_NEW_TOKENS
+            assert await session.read_to_end() == grpc.StatusCode.OK
+        async with asyncio.timeout(PATIENCE_S):
+            _, stderr = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)  # it ends its ranks
+            await process.communicate()
+    assert b"SIGKILL" not in stderr
+    assert b"rank_lost" not in stderr

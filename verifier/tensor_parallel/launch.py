@@ -1,0 +1,84 @@
+"""What torchrun tells a process of its place, and the device that this gives it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from servicekit.config import ConfigError
+
+# torchrun's contract with what it starts. The address and port are read by torch itself.
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One process's place among `size`, at least 2, on one machine."""
+
+    rank: int
+    size: int
+
+
+def read_launch(environ: Mapping[str, str], tensor_parallel_size: int) -> Launch | None:
+    """The place of this process; None where it is alone.
+
+    Raises:
+        ConfigError: torchrun has not started as many processes as the flag wants.
+    """
+    flag = "--tensor-parallel-size"
+    world_size = environ.get("WORLD_SIZE", "1")
+    if tensor_parallel_size == 1:
+        if world_size != "1":
+            raise ConfigError(flag, f"1: torchrun has started {world_size} processes")
+        return None
+    if any(name not in environ for name in _VARIABLES):
+        raise ConfigError(
+            flag,
+            f"{tensor_parallel_size}: start it with "
+            f"`torchrun --nproc-per-node {tensor_parallel_size} -m verifier ...`",
+        )
+    if world_size != str(tensor_parallel_size):
+        raise ConfigError(
+            flag,
+            f"{tensor_parallel_size}: torchrun has started {world_size} processes; "
+            f"--nproc-per-node must be {tensor_parallel_size}",
+        )
+    if environ["LOCAL_WORLD_SIZE"] != world_size:
+        raise ConfigError(
+            flag,
+            f"{tensor_parallel_size}: all processes must run on one machine; "
+            f"{environ['LOCAL_WORLD_SIZE']} of them do here",
+        )
+    return Launch(rank=int(environ["RANK"]), size=tensor_parallel_size)
+
+
+def choose_gpu(
+    devices: tuple[int, ...] | None, *, rank: int, tensor_parallel_size: int, num_gpus: int
+) -> int:
+    """The index of the GPU that this rank runs on.
+
+    Args:
+        devices: the flag; None takes the first ones.
+        num_gpus: how many this process sees.
+
+    Raises:
+        ConfigError: not one distinct, present GPU per rank.
+    """
+    if devices is None:
+        if tensor_parallel_size > num_gpus:
+            raise ConfigError(
+                "--tensor-parallel-size", f"{tensor_parallel_size}: there are {num_gpus} GPUs"
+            )
+        return rank
+    shown = ",".join(map(str, devices))
+    if len(devices) != tensor_parallel_size:
+        raise ConfigError(
+            "--devices",
+            f"{shown}: names {len(devices)} for --tensor-parallel-size {tensor_parallel_size}",
+        )
+    if len(set(devices)) != len(devices):
+        raise ConfigError("--devices", f"{shown}: names a GPU twice")
+    for device in devices:
+        if not 0 <= device < num_gpus:
+            raise ConfigError(
+                "--devices", f"{shown}: there is no GPU {device}; there are {num_gpus}"
+            )
+    return devices[rank]

@@ -1,0 +1,138 @@
+"""Rank 0's side: gathers the ranks, has them load, hands them every step, ends them.
+
+    connect -> (loads its own part) -> load_others -> begin -> model(...).forward ... -> stop
+
+The one message of a step is its layout. Nothing is sent while there is none.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+import torch
+
+from servicekit.config import ConfigError
+from verifier.batch_layout import BatchLayout
+from verifier.target_model import TargetModel
+from verifier.tensor_parallel.collectives import TorchCollectives
+from verifier.tensor_parallel.connection import Connection, Kind
+from verifier.tensor_parallel.launch import Launch
+from verifier.tensor_parallel.layout_codec import encode
+from verifier.tensor_parallel.rendezvous import accept_ranks, torchrun_store
+from verifier.tensor_parallel.watch import Watch
+
+# The others end as soon as they hear of it; this is for one that is stuck.
+_STOP_TIMEOUT_S = 5.0
+
+
+class Leader:
+    """One per process; `lost`, `stop` and `fail` are for any thread, all else for one.
+
+    Attributes:
+        lost: fails when a rank is gone.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.size = launch.size
+        self._launch = launch
+        self._watch = Watch()
+        self.lost: Future[None] = self._watch.lost
+        self._collectives: TorchCollectives | None = None
+        self._connections: dict[int, Connection] = {}
+        self._is_ending = False
+
+    def connect(self, *, device: torch.device, is_ordered: bool) -> TorchCollectives:
+        """Waits for all ranks; see `TorchCollectives`.
+
+        Raises:
+            ConfigError: one did not come.
+            RankLostError: one is gone again.
+        """
+        store = torchrun_store(self._launch)
+        self._connections = accept_ranks(
+            store,
+            self._launch,
+            on_lost=self._rank_lost,
+            is_ending=lambda: self._is_ending,
+        )
+        self._collectives = TorchCollectives(
+            store, rank=0, size=self.size, device=device, is_ordered=is_ordered
+        )
+        return self._collectives
+
+    def load_others(self, identity: Mapping[str, str]) -> int:
+        """Has the others load, one at a time: each holds the whole model for a moment.
+
+        Args:
+            identity: what all ranks must have alike, by the flag that decides it.
+
+        Returns:
+            How many K/V blocks the one with the least room has room for.
+
+        Raises:
+            ConfigError: one has loaded something else.
+            RankLostError: one is gone, or could not load.
+        """
+        num_kv_blocks = []
+        for rank, connection in self._connections.items():
+            connection.send(Kind.LOAD)
+            loaded = connection.receive().values
+            for flag, value in identity.items():
+                other = loaded["identity"][flag]
+                if other != value:
+                    raise ConfigError(flag, f"rank {rank} has {other}, rank 0 has {value}")
+            num_kv_blocks.append(int(loaded["num_kv_blocks"]))
+        return min(num_kv_blocks)
+
+    def begin(self, *, num_kv_blocks: int, max_model_len: int) -> None:
+        """From now on the others run the steps."""
+        for connection in self._connections.values():
+            connection.send(Kind.BEGIN, num_kv_blocks=num_kv_blocks, max_model_len=max_model_len)
+
+    def model(self, own: TargetModel) -> "ParallelModel":
+        """The whole model: rank 0's own part, and the others'."""
+        return ParallelModel(own, list(self._connections.values()), self._watch)
+
+    def stop(self) -> None:
+        """Ends the other ranks in order; after the last step."""
+        self._is_ending = True
+        for connection in self._connections.values():
+            connection.stop()
+        if self._collectives is not None:
+            self._collectives.close()
+        for connection in self._connections.values():
+            connection.wait_closed(_STOP_TIMEOUT_S)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the other ranks because rank 0 cannot go on."""
+        self._is_ending = True
+        self._tell_failed(str(error) or type(error).__name__)
+        for connection in self._connections.values():
+            connection.close()
+
+    def _rank_lost(self, reason: str) -> None:
+        self._watch.rank_lost(reason)
+        # At once: those that are left fail in the middle of a collective and want to know why.
+        self._tell_failed(reason)
+
+    def _tell_failed(self, message: str) -> None:
+        for connection in self._connections.values():
+            connection.send(Kind.FAILED, message=message)
+
+
+class ParallelModel:
+    """Implements `TargetModel`. Owned by the engine thread."""
+
+    def __init__(self, own: TargetModel, connections: list[Connection], watch: Watch) -> None:
+        self.vocab_size = own.vocab_size
+        self._own = own
+        self._connections = connections
+        self._watch = watch
+
+    def forward(self, layout: BatchLayout) -> torch.Tensor:
+        payload = encode(layout).tobytes()
+        for connection in self._connections:
+            connection.send(Kind.STEP, payload)
+        try:
+            return self._own.forward(layout)
+        except RuntimeError as error:
+            raise self._watch.explain(error) from error

@@ -1,0 +1,179 @@
+"""Cuts a loaded model into this rank's part, by the plan that transformers has for it.
+
+The plan is data: it says for each module or parameter how it is cut. Only linear layers and
+experts are; embeddings stay whole on every rank. transformers' own way to apply the plan keeps
+weights as distributed tensors, which are converted at every call, and takes the device from the
+machine instead of `--device`.
+
+Shapes: a linear layer's weight is [out_features, in_features].
+"""
+
+import re
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from servicekit.config import ConfigError
+from verifier.tensor_parallel.collectives import Collectives
+
+FLAG = "--tensor-parallel-size"
+
+# Whole on every rank. Embeddings are small beside the layers, and looking up needs no exchange.
+_WHOLE = {"embedding_rowwise", "replicate", "replicated_with_grad_allreduce"}
+
+
+class RowParallelLinear(nn.Module):
+    """Holds some columns of the weight; the ranks' products are summed, then biased.
+
+    Not an `nn.Linear`, so that nothing takes it for one and leaves out the sum.
+    """
+
+    def __init__(self, whole: nn.Linear, collectives: Collectives, *, splits_input: bool) -> None:
+        super().__init__()
+        self.weight = _parameter(_part(whole.weight, 1, collectives))
+        self.bias = whole.bias
+        self._collectives = collectives
+        self._splits_input = splits_input
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [..., in_features / size], or whole ones if it splits them; gives whole rows."""
+        if self._splits_input:
+            rows = _part(rows, -1, self._collectives)
+        summed = self._collectives.sum(linear(rows, self.weight))
+        return summed if self.bias is None else summed + self.bias
+
+
+class GatheredLinear(nn.Module):
+    """Holds some rows of the weight; every rank gets the whole output."""
+
+    def __init__(self, whole: nn.Linear, collectives: Collectives) -> None:
+        super().__init__()
+        self.weight = _parameter(_part(whole.weight, 0, collectives))
+        self.bias = None if whole.bias is None else _parameter(_part(whole.bias, 0, collectives))
+        self._collectives = collectives
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._collectives.concatenate(linear(rows, self.weight, self.bias))
+
+
+def shard(model: PreTrainedModel, collectives: Collectives) -> None:
+    """Cuts the model in place. What was cut off is freed.
+
+    Raises:
+        ConfigError: it cannot be cut into so many parts.
+    """
+    size = collectives.size
+    plan = _plan(model, size)
+    _check_heads(model, plan, size)
+    for name, module in list(model.named_modules()):
+        for parameter, _ in list(module.named_parameters(recurse=False)):
+            style = plan.get(_pattern(f"{name}.{parameter}"))
+            if style is not None:
+                _cut_parameter(module, parameter, f"{name}.{parameter}", style, collectives)
+        style = plan.get(_pattern(name))
+        if style is not None and style not in _WHOLE:
+            _cut_module(model, module, name, style, collectives)
+
+
+def num_local_kv_heads(model: PreTrainedModel, num_kv_heads: int, size: int) -> int:
+    """How many heads' K/V a rank holds: all of them where the plan leaves attention whole."""
+    return num_kv_heads // size if _cuts_heads(_plan(model, size)) else num_kv_heads
+
+
+def _cut_module(
+    model: PreTrainedModel, module: nn.Module, name: str, style: str, collectives: Collectives
+) -> None:
+    if style == "moe_tp_experts":
+        # Its parameters are cut by rules of their own; the parts' outputs are summands.
+        module.register_forward_hook(lambda _module, _inputs, output: collectives.sum(output))
+        return
+    if not isinstance(module, nn.Linear):
+        raise ConfigError(FLAG, f"{collectives.size}: {name} is no linear layer")
+    try:
+        match style:
+            case "colwise":
+                module.weight = _parameter(_part(module.weight, 0, collectives))
+                if module.bias is not None:
+                    module.bias = _parameter(_part(module.bias, 0, collectives))
+                module.out_features = module.weight.shape[0]
+            case "rowwise" | "rowwise_split_input" | "rowwise_rep":
+                splits_input = style != "rowwise"
+                model.set_submodule(
+                    name, RowParallelLinear(module, collectives, splits_input=splits_input)
+                )
+            case "colwise_gather_output" | "colwise_rep":
+                # One that cannot be cut evenly, as a vocabulary may be, stays whole.
+                if module.out_features % collectives.size == 0:
+                    model.set_submodule(name, GatheredLinear(module, collectives))
+            case _:
+                raise ConfigError(FLAG, f"{collectives.size}: {name} would be cut {style}")
+    except _IndivisibleError as error:
+        raise _indivisible(name, error, collectives) from None
+
+
+def _cut_parameter(
+    module: nn.Module, parameter: str, name: str, style: str, collectives: Collectives
+) -> None:
+    """Cuts a parameter that is no linear layer's: experts' weights [experts, out, in]."""
+    whole = module.get_parameter(parameter)
+    try:
+        match style:
+            case "rowwise":
+                cut = _part(whole, -1, collectives)
+            case "packed_colwise":  # two projections, one after the other
+                halves = [_part(half, -2, collectives) for half in whole.chunk(2, dim=-2)]
+                cut = torch.cat(halves, dim=-2)
+            case _:
+                raise ConfigError(FLAG, f"{collectives.size}: {name} would be cut {style}")
+    except _IndivisibleError as error:
+        raise _indivisible(name, error, collectives) from None
+    setattr(module, parameter, _parameter(cut))
+
+
+def _plan(model: PreTrainedModel, size: int) -> dict[str, str]:
+    plan: dict[str, str] | None = model.tp_plan
+    if not plan:
+        raise ConfigError(FLAG, f"{size}: transformers has no plan to cut {type(model).__name__}")
+    return plan
+
+
+def _cuts_heads(plan: dict[str, str]) -> bool:
+    return any(name.endswith(".k_proj") and style == "colwise" for name, style in plan.items())
+
+
+def _check_heads(model: PreTrainedModel, plan: dict[str, str], size: int) -> None:
+    if not _cuts_heads(plan):
+        return
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        count = getattr(model.config, name, None)
+        if count is not None and count % size:
+            raise ConfigError(FLAG, f"{size}: does not divide the model's {name}, {count}")
+
+
+def _pattern(name: str) -> str:
+    """The name as plans have it: a layer's number is a star."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+class _IndivisibleError(Exception):
+    """A dimension, of this length, has no equal parts."""
+
+
+def _indivisible(name: str, error: _IndivisibleError, collectives: Collectives) -> ConfigError:
+    return ConfigError(FLAG, f"{collectives.size}: does not divide {name}, {error}")
+
+
+def _part(tensor: torch.Tensor, dim: int, collectives: Collectives) -> torch.Tensor:
+    """This rank's share of a dimension, a view."""
+    length = tensor.shape[dim]
+    if length % collectives.size:
+        raise _IndivisibleError(length)
+    share = length // collectives.size
+    return tensor.narrow(dim, collectives.rank * share, share)
+
+
+def _parameter(part: torch.Tensor) -> nn.Parameter:
+    # A copy: a view would keep the whole in memory.
+    return nn.Parameter(part.clone(memory_format=torch.contiguous_format), requires_grad=False)
