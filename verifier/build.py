@@ -13,26 +13,22 @@ import torch
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
-from verifier.attention.sdpa import SdpaBackend
-from verifier.batch_layout import ScheduledTokens, lay_out
+from verifier.attention.selection import choose_attention, make_backend
 from verifier.block_pool import BlockPool
-from verifier.checkpoint import Checkpoint, CheckpointError, load_checkpoint, reference_logits
+from verifier.checkpoint import Checkpoint, load_checkpoint
 from verifier.config import VerifierConfig
 from verifier.engine import Engine, EngineObserver, EngineOptions, Observers
 from verifier.kv_cache import KVCache
 from verifier.numerics import BY_NAME, Numerics
+from verifier.parity_probe import check_parity
 from verifier.philox import exponential_noise
 from verifier.rejection_sampler import AcceptanceRule
 from verifier.scheduler import Scheduler
 from verifier.target_model import TargetModel
-from verifier.transformers_model import TransformersModel, UnsupportedAttentionError
+from verifier.transformers_model import TransformersModel
 from verifier.wire import ServedModel
 
 logger = get_logger(__name__)
-
-# Largest difference of two ways to compute the same logits, relative to the largest logit.
-_PARITY_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
-_PARITY_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,28 +51,45 @@ def load_model(config: VerifierConfig) -> LoadedModel:
     device = torch.device(_device(config.device))
     if device.type == "cpu":
         torch.set_num_threads(config.num_threads())
-    numerics = BY_NAME[_numerics(config.numerics, device)]
-    checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=device)
+    checkpoint = load_checkpoint(
+        config.model, dtype=config.dtype, device=device, quantization=config.quantization
+    )
+    numerics = BY_NAME[_numerics(config.numerics, device, checkpoint)]
+    attention = choose_attention(
+        config.attention_backend,
+        block_size=config.block_size,
+        device=device,
+        dtype=checkpoint.dtype,
+        head_dim=checkpoint.kv_shape.head_dim,
+    )
+    config = config.model_copy(update={"block_size": attention.block_size})
     num_kv_blocks = _num_kv_blocks(config, checkpoint, device)
     max_model_len = _max_model_len(config, checkpoint, num_kv_blocks)
+    backend = make_backend(
+        attention,
+        numerics=numerics,
+        dtype=checkpoint.dtype,
+        device=device,
+        max_model_len=max_model_len,
+    )
     cache = KVCache(
         checkpoint.kv_shape,
         num_blocks=num_kv_blocks,
         block_size=config.block_size,
         device=device,
-    )
-    backend = SdpaBackend(
-        numerics=numerics, dtype=checkpoint.dtype, device=device, max_model_len=max_model_len
+        layout=backend.kv_layout,
     )
     model = TransformersModel(checkpoint.model, backend=backend, cache=cache, device=device)
-    _check_parity(checkpoint, model, cache, numerics, max_model_len)
+    check_parity(checkpoint, model, cache, numerics, max_model_len)
     served = ServedModel(
         model_id=config.model_id or config.model.resolve().name,
         model_digest=checkpoint.model_digest,
-        numerics_digest=_numerics_digest(checkpoint.dtype, numerics, device),
+        numerics_digest=_numerics_digest(
+            checkpoint.dtype, config.quantization, numerics, backend.name, device
+        ),
         instance_id=secrets.token_hex(16),
         architecture=checkpoint.architecture,
-        dtype=str(checkpoint.dtype).removeprefix("torch."),
+        dtype=_dtype_name(checkpoint.dtype, config.quantization),
         device=device.type,
         numerics=numerics.name,
         attention_backend=backend.name,
@@ -143,12 +156,25 @@ def _device(device: str) -> str:
     return device
 
 
-def _numerics(name: str, device: torch.device) -> str:
-    if name != "auto":
-        if name == "strict" and device.type != "cpu":
-            raise ConfigError("--numerics", "strict: only known to hold on CPU so far")
-        return name
-    return "strict" if device.type == "cpu" else "fast"
+def _numerics(name: str, device: torch.device, checkpoint: Checkpoint) -> str:
+    obstacle = None
+    if device.type != "cpu":
+        obstacle = "only known to hold on CPU so far"
+    elif checkpoint.uses_experts:
+        obstacle = (
+            f"does not hold for mixtures of experts ({checkpoint.architecture}): which tokens "
+            "share a product depends on the batch"
+        )
+    if name == "auto":
+        return "strict" if obstacle is None else "fast"
+    if name == "strict" and obstacle is not None:
+        raise ConfigError("--numerics", f"strict: {obstacle}")
+    return name
+
+
+def _dtype_name(dtype: torch.dtype, quantization: str) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return name if quantization == "none" else f"{name}, {quantization} weights"
 
 
 def _num_kv_blocks(config: VerifierConfig, checkpoint: Checkpoint, device: torch.device) -> int:
@@ -187,60 +213,28 @@ def _free_bytes(device: torch.device) -> int:
     raise ConfigError("--num-kv-blocks", "must be set: the free memory cannot be told here")
 
 
-def _check_parity(
-    checkpoint: Checkpoint,
-    model: TargetModel,
-    cache: KVCache,
+def _numerics_digest(
+    dtype: torch.dtype,
+    quantization: str,
     numerics: Numerics,
-    max_model_len: int,
-) -> None:
-    """Compares the paged model with transformers' own attention on a short text, in two chunks.
-
-    Raises:
-        CheckpointError: they differ by more than rounding, or ours cannot compute it at all.
-    """
-    num_tokens = min(_PARITY_TOKENS, max_model_len)
-    token_ids = [(37 * i + 11) % checkpoint.vocab_size for i in range(num_tokens)]
-    first = num_tokens // 2
-    layouts = []
-    for start, end in ((0, first), (first, num_tokens)):
-        layouts.append(
-            lay_out(
-                [
-                    ScheduledTokens(
-                        token_ids=token_ids[start : start + 1],
-                        draft_token_ids=token_ids[start + 1 : end],
-                        num_computed_tokens=start,
-                        block_table=list(range(-(-end // cache.block_size))),
-                    )
-                ],
-                block_size=cache.block_size,
-                trash_slot=cache.trash_slot,
-                row_multiple=numerics.row_multiple,
-            )
-        )
-    try:
-        rows = torch.cat([model.forward(layout) for layout in layouts])
-        expected = reference_logits(checkpoint.model, token_ids)
-    except (RuntimeError, ValueError, UnsupportedAttentionError) as error:
-        raise CheckpointError(f"{checkpoint.architecture} is not served: {error}") from error
-    difference = (rows.float() - expected.float()).abs().max().item()
-    largest = expected.float().abs().max().item()
-    tolerance = _PARITY_TOLERANCES[checkpoint.dtype]
-    if not difference <= tolerance * max(1.0, largest):
-        raise CheckpointError(
-            f"{checkpoint.architecture} is not computed as transformers computes it: logits "
-            f"differ by {difference:.3g} (largest {largest:.3g})"
-        )
-
-
-def _numerics_digest(dtype: torch.dtype, numerics: Numerics, device: torch.device) -> str:
+    attention_backend: str,
+    device: torch.device,
+) -> str:
     """Equal digests, with equal weights, mean equal bits; so all that decides them is in it."""
     if device.type == "cuda":
         processor = torch.cuda.get_device_name(device)
     else:
         processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {_cpu_name()}"
-    parts = (str(dtype), numerics.name, device.type, processor, torch.__version__, "tp=1")
+    parts = (
+        str(dtype),
+        quantization,
+        numerics.name,
+        attention_backend,
+        device.type,
+        processor,
+        torch.__version__,
+        "tp=1",
+    )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
