@@ -10,17 +10,20 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+from verifier.fp8_weights import quantise_linear_layers
 from verifier.kv_cache import KVShape
 from verifier.transformers_model import ATTENTION_NAME, register_attention
 
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Of those that a configuration does not give away; any other fails the parity probe.
+MODEL_TYPES_WITH_SINKS = {"gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"}
 # How these turn any token depends on the longest sequence of the whole batch.
 UNSUPPORTED_ROPE_TYPES = {"dynamic", "longrope"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -42,6 +45,7 @@ class Checkpoint:
     eos_token_ids: frozenset[int]
     kv_shape: KVShape
     model_digest: str
+    uses_experts: bool
 
 
 def load_checkpoint(
@@ -49,13 +53,14 @@ def load_checkpoint(
     *,
     dtype: str,
     device: torch.device,
+    quantization: str = "none",
     prepare: Callable[[PreTrainedModel], None] | None = None,
 ) -> Checkpoint:
     """Loads a causal language model.
 
     Args:
-        dtype: a key of `DTYPES`, or "auto" for the checkpoint's own where the processor is fast
-            at it, else float32.
+        dtype: a key of `DTYPES`, or "auto": see `choose_dtype`.
+        quantization: "none" or "fp8".
         prepare: changes the whole model, on the CPU, before it goes to the device.
 
     Raises:
@@ -70,6 +75,11 @@ def load_checkpoint(
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
     check_architecture(config)
+    if quantization == "fp8" and uses_experts(config):
+        raise CheckpointError(
+            f"{config.model_type}: --quantization fp8 is not offered for mixtures of experts: most "
+            "of their weights are not in linear layers"
+        )
     torch_dtype = choose_dtype(dtype, config=config, device=device)
     register_attention()
     transformers.logging.disable_progress_bar()
@@ -85,15 +95,26 @@ def load_checkpoint(
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
+    except (AttributeError, ImportError, LookupError, TypeError) as error:
+        # For one, model code that knows no attention functions but its own.
+        raise CheckpointError(
+            f"{config.model_type} is not served: its code does not load with another attention "
+            f"function ({type(error).__name__}: {error})"
+        ) from error
     model: PreTrainedModel = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):
         # transformers has made them up.
         raise CheckpointError(f"{folder}: weights are missing: {', '.join(missing[:3])}")
-    frozen = model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
     if prepare is not None:
         prepare(model)
-    frozen.to(device)
-    return describe(model, dtype=torch_dtype, model_digest=digest_of(folder), folder=folder)
+    if quantization == "fp8":
+        quantise_linear_layers(model)
+    cast(torch.nn.Module, model).to(device)
+    try:
+        return describe(model, dtype=torch_dtype, model_digest=digest_of(folder), folder=folder)
+    except AttributeError as error:
+        raise CheckpointError(f"{config.model_type} is not served: {error}") from error
 
 
 def describe(
@@ -117,6 +138,7 @@ def describe(
             dtype=dtype,
         ),
         model_digest=model_digest,
+        uses_experts=uses_experts(config),
     )
 
 
@@ -133,6 +155,15 @@ def check_architecture(config: Any) -> None:
         raise CheckpointError(f"{name}: multimodal models are not served")
     if getattr(config, "kv_lora_rank", None):
         raise CheckpointError(f"{name}: multi-head latent attention (MLA) is not served")
+    if getattr(config, "attn_logit_softcapping", None):
+        raise CheckpointError(f"{name}: attention with a softcap is not served")
+    if name in MODEL_TYPES_WITH_SINKS:
+        raise CheckpointError(f"{name}: attention with sinks is not served")
+    if getattr(config, "quantization_config", None):
+        raise CheckpointError(
+            f"{name}: a checkpoint that is quantised already is not served; --quantization fp8 "
+            "quantises an ordinary one while loading"
+        )
     others = set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES
     if others:
         raise CheckpointError(f"{name}: layers of type {', '.join(sorted(others))} are not served")
@@ -145,24 +176,47 @@ def check_architecture(config: Any) -> None:
         raise CheckpointError(f"{name}: not a decoder with attention in every layer")
 
 
+def uses_experts(config: Any) -> bool:
+    """Whether layers send tokens to experts: then the rows of a product are those of the batch's
+    tokens that chose it, and no padding keeps a token's bits apart from its company.
+    """
+    return any(
+        "expert" in key and isinstance(value, int) and value > 1
+        for key, value in config.to_dict().items()
+    )
+
+
 def choose_dtype(dtype: str, *, config: Any, device: torch.device) -> torch.dtype:
     """The torch dtype for `--dtype`.
 
-    On a CPU without bfloat16 instructions "auto" is float32: emulated bfloat16 is slower and
-    less exact.
+    "auto" never rounds weights. It is the checkpoint's own; on a CPU only if the processor
+    multiplies matrices of it natively, else float32, which holds every value of the others and
+    is faster than emulating them.
     """
     if dtype != "auto":
         return DTYPES[dtype]
-    own = getattr(config, "dtype", None)
-    own = own if isinstance(own, torch.dtype) else torch.float32
-    if device.type == "cpu" and own is not torch.float32:
-        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
-    return own
+    stored = getattr(config, "dtype", None)
+    own = next((known for known in DTYPES.values() if known is stored), torch.float32)
+    if device.type != "cpu":
+        return own
+    if own is torch.bfloat16 and cpu_has_bfloat16():
+        return torch.bfloat16
+    if own is torch.float16 and cpu_has_float16():
+        return torch.float16
+    return torch.float32
 
 
 def cpu_has_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 matrices natively (AVX512_BF16 or AMX)."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def cpu_has_float16() -> bool:
+    """Whether this processor multiplies float16 matrices natively (AVX512_FP16 or AMX)."""
+    # Absent from releases of torch before 2.13.
+    read_capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
+    capabilities = read_capabilities()
+    return bool(capabilities.get("avx512_fp16") or capabilities.get("amx_fp16"))
 
 
 def digest_of(folder: Path) -> str:

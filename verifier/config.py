@@ -36,15 +36,20 @@ class VerifierConfig(
     """GPUs to run on, one per process; the first ones if empty."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and K/V; auto takes the checkpoint's, or float32 where the processor has no
-    bfloat16 instructions."""
+    """Type of weights and K/V; auto takes the checkpoint's, or on CPU float32 (which rounds
+    nothing) where the processor has no instructions for it."""
+
+    quantization: Literal["none", "fp8"] = "none"
+    """fp8 holds the weights of linear layers as 8-bit floats, and widens them to --dtype at every
+    use: half the memory of bfloat16, a little accuracy lost, slower on CPU."""
 
     numerics: Literal["auto", "strict", "fast"] = "auto"
-    """strict: a token's logits have the same bits whatever else is in the batch; auto is strict on
-    CPU and fast on GPU."""
+    """strict: a token's logits have the same bits whatever else is in the batch; auto is strict for
+    dense models on CPU, and fast for mixtures of experts and on GPU."""
 
-    attention_backend: Literal["auto", "sdpa"] = "auto"
-    """How attention over the paged K/V cache is computed."""
+    attention_backend: Literal["auto", "sdpa", "flash_attn", "torch_varlen"] = "auto"
+    """How attention over the paged K/V cache is computed; auto is flash_attn on a GPU where that
+    package is installed and can serve the model, else sdpa."""
 
     threads: int = pydantic.Field(default=0, ge=0)
     """Threads of the model on CPU, in each process; 0 leaves one core to the rest of the
@@ -65,8 +70,9 @@ class VerifierConfig(
     max_num_speculative_tokens: int = pydantic.Field(default=7, ge=0)
     """Most drafts verified per sequence and step."""
 
-    block_size: int = pydantic.Field(default=16, ge=1)
-    """Tokens per K/V block."""
+    block_size: int = pydantic.Field(default=0, ge=0)
+    """Tokens per K/V block; 0 is 16, or 256 with flash_attn and torch_varlen, which want a multiple
+    of it."""
 
     num_kv_blocks: int | None = pydantic.Field(default=None, ge=1)
     """K/V blocks; if empty, enough for every sequence at full length, as far as memory allows."""
@@ -98,6 +104,15 @@ class VerifierConfig(
             raise ValueError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is under "
                 f"--max-num-seqs {self.max_num_seqs}"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _quantised_models_are_not_cut(self) -> "VerifierConfig":
+        if self.quantization != "none" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"--quantization {self.quantization} is not offered with --tensor-parallel-size "
+                f"{self.tensor_parallel_size}"
             )
         return self
 

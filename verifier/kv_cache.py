@@ -1,17 +1,27 @@
 """The K/V tensors of all layers, addressed by slot.
 
-Layout per layer: [num_kv_heads, num_slots, head_dim], so that a run of neighbouring blocks is a
-view that attention can read in place. Slot = block * block_size + offset. Behind the pool's
-blocks lies the trash block, which padding rows write to, and slack that a padded view may reach
-into. Every value in the cache is finite: what attention masks out is multiplied by zero, and
-0 * NaN would carry one sequence's failure into another.
+Slot = block * block_size + offset. How a layer lies in memory is the attention backend's choice,
+see `KVLayout`. Behind the pool's blocks lies the trash block, which padding rows write to, and
+slack that a padded view may reach into. Every value in the cache is finite: what attention masks
+out is multiplied by zero, and 0 * NaN would carry one sequence's failure into another.
 """
 
+import enum
 from dataclasses import dataclass
 
 import torch
 
 from verifier.numerics import KV_CHUNK_TOKENS
+
+
+class KVLayout(enum.Enum):
+    """What a layer's K or V looks like."""
+
+    # [num_kv_heads, num_slots, head_dim]: a run of neighbouring blocks is a view [num_kv_heads,
+    # length, head_dim] that attention reads in place; what is scattered is gathered.
+    HEADS_FIRST = "heads_first"
+    # [num_blocks + 1, block_size, num_kv_heads, head_dim]: what kernels with a block table read.
+    BLOCKS_FIRST = "blocks_first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +43,23 @@ class KVCache:
     """Written by the model's forward pass only; owned by the engine thread."""
 
     def __init__(
-        self, shape: KVShape, *, num_blocks: int, block_size: int, device: torch.device
+        self,
+        shape: KVShape,
+        *,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        layout: KVLayout = KVLayout.HEADS_FIRST,
     ) -> None:
         self.block_size = block_size
         self.trash_slot = num_blocks * block_size
-        num_slots = (num_blocks + 1) * block_size + KV_CHUNK_TOKENS
-        size = (shape.num_layers, shape.num_kv_heads, num_slots, shape.head_dim)
+        self.layout = layout
+        num_slots = (num_blocks + 1) * block_size
+        if layout is KVLayout.HEADS_FIRST:
+            num_slots += KV_CHUNK_TOKENS
+            size = (shape.num_layers, shape.num_kv_heads, num_slots, shape.head_dim)
+        else:
+            size = (shape.num_layers, num_slots, shape.num_kv_heads, shape.head_dim)
         self._keys = torch.zeros(size, dtype=shape.dtype, device=device)
         self._values = torch.zeros(size, dtype=shape.dtype, device=device)
 
@@ -48,13 +69,22 @@ class KVCache:
         """Stores K and V [num_kv_heads, T, head_dim] at `slot_mapping` [T] int64."""
         for cache, new in ((self._keys, keys), (self._values, values)):
             finite = torch.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
-            cache[layer].index_copy_(1, slot_mapping, finite)
+            if self.layout is KVLayout.HEADS_FIRST:
+                cache[layer].index_copy_(1, slot_mapping, finite)
+            else:
+                cache[layer].index_copy_(0, slot_mapping, finite.transpose(0, 1))
+
+    def blocks(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """BLOCKS_FIRST: K and V [num_blocks + 1, block_size, num_kv_heads, head_dim], in place."""
+        keys, values = self._keys[layer], self._values[layer]
+        size = (-1, self.block_size, *keys.shape[1:])
+        return keys.view(size), values.view(size)
 
     def view(self, layer: int, first_slot: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [num_kv_heads, length, head_dim] of neighbouring slots, in place."""
+        """HEADS_FIRST: K and V [num_kv_heads, length, head_dim] of neighbouring slots, in place."""
         end = first_slot + length
         return self._keys[layer, :, first_slot:end], self._values[layer, :, first_slot:end]
 
     def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [num_kv_heads, L, head_dim] of `slots` [L] int64, copied."""
+        """HEADS_FIRST: K and V [num_kv_heads, L, head_dim] of `slots` [L] int64, copied."""
         return self._keys[layer].index_select(1, slots), self._values[layer].index_select(1, slots)

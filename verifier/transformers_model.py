@@ -15,13 +15,25 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from verifier.attention.backend import AttentionBackend, StepAttention
 from verifier.batch_layout import BatchLayout
+from verifier.device_copy import to_device
 from verifier.kv_cache import KVCache
 
 ATTENTION_NAME = "tandem_paged"
 
-# Arguments of transformers' attention functions that change the result and that no backend here
-# honours; None or 0 means off.
-_UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "sinks")
+# Keyword arguments of transformers' attention functions that change nothing here: no dropout
+# outside of training, positions are in the layout, and a model whose attention is not causal
+# fails the parity probe. Any other that is set (softcap, sinks, sparse indices) changes the result.
+_HARMLESS_ARGUMENTS = frozenset(
+    (
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    )
+)
 
 
 class UnsupportedAttentionError(Exception):
@@ -79,7 +91,7 @@ class TransformersModel:
             handle.remove()
 
     def _on_device(self, array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
 
 
 def register_attention() -> None:
@@ -96,13 +108,17 @@ def _paged_attention(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    step_attention: StepAttention,
+    step_attention: StepAttention | None = None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """Transformers' attention interface: query [1, num_heads, T, head_dim] and so on."""
-    for name in _UNSUPPORTED_ARGUMENTS:
-        if arguments.get(name) is not None:
+    for name in arguments.keys() - _HARMLESS_ARGUMENTS:
+        if arguments[name] is not None:
             raise UnsupportedAttentionError(f"attention argument {name!r} is not supported")
+    if attention_mask is not None:
+        raise UnsupportedAttentionError("an attention mask of the model's own is not supported")
+    if step_attention is None:
+        raise UnsupportedAttentionError("the model hands no arguments on to its attention")
     output = step_attention.attend(
         cast(int, module.layer_idx),
         query[0],

@@ -8,13 +8,17 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
+from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch_layout import ScheduledTokens, lay_out
 from verifier.checkpoint import describe, load_checkpoint
@@ -39,14 +43,28 @@ SMALL: dict[str, Any] = {
     "initializer_range": 0.3,
 }
 # A window far smaller than the contexts of the tests: whole chunks of 512 lie outside of it.
-SMALL_CONFIGS: dict[str, Any] = {
+DENSE_CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**SMALL),
     "qwen2": lambda: Qwen2Config(
         **SMALL, use_sliding_window=True, sliding_window=100, max_window_layers=1
     ),
     "mistral": lambda: MistralConfig(**SMALL, sliding_window=100),
     "qwen3": lambda: Qwen3Config(**SMALL, head_dim=32),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SMALL,
+        head_dim=48,
+        sliding_window=100,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "phi3": lambda: Phi3Config(**SMALL, sliding_window=100, pad_token_id=0),
 }
+# Which tokens meet in an expert's product depends on the batch: no padding makes that strict.
+EXPERT_CONFIGS: dict[str, Any] = {
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **SMALL, head_dim=32, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48
+    ),
+}
+SMALL_CONFIGS = DENSE_CONFIGS | EXPERT_CONFIGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +90,25 @@ class PagedModel:
         numerics: Numerics = STRICT,
         *,
         max_model_len: int = MAX_MODEL_LEN,
+        backend: AttentionBackend | None = None,
+        block_size: int = BLOCK_SIZE,
+        num_blocks: int = NUM_BLOCKS,
     ) -> None:
         self.model = model
         self.numerics = numerics
+        self.device = model.device
         self.checkpoint = describe(model, dtype=model.dtype, model_digest="")
+        backend = backend or SdpaBackend(
+            numerics=numerics, dtype=model.dtype, device=self.device, max_model_len=max_model_len
+        )
         self.cache = KVCache(
-            self.checkpoint.kv_shape, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, device=CPU
+            self.checkpoint.kv_shape,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            device=self.device,
+            layout=backend.kv_layout,
         )
-        backend = SdpaBackend(
-            numerics=numerics, dtype=model.dtype, device=CPU, max_model_len=max_model_len
-        )
-        self.paged = TransformersModel(model, backend=backend, cache=self.cache, device=CPU)
+        self.paged = TransformersModel(model, backend=backend, cache=self.cache, device=self.device)
 
     @property
     def vocab_size(self) -> int:
@@ -98,12 +124,12 @@ class PagedModel:
                     token_ids=chunk.token_ids[:num_new],
                     draft_token_ids=chunk.token_ids[num_new:],
                     num_computed_tokens=chunk.start,
-                    block_table=chunk.block_table[: -(-chunk.end // BLOCK_SIZE)],
+                    block_table=chunk.block_table[: -(-chunk.end // self.cache.block_size)],
                 )
             )
         layout = lay_out(
             scheduled,
-            block_size=BLOCK_SIZE,
+            block_size=self.cache.block_size,
             trash_slot=self.cache.trash_slot,
             row_multiple=self.numerics.row_multiple,
         )

@@ -9,12 +9,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma2Config, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    DogeConfig,
+    Gemma2Config,
+    PhimoeConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    StableLmConfig,
+)
 
 import verifier.checkpoint
 from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
-from tests.verifier.paged_model import CPU, SMALL, SMALL_CONFIGS
+from tests.verifier.paged_model import CPU, EXPERT_CONFIGS, SMALL, SMALL_CONFIGS
 from verifier.attention.backend import StepAttention
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch_layout import BatchLayout
@@ -25,9 +33,11 @@ from verifier.checkpoint import (
     choose_dtype,
     digest_of,
     load_checkpoint,
+    uses_experts,
 )
 from verifier.config import VerifierConfig
 from verifier.kv_cache import KVCache
+from verifier.transformers_model import TransformersModel
 
 SaveModel = Callable[..., Path]
 
@@ -95,6 +105,27 @@ class TestRefusals:
                 "rotary embeddings of type longrope",
                 id="long rotary embeddings",
             ),
+            pytest.param(
+                {"model_type": "jamba"}, "layers of type linear_attention", id="hybrid, jamba"
+            ),
+            pytest.param({"model_type": "mamba"}, "layers of type linear_attention", id="mamba"),
+            pytest.param(
+                {"model_type": "minimax"}, "layers of type linear_attention", id="hybrid, minimax"
+            ),
+            pytest.param(
+                {"model_type": "llama4_text"}, "layers of type chunked_attention", id="chunked"
+            ),
+            pytest.param({"model_type": "deepseek_v2"}, "latent", id="latent, deepseek 2"),
+            pytest.param({"model_type": "gpt_oss"}, "attention with sinks", id="sinks"),
+            pytest.param({"model_type": "gemma2"}, "attention with a softcap", id="softcap"),
+            pytest.param(
+                {"model_type": "llama", "quantization_config": {"quant_method": "fp8"}},
+                "quantised already is not served; --quantization fp8",
+                id="quantised already",
+            ),
+            pytest.param(
+                {"model_type": "gptj"}, "gptj is not served", id="no registered attention"
+            ),
             pytest.param({"model_type": "no such model"}, "no such model", id="unknown"),
         ],
     )
@@ -125,10 +156,45 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"missing: model\.layers\.1\.mlp\.up_proj"):
             load_checkpoint(folder, dtype="auto", device=CPU)
 
-    def test_attention_with_a_softcap(self, save_model: SaveModel) -> None:
-        folder = save_model(Gemma2Config(**SMALL, head_dim=16))
+    def test_an_argument_of_attention_that_is_not_known(self, save_model: SaveModel) -> None:
+        config = Gemma2Config(**SMALL, head_dim=16)
+        folder = save_model(config)
+        stored = json.loads((folder / "config.json").read_text())
+        # 0 is off for our check by name, and handed on by the model all the same.
+        (folder / "config.json").write_text(json.dumps(stored | {"attn_logit_softcapping": 0.0}))
         with pytest.raises(CheckpointError, match="'softcap' is not supported"):
             load_model(config_for(folder))
+
+    def test_attention_that_is_not_handed_its_arguments(self, save_model: SaveModel) -> None:
+        folder = save_model(StableLmConfig(**SMALL))
+        with pytest.raises(CheckpointError, match="hands no arguments on to its attention"):
+            load_model(config_for(folder))
+
+    def test_a_mask_of_the_models_own(self, save_model: SaveModel) -> None:
+        folder = save_model(DogeConfig(**SMALL))
+        with pytest.raises(CheckpointError, match="mask of the model's own"):
+            load_model(config_for(folder))
+
+
+class TestMixturesOfExperts:
+    """Their logits are right, but depend on the batch in the last bits."""
+
+    @pytest.fixture
+    def folder(self, save_model: SaveModel) -> Path:
+        return save_model(SMALL_CONFIGS["qwen3_moe"]())
+
+    def test_are_never_labelled_strict(self, folder: Path) -> None:
+        assert load_model(config_for(folder)).served.numerics == "fast"
+        with pytest.raises(ConfigError, match=r"--numerics: strict: .* mixtures of experts"):
+            load_model(config_for(folder, numerics="strict"))
+
+    def test_are_not_quantised(self, folder: Path) -> None:
+        with pytest.raises(CheckpointError, match="--quantization fp8 is not offered for mixtures"):
+            load_model(config_for(folder, quantization="fp8"))
+
+    @pytest.mark.parametrize("name", list(SMALL_CONFIGS))
+    def test_are_told_from_dense_models(self, name: str) -> None:
+        assert uses_experts(SMALL_CONFIGS[name]()) == (name in EXPERT_CONFIGS)
 
 
 class BrokenStep:
@@ -154,16 +220,23 @@ class TestParityProbe:
     """Before serving, the model must be computed as transformers computes it."""
 
     @pytest.mark.parametrize("name", list(SMALL_CONFIGS))
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_lets_dense_models_pass(self, save_model: SaveModel, name: str, dtype: str) -> None:
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_lets_right_models_pass(self, save_model: SaveModel, name: str, dtype: str) -> None:
         loaded = load_model(config_for(save_model(SMALL_CONFIGS[name]()), dtype=dtype))
         assert loaded.served.vocab_size == 97
         assert loaded.served.dtype == dtype
 
     @pytest.mark.parametrize(
         ("name", "changed"),
-        [("llama", {"scaling": 1.0}), ("mistral", {"sliding_window": None})],
-        ids=["scaling ignored", "sliding window ignored"],
+        [
+            ("llama", {"scaling": 1.0}),
+            ("mistral", {"sliding_window": None}),
+            ("gemma3", {"sliding_window": 100}),
+        ],
+        ids=["scaling ignored", "sliding window ignored", "sliding window in a full layer"],
+    )
+    @pytest.mark.parametrize(
+        ("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "fp8")]
     )
     def test_stops_a_model_that_would_be_computed_wrongly(
         self,
@@ -171,13 +244,30 @@ class TestParityProbe:
         monkeypatch: pytest.MonkeyPatch,
         name: str,
         changed: dict[str, Any],
+        dtype: str,
+        quantization: str,
     ) -> None:
-        config = SMALL_CONFIGS[name]()
-        if name == "mistral":
-            config.sliding_window = 20  # the probe's text is short
-        monkeypatch.setattr("verifier.build.SdpaBackend", broken_backend(**changed))
+        monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken_backend(**changed))
+        folder = save_model(SMALL_CONFIGS[name]())
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
-            load_model(config_for(save_model(config)))
+            load_model(config_for(folder, dtype=dtype, quantization=quantization))
+
+    def test_stops_a_window_that_attention_is_not_told_of(self, save_model: SaveModel) -> None:
+        """PhiMoE's window is in transformers' masks only; it is longer than the probe's text."""
+        config = PhimoeConfig(**SMALL, sliding_window=200, num_local_experts=2)
+        folder = save_model(config)
+        with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
+            load_model(config_for(folder))
+        # A window that no sequence outgrows hides nothing.
+        assert load_model(config_for(folder, max_model_len=200)).served.max_model_len == 200
+
+    def test_leaves_windows_as_they_were(self, save_model: SaveModel) -> None:
+        loaded = load_model(config_for(save_model(SMALL_CONFIGS["gemma3"]())))
+        assert isinstance(loaded.model, TransformersModel)
+        model = loaded.model._model
+        windows = [getattr(module, "sliding_window", 0) for module in model.modules()]
+        assert [window for window in windows if window != 0] == [100, None]
+        assert model.config.sliding_window == 100
 
     def test_stops_weights_that_are_not_numbers(self, save_model: SaveModel) -> None:
         folder = save_model(SMALL_CONFIGS["llama"]())
@@ -189,24 +279,29 @@ class TestParityProbe:
 
 
 @pytest.mark.parametrize(
-    ("asked", "own", "has_bfloat16", "chosen"),
+    ("asked", "own", "native", "chosen"),
     [
-        ("auto", torch.float32, True, torch.float32),
-        ("auto", torch.bfloat16, True, torch.bfloat16),
-        ("auto", torch.bfloat16, False, torch.float32),
-        ("auto", None, True, torch.float32),
-        ("float32", torch.bfloat16, True, torch.float32),
-        ("bfloat16", torch.float32, False, torch.bfloat16),
+        ("auto", torch.float32, {"bfloat16", "float16"}, torch.float32),
+        ("auto", torch.bfloat16, {"bfloat16"}, torch.bfloat16),
+        ("auto", torch.bfloat16, {"float16"}, torch.float32),
+        ("auto", torch.float16, {"float16"}, torch.float16),
+        ("auto", torch.float16, {"bfloat16"}, torch.float32),
+        ("auto", torch.float64, {"bfloat16"}, torch.float32),
+        ("auto", None, {"bfloat16"}, torch.float32),
+        ("float32", torch.bfloat16, {"bfloat16"}, torch.float32),
+        ("bfloat16", torch.float32, set(), torch.bfloat16),
+        ("float16", torch.float32, set(), torch.float16),
     ],
 )
 def test_dtype_is_the_checkpoints_where_the_processor_is_fast_at_it(
     monkeypatch: pytest.MonkeyPatch,
     asked: str,
     own: torch.dtype | None,
-    has_bfloat16: bool,
+    native: set[str],
     chosen: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(verifier.checkpoint, "cpu_has_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(verifier.checkpoint, "cpu_has_bfloat16", lambda: "bfloat16" in native)
+    monkeypatch.setattr(verifier.checkpoint, "cpu_has_float16", lambda: "float16" in native)
     config = SMALL_CONFIGS["llama"]()
     config.dtype = own
     assert choose_dtype(asked, config=config, device=CPU) is chosen
@@ -314,10 +409,12 @@ class TestLimits:
 
 def test_the_numerics_digest_tells_dtypes_and_modes_apart() -> None:
     digests = {
-        load_model(config_for(MODEL_FOLDER, dtype=dtype, numerics=numerics)).served.numerics_digest
-        for dtype in ("float32", "bfloat16")
+        load_model(
+            config_for(MODEL_FOLDER, dtype=dtype, numerics=numerics, quantization=quantization)
+        ).served.numerics_digest
+        for dtype, quantization in (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "fp8"))
         for numerics in ("strict", "fast")
     }
-    assert len(digests) == 4
+    assert len(digests) == 6
     same = load_model(config_for(MODEL_FOLDER, dtype="float32", numerics="strict", max_num_seqs=3))
     assert same.served.numerics_digest in digests

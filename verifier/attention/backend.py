@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from verifier.batch_layout import BatchLayout
-from verifier.kv_cache import KVCache
+from verifier.kv_cache import KVCache, KVLayout
 
 
 class StepAttention(Protocol):
@@ -43,5 +43,6 @@ class AttentionBackend(Protocol):
     """Makes a `StepAttention` per step."""
 
     name: str
+    kv_layout: KVLayout  # of the cache that `prepare` gets
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> StepAttention: ...

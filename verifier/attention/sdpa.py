@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional
 
 from verifier.batch_layout import BatchLayout
-from verifier.kv_cache import KVCache
+from verifier.device_copy import to_device
+from verifier.kv_cache import KVCache, KVLayout
 from verifier.numerics import Numerics
 
 
@@ -17,6 +18,7 @@ class SdpaBackend:
     """Owned by the engine thread; holds the masks that steps have in common."""
 
     name = "sdpa"
+    kv_layout = KVLayout.HEADS_FIRST
 
     def __init__(
         self, *, numerics: Numerics, dtype: torch.dtype, device: torch.device, max_model_len: int
@@ -69,7 +71,7 @@ class _SdpaStep:
     def __init__(self, backend: SdpaBackend, layout: BatchLayout, cache: KVCache) -> None:
         self._backend = backend
         self._cache = cache
-        self._slot_mapping = torch.from_numpy(layout.slot_mapping).to(backend.device)
+        self._slot_mapping = to_device(layout.slot_mapping, backend.device)
         offsets = layout.cu_seqlens_q.tolist()
         self._ranges = [
             _SequenceRange(
@@ -168,7 +170,9 @@ class _CausalMasks:
             self._tables[sliding_window] = table
         # Column c of the mask is column c + reach - context_length of the table.
         start = self._reach - context_length
-        return table[:num_rows, start : start + kv_length]
+        window = table[:num_rows, start : start + kv_length]
+        # CUDA's kernels want a mask that starts at a multiple of 16 bytes; a copy does.
+        return window if self._device.type == "cpu" else window.clone()
 
     def _build(
         self, num_rows: int, context_length: int, kv_length: int, sliding_window: int | None

@@ -12,17 +12,15 @@ import torch
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
-from verifier.build import (
-    assemble,
-    choose_device,
-    choose_numerics,
-    identity_of,
-    load_part,
-    room_for_kv_blocks,
-)
 from verifier.checkpoint import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.numerics import STRICT
+from verifier.model_part import (
+    assemble,
+    choose_device,
+    load_part,
+    room_for_kv_blocks,
+    wants_strict,
+)
 from verifier.tensor_parallel.collectives import TorchCollectives
 from verifier.tensor_parallel.connection import Connection, Kind, RankLostError
 from verifier.tensor_parallel.launch import Launch
@@ -55,7 +53,7 @@ def follow(config: VerifierConfig, launch: Launch) -> int:
 
 def _follow(config: VerifierConfig, launch: Launch) -> None:
     device = choose_device(config, rank=launch.rank)
-    numerics = choose_numerics(config, device)
+    is_ordered = wants_strict(config, device)
     watch = Watch()
     store = torchrun_store(launch)
     connection = connect_to_rank_0(store, launch, on_lost=watch.rank_lost)
@@ -67,7 +65,7 @@ def _follow(config: VerifierConfig, launch: Launch) -> None:
             rank=launch.rank,
             size=launch.size,
             device=device,
-            is_ordered=numerics is STRICT,
+            is_ordered=is_ordered,
         )
         try:
             _load_and_run(config, device, connection, collectives)
@@ -96,12 +94,12 @@ def _load_and_run(
     part = load_part(config, device=device, collectives=collectives)
     connection.send(
         Kind.LOADED,
-        identity=identity_of(config, part.checkpoint, device),
-        num_kv_blocks=room_for_kv_blocks(config, part.checkpoint, device),
+        identity=part.identity(),
+        num_kv_blocks=room_for_kv_blocks(config, part),
     )
     begin = connection.receive()
     if begin.kind is Kind.STOP:
         return
-    model, _, _ = assemble(config, part.checkpoint, device=device, **begin.values)
+    model, _, _ = assemble(part, **begin.values)
     while (message := connection.receive()).kind is Kind.STEP:
         model.forward(decode(np.frombuffer(message.payload, dtype=np.int32)))

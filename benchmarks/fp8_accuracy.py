@@ -1,0 +1,140 @@
+"""What FP8 weights cost in accuracy: logits and greedy output against the unquantised model.
+
+    python -m benchmarks.fp8_accuracy [--model FOLDER] [--data FILE.jsonl] [--prompts 32]
+                                      [--dtype bfloat16] [--max-new-tokens 128] [--json FILE]
+
+Both are loaded as the verifier loads them. The unquantised model continues each held-out prompt
+greedily; then every model scores that same text, so that position by position the two see the same
+context. A prompt agrees throughout if the quantised model would have written the very same tokens.
+Beside it stand the two dtypes of the unquantised model, for comparison: how much of a difference
+is quantisation, and how much is rounding that one accepts anyway.
+
+Exit status 1 if less than --min-agreement of the tokens agree.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from benchmarks.workloads import BUNDLED_MODEL, HELD_OUT
+from verifier.checkpoint import load_checkpoint, reference_logits
+
+CPU = torch.device("cpu")
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """A model against the reference, over all generated positions."""
+
+    name: str
+    num_tokens: int = 0
+    num_agreeing: int = 0  # positions whose likeliest token is the reference's
+    num_prompts: int = 0
+    num_prompts_agreeing: int = 0  # throughout
+    kl_sum: float = 0.0  # KL(reference || model), nats
+    largest_logprob_error: float = 0.0  # of the reference's tokens, nats
+
+    def add(self, reference: torch.Tensor, logits: torch.Tensor) -> None:
+        """Counts one prompt's rows [T, V] of both models."""
+        token_ids = reference.argmax(dim=-1)
+        agrees = logits.argmax(dim=-1) == token_ids
+        law, other = reference.log_softmax(dim=-1), logits.log_softmax(dim=-1)
+        self.num_tokens += len(token_ids)
+        self.num_agreeing += int(agrees.sum())
+        self.num_prompts += 1
+        self.num_prompts_agreeing += int(agrees.all())
+        self.kl_sum += float((law.exp() * (law - other)).sum())
+        errors = (law - other).gather(-1, token_ids[:, None]).abs()
+        self.largest_logprob_error = max(self.largest_logprob_error, float(errors.max()))
+
+    @property
+    def agreement(self) -> float:
+        return self.num_agreeing / self.num_tokens
+
+    def row(self) -> str:
+        return (
+            f"| {self.name} | {self.agreement:.2%} | {self.num_prompts_agreeing} of "
+            f"{self.num_prompts} | {self.kl_sum / self.num_tokens:.2g} | "
+            f"{self.largest_logprob_error:.2g} |"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table; returns the exit status."""
+    options = _parse(arguments)
+    torch.set_num_threads(options.threads)
+    reference = _load(options.model, options.dtype, "none")
+    compared = {f"{options.dtype}, fp8 weights": _load(options.model, options.dtype, "fp8")}
+    if options.dtype != "float32":
+        compared["float32"] = _load(options.model, "float32", "none")
+    comparisons = {name: Comparison(name=name) for name in compared}
+    for prompt in _prompts(options.model, options.data, options.prompts):
+        text = _greedy(reference, prompt, options.max_new_tokens)
+        rows = slice(len(prompt) - 1, len(text) - 1)
+        expected = reference_logits(reference, text)[rows].double()
+        for name, model in compared.items():
+            comparisons[name].add(expected, reference_logits(model, text)[rows].double())
+    num_tokens = next(iter(comparisons.values())).num_tokens
+    print(f"{options.model.name}, against {options.dtype}: {num_tokens} greedy tokens")
+    print()
+    print("| model | same likeliest token | same text | KL per token | largest logprob error |")
+    print("|---|---|---|---|---|")
+    for comparison in comparisons.values():
+        print(comparison.row())
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(c) for c in comparisons.values()], indent=2))
+    worst = comparisons[f"{options.dtype}, fp8 weights"].agreement
+    if not worst >= options.min_agreement:
+        print(f"only {worst:.2%} of the tokens agree", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _load(folder: Path, dtype: str, quantization: str) -> PreTrainedModel:
+    return load_checkpoint(folder, dtype=dtype, device=CPU, quantization=quantization).model
+
+
+def _prompts(model: Path, data: Path, count: int) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    with data.open() as lines:
+        prompts = [json.loads(line)["prompt"] for line in lines][:count]
+    return [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
+
+
+def _greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int) -> list[int]:
+    """The prompt and its greedy continuation, by transformers' own attention and cache."""
+    own = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    try:
+        output = model.generate(  # type: ignore[operator]
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=max_new_tokens
+        )
+    finally:
+        model.set_attn_implementation(own)
+    token_ids: list[int] = output[0].tolist()
+    return token_ids
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fp8_accuracy")
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
+    parser.add_argument("--data", type=Path, default=HELD_OUT, help='lines with a "prompt"')
+    parser.add_argument("--prompts", type=int, default=32, help="how many of them")
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--min-agreement", type=float, default=-math.inf, help="0 to 1")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""What only a GPU can show: that the forward pass, every attention backend and the sampler work
+there and agree with transformers and with the CPU.
+"""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.paged_model import PagedModel, make_small_model, some_tokens
+from verifier.attention.selection import AttentionChoice, make_backend
+from verifier.build import load_model
+from verifier.checkpoint import reference_logits
+from verifier.config import VerifierConfig
+from verifier.fp8_weights import FP8, widened
+from verifier.logits_processing import History
+from verifier.numerics import FAST
+from verifier.rejection_sampler import JudgedSequence, Verdict, verify
+from verifier.sampling import Sampling
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"
+)
+GPU = torch.device("cuda")
+BACKENDS = [
+    "sdpa",
+    "torch_varlen",
+    pytest.param(
+        "flash_attn",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("flash_attn") is None,
+            reason="needs the package flash-attn, and it is not installed here",
+        ),
+    ),
+]
+
+
+def small_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    model: PreTrainedModel = make_small_model(name, dtype).model
+    model.to(GPU)  # type: ignore[arg-type]
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "qwen3_moe"])
+def test_float32_logits_are_transformers_own(name: str) -> None:
+    """Chunks, single tokens and drafts; scattered blocks, windows and experts included."""
+    paged = PagedModel(small_model(name, torch.float32), FAST)
+    token_ids = some_tokens(300, paged.vocab_size)
+    rows = paged.run_in_chunks(token_ids, [120, 1, 130, 8, 3], list(range(256))[::-1])
+    expected = reference_logits(paged.model, token_ids)
+    largest = expected.abs().max().item()
+    torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4 * largest)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("backend_name", BACKENDS)
+def test_bfloat16_logits_are_near_the_float32_models(name: str, backend_name: str) -> None:
+    """Within twice what transformers' own bfloat16 attention is off by."""
+    model = small_model(name, torch.bfloat16)
+    block_size = 16 if backend_name == "sdpa" else 256
+    backend = make_backend(
+        AttentionChoice(name=backend_name, block_size=block_size),
+        numerics=FAST,
+        dtype=torch.bfloat16,
+        device=GPU,
+        max_model_len=2048,
+    )
+    paged = PagedModel(model, FAST, backend=backend, block_size=block_size, num_blocks=64)
+    token_ids = some_tokens(600, paged.vocab_size)
+    rows = paged.run_in_chunks(token_ids, [250, 1, 130, 8, 3], list(range(64))[::-1]).float()
+    theirs = reference_logits(model, token_ids).float()
+    exact = reference_logits(model.float(), token_ids)
+    off = (theirs - exact).abs().mean().item()
+    assert (rows - exact).abs().mean().item() <= 2 * off
+
+
+@pytest.mark.parametrize("backend_name", ["auto", *BACKENDS])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_verifier_loads_the_bundled_model(backend_name: str, dtype: str) -> None:
+    """With the parity probe, that is."""
+    config = VerifierConfig.model_validate(
+        {
+            "model": MODEL_FOLDER,
+            "device": "cuda",
+            "dtype": dtype,
+            "attention_backend": backend_name,
+            "max_num_seqs": 4,
+        }
+    )
+    served = load_model(config).served
+    assert (served.device, served.numerics) == ("cuda", "fast")
+    assert backend_name in ("auto", served.attention_backend)
+
+
+def test_fp8_weights_are_widened_as_on_the_cpu() -> None:
+    values = torch.arange(256, dtype=torch.uint8).view(FP8).reshape(4, 64)
+    scale = torch.tensor([[1.0], [0.25], [2.0**-9], [4.0]])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        there = widened(values.to(GPU), scale.to(GPU), dtype)
+        assert torch.equal(there.cpu(), widened(values, scale, dtype))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=1.0, seed=7),
+        Sampling(temperature=0.7, seed=8, top_k=20, top_p=0.9, min_p=0.01, logprobs=3),
+        Sampling(repetition_penalty=1.3, frequency_penalty=0.2, logit_bias=((5, 2.0),)),
+    ],
+    ids=["greedy", "random", "truncated", "penalties"],
+)
+def test_the_sampler_decides_as_on_the_cpu(sampling: Sampling) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn((4, 500), generator=generator) * 3
+    drafts = logits[:3].argmax(dim=-1).tolist()
+
+    def decide(device: torch.device) -> Verdict:
+        history = History(
+            prompt_token_ids=(1, 2, 3), output_token_ids=(4, 5), draft_token_ids=drafts
+        )
+        return verify(
+            logits.to(device),
+            [JudgedSequence(sampling=sampling, history=history, first_position=5)],
+            draft_token_ids=np.array(drafts),
+            num_draft_tokens=np.array([3]),
+        )
+
+    there, here = decide(GPU), decide(torch.device("cpu"))
+    assert there.output_token_ids.tolist() == here.output_token_ids.tolist()
+    assert there.num_accepted_tokens.tolist() == here.num_accepted_tokens.tolist()
+    assert there.logprobs.keys() == here.logprobs.keys()

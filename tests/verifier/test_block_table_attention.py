@@ -1,0 +1,211 @@
+"""Attention through block tables: layouts and arguments, against stand-ins for the GPU kernels."""
+
+import contextlib
+import importlib.util
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.varlen import varlen_attn
+
+from servicekit.config import ConfigError
+from tests.verifier import flash_attention_stand_in as stand_in
+from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.paged_model import CPU, Chunk, PagedModel, make_small_model, some_tokens
+from verifier.attention.block_table import (
+    BlockTableBackend,
+    flash_attn_kernel,
+    tables_of,
+    torch_varlen_kernel,
+)
+from verifier.attention.selection import AttentionChoice, choose_attention
+from verifier.batch_layout import ScheduledTokens, lay_out
+from verifier.build import load_model
+from verifier.checkpoint import reference_logits
+from verifier.config import VerifierConfig
+from verifier.kv_cache import KVCache, KVLayout, KVShape
+from verifier.numerics import FAST, STRICT, Numerics
+
+CUDA = torch.device("cuda")
+BLOCK_SIZE = 256
+
+
+@pytest.fixture(params=["flash_attn", "torch_varlen"])
+def backend(request: pytest.FixtureRequest) -> Iterator[BlockTableBackend]:
+    with contextlib.ExitStack() as stack:
+        if request.param == "flash_attn":
+            kernel = flash_attn_kernel(stand_in.flash_attn_varlen_func)
+        else:
+            stack.enter_context(stand_in.torch_kernel())
+            kernel = torch_varlen_kernel(varlen_attn)
+        yield BlockTableBackend(request.param, kernel, device=CPU)
+
+
+@pytest.mark.stand_in
+class TestAgainstTransformers:
+    @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "phi3"])
+    def test_logits_are_those_of_its_own_attention(
+        self, backend: BlockTableBackend, name: str
+    ) -> None:
+        """Chunks, single tokens and drafts across a block's end, blocks scattered."""
+        paged = PagedModel(
+            make_small_model(name).model, FAST, backend=backend, block_size=256, num_blocks=8
+        )
+        token_ids = some_tokens(290, paged.vocab_size)
+        rows = paged.run_in_chunks(token_ids, [120, 1, 130, 8, 3], [5, 2])
+        expected = reference_logits(paged.model, token_ids)
+        largest = expected.abs().max().item()
+        torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5 * largest)
+
+    @pytest.mark.parametrize("numerics", [FAST, STRICT], ids=lambda numerics: numerics.name)
+    def test_sequences_of_a_step_do_not_mix(
+        self, backend: BlockTableBackend, numerics: Numerics
+    ) -> None:
+        """A decode, drafts, a prefill chunk and padding rows together, each as if alone."""
+        paged = PagedModel(
+            make_small_model("mistral").model,
+            numerics,
+            backend=backend,
+            block_size=BLOCK_SIZE,
+            num_blocks=8,
+        )
+        texts = [some_tokens(n, paged.vocab_size, seed=n) for n in (300, 40, 20)]
+        tables, starts, row_counts = [[7, 0], [3], [1]], [299, 35, 0], [1, 5, 1]
+        for text, table, start in zip(texts, tables, starts, strict=True):
+            if start:
+                paged.run_in_chunks(text[:start], [start], table)
+        chunks = [
+            Chunk(token_ids=text[start:], start=start, block_table=table, num_rows=num_rows)
+            for text, table, start, num_rows in zip(texts, tables, starts, row_counts, strict=True)
+        ]
+        for rows, text in zip(paged.run(*chunks), texts, strict=True):
+            expected = reference_logits(paged.model, text)[-len(rows) :]
+            torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4)
+
+
+def test_tables_are_int32_and_hold_what_the_layout_says() -> None:
+    draw = random.Random(0)
+    scheduled = [
+        ScheduledTokens(
+            token_ids=[1] * new,
+            draft_token_ids=[2] * drafts,
+            num_computed_tokens=computed,
+            block_table=draw.sample(range(50), -(-(computed + new + drafts) // 4)),
+        )
+        for new, drafts, computed in ((1, 3, 10), (9, 0, 0), (1, 0, 30))
+    ]
+    layout = lay_out(scheduled, block_size=4, trash_slot=200, row_multiple=8)
+    tables = tables_of(layout, CPU)
+    assert tables.cu_seqlens_q.tolist() == [0, 4, 13, 14]
+    assert tables.seq_lens.tolist() == [14, 9, 31]
+    assert tables.cu_seqlens_k.tolist() == [0, 14, 23, 54]
+    assert (tables.longest_q, tables.longest_k) == (9, 31)
+    assert tables.block_table.shape == (3, 8)
+    for row, item in zip(tables.block_table.tolist(), scheduled, strict=True):
+        assert row == item.block_table + [0] * (8 - len(item.block_table))
+    for field in ("cu_seqlens_q", "cu_seqlens_k", "seq_lens", "block_table"):
+        assert getattr(tables, field).dtype is torch.int32
+
+
+class TestBlocksFirst:
+    SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.float32)
+
+    def test_what_is_written_lies_in_its_block(self) -> None:
+        cache = KVCache(
+            self.SHAPE, num_blocks=3, block_size=8, device=CPU, layout=KVLayout.BLOCKS_FIRST
+        )
+        keys, values = torch.randn(2, 3, 5, 4).unbind()
+        slots = torch.from_numpy(np.array([0, 7, 17, 9, cache.trash_slot]))
+        cache.write(1, keys, values, slots)
+        for blocks, written in zip(cache.blocks(1), (keys, values), strict=True):
+            assert blocks.shape == (4, 8, 3, 4)
+            for row, slot in enumerate(slots.tolist()):
+                assert torch.equal(blocks[slot // 8, slot % 8], written[:, row])
+        assert not cache.blocks(0)[0].any(), "the other layer was written"
+        assert cache.blocks(1)[0].count_nonzero() == 5 * 3 * 4
+
+    def test_not_a_number_is_not_kept(self) -> None:
+        cache = KVCache(
+            self.SHAPE, num_blocks=1, block_size=8, device=CPU, layout=KVLayout.BLOCKS_FIRST
+        )
+        bad = torch.full((3, 1, 4), torch.nan)
+        cache.write(0, bad, bad, torch.tensor([2]))
+        assert torch.isfinite(cache.blocks(0)[0]).all()
+
+
+class TestChoice:
+    @pytest.fixture(autouse=True)
+    def _installed(self, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+        """flash-attn counts as installed, unless a test is marked otherwise."""
+        is_installed = "not_installed" not in request.node.name
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: object() if is_installed else None
+        )
+
+    @staticmethod
+    def choose(
+        name: str,
+        *,
+        device: torch.device = CUDA,
+        block_size: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+        head_dim: int = 128,
+    ) -> AttentionChoice:
+        return choose_attention(
+            name, block_size=block_size, device=device, dtype=dtype, head_dim=head_dim
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "options", "chosen"),
+        [
+            ("auto", {"device": CPU}, ("sdpa", 16)),
+            ("auto", {}, ("flash_attn", 256)),
+            ("auto", {"block_size": 512}, ("flash_attn", 512)),
+            ("auto", {"block_size": 16}, ("sdpa", 16)),
+            ("auto", {"dtype": torch.float32}, ("sdpa", 16)),
+            ("auto", {"head_dim": 320}, ("sdpa", 16)),
+            ("sdpa", {"block_size": 32}, ("sdpa", 32)),
+            ("flash_attn", {}, ("flash_attn", 256)),
+            ("torch_varlen", {"block_size": 768}, ("torch_varlen", 768)),
+        ],
+    )
+    def test_is_what_can_serve_the_model(
+        self, name: str, options: dict, chosen: tuple[str, int]
+    ) -> None:
+        assert self.choose(name, **options) == AttentionChoice(name=chosen[0], block_size=chosen[1])
+
+    def test_is_sdpa_when_flash_attn_is_not_installed(self) -> None:
+        assert self.choose("auto").name == "sdpa"
+        with pytest.raises(ConfigError, match=r"--attention-backend: flash_attn: .* not installed"):
+            self.choose("flash_attn")
+
+    @pytest.mark.parametrize("name", ["flash_attn", "torch_varlen"])
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"device": CPU}, "--attention-backend: {name}: runs on a GPU only"),
+            ({"dtype": torch.float32}, "--attention-backend: {name}: .* --dtype is float32"),
+            ({"head_dim": 260}, "--attention-backend: {name}: cannot serve heads of 260"),
+            ({"head_dim": 60}, "--attention-backend: {name}: cannot serve heads of 60"),
+            ({"block_size": 16}, "--block-size: 16: .* {name} wants a multiple of 256"),
+        ],
+    )
+    def test_that_cannot_be_kept_is_refused(self, name: str, options: dict, message: str) -> None:
+        with pytest.raises(ConfigError, match=message.format(name=name)):
+            self.choose(name, **options)
+
+    def test_of_torch_varlen_wants_a_torch_that_has_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch, "__version__", "2.11.1+cu126")
+        with pytest.raises(ConfigError, match=r"torch_varlen: torch 2\.11\.1\+cu126 has no"):
+            self.choose("torch_varlen")
+
+    def test_reaches_the_start_of_a_verifier(self) -> None:
+        config = VerifierConfig(
+            model=MODEL_FOLDER, device="cpu", threads=1, attention_backend="torch_varlen"
+        )
+        with pytest.raises(ConfigError, match="--attention-backend: torch_varlen: runs on a GPU"):
+            load_model(config)

@@ -1,0 +1,87 @@
+"""FP8 weights: what a weight becomes, which layers have them, and that `strict` holds with them."""
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.paged_model import CPU, NUM_BLOCKS, PagedModel, make_small_model, some_tokens
+from verifier.checkpoint import load_checkpoint, reference_logits
+from verifier.fp8_weights import (
+    FP8,
+    Fp8Linear,
+    quantise_linear_layers,
+    quantised,
+    widened,
+)
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+EVERY_VALUE = torch.arange(256, dtype=torch.uint8).view(FP8)
+NUMBERS = EVERY_VALUE[~EVERY_VALUE.float().isnan()]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [1.0, 0.125, 2.0**-8])
+def test_every_value_is_widened_as_the_library_does(dtype: torch.dtype, scale: float) -> None:
+    row = widened(NUMBERS[None], torch.full((1, 1), scale), dtype)[0]
+    assert row.dtype is dtype
+    assert torch.equal(row, (NUMBERS.float() * scale).to(dtype))
+
+
+def test_a_weight_becomes_the_nearest_value_at_its_channels_scale() -> None:
+    weight = torch.randn(200, 32) * torch.logspace(-6, 3, 200)[:, None]
+    values, scale = quantised(weight)
+    candidates = NUMBERS.float() * scale  # [200, values]
+    nearest = (weight[:, :, None] - candidates[:, None]).abs().amin(dim=-1)
+    error = (widened(values, scale, torch.float32) - weight).abs()
+    torch.testing.assert_close(error, nearest, rtol=1e-5, atol=0)
+
+
+def test_a_channels_scale_is_the_smallest_power_of_two_that_fits() -> None:
+    largest = torch.tensor([448.0, 449.0, 224.0, 1.0, 1.75, 1.76, 3e-5, 0.0])
+    weight = torch.stack((largest, -largest / 3), dim=1)
+    values, scale = quantised(weight)
+    assert scale[:6, 0].tolist() == [1.0, 2.0, 0.5, 2.0**-8, 2.0**-8, 2.0**-7]
+    used = values.float().abs().amax(dim=1)
+    assert ((used[:7] > 200) & (used[:7] <= 448)).all()
+    assert used[7] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_layer_multiplies_by_the_widened_weights(dtype: torch.dtype) -> None:
+    ordinary = torch.nn.Linear(24, 16).to(dtype)
+    layer = Fp8Linear(ordinary)
+    rows = torch.randn(8, 24).to(dtype)
+    expected = linear(rows, widened(*quantised(ordinary.weight), dtype), ordinary.bias)
+    assert torch.equal(layer(rows), expected)
+    close = ordinary(rows)
+    assert (layer(rows) - close).abs().max() <= 0.1 * close.abs().max()
+
+
+def test_embeddings_output_layer_and_norms_are_kept() -> None:
+    model = load_checkpoint(MODEL_FOLDER, dtype="bfloat16", device=CPU, quantization="fp8").model
+    types = {name.rsplit(".", 1)[-1]: type(module).__name__ for name, module in
+             model.named_modules()}  # fmt: skip
+    projections = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert {name for name, kind in types.items() if kind == "Fp8Linear"} == projections
+    assert types["lm_head"] == "Linear"
+    assert types["embed_tokens"] == "Embedding"
+    held = {tensor.dtype for tensor in model.state_dict().values()}
+    assert held == {FP8, torch.float32, torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_strict_holds(dtype: torch.dtype) -> None:
+    """Alone and in chunks, with and without drafts, across 512 tokens."""
+    model = make_small_model("qwen3", dtype).model
+    assert quantise_linear_layers(model) == 14
+    paged = PagedModel(model)
+    token_ids = some_tokens(530, paged.vocab_size)
+    blocks = list(range(NUM_BLOCKS))
+    expected = paged.run_in_chunks(token_ids, [530], blocks)
+    rows = paged.run_in_chunks(token_ids, [180, 1, 2, 3, 8, 310, 5, 1], blocks[::-1])
+    assert torch.equal(rows, expected)
+    largest = expected.abs().max().item()
+    theirs = reference_logits(model, token_ids)
+    tolerance = 1e-5 if dtype is torch.float32 else 0.05
+    torch.testing.assert_close(rows, theirs, rtol=0, atol=tolerance * largest)

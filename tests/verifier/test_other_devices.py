@@ -1,0 +1,55 @@
+"""Nothing of a step may stay behind on the CPU when the model is elsewhere.
+
+torch's `meta` device computes shapes only, and refuses tensors of another device as a GPU does: so
+a forgotten copy shows without a GPU.
+"""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.verifier.paged_model import DENSE_CONFIGS, Chunk, PagedModel
+from verifier.attention.backend import AttentionBackend
+from verifier.attention.block_table import BlockTableBackend, StepTables
+from verifier.numerics import FAST, STRICT, Numerics
+from verifier.transformers_model import ATTENTION_NAME, register_attention
+
+ELSEWHERE = torch.device("meta")
+
+
+def shapes_only(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: StepTables,
+    *,
+    scaling: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    for tensor in (keys, values, tables.cu_seqlens_q, tables.cu_seqlens_k, tables.block_table):
+        assert tensor.device == queries.device
+    return torch.empty_like(queries)
+
+
+@pytest.mark.parametrize("numerics", [FAST, STRICT], ids=lambda numerics: numerics.name)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("backend_name", ["sdpa", "block table"])
+def test_a_step_runs_where_the_model_is(name: str, backend_name: str, numerics: Numerics) -> None:
+    """A long chunk, a decode in scattered blocks and drafts in neighbouring ones."""
+    register_attention()
+    with ELSEWHERE:
+        model = AutoModelForCausalLM.from_config(
+            DENSE_CONFIGS[name](), attn_implementation=ATTENTION_NAME
+        )
+    model.eval().requires_grad_(False)
+    backend: AttentionBackend | None = None
+    if backend_name == "block table":
+        backend = BlockTableBackend(backend_name, shapes_only, device=ELSEWHERE)
+    paged = PagedModel(model, numerics, backend=backend)
+    rows = paged.run(
+        Chunk(token_ids=[1] * 80, start=0, block_table=list(range(20, 25)), num_rows=1),
+        Chunk(token_ids=[1], start=40, block_table=[4, 9, 2], num_rows=1),
+        Chunk(token_ids=[1] * 4, start=30, block_table=[6, 7, 8], num_rows=4),
+    )
+    assert [row.shape for row in rows] == [(1, 97), (1, 97), (4, 97)]
+    assert all(row.device == ELSEWHERE for row in rows)
