@@ -82,4 +82,5 @@ def widened(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> to
     bits = weight.view(torch.int8).to(torch.int16)
     bits = bits.bitwise_left_shift_(shift).bitwise_and_(mask)
     values = bits.view(torch.bfloat16 if dtype is torch.bfloat16 else torch.float16)
-    return values.to(dtype).mul_(scale * factor)
+    # In the same type: mixed types take the library's slow path. A power of two loses nothing.
+    return values.to(dtype).mul_((scale * factor).to(dtype))
