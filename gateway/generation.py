@@ -126,7 +126,7 @@ class Generation:
         self._logprobs: list[TokenLogprob] = []
         # Of the prompt's tokens, if this choice's are asked for: the first follows nothing.
         self._prompt_logprobs: list[TokenLogprob | None] = (
-            [] if self.sampling.prompt_logprobs is None else [None]
+            [] if choice_index or request.sampling.prompt_logprobs is None else [None]
         )
         self._taken_prompt_logprobs = 0
         self._untaken_text: list[str] = []
@@ -151,9 +151,12 @@ class Generation:
 
     @property
     def sampling(self) -> SamplingParams:
-        """The request's; its prompt is scored for the first choice alone."""
+        """What a verifier is asked for: the request's, but the prompt is scored once, for the first
+        choice.
+        """
         sampling = self.request.sampling
-        if self.choice_index == 0 or sampling.prompt_logprobs is None:
+        is_scored = len(self._prompt_logprobs) == self.prompt_length > 1
+        if sampling.prompt_logprobs is None or (self._prompt_logprobs and not is_scored):
             return sampling
         return dataclasses.replace(sampling, prompt_logprobs=None)
 
@@ -248,7 +251,7 @@ class Generation:
         if self._taken == self._shown and not self._untaken_text:
             return None
         first = self._taken_prompt_logprobs
-        room = max(1, _MAX_LOGPROBS_PER_CHUNK // ((self.sampling.prompt_logprobs or 0) + 1))
+        room = max(1, _MAX_LOGPROBS_PER_CHUNK // ((self.request.sampling.prompt_logprobs or 0) + 1))
         prompt_logprobs = tuple(self._prompt_logprobs[first : first + room])
         self._taken_prompt_logprobs += len(prompt_logprobs)
         if self.has_more:

@@ -59,6 +59,13 @@ class TestGeneration:
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [None, *(logprob(i) for i in range(1, 6))]
 
+    def test_another_verifier_is_asked_only_for_what_is_not_known(self) -> None:
+        generation = prompt_of(6)
+        generation.score_prompt(scored(1, 3))
+        assert generation.sampling.prompt_logprobs == 0
+        generation.score_prompt(scored(1, 6))
+        assert generation.sampling == SamplingParams()
+
     @pytest.mark.parametrize(("base_length", "end"), [(2, 3), (0, 3), (1, 6)])
     def test_a_gap_or_too_many_are_the_verifiers_mistake(self, base_length: int, end: int) -> None:
         with pytest.raises(VerifierError):

@@ -1,0 +1,94 @@
+"""What is told of rows, against the pure law row by row: exactly, over slices and ties."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.verifier.paged_model import some_tokens
+from verifier import scored_rows
+from verifier.logits_processing import target_probs
+from verifier.rejection_sampler import token_logprobs
+from verifier.sampling import Sampling
+from verifier.scored_rows import draft_positions, prompt_logprobs
+
+VOCAB_SIZE = 12
+LAW = Sampling(
+    temperature=0.7, repetition_penalty=1.8, frequency_penalty=0.6, presence_penalty=-0.4,
+    min_new_tokens=3, logit_bias=((2, 1.5),),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scored_rows, "_MAX_SLICE_ROWS", 3)
+
+
+def random_logits(num_rows: int) -> torch.Tensor:
+    return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)) * 3
+
+
+@pytest.mark.parametrize("first_row", [0, 1, 7])
+def test_a_prompt_row_knows_the_tokens_up_to_its_own_and_no_output(first_row: int) -> None:
+    prompt = some_tokens(15, VOCAB_SIZE)
+    logits = random_logits(14)
+    told = prompt_logprobs(logits[first_row:], prompt, first_row=first_row, sampling=LAW, num_top=2)
+    of_a_prompt = Sampling(temperature=0.7, repetition_penalty=1.8, logit_bias=((2, 1.5),))
+    assert [each.token_id for each in told] == prompt[first_row + 1 :]
+    for row, each in enumerate(told, start=first_row):
+        probs = target_probs(logits[row : row + 1], of_a_prompt, prompt[: row + 1], [], [])[0]
+        assert math.isclose(math.exp(each.logprob), float(probs[prompt[row + 1]]), rel_tol=1e-5)
+        assert each.rank == int((probs > probs[prompt[row + 1]]).sum()) + 1
+        assert [top.token_id for top in each.top] == probs.topk(2).indices.tolist()
+
+
+@pytest.mark.parametrize("first_draft", [0, 1, 5])
+def test_a_draft_row_knows_the_drafts_before_it_as_output(first_draft: int) -> None:
+    prompt, drafts = some_tokens(6, VOCAB_SIZE), some_tokens(8, VOCAB_SIZE, seed=2)
+    logits, stop_token_ids = random_logits(9), frozenset({4, 9})
+    positions, tensors = draft_positions(
+        logits[first_draft:], prompt_token_ids=prompt, draft_token_ids=drafts,
+        first_draft=first_draft, sampling=LAW, stop_token_ids=stop_token_ids, num_top=1,
+        keeps_law=True,
+    )  # fmt: skip
+    assert tensors.probs is not None
+    assert tensors.logprobs is not None
+    assert len(positions) == 9 - first_draft
+    for j, (position, probs, logprobs) in enumerate(
+        zip(positions, tensors.probs, tensors.logprobs, strict=True), start=first_draft
+    ):
+        masked = logits[j : j + 1].clone()
+        if j < 3:
+            masked[:, sorted(stop_token_ids)] = -torch.inf
+        expected = target_probs(masked, LAW, prompt, drafts[:j], [])[0]
+        torch.testing.assert_close(probs, expected)
+        torch.testing.assert_close(logprobs.exp(), expected)
+        assert position.top_token_id == position.top[0].token_id == int(expected.argmax())
+        if j < len(drafts):
+            assert position.draft is not None
+            assert position.draft.token_id == drafts[j]
+            assert math.isclose(
+                math.exp(position.draft.logprob), float(expected[drafts[j]]),
+                rel_tol=1e-5, abs_tol=1e-12,
+            )  # fmt: skip
+        else:
+            assert position.draft is None
+
+
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from([0.0, -0.5, -1.0, -math.inf]), min_size=7, max_size=7),
+        min_size=1,
+        max_size=4,
+    ),
+    num_top=st.integers(0, 9),
+)
+def test_of_equals_the_lower_ids_are_the_likelier(rows: list[list[float]], num_top: int) -> None:
+    logprobs = torch.tensor(rows, dtype=torch.float64)
+    told = token_logprobs(logprobs, torch.zeros(len(rows), dtype=torch.int64), num_top)
+    for each, row in zip(told, rows, strict=True):
+        expected = sorted(range(len(row)), key=lambda token_id: (-row[token_id], token_id))
+        assert [top.token_id for top in each.top] == expected[:num_top]
+        assert [top.logprob for top in each.top] == [row[i] for i in expected[:num_top]]
