@@ -264,16 +264,16 @@ async def test_a_replica_started_by_torchrun_drains_at_its_sigterm() -> None:
     try:
         async with asyncio.timeout(PATIENCE_S):
             line = (await process.stdout.readline()).decode()
-        async with client(line.strip().removeprefix("ready grpc=")) as stub:
-            session = ClientSession(stub.Session())
+        address = line.strip().removeprefix("ready grpc=")
+        async with grpc.aio.insecure_channel(address) as channel:
+            session = ClientSession(verifier_pb2_grpc.VerifierServiceStub(channel).Session())
             await session.hello()
             await session.open(make_open("a", draft_wait=pb.DRAFT_WAIT_ALWAYS))
             await session.wait_decided("a")
             process.send_signal(signal.SIGTERM)
-            # Drains: refuses what is new.
-            while not session.rejected():
-                await session.open(make_open("b", token_ids=[1]))
-                await session.read()
+            watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            while (await watched.read()).status != health_pb2.HealthCheckResponse.NOT_SERVING:
+                pass
             await session.send(pb.Command(update=pb.Update(sequence_id="a", drafting=False)))
             assert len(await session.wait_finished("a")) == NUM_NEW_TOKENS
             assert await session.read_to_end() == grpc.StatusCode.OK
