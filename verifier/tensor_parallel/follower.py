@@ -4,6 +4,7 @@ Ends in order only when rank 0 says so. SIGTERM and SIGINT are rank 0's business
 them to all, and rank 0 drains first.
 """
 
+import gc
 import signal
 import sys
 
@@ -88,9 +89,8 @@ def _load_and_run(
     connection: Connection,
     collectives: TorchCollectives,
 ) -> None:
-    """Returns at a STOP."""
-    if connection.receive().kind is Kind.STOP:
-        return
+    """Returns at a STOP. Whatever goes wrong at rank 0 is raised by `receive`."""
+    connection.receive()  # LOAD
     part = load_part(config, device=device, collectives=collectives)
     connection.send(
         Kind.LOADED,
@@ -101,5 +101,7 @@ def _load_and_run(
     if begin.kind is Kind.STOP:
         return
     model, _, _ = assemble(part, **begin.values)
+    # All ranks wait for the slowest: none should look through what was made while loading.
+    gc.freeze()
     while (message := connection.receive()).kind is Kind.STEP:
         model.forward(decode(np.frombuffer(message.payload, dtype=np.int32)))
