@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from servicekit.tally_histogram import TallyHistogram
 from verifier.draft_buffer import HintOutcome
 from verifier.engine import EngineLoad, StepRecord
-from verifier.speculation_gain import StepCost, decode_time
+from verifier.speculation_gain import DecodeCosts
 
 _STEP_BUCKETS_S = (
     0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1, 3, 10,
@@ -71,7 +71,7 @@ class VerifierMetrics:
             bounds=_DEPTH_BUCKETS,
             registry=registry,
         )
-        self._step_cost = StepCost()
+        self._decode_costs = DecodeCosts()
         self._decode_seconds = Counter(
             "tandem_decode_seconds",
             "Time of steps in which all sequences decoded, waits for hints included, in seconds.",
@@ -116,8 +116,7 @@ class VerifierMetrics:
 
     def _weigh_decode(self, record: StepRecord) -> None:
         num_sequences = len(record.scheduled)
-        time = decode_time(
-            self._step_cost,
+        time = self._decode_costs.weigh(
             num_sequences=num_sequences,
             num_scheduled_tokens=record.stats.num_scheduled_tokens,
             num_output_tokens=num_sequences + int(record.verdict.num_accepted_tokens.sum()),
