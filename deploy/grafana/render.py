@@ -61,6 +61,7 @@ _STEP_S = 2
 _RATE_INTERVAL = "15s"
 _SETTLE_S = 4.0
 _COLUMNS = 3
+_DEEPEST = 8
 
 
 def main() -> None:
@@ -184,24 +185,30 @@ def _draw_lines(
 
 
 def _draw_heatmap(axes: Axes, series: Sequence[Series], start_s: float) -> None:
-    """Buckets as rows; each holds what is in it and not in the one below."""
-    buckets = sorted(
-        (found for found in series if found.labels["le"] != "+Inf"),
-        key=lambda found: float(found.labels["le"]),
-    )
-    below: dict[float, float] = {}
-    for found in buckets:
-        upper = float(found.labels["le"])
-        if upper > 8:
-            break
-        counts = [value - below.get(at_s, 0.0) for at_s, value in found.values]
-        below.update(found.values)
-        times_s = [at_s - start_s for at_s, _ in found.values]
+    """Buckets as rows, each with its share of all that was observed at the time."""
+    of_bound = {float(found.labels["le"]): dict(found.values) for found in series}
+    totals = of_bound.pop(math.inf)
+    bounds = [bound for bound in sorted(of_bound) if bound <= _DEEPEST]
+    below = dict.fromkeys(totals, 0.0)
+    for bound in bounds:
+        shares = [
+            (of_bound[bound][at_s] - below[at_s]) / total if total else 0.0
+            for at_s, total in totals.items()
+        ]
+        below = of_bound[bound]
         axes.scatter(
-            times_s, [upper] * len(times_s), c=counts, cmap="Blues", s=26, marker="s", linewidths=0
+            [at_s - start_s for at_s in totals],
+            [bound] * len(totals),
+            c=shares,
+            cmap="Blues",
+            vmin=0,
+            vmax=1,
+            s=26,
+            marker="s",
+            linewidths=0,
         )
-    axes.set_ylim(-0.5, 8.5)
-    axes.set_yticks(range(9))
+    axes.set_ylim(-0.5, _DEEPEST + 0.5)
+    axes.set_yticks(range(_DEEPEST + 1))
 
 
 def _legend(template: str, found: Series) -> str:
