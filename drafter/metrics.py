@@ -51,7 +51,7 @@ class DrafterMetrics:
         }
         self._proposal_seconds = Histogram(
             "tandem_drafter_proposal_seconds",
-            "Time to answer one batch of deltas.",
+            "Time to answer one batch of deltas, in seconds.",
             registry=registry,
             buckets=_DURATION_BUCKETS_S,
         )

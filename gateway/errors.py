@@ -15,7 +15,7 @@ them into one of these, so a client hears the verifier's own reason.
 
 import grpc
 
-from servicekit.errors import ErrorTable, RequestError, code_number
+from servicekit.errors import ErrorTable, RequestError, code_number, find_code
 
 #: When a client that found no room, or no verifier, may sensibly come back.
 RETRY_AFTER_MS = 1_000
@@ -65,12 +65,20 @@ _ERROR_BY_CODE: dict[int, type[RequestError]] = {
     if issubclass(error, RequestError)
 }
 
+#: Every code that a failed request can end with, for metrics.
+ERROR_CODES = sorted({code.name for code in ERROR_TABLE.values()})
+
 # Fields of the verifier's Open whose values come from a field of another name in GenerateRequest.
 _FIELD_OF_CLIENT = {
     "token_ids": "prompt",
     "prompt_length": "prompt",
     "num_speculative_tokens": "speculation.num_speculative_tokens",
 }
+
+
+def code_name(error: Exception) -> str:
+    """The code that a client hears of an error, one of `ERROR_CODES`."""
+    return (find_code(error, ERROR_TABLE) or grpc.StatusCode.INTERNAL).name
 
 
 def from_verifier(*, code: int, message: str, field: str, retry_after_ms: int) -> RequestError:

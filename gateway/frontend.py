@@ -95,6 +95,16 @@ class Frontend:
         Raises:
             RequestError: before or in between; the choices that are not finished are given up.
         """
+        self._metrics.count_request()
+        try:
+            async with contextlib.aclosing(self._generate(request)) as events:
+                async for event in events:
+                    yield event
+        except Exception as error:
+            self._metrics.count_error(error)
+            raise
+
+    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         arrival_s = self._loop.time()
         validation.check_request(request, has_tokenizer=self._tokenizer is not None)
         num_choices = request.num_choices or 1

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gateway.errors import ERROR_CODES, code_name
 from gateway.generation import Step
 from gateway.request import FinishReason
 
@@ -20,8 +21,8 @@ _HOP_BUCKETS_S = (
     0.1, 0.25,
 )  # fmt: skip
 _TOKEN_BUCKETS_S = (
-    0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1,
-    5,
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 5,
+    10, 30, 60,
 )  # fmt: skip
 _FIRST_TOKEN_BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
@@ -30,6 +31,13 @@ _FIRST_TOKEN_BUCKETS_S = (
 _REQUEST_BUCKETS_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800,
 )  # fmt: skip
+
+# What is counted by label begins at 0, not with its first event: of a series that appears with
+# its first event, Prometheus sees no increase.
+_SHED_REASONS = ("concurrency", "draining", "no_verifier")
+_RESUME_REASONS = ("verifier_gone", "verifier_draining")
+# As many as a request's drafts have by default; further ones appear with the first acceptance.
+_NUM_DRAFT_POSITIONS = 7
 
 
 class GatewayMetrics:
@@ -66,6 +74,12 @@ class GatewayMetrics:
         self._request_success = counter(
             "request_success", "Choices that ended, by reason.", ["finish_reason"]
         )
+        self._requests_received = counter(
+            "requests_received", "Requests that came, over gRPC and HTTP, whatever became of them."
+        )
+        self._request_errors = counter(
+            "request_errors", "Requests that ended in an error, by gRPC status code.", ["code"]
+        )
         self._requests_shed = counter(
             "requests_shed", "Requests that were turned away, by reason.", ["reason"]
         )
@@ -77,26 +91,42 @@ class GatewayMetrics:
         self._num_waiting = gauge("num_requests_waiting", "Choices waiting for a verifier.")
         self._time_to_first_token = histogram(
             "time_to_first_token_seconds",
-            "Arrival to first token sent.",
+            "Arrival of a request to the first token of a choice sent, in seconds.",
             _FIRST_TOKEN_BUCKETS_S,
         )
         self._inter_token_latency = histogram(
             "inter_token_latency_seconds",
-            "Gap between two messages of one choice.",
+            "Gap between two messages of one choice, in seconds.",
             _TOKEN_BUCKETS_S,
         )
         self._e2e_request_latency = histogram(
             "e2e_request_latency_seconds",
-            "Arrival of a request to the last token of a choice.",
+            "Arrival of a request to the last token of a choice sent, in seconds.",
             _REQUEST_BUCKETS_S,
         )
         self._draft_round_trip = histogram(
             "draft_round_trip_seconds",
-            "Sending a batch of deltas to a drafter to receiving its proposals.",
+            "Sending a batch of deltas to a drafter to receiving its proposals, in seconds.",
             _HOP_BUCKETS_S,
         )
         for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED):
             self._request_success.labels(reason.name.lower())
+        for code in ERROR_CODES:
+            self._request_errors.labels(code)
+        for why_shed in _SHED_REASONS:
+            self._requests_shed.labels(why_shed)
+        for why_resumed in _RESUME_REASONS:
+            self._request_resumes.labels(why_resumed)
+        for position in range(_NUM_DRAFT_POSITIONS):
+            self._accepted_per_position.labels(str(position))
+
+    def count_request(self) -> None:
+        """A request came."""
+        self._requests_received.inc()
+
+    def count_error(self, error: Exception) -> None:
+        """A request ended in an error."""
+        self._request_errors.labels(code_name(error)).inc()
 
     def count_steps(self, steps: Sequence[Step]) -> None:
         """Clients were shown what these steps gave."""

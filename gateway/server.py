@@ -80,6 +80,8 @@ class GatewayServer:
             GenerationServicer(self.frontend), self.server.grpc
         )
         self._add_links(metrics)
+        if self._channels and config.peers.peer_tls_cert is not None:
+            self.server.export_expiry("peer", config.peers.peer_tls_cert)
 
     @property
     def http_address(self) -> str | None:

@@ -159,7 +159,8 @@ class _MetricsInterceptor(_Interceptor):
         )
         self._duration = Histogram(
             "tandem_rpc_duration_seconds",
-            "Time from a call's first message, or its start if it is a stream, to its end.",
+            "Time from a call's first message, or its start if it is a stream, to its end, in "
+            "seconds.",
             ["service", "method"],
             registry=registry,
             buckets=_DURATION_BUCKETS_S,

@@ -21,15 +21,17 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
 import grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from servicekit import health
 from servicekit.address import Address, parse_address
+from servicekit.certificates import first_expiry
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.errors import ErrorTable
 from servicekit.interceptors import server_interceptors
@@ -70,6 +72,14 @@ class Server:
         self._logger = logger
         self._registry = registry
         self._credentials = server_credentials(options)
+        self._certificate_expiry = Gauge(
+            "tandem_certificate_expiry_timestamp_seconds",
+            "When a certificate in use, or one of its chain, expires, in Unix seconds.",
+            ["certificate"],
+            registry=registry,
+        )
+        if options.tls_cert is not None:
+            self.export_expiry("server", options.tls_cert)
         self._health = health.HealthServicer([*service_names, health.SERVICE_NAME])
         self._address: str | None = None
         self._health_address: str | None = None
@@ -105,6 +115,16 @@ class Server:
     def metrics_address(self) -> str | None:
         """Where metrics are served, with the real port; None if nowhere."""
         return None if self._metrics is None else self._metrics.address
+
+    def export_expiry(self, certificate: str, path: Path) -> None:
+        """Exports when a certificate that was loaded from `path` expires.
+
+        Args:
+            certificate: what it is to this process, the metric's label: "server" is the one that
+                it serves with, "peer" the one that it shows to the services that it calls.
+            path: its file, PEM.
+        """
+        self._certificate_expiry.labels(certificate).set(first_expiry(path.read_bytes()))
 
     async def start(self) -> None:
         """Binds every port and begins to answer; health still says NOT_SERVING.

@@ -1,13 +1,20 @@
 """The verifier's metrics, fed by the engine. Registered in the registry that is given."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from servicekit.tally_histogram import TallyHistogram
 from verifier.draft_buffer import HintOutcome
 from verifier.engine import EngineLoad, StepRecord
+from verifier.speculation_gain import DecodeCosts
 
-_STEP_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1)
+_STEP_BUCKETS_S = (
+    0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1, 3, 10,
+)  # fmt: skip
 _HOP_BUCKETS_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)
 _TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_DEPTH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 24, 32)
 
 
 class VerifierMetrics:
@@ -16,7 +23,7 @@ class VerifierMetrics:
     def __init__(self, registry: CollectorRegistry, *, num_kv_blocks: int) -> None:
         self._step_duration = Histogram(
             "tandem_step_duration_seconds",
-            "Model step, by phase: schedule, forward, verify, commit.",
+            "Model step, in seconds, by phase: schedule, forward, verify, commit.",
             ["phase"],
             buckets=_STEP_BUCKETS_S,
             registry=registry,
@@ -29,13 +36,13 @@ class VerifierMetrics:
         )
         self._draft_wait = Histogram(
             "tandem_draft_wait_seconds",
-            "Time a step waited for hints.",
+            "Time a step waited for hints, in seconds.",
             buckets=_HOP_BUCKETS_S,
             registry=registry,
         )
         self._draft_hop = Histogram(
             "tandem_draft_hop_seconds",
-            "A hint's way: decision published to hint received.",
+            "A hint's way: decision published to hint received, in seconds.",
             buckets=_HOP_BUCKETS_S,
             registry=registry,
         )
@@ -67,12 +74,39 @@ class VerifierMetrics:
             registry=registry,
         )
         self._counted = EngineLoad()
+        self._pending_commands = Gauge(
+            "tandem_verifier_pending_commands",
+            "Commands that the engine has not taken yet.",
+            registry=registry,
+        )
+        self._depth = TallyHistogram(
+            "tandem_spec_decode_depth",
+            "Drafts verified per sequence and step, 0 included.",
+            bounds=_DEPTH_BUCKETS,
+            registry=registry,
+        )
+        self._decode_costs = DecodeCosts()
+        self._decode_seconds = Counter(
+            "tandem_decode_seconds",
+            "Time of steps in which all sequences decoded, waits for hints included, in seconds.",
+            registry=registry,
+        )
+        self._plain_decode_seconds = Counter(
+            "tandem_decode_plain_seconds",
+            "Estimate of what plain decoding would have taken for the same tokens, in seconds.",
+            registry=registry,
+        )
 
     def stepped(self, record: StepRecord) -> None:
         for phase, duration_s in record.phase_durations_s.items():
             self._step_duration.labels(phase).observe(duration_s)
         self._step_tokens.observe(record.stats.num_scheduled_tokens)
         self._draft_wait.observe(record.stats.draft_wait_s)
+        self._depth.observe_all(
+            len(item.draft_token_ids) for item in record.scheduled if item.samples
+        )
+        if all(item.samples and item.num_new_tokens == 1 for item in record.scheduled):
+            self._weigh_decode(record)
 
     def settled(self, load: EngineLoad) -> None:
         self._kv_blocks_used.set(load.num_kv_blocks_used)
@@ -90,3 +124,20 @@ class VerifierMetrics:
 
     def hop_measured(self, duration_s: float) -> None:
         self._draft_hop.observe(duration_s)
+
+    def watch_commands(self, num_pending: Callable[[], int]) -> None:
+        """Reads the gauge from the engine's queue whenever it is scraped."""
+        self._pending_commands.set_function(num_pending)
+
+    def _weigh_decode(self, record: StepRecord) -> None:
+        num_sequences = len(record.scheduled)
+        time = self._decode_costs.weigh(
+            num_sequences=num_sequences,
+            num_scheduled_tokens=record.stats.num_scheduled_tokens,
+            num_output_tokens=num_sequences + int(record.verdict.num_accepted_tokens.sum()),
+            duration_s=record.stats.duration_s,
+            draft_wait_s=record.stats.draft_wait_s,
+        )
+        if time is not None:
+            self._decode_seconds.inc(time.took_s)
+            self._plain_decode_seconds.inc(time.plain_s)

@@ -75,12 +75,13 @@ class VerifierServer:
             await self.server.stop(0)
             raise
         metrics = VerifierMetrics(self._registry, num_kv_blocks=loaded.served.num_kv_blocks)
-        self.engine = build_engine(
+        engine = self.engine = build_engine(
             loaded, self._config, [metrics, *([observer] if observer else [])]
         )
-        self.engine.start()
+        metrics.watch_commands(lambda: engine.num_pending_commands)
+        engine.start()
         self.servicer.open(self.engine, loaded.served)
-        return self.engine
+        return engine
 
 
 async def serve(config: VerifierConfig, launch: Launch | None = None) -> None:

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.errors import ERROR_CODES
 from servicekit.errors import retry_after_ms
 from tests.gateway.running_gateway import (
     RunningGateway,
@@ -38,6 +39,8 @@ async def test_requests_beyond_the_bound_are_shed_with_a_retry_hint(
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert retry_after_ms(error) == 1000
     assert running.sample("tandem_requests_shed_total", reason="concurrency") == 1
+    assert running.sample("tandem_request_errors_total", code="RESOURCE_EXHAUSTED") == 1
+    assert running.sample("tandem_requests_received_total") == 3
     calls[0].cancel()
     await verifier.nth("close", 1)
     verifier.play(lambda opened: [5, 0])
@@ -53,6 +56,21 @@ async def test_a_refused_request_leaves_its_place(
     for _ in range(3):
         assert (await error_of(running.call(5000))).code() is grpc.StatusCode.INVALID_ARGUMENT
     await running.generate(1)
+    assert running.sample("tandem_request_errors_total", code="INVALID_ARGUMENT") == 3
+    assert running.sample("tandem_requests_received_total") == 4
+
+
+async def test_a_request_that_its_client_gives_up_is_no_error(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    call = running.call(1)
+    await verifier.nth("open", 0)
+    call.cancel()
+    await running.until_idle()
+    assert running.sample("tandem_requests_received_total") == 1
+    for code in ERROR_CODES:
+        assert running.sample("tandem_request_errors_total", code=code) == 0
 
 
 async def test_draining_turns_new_requests_away_and_lets_the_others_finish(

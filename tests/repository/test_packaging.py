@@ -86,7 +86,7 @@ def test_what_is_required_is_pinned_within_its_bounds() -> None:
 
 def test_constraints_are_plain_pins() -> None:
     for line in CONSTRAINTS:
-        assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line), line
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==([0-9]+!)?[0-9][0-9A-Za-z.]*", line), line
     assert len(PINS) == len(CONSTRAINTS)
 
 

@@ -641,6 +641,14 @@ class TestMetrics:
         assert sample(running, "tandem_step_tokens_sum") == len(PROMPT) + 4 + 1
         for phase in ("schedule", "forward", "verify", "commit"):
             assert sample(running, "tandem_step_duration_seconds_count", phase=phase) == 3
+        # Each step by its drafts: the prompt's 0, then 3, then 0; 4 + 1 tokens in 2 decode steps.
+        assert sample(running, "tandem_spec_decode_depth_bucket", le="0.0") == 2
+        assert sample(running, "tandem_spec_decode_depth_bucket", le="3.0") == 3
+        assert sample(running, "tandem_spec_decode_depth_count") == 3
+        assert sample(running, "tandem_spec_decode_depth_sum") == 3
+        assert sample(running, "tandem_decode_seconds_total") > 0
+        assert sample(running, "tandem_decode_plain_seconds_total") > 0
+        assert sample(running, "tandem_verifier_pending_commands") == 0
 
 
 def sample(running: RunningVerifier, name: str, **labels: str) -> float:

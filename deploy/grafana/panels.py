@@ -1,0 +1,214 @@
+"""Panels as data, and the Grafana JSON that they become.
+
+Owns what all dashboards have in common: the variables `datasource` and `namespace`, the grid, the
+looks. Knows no metric.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.builders import common, heatmap, prometheus, timeseries
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as common_models
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models import heatmap as heatmap_models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+_SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_ROW_WIDTH = 24
+_PANEL_HEIGHT = 8
+
+#: The selector that every query narrows its series by; `All` is also those without a namespace.
+NAMESPACE = 'namespace=~"$namespace"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """PromQL, and the name of its series in the legend."""
+
+    expression: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One graph.
+
+    Attributes:
+        description: what it says, and what to make of it.
+        unit: Grafana's id of it.
+        queries: at least one; a heatmap has one, by `le`.
+        stacked: whether the series are parts of a whole.
+        largest: where the axis ends, if it must not move.
+    """
+
+    title: str
+    description: str
+    unit: str
+    queries: Sequence[Query]
+    stacked: bool = False
+    heatmap: bool = False
+    largest: float | None = None
+    width: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Panels under a heading, side by side as they fit."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dashboard:
+    """A page of rows; `uid` is its name in URLs and files."""
+
+    uid: str
+    title: str
+    description: str
+    rows: Sequence[Row]
+
+    def panels(self) -> list[Panel]:
+        """All of them, in order."""
+        return [panel for row in self.rows for panel in row.panels]
+
+
+def rate(metric: str, matchers: str = "") -> str:
+    """A counter's rate over the window that Grafana finds right for the resolution."""
+    return f"rate({metric}{{{NAMESPACE}{',' + matchers if matchers else ''}}}[$__rate_interval])"
+
+
+def gauge(metric: str) -> str:
+    """A gauge, or a recorded series."""
+    return f"{metric}{{{NAMESPACE}}}"
+
+
+def total(expression: str, *by: str) -> str:
+    """The sum over everything, or what is left when it is kept apart by labels."""
+    return f"sum by ({', '.join(by)}) ({expression})" if by else f"sum({expression})"
+
+
+def quantiles(histogram: str, *levels: float, by: Sequence[str] = ()) -> list[Query]:
+    """A histogram's quantiles over all instances."""
+    kept = total(rate(f"{histogram}_bucket"), "le", *by)
+    names = "".join(f"{{{{{label}}}}} " for label in by)
+    return [
+        Query(
+            expression=f"histogram_quantile({level:g}, {kept})", legend=f"{names}p{100 * level:g}"
+        )
+        for level in levels
+    ]
+
+
+def to_json(dashboard: Dashboard) -> str:
+    """The file that Grafana imports."""
+    page = (
+        builders.Dashboard(dashboard.title)
+        .uid(dashboard.uid)
+        .description(dashboard.description)
+        .tags(["tandem"])
+        .time("now-1h", "now")
+        .refresh("30s")
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .with_variable(
+            builders.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
+        )
+        .with_variable(
+            builders.QueryVariable("namespace")
+            .label("Namespace")
+            .datasource(_SOURCE)
+            .query("label_values(tandem_requests_received_total, namespace)")
+            .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .multi(True)
+            .include_all(True)
+            .all_value(".*")
+            .current(models.VariableOption(text="All", value="$__all"))
+        )
+        .link(
+            builders.DashboardLink("Tandem")
+            .type(models.DashboardLinkType.DASHBOARDS)
+            .tags(["tandem"])
+            .keep_time(True)
+            .include_vars(True)
+        )
+    )
+    top = 0
+    for row in dashboard.rows:
+        page.with_row(builders.Row(row.title).grid_pos(_place(0, top, _ROW_WIDTH, 1)))
+        top += 1
+        left = 0
+        for panel in row.panels:
+            if left + panel.width > _ROW_WIDTH:
+                left = 0
+                top += _PANEL_HEIGHT
+            place = _place(left, top, panel.width, _PANEL_HEIGHT)
+            page.with_panel(_heatmap(panel, place) if panel.heatmap else _graph(panel, place))
+            left += panel.width
+        top += _PANEL_HEIGHT
+    return json.dumps(page.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+
+
+def _graph(panel: Panel, place: models.GridPos) -> timeseries.Panel:
+    graph = (
+        timeseries.Panel()
+        .title(panel.title)
+        .description(panel.description)
+        .datasource(_SOURCE)
+        .grid_pos(place)
+        .unit(panel.unit)
+        .min(0)
+        .line_width(1)
+        .fill_opacity(40 if panel.stacked else 8)
+        .show_points(common_models.VisibilityMode.NEVER)
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(common_models.LegendDisplayMode.LIST)
+            .placement(common_models.LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+    )
+    if panel.largest is not None:
+        graph.max(panel.largest)
+    if panel.stacked:
+        graph.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
+    for query in _targets(panel.queries):
+        graph.with_target(query)
+    return graph
+
+
+def _heatmap(panel: Panel, place: models.GridPos) -> heatmap.Panel:
+    graph = (
+        heatmap.Panel()
+        .title(panel.title)
+        .description(panel.description)
+        .datasource(_SOURCE)
+        .grid_pos(place)
+        .calculate(False)
+        .color(
+            heatmap.HeatmapColorOptions()
+            .mode(heatmap_models.HeatmapColorMode.SCHEME)
+            .scheme("Blues")
+            .steps(32)
+        )
+    )
+    for query in _targets(panel.queries):
+        graph.with_target(query.format(PromQueryFormat.HEATMAP))
+    return graph
+
+
+def _targets(queries: Sequence[Query]) -> list[prometheus.Dataquery]:
+    return [
+        prometheus.Dataquery()
+        .expr(query.expression)
+        .legend_format(query.legend)
+        .ref_id(chr(ord("A") + index))
+        .datasource(_SOURCE)
+        for index, query in enumerate(queries)
+    ]
+
+
+def _place(left: int, top: int, width: int, height: int) -> models.GridPos:
+    return models.GridPos(x=left, y=top, w=width, h=height)

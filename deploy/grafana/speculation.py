@@ -1,0 +1,200 @@
+"""The dashboard *Speculation*: what drafts bring, how deep they go, and what they cost."""
+
+from deploy.grafana.panels import Dashboard, Panel, Query, Row, gauge, quantiles, rate, total
+
+_DRAFTED = total(rate("tandem_spec_decode_num_draft_tokens_total"))
+_ACCEPTED = total(rate("tandem_spec_decode_num_accepted_tokens_total"))
+_DRAFTS = total(rate("tandem_spec_decode_num_drafts_total"))
+
+_GAIN = Row(
+    title="What it brings",
+    panels=[
+        Panel(
+            title="Acceptance rate",
+            description="Accepted by verified drafts. High on edits and quotes, low on prose.",
+            unit="percentunit",
+            largest=1,
+            queries=[
+                Query(expression=f"{_ACCEPTED} / {_DRAFTED}", legend="now"),
+                Query(
+                    expression=gauge("tandem:spec_decode_acceptance:ratio_rate5m"),
+                    legend="5 minutes {{namespace}}",
+                ),
+            ],
+        ),
+        Panel(
+            title="Mean acceptance length",
+            description=(
+                "Tokens per verify step: the accepted drafts and one more. And tokens per step "
+                "over all steps, with and without drafts."
+            ),
+            unit="short",
+            queries=[
+                Query(expression=f"1 + {_ACCEPTED} / {_DRAFTS}", legend="per verify step"),
+                Query(
+                    expression=(
+                        f"{total(rate('tandem_generation_tokens_total'))}"
+                        f" / {total(rate('tandem_generation_steps_total'))}"
+                    ),
+                    legend="per step",
+                ),
+            ],
+        ),
+        Panel(
+            title="Gain over plain decoding",
+            description=(
+                "Time that the verifiers estimate for the same tokens without drafts, by the time "
+                "that the steps took, waits included. 1 is no gain."
+            ),
+            unit="short",
+            queries=[
+                Query(
+                    expression=(
+                        f"{total(rate('tandem_decode_plain_seconds_total'))}"
+                        f" / {total(rate('tandem_decode_seconds_total'))}"
+                    ),
+                    legend="times as fast",
+                )
+            ],
+        ),
+        Panel(
+            title="Acceptance by position",
+            description="How often the draft at each position, from 0, was accepted.",
+            unit="percentunit",
+            largest=1,
+            width=12,
+            queries=[
+                Query(
+                    expression=gauge("tandem:spec_decode_acceptance_per_pos:ratio_rate5m"),
+                    legend="{{position}}",
+                )
+            ],
+        ),
+        Panel(
+            title="Draft tokens",
+            description="Verified and accepted; what is between them was computed in vain.",
+            unit="short",
+            width=12,
+            queries=[
+                Query(expression=_DRAFTED, legend="verified / s"),
+                Query(expression=_ACCEPTED, legend="accepted / s"),
+            ],
+        ),
+    ],
+)
+
+_DEPTH = Row(
+    title="Depth",
+    panels=[
+        Panel(
+            title="Depth chosen",
+            description="How many sequences' steps verified how many drafts, 0 included.",
+            unit="short",
+            heatmap=True,
+            width=12,
+            queries=[
+                Query(
+                    expression=total(rate("tandem_spec_decode_depth_bucket"), "le"), legend="{{le}}"
+                )
+            ],
+        ),
+        Panel(
+            title="Mean depth",
+            description="Drafts per sequence and step, steps without drafts included.",
+            unit="short",
+            width=12,
+            queries=[
+                Query(
+                    expression=(
+                        f"{total(rate('tandem_spec_decode_depth_sum'))}"
+                        f" / {total(rate('tandem_spec_decode_depth_count'))}"
+                    ),
+                    legend="drafts",
+                )
+            ],
+        ),
+    ],
+)
+
+_HINTS = Row(
+    title="Hints",
+    panels=[
+        Panel(
+            title="What became of hints",
+            description=(
+                "Used at the length that they were made for, realigned to a later one, stale: "
+                "contradicted by the sequence, or late: decided or replaced before they were used."
+            ),
+            unit="percentunit",
+            stacked=True,
+            largest=1,
+            queries=[
+                Query(
+                    expression=(
+                        f"{total(rate('tandem_draft_hints_total'), 'outcome')}"
+                        f" / on () group_left () {total(rate('tandem_draft_hints_total'))}"
+                    ),
+                    legend="{{outcome}}",
+                )
+            ],
+        ),
+        Panel(
+            title="Waits",
+            description="How long steps waited for hints; most do not at all.",
+            unit="s",
+            queries=[
+                *quantiles("tandem_draft_wait_seconds", 0.5, 0.99),
+                Query(
+                    expression=(
+                        f"{total(rate('tandem_draft_wait_seconds_sum'))}"
+                        f" / {total(rate('tandem_draft_wait_seconds_count'))}"
+                    ),
+                    legend="mean",
+                ),
+            ],
+        ),
+        Panel(
+            title="Hop and round trip",
+            description=(
+                "The hop: from the verifier's decision to its hint. The round trip, a part of it: "
+                "from the gateway to the drafter and back."
+            ),
+            unit="s",
+            queries=[
+                Query(expression=query.expression, legend=f"{name} {query.legend}")
+                for name, histogram in (
+                    ("hop", "tandem_draft_hop_seconds"),
+                    ("round trip", "tandem_draft_round_trip_seconds"),
+                )
+                for query in quantiles(histogram, 0.5, 0.99)
+            ],
+        ),
+        Panel(
+            title="Drafters' answers",
+            description="What drafters found, and where: in the sequence itself or in a pool.",
+            unit="short",
+            stacked=True,
+            width=12,
+            queries=[
+                Query(
+                    expression=total(rate("tandem_drafter_proposals_total"), "outcome", "source"),
+                    legend="{{outcome}} ({{source}}) / s",
+                )
+            ],
+        ),
+        Panel(
+            title="Drafters' time",
+            description="To answer one batch of deltas.",
+            unit="s",
+            width=12,
+            queries=quantiles("tandem_drafter_proposal_seconds", 0.5, 0.99),
+        ),
+    ],
+)
+
+SPECULATION = Dashboard(
+    uid="tandem-speculation",
+    title="Tandem / Speculation",
+    description="Whether drafts pay: acceptance, depth, hints, waits, and the gain.",
+    rows=[_GAIN, _DEPTH, _HINTS],
+)

@@ -1,0 +1,49 @@
+"""The rule files, read."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.deploy.monitoring.metric_names import grouped, selected
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PROMETHEUS = REPOSITORY / "deploy" / "prometheus"
+RULE_FILES = [PROMETHEUS / "recording.yml", PROMETHEUS / "alerts.yml"]
+TEST_FILES = sorted((PROMETHEUS / "tests").glob("*.yml"))
+
+
+@functools.cache
+def rules() -> list[dict[str, Any]]:
+    """All rules of all groups."""
+    return [
+        rule
+        for path in RULE_FILES
+        for group in yaml.safe_load(path.read_text())["groups"]
+        for rule in group["rules"]
+    ]
+
+
+@functools.cache
+def recorded() -> dict[str, frozenset[str]]:
+    """The labels of every recorded series, which are those that it is grouped by, and its own."""
+    found: dict[str, frozenset[str]] = {}
+    for rule in rules():
+        if "record" in rule:
+            assert selected(rule["expr"]), rule
+            found[rule["record"]] = frozenset(
+                (grouped(rule["expr"]) | rule.get("labels", {}).keys()) - {"le"}
+            )
+    return found
+
+
+@functools.cache
+def alert_cases() -> list[dict[str, Any]]:
+    """All cases of alerts that promtool runs."""
+    return [
+        case
+        for path in TEST_FILES
+        for test in yaml.safe_load(path.read_text())["tests"]
+        for case in test.get("alert_rule_test", ())
+    ]

@@ -1,0 +1,152 @@
+"""A real Prometheus scrapes a real Tandem under load, with the rules as they are.
+
+The gateway's own counters are the oracle of the acceptance rate; and every query of every dashboard
+returns numbers.
+"""
+
+import asyncio
+import math
+import os
+import shutil
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.workloads import BUNDLED_MODEL, random_tasks, rename_tasks
+from deploy.grafana.generate import DASHBOARDS
+from deploy.prometheus.live_tandem import LiveTandem, generate, live_tandem
+from deploy.prometheus.local_prometheus import Prometheus, running_prometheus
+from tandem.channel import TlsOptions
+from tests.deploy.monitoring.rules import recorded
+from tests.deploy.monitoring.test_metric_names import make_certificate
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.environ.get("TANDEM_TEST_DEPLOY") != "1",
+        reason="takes half a minute; TANDEM_TEST_DEPLOY=1 turns it on, `make test-deploy` does",
+    ),
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None,
+        reason="no prometheus on this machine; `make test-deploy` installs it, as root",
+    ),
+    pytest.mark.timeout(300),
+]
+
+QUERIES = {
+    f"{dashboard.uid}: {panel.title}: {query.legend}": query.expression
+    for dashboard in DASHBOARDS
+    for panel in dashboard.panels()
+    for query in panel.queries
+}
+
+# The alerts that a process's death can be behind.
+OF_DEATH = {"TandemScrapeDown", "TandemServiceGone", "TandemDrafterAbsent", "TandemStepsStalled"}
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What is scraped, by whom, and what the gateway counted when the load was over."""
+
+    tandem: LiveTandem
+    prometheus: Prometheus
+    counted: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("live")
+    paths = make_certificate(folder)
+    cert, key, ca = str(paths["cert"]), str(paths["key"]), str(paths["ca"])
+    served = ["--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca]
+    peers = ["--peer-tls-ca", ca, "--peer-tls-cert", cert, "--peer-tls-key", key]
+    flags = {"drafter": served, "verifier": served, "gateway": [*served, *peers]}
+    (folder / "prometheus").mkdir()
+    with (
+        live_tandem(flags) as tandem,
+        running_prometheus(
+            tandem.targets(), folder=folder / "prometheus", interval_s=1, is_hasty=True
+        ) as prometheus,
+    ):
+        # Every counter's first sample is from before the load, so that no increase is missed.
+        drafted = "tandem_spec_decode_num_draft_tokens_total"
+        until(lambda: len(prometheus.query('up{job=~"tandem-.+"} == 1')) == 3)
+        until(lambda: [s.values[0][1] for s in prometheus.query(drafted)] == [0])
+        tasks = [
+            *rename_tasks(BUNDLED_MODEL, 12),
+            *random_tasks(1024, 3, max_new_tokens=32),
+        ]
+        tls = TlsOptions(ca=paths["ca"], certificate=paths["cert"], key=paths["key"])
+        ends = asyncio.run(generate(tandem.gateway.address, tasks, streams=4, tls=tls))
+        assert len(ends) == len(tasks)
+        counted = scrape_totals(tandem.gateway.metrics_address)
+        assert counted[drafted] == sum(end.usage.num_draft_tokens for end in ends) > 0
+        until(lambda: [s.values[0][1] for s in prometheus.query(drafted)] == [counted[drafted]])
+        yield Live(tandem, prometheus, counted)
+
+
+def test_the_recorded_acceptance_is_that_of_the_gateways_counters(live: Live) -> None:
+    drafted = live.counted["tandem_spec_decode_num_draft_tokens_total"]
+    accepted = live.counted["tandem_spec_decode_num_accepted_tokens_total"]
+    assert 0 < accepted < drafted
+
+    def found() -> list[float]:
+        series = live.prometheus.query("tandem:spec_decode_acceptance:ratio_rate5m")
+        return [one.values[0][1] for one in series]
+
+    # It follows the counters' last samples with the next evaluation.
+    until(lambda: found() == [pytest.approx(accepted / drafted, rel=1e-9)], or_show=found)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_every_query_of_every_dashboard_returns_numbers(live: Live, name: str) -> None:
+    expression = QUERIES[name].replace("$namespace", ".*").replace("$__rate_interval", "4m")
+    values = [one.values[0][1] for one in live.prometheus.query(expression)]
+    assert values, expression
+    assert not all(map(math.isnan, values)), expression
+
+
+@pytest.mark.parametrize("name", recorded())
+def test_every_recording_rule_records(live: Live, name: str) -> None:
+    def found() -> list[float]:
+        return [one.values[0][1] for one in live.prometheus.query(name)]
+
+    until(lambda: bool(found()))
+    assert all(map(math.isfinite, found()))
+
+
+def test_a_killed_service_makes_its_alerts_fire_and_no_other_services(live: Live) -> None:
+    # The last test: it leaves the drafter dead. Alerts wait seconds here where they say minutes.
+    assert not {alert for alert in live.prometheus.alerts() if alert[0] in OF_DEATH}
+    live.tandem.drafter.process.kill()
+    firing = {
+        ("TandemScrapeDown", "tandem-drafter", "firing"),
+        ("TandemDrafterAbsent", "", "firing"),
+    }
+    until(lambda: live.prometheus.alerts() >= firing, or_show=live.prometheus.alerts)
+    assert {alert for alert in live.prometheus.alerts() if alert[0] in OF_DEATH} == firing
+
+
+def scrape_totals(address: str) -> dict[str, float]:
+    """The samples without labels that a service exports."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as response:
+        families = text_string_to_metric_families(response.read().decode())
+        return {
+            sample.name: sample.value
+            for family in families
+            for sample in family.samples
+            if not sample.labels
+        }
+
+
+def until(
+    condition: Callable[[], bool], *, or_show: Callable[[], object] = lambda: "it did not come"
+) -> None:
+    """Waits for what Prometheus comes to know with its next scrapes; nobody tells of it."""
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s, or_show()
+        time.sleep(0.2)

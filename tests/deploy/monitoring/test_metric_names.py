@@ -1,0 +1,133 @@
+"""The names, types and labels of all metrics, as running services export them, are frozen.
+
+Dashboards and alerts of others go by them. After a wanted change:
+
+    python -m tests.deploy.monitoring.test_metric_names
+"""
+
+import asyncio
+import datetime
+import difflib
+import tempfile
+from pathlib import Path
+
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from servicekit.channel import open_channel
+from servicekit.config import ChannelOptions, ServerOptions
+from tandem.client import GenerationRequest
+from tests.deploy.monitoring.metric_names import GOLDEN, exported, scrape
+from tests.integration.stack import running_stack, verifier_config
+
+# What the design names; counters with the suffix that they are scraped with.
+DESIGN = (
+    "generation_steps_total",
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total{position}",
+    "generation_tokens_total", "prompt_tokens_total", "request_success_total{finish_reason}",
+    "requests_shed_total{reason}", "request_resumes_total{reason}",
+    "num_requests_running", "num_requests_waiting",
+    "time_to_first_token_seconds_bucket{le}", "inter_token_latency_seconds_bucket{le}",
+    "e2e_request_latency_seconds_bucket{le}", "draft_round_trip_seconds_bucket{le}",
+    "step_duration_seconds_bucket{le,phase}",
+    "step_tokens_bucket{le}",
+    "draft_wait_seconds_bucket{le}",
+    "draft_hints_total{outcome}", "kv_blocks_used", "kv_blocks_total",
+    "prefix_cache_queries_total", "prefix_cache_hits_total", "preemptions_total",
+    "drafter_sequences", "drafter_history_bytes", "drafter_proposals_total{outcome,source}",
+    "drafter_proposal_seconds_bucket{le}", "drafter_evictions_total{reason}",
+)  # fmt: skip
+
+# What a label may be: of few values, known beforehand.
+ALLOWED_LABELS = {
+    "certificate",
+    "code",
+    "finish_reason",
+    "le",
+    "method",
+    "outcome",
+    "phase",
+    "position",
+    "reason",
+    "service",
+    "source",
+}
+
+
+async def scrape_all(folder: Path) -> str:
+    """The golden text: three real services with TLS between them, after a request."""
+    tls = make_certificate(folder)
+    served = ServerOptions(
+        listen="127.0.0.1:0",
+        metrics_listen="127.0.0.1:0",
+        tls_cert=tls["cert"],
+        tls_key=tls["key"],
+        tls_client_ca=tls["ca"],
+    )
+    peers = ChannelOptions(
+        peer_tls_ca=tls["ca"], peer_tls_cert=tls["cert"], peer_tls_key=tls["key"]
+    )
+    async with running_stack(
+        verifier=verifier_config(server=served),
+        drafter={"server": served},
+        gateway={
+            "server": ServerOptions(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0"),
+            "peers": peers,
+        },
+    ) as stack:
+        await stack.generate(GenerationRequest(prompt=[9, 10, 11] * 8, max_new_tokens=8))
+        servers = {
+            "drafter": stack.drafter.server,
+            "gateway": stack.gateway.server,
+            "verifier": stack.verifier.server,
+        }
+        lines: set[str] = set()
+        for service, server in servers.items():
+            assert server.metrics_address is not None
+            # A call that has ended, so that there are series of calls; the gateway's has.
+            if service != "gateway":
+                async with open_channel(server.address, peers) as channel:
+                    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            lines |= await asyncio.to_thread(scrape, server.metrics_address, service)
+        await stack.check_idle()
+    return "".join(f"{line}\n" for line in sorted(lines))
+
+
+def make_certificate(folder: Path) -> dict[str, Path]:
+    authority = trustme.CA()
+    certificate = authority.issue_cert(
+        "127.0.0.1", not_after=datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=90)
+    )
+    paths = {name: folder / f"{name}.pem" for name in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(paths["ca"])
+    certificate.cert_chain_pems[0].write_to_path(paths["cert"])
+    certificate.private_key_pem.write_to_path(paths["key"])
+    return paths
+
+
+async def test_running_services_export_exactly_what_is_written_down(tmp_path: Path) -> None:
+    found = await scrape_all(tmp_path)
+    difference = difflib.unified_diff(
+        GOLDEN.read_text().splitlines(), found.splitlines(), "written down", "exported", lineterm=""
+    )
+    assert found == GOLDEN.read_text(), "\n".join(difference)
+
+
+def test_every_metric_of_the_design_is_there_with_its_labels() -> None:
+    found = exported()
+    for metric in DESIGN:
+        name, _, labels = f"tandem_{metric.rstrip('}')}".partition("{")
+        assert found[name] == set(filter(None, labels.split(","))), name
+
+
+def test_no_label_can_have_any_number_of_values() -> None:
+    for name, labels in exported().items():
+        assert labels <= ALLOWED_LABELS, name
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        GOLDEN.write_text(asyncio.run(scrape_all(Path(temporary))))

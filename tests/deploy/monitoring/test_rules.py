@@ -1,0 +1,151 @@
+"""The recording rules and alerts: what they ask for is there, and they do what they say."""
+
+import re
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.monitoring.metric_names import Selected, check, exported, grouped, selected
+from tests.deploy.monitoring.rules import (
+    PROMETHEUS,
+    REPOSITORY,
+    RULE_FILES,
+    TEST_FILES,
+    alert_cases,
+    recorded,
+    rules,
+)
+
+RULES = rules()
+ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+RUNBOOKS = REPOSITORY / "docs" / "runbooks.md"
+MONITORING = REPOSITORY / "deploy" / "components" / "monitoring"
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None,
+    reason="no promtool on this machine; `make test-deploy` installs it, as root",
+)
+
+
+def test_metrics_and_labels_are_found_in_expressions() -> None:
+    expression = (
+        'sum by (le, x) (rate(tandem_a_bucket{b="tandem_c",d=~"e}"}[5m])) > on (y) tandem:f:g'
+    )
+    assert selected(expression) == [
+        Selected("tandem_a_bucket", frozenset({"b", "d"})),
+        Selected("tandem:f:g", frozenset()),
+    ]
+    assert grouped(expression) == {"le", "x", "y"}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "rate(tandem_no_such_thing_total[5m])",
+        "tandem_kv_blocks_used_total",
+        "sum by (tenant) (tandem_kv_blocks_used)",
+        'tandem_draft_hints_total{tenant="a"}',
+        "tandem:no_such_rule:rate5m",
+        "1 + 1",
+    ],
+)
+def test_what_no_service_exports_is_noticed(expression: str) -> None:
+    with pytest.raises(AssertionError):
+        check(expression, recorded())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_every_metric_and_label_of_a_rule_is_exported(rule: dict[str, Any]) -> None:
+    check(rule["expr"], recorded())
+
+
+def test_every_recorded_series_is_named_after_what_it_is_made_of() -> None:
+    names = exported()
+    for name in recorded():
+        level, metric, _ = name.split(":")
+        assert level == "tandem"
+        assert re.fullmatch(r"[a-z_]+", metric), name
+        assert name not in names
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_alert_says_what_is_wrong_how_badly_and_what_to_do(alert: str) -> None:
+    rule = ALERTS[alert]
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert rule["for"]
+    assert rule["annotations"]["summary"]
+    path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert path == "docs/runbooks.md"
+    headings = re.findall(r"^## (\w+)$", RUNBOOKS.read_text(), re.MULTILINE)
+    assert anchor == alert.lower()
+    assert alert in headings
+
+
+def test_no_runbook_is_left_of_an_alert_that_is_gone() -> None:
+    assert set(re.findall(r"^## (Tandem\w+)$", RUNBOOKS.read_text(), re.MULTILINE)) == set(ALERTS)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_alert_has_a_case_that_fires_and_one_that_does_not(alert: str) -> None:
+    cases = [case for case in alert_cases() if case["alertname"] == alert]
+    fires = [bool(case.get("exp_alerts")) for case in cases]
+    assert True in fires
+    assert False in fires
+
+
+@needs_promtool
+def test_promtool_finds_nothing_wrong() -> None:
+    run_promtool("check", "config", str(PROMETHEUS / "prometheus.yml"))
+    run_promtool("check", "rules", *map(str, RULE_FILES))
+
+
+@needs_promtool
+@pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: path.stem)
+def test_rules_do_what_their_cases_say(path: Any) -> None:
+    run_promtool("test", "rules", str(path))
+
+
+def run_promtool(*arguments: str) -> None:
+    ran = subprocess.run(
+        ["promtool", *arguments], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+# The same for the Prometheus operator.
+
+
+def test_the_operators_rules_are_those_of_the_files() -> None:
+    manifest = yaml.safe_load((MONITORING / "prometheus-rule.yaml").read_text())
+    assert manifest["kind"] == "PrometheusRule"
+    groups = [group for path in RULE_FILES for group in yaml.safe_load(path.read_text())["groups"]]
+    assert manifest["spec"] == {"groups": groups}
+    made = subprocess.run(
+        [sys.executable, "-m", "deploy.components.monitoring.generate", "--check"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+
+
+def test_the_operator_scrapes_the_same_jobs() -> None:
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    jobs = {job["job_name"] for job in config["scrape_configs"]}
+    assert jobs == {"tandem-gateway", "tandem-drafter", "tandem-verifier"}
+    monitors = list(yaml.safe_load_all((MONITORING / "service-monitors.yaml").read_text()))
+    named = set()
+    for monitor in monitors:
+        component = monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
+        [endpoint] = monitor["spec"]["endpoints"]
+        assert endpoint["port"] == "metrics"
+        [relabeling] = endpoint["relabelings"]
+        assert relabeling == {"targetLabel": "job", "replacement": f"tandem-{component}"}
+        named.add(relabeling["replacement"])
+    assert named == jobs

@@ -1,0 +1,30 @@
+"""A histogram of many whole numbers at a time is scraped as prometheus_client's own would be."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.exposition import generate_latest
+
+from servicekit.tally_histogram import TallyHistogram
+
+BOUNDS = (0, 1, 2, 7, 15)
+
+
+@given(st.lists(st.lists(st.integers(0, 20))))
+def test_it_is_scraped_as_the_librarys_own(observed: list[list[int]]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    tally = TallyHistogram("depth", "Drafts.", bounds=BOUNDS, registry=ours)
+    oracle = Histogram("depth", "Drafts.", buckets=BOUNDS, registry=theirs)
+    for values in observed:
+        tally.observe_all(values)
+        for value in values:
+            oracle.observe(value)
+    for line in generate_latest(ours).decode().splitlines():
+        if line.startswith("#"):
+            assert line in generate_latest(theirs).decode()
+            continue
+        sample, count = line.rsplit(" ", 1)
+        name, _, label = sample.partition("{")
+        labels = {"le": label[4:-2]} if label else {}
+        assert theirs.get_sample_value(name, labels) == float(count), line
+    assert ours.get_sample_value("depth_count") == sum(map(len, observed))
