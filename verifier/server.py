@@ -18,6 +18,7 @@ from verifier.engine import Engine, EngineObserver
 from verifier.errors import ERROR_TABLE
 from verifier.metrics import VerifierMetrics
 from verifier.service import VerifierServicer
+from verifier.watchdog import Watchdog
 
 SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
@@ -44,6 +45,7 @@ class VerifierServer:
         self.engine: Engine | None = None
         self._config = config
         self._registry = registry
+        self._logger = logger
         self.server = Server(
             config.server,
             service_names=[SERVICE_NAME],
@@ -80,6 +82,21 @@ class VerifierServer:
         self.servicer.open(self.engine, loaded.served)
         return self.engine
 
+    async def watch(self, stopped: "asyncio.Future[None]") -> None:
+        """Keeps what liveness probes hear true, until the engine has stopped; after `start`."""
+        assert self.engine is not None, "the verifier has not started"
+        await Watchdog(
+            self.engine,
+            stall_timeout_s=self._config.stall_timeout_s,
+            draft_idle_timeout_s=self._config.draft_idle_timeout_s,
+            on_change=self._on_liveness,
+        ).run(stopped)
+
+    def _on_liveness(self, is_alive: bool) -> None:
+        if not is_alive:
+            self._logger.warning("engine_stalled", timeout_s=self._config.stall_timeout_s)
+        self.server.set_alive(is_alive)
+
 
 async def serve(config: VerifierConfig) -> None:
     """Serves until signalled.
@@ -101,9 +118,11 @@ async def serve(config: VerifierConfig) -> None:
     # would stop both threads for tens of milliseconds each time.
     gc.freeze()
     stopped = asyncio.wrap_future(engine.stopped)
+    watching = asyncio.create_task(verifier.watch(stopped))
     try:
         await serve_until_signalled(verifier.server, drain=verifier.servicer.drain, failed=stopped)
     finally:
+        watching.cancel()
         engine.stop()
         # If the interpreter ended while the thread is in a step, the process would abort.
         await asyncio.wait([stopped], timeout=_LAST_STEP_TIMEOUT_S)
