@@ -4,7 +4,8 @@
 #
 #     deploy/images/build.sh [--local-base] [IMAGE ...]     drafter verifier gateway demo-model
 #
-# --local-base   makes the base image from Debian's packages with mmdebstrap, and pulls nothing.
+# --local-base   makes the base image from Debian's packages with mmdebstrap, and pulls nothing; torch
+#                then comes from where pip is configured to take it, and not from PyTorch's index.
 # TAG            the images' tag (dev). BASE_IMAGE: the base, as in the Dockerfiles.
 # PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS (a folder), PIP_CERT: given to pip if set.
 set -euo pipefail
@@ -18,6 +19,7 @@ arguments=(--isolation chroot --format docker --layers=false)
 if [[ "${1:-}" == --local-base ]]; then
     shift
     BASE_IMAGE="$local_base"
+    PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL-}"
     arguments+=(--pull-never)
     if ! buildah inspect "$local_base" > /dev/null 2>&1; then
         scratch="$(mktemp -d)"
@@ -60,8 +62,6 @@ for image in "${images[@]}"; do
         --tag "localhost/tandem-$image:$tag" .
 done
 for image in "${images[@]}"; do
-    bytes="$(buildah inspect --type image --format '{{.OCIv1.RootFS}}' \
-        "localhost/tandem-$image:$tag" > /dev/null && podman image inspect \
-        --format '{{.Size}}' "localhost/tandem-$image:$tag" 2> /dev/null || echo 0)"
-    echo "localhost/tandem-$image:$tag $((bytes / 1000000)) MB"
+    bytes="$(buildah images --format '{{.Size}}' "localhost/tandem-$image:$tag")"
+    echo "localhost/tandem-$image:$tag $bytes"
 done
