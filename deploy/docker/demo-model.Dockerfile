@@ -12,6 +12,8 @@ LABEL org.opencontainers.image.title="tandem-demo-model" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0 AND PSF-2.0"
 COPY examples/demo_model/LICENSE-PSF.txt examples/demo_model/model /model/
+# A new volume that is mounted there is its owner's.
+RUN install -d -o 65532 -g 65532 /models
 USER 65532:65532
 HEALTHCHECK NONE
 ENTRYPOINT ["cp", "-r", "/model/.", "/models/demo"]

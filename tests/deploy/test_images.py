@@ -179,7 +179,6 @@ def test_the_compose_file_matches_the_services() -> None:
         assert known == set(entry["environment"])
         assert entry["read_only"] is True
         assert entry["cap_drop"] == ["ALL"]
-        assert int(entry["user"].partition(":")[0]) > 0
         assert config.server.drain_timeout_s < int(entry["stop_grace_period"].removesuffix("s"))
         for address in [*getattr(config, "verifiers", ()), *getattr(config, "drafters", ())]:
             callee, _, port = address.partition(":")
@@ -187,6 +186,7 @@ def test_the_compose_file_matches_the_services() -> None:
                 image_environment(callee)[f"TANDEM_{callee.upper()}_LISTEN"]
             )
     for entry in services.values():
+        assert int(entry["user"].partition(":")[0]) > 0
         dockerfile = Path(entry["build"]["dockerfile"])
         assert (DEPLOY / entry["build"]["context"] / dockerfile).exists()
     # Without TLS, and so for this machine alone.

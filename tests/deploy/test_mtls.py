@@ -64,6 +64,7 @@ async def test_gateways_are_let_in_by_every_name_and_probes_need_no_certificate(
             peer_tls_key=own / "tls.key",
         ),
     )
+    assert credentials is not None
     addresses = environment(VARIANT, workloads(VARIANT)[0])[f"TANDEM_GATEWAY_{callee.upper()}S"]
     async with server:
         server.set_serving()

@@ -251,8 +251,8 @@ def test_running_pods_export_what_the_code_registers(podman: Podman) -> None:
     assert exported_metrics() <= exported
 
 
-def test_a_gateway_that_is_stopped_finishes_what_it_streams(podman: Podman) -> None:
-    """Runs last: it ends the gateway's pod."""
+def test_who_is_stopped_finishes_what_it_does_and_ends_by_itself(podman: Podman) -> None:
+    """Runs last: it ends the pods."""
     with TandemClient(f"{ADDRESSES['gateway']}:50050") as client:
         request = GenerationRequest(prompt="def add(", max_new_tokens=200, ignore_eos=True)
         events = client.stream(request)
@@ -264,5 +264,9 @@ def test_a_gateway_that_is_stopped_finishes_what_it_streams(podman: Podman) -> N
             seen += list(events)
             stopping.result()
     assert isinstance(seen[-1], Finished)
-    exit_code = podman("inspect", "--format", "{{.State.ExitCode}}", container_name("gateway"))
-    assert exit_code.strip() == "0"
+    podman("stop", "--time", "140", container_name("verifier"), timeout_s=200.0)
+    podman("stop", "--time", "30", container_name("drafter"), timeout_s=60.0)
+    for service in SERVICES:
+        # Killed: 137.
+        state = podman("inspect", "--format", "{{.State.ExitCode}}", container_name(service))
+        assert state.strip() == "0", service
