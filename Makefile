@@ -11,13 +11,17 @@ ENVIRONMENT := $(BIN)/python
 INSTALLED_ALL := $(VENV)/.installed-all
 INSTALLED_DEV := $(VENV)/.installed-dev
 
+# Debian's names of what builds and runs images without an engine, and of Prometheus.
+DEPLOY_TOOLS := buildah podman runc conmon catatonit netavark aardvark-dns iptables mmdebstrap \
+	prometheus prometheus-alertmanager
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test check protos clean
+.PHONY: help demo test test-deploy check protos clean
 .DELETE_ON_ERROR:
 
 help: ## Show this
 	@echo 'Tandem: make TARGET'
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
 	@echo 'PYTHON=... picks the interpreter (3.11 or newer), VENV=... the environment folder.'
 
 demo: $(INSTALLED_ALL) ## Rename an identifier with a real model, with and without speculation
@@ -26,6 +30,18 @@ demo: $(INSTALLED_ALL) ## Rename an identifier with a real model, with and witho
 test: check ## Every check and every test
 	@echo '== tests'
 	@$(BIN)/python -m pytest
+
+test-deploy: $(INSTALLED_DEV) ## Build and run the images and pods too; as root, installs Debian's tools for it
+ifeq ($(shell id -u),0)
+	@echo '== tools'
+	@apt-get update -qq
+	@DEBIAN_FRONTEND=noninteractive \
+		apt-get install -qq -y --no-install-recommends $(DEPLOY_TOOLS) > /dev/null
+	@echo '== images'
+	@deploy/images/build.sh --local-base
+endif
+	@echo '== tests'
+	@TANDEM_TEST_DEPLOY=1 $(BIN)/python -m pytest tests/deploy
 
 check: $(INSTALLED_DEV) ## Style, types, import rules, wire contract, generated stubs
 	@echo '== style'

@@ -1,7 +1,7 @@
 """The grpc.health.v1 service.
 
-Owns whether this process says that it serves. Knows nothing of what serving takes: the server
-tells it. Specification: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
+Owns whether this process says that it serves, and that it lives. Knows nothing of what either
+takes: the server tells it. Specification: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
 
 grpcio-health-checking brings the messages and a servicer; this one replaces its servicer, in
 which a watcher that leaves takes the other watchers' notifications with it, transitions are
@@ -18,19 +18,25 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 SERVICE_NAME = "grpc.health.v1.Health"
 
+#: What liveness probes ask for: NOT_SERVING when nothing but a restart would help. Unlike the rest
+#: it says SERVING from the start, also while the process loads, is overloaded or drains.
+LIVENESS_NAME = "tandem.liveness"
+
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 # Derived, so that methods which later versions of the protocol add answer UNIMPLEMENTED.
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Answers for the whole server ("") and for each of its services, all in one state.
+    """Answers for the whole server ("") and for each of its services, all in one state, and for
+    `LIVENESS_NAME` in its own.
 
-    Owned by the event loop's thread; starts NOT_SERVING.
+    Owned by the event loop's thread; starts NOT_SERVING, and alive.
     """
 
     def __init__(self, service_names: Sequence[str]) -> None:
-        self._known = frozenset({"", *service_names})
+        self._known = frozenset({"", LIVENESS_NAME, *service_names})
         self._serving = False
+        self._alive = True
         self._retired = False
         self._closed = False
         # Set, and replaced by a new one, at every transition: all watchers wake up at once.
@@ -46,6 +52,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         serving = serving and not self._retired
         if serving != self._serving:
             self._serving = serving
+            self._wake_watchers()
+
+    def set_alive(self, alive: bool) -> None:
+        """What liveness probes are told; readiness is not touched."""
+        if alive != self._alive:
+            self._alive = alive
             self._wake_watchers()
 
     def retire(self) -> None:
@@ -91,7 +103,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         response = health_pb2.HealthCheckResponse
         if service not in self._known:
             return cast(int, response.SERVICE_UNKNOWN)
-        return cast(int, response.SERVING if self._serving else response.NOT_SERVING)
+        state = self._alive if service == LIVENESS_NAME else self._serving
+        return cast(int, response.SERVING if state else response.NOT_SERVING)
 
     def _wake_watchers(self) -> None:
         self._changed.set()

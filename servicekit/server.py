@@ -172,6 +172,10 @@ class Server:
         """Health says NOT_SERVING, for "" and every service."""
         self._health.set_serving(False)
 
+    def set_alive(self, alive: bool) -> None:
+        """What `health.LIVENESS_NAME` says; true until then."""
+        self._health.set_alive(alive)
+
     def retire(self) -> None:
         """Health says NOT_SERVING for good, whatever `set_serving` is called for later."""
         self._health.retire()

@@ -95,6 +95,10 @@ class VerifierConfig(
     draft_idle_timeout_s: float = pydantic.Field(default=30.0, gt=0)
     """Longest that a sequence opened with DRAFT_WAIT_ALWAYS waits for a draft, in seconds."""
 
+    stall_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
+    """How long the engine may take over one step, or have sequences and finish none, before
+    liveness probes are told to have the process restarted, in seconds."""
+
     max_session_event_bytes: int = pydantic.Field(default=8 << 20, ge=1 << 16)
     """Most bytes of events that a session may leave unread before it is ended."""
 

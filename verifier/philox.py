@@ -16,9 +16,10 @@ constants are theirs, and their published known answers are this module's tests.
 import enum
 import math
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from verifier.jit import kernel
 
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
 _MULTIPLIER_1 = np.uint64(0xCD9E8D57)
@@ -79,7 +80,7 @@ def exponential_noise(
     return noise
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def philox4x32(
     counter_0: np.uint32,
     counter_1: np.uint32,
@@ -101,7 +102,7 @@ def philox4x32(
     return counter_0, counter_1, counter_2, counter_3
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _uniform(
     token_id: np.uint32,
     position: np.uint32,
@@ -114,7 +115,7 @@ def _uniform(
     return (np.float64(bits) + 0.5) * 2.0**-52
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _fill_exponential(
     seeds: npt.NDArray[np.uint64],
     positions: npt.NDArray[np.uint32],
@@ -133,7 +134,7 @@ def _fill_exponential(
     return noise
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _fill_uniform(
     seeds: npt.NDArray[np.uint64],
     positions: npt.NDArray[np.uint32],

@@ -20,6 +20,7 @@ from verifier.metrics import VerifierMetrics
 from verifier.service import VerifierServicer
 from verifier.tensor_parallel.launch import Launch
 from verifier.tensor_parallel.leader import Leader
+from verifier.watchdog import Watchdog
 
 SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
@@ -46,6 +47,7 @@ class VerifierServer:
         self.engine: Engine | None = None
         self._config = config
         self._registry = registry
+        self._logger = logger
         self.server = Server(
             config.server,
             service_names=[SERVICE_NAME],
@@ -82,6 +84,21 @@ class VerifierServer:
         engine.start()
         self.servicer.open(self.engine, loaded.served)
         return engine
+
+    async def watch(self, stopped: "asyncio.Future[None]") -> None:
+        """Keeps what liveness probes hear true, until the engine has stopped; after `start`."""
+        assert self.engine is not None, "the verifier has not started"
+        await Watchdog(
+            self.engine,
+            stall_timeout_s=self._config.stall_timeout_s,
+            draft_idle_timeout_s=self._config.draft_idle_timeout_s,
+            on_change=self._on_liveness,
+        ).run(stopped)
+
+    def _on_liveness(self, is_alive: bool) -> None:
+        if not is_alive:
+            self._logger.warning("engine_stalled", timeout_s=self._config.stall_timeout_s)
+        self.server.set_alive(is_alive)
 
 
 async def serve(config: VerifierConfig, launch: Launch | None = None) -> None:
@@ -122,9 +139,11 @@ async def _serve(config: VerifierConfig, leader: Leader | None) -> None:
     gc.freeze()
     stopped = asyncio.wrap_future(engine.stopped)
     failed = stopped if leader is None else _first_failure(stopped, leader)
+    watching = asyncio.create_task(verifier.watch(stopped))
     try:
         await serve_until_signalled(verifier.server, drain=verifier.servicer.drain, failed=failed)
     finally:
+        watching.cancel()
         engine.stop()
         # If the interpreter ended while the thread is in a step, the process would abort.
         await asyncio.wait([stopped], timeout=_LAST_STEP_TIMEOUT_S)

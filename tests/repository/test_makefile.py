@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TARGETS = ("demo", "test", "check", "protos", "clean", "help")
+TARGETS = ("demo", "test", "test-deploy", "check", "protos", "clean", "help")
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:

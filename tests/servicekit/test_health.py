@@ -7,6 +7,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from servicekit.health import LIVENESS_NAME
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -39,6 +41,23 @@ async def test_an_unknown_service_is_not_found(start_rig: Any) -> None:
     watch = stub.Watch(request("test.v1.Nobody"))
     assert (await watch.read()).status == SERVICE_UNKNOWN
     watch.cancel()
+
+
+async def test_liveness_is_a_state_of_its_own(start_rig: Any) -> None:
+    rig = await start_rig()
+    stub = health_pb2_grpc.HealthStub(rig.channel)
+
+    async def states() -> tuple[int, int]:
+        answers = [await stub.Check(request(name)) for name in (LIVENESS_NAME, "")]
+        return answers[0].status, answers[1].status
+
+    assert await states() == (SERVING, NOT_SERVING), "it lives while it loads"
+    rig.server.set_serving()
+    rig.server.set_alive(False)
+    assert await states() == (NOT_SERVING, SERVING)
+    rig.server.set_alive(True)
+    rig.server.retire()
+    assert await states() == (SERVING, NOT_SERVING), "it lives while it drains"
 
 
 async def test_every_watcher_sees_every_change_also_after_another_has_left(start_rig: Any) -> None:

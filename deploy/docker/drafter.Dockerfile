@@ -1,0 +1,53 @@
+# The drafter's image: its extra's packages, its own folder, and what that imports. Built from the
+# repository's root:
+#     docker build -f deploy/docker/drafter.Dockerfile -t tandem-drafter .
+
+ARG BASE_IMAGE=docker.io/library/python:3.12-slim-bookworm
+
+# Makes the environment; nothing of this stage but /opt/tandem is kept.
+FROM ${BASE_IMAGE} AS build
+WORKDIR /build
+COPY deploy/docker/requirements.py pyproject.toml constraints.txt ./
+ARG PIP_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_CERT
+# pip's own environment, so that what is kept has no pip. Packages' test suites are left out.
+RUN python3 -m venv installer \
+    && python3 -m venv --without-pip /opt/tandem \
+    && python3 requirements.py pyproject.toml drafter > requirements.txt \
+    && installer/bin/pip --python /opt/tandem/bin/python install --no-cache-dir \
+        --constraint constraints.txt --requirement requirements.txt \
+    && find /opt/tandem -type d -name tests -prune -exec rm -rf {} +
+COPY tandem/__init__.py /opt/tandem/app/tandem/
+COPY tandem/v1 /opt/tandem/app/tandem/v1
+COPY servicekit /opt/tandem/app/servicekit
+COPY drafter /opt/tandem/app/drafter
+# The root file system is read-only when it runs.
+RUN python3 -m compileall -q /opt/tandem/app
+
+FROM ${BASE_IMAGE}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="tandem-drafter" \
+      org.opencontainers.image.description="Tandem's drafter: token histories and n-gram proposals" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/tandem /opt/tandem
+# All that is ever written goes to /tmp: a tmpfs or an emptyDir. Compiled kernels are kept there, so
+# that a container that is started again need not compile them.
+ENV PATH=/opt/tandem/bin:${PATH} \
+    PYTHONPATH=/opt/tandem/app \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp \
+    NUMBA_CACHE_DIR=/tmp/numba \
+    TANDEM_DRAFTER_LISTEN=0.0.0.0:50051 \
+    TANDEM_DRAFTER_METRICS_LISTEN=0.0.0.0:9101 \
+    TANDEM_DRAFTER_HEALTH_LISTEN=0.0.0.0:50061
+WORKDIR /opt/tandem/app
+USER 65532:65532
+EXPOSE 50051 9101 50061
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
+    CMD ["python", "-m", "servicekit.probe", "127.0.0.1:50061", "--service", "tandem.liveness"]
+ENTRYPOINT ["python", "-m", "drafter"]

@@ -1,0 +1,42 @@
+"""Prints what a service's extra asks for: `python requirements.py pyproject.toml drafter`.
+
+Owns nothing but the walk: extras of Tandem itself are followed, and Tandem is not among what is
+printed, because an image holds one service's folders and not the whole distribution.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# `tandem-serve[servicekit,drafter]`: the distribution's own extras.
+_OWN = re.compile(r"\[([^\]]*)\]")
+
+
+def requirements(project: dict[str, Any], extra: str) -> Iterator[str]:
+    """What the extra asks for, without what every client needs.
+
+    Raises:
+        KeyError: there is no such extra.
+    """
+    for requirement in project["optional-dependencies"][extra]:
+        if not requirement.startswith(project["name"]):
+            yield requirement
+            continue
+        own = _OWN.search(requirement)
+        for name in own[1].split(",") if own else ():
+            yield from requirements(project, name.strip())
+
+
+def main() -> None:
+    """Prints one requirement a line."""
+    pyproject, extra = sys.argv[1:]
+    project = tomllib.loads(Path(pyproject).read_text())["project"]
+    for requirement in [*project["dependencies"], *requirements(project, extra)]:
+        print(requirement)
+
+
+if __name__ == "__main__":
+    main()

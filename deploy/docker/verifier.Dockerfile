@@ -1,0 +1,68 @@
+# The verifier's image: its extra's packages, its own folder, and what that imports. Built from the
+# repository's root:
+#     docker build -f deploy/docker/verifier.Dockerfile -t tandem-verifier .
+# For GPUs, a CUDA base and PyPI's own torch, which brings the CUDA libraries:
+#     docker build -f deploy/docker/verifier.Dockerfile -t tandem-verifier:cuda \
+#         --build-arg BASE_IMAGE=docker.io/nvidia/cuda:13.0.1-base-ubuntu24.04 \
+#         --build-arg PIP_EXTRA_INDEX_URL= .
+ARG BASE_IMAGE=docker.io/library/python:3.12-slim-bookworm
+
+# Makes the environment; nothing of this stage but /opt/tandem is kept.
+FROM ${BASE_IMAGE} AS build
+WORKDIR /build
+# CUDA bases have no Python.
+# hadolint ignore=DL3008
+RUN python3 -m venv --help > /dev/null 2>&1 || { apt-get update \
+    && apt-get install -y --no-install-recommends python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/*; }
+COPY deploy/docker/requirements.py pyproject.toml constraints.txt ./
+# Where the CPU build of torch is; without it pip takes the CUDA build, several GB.
+ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+ARG PIP_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_CERT
+# pip's own environment, so that what is kept has no pip. Packages' test suites are left out.
+RUN python3 -m venv installer \
+    && python3 -m venv --without-pip /opt/tandem \
+    && python3 requirements.py pyproject.toml verifier > requirements.txt \
+    && installer/bin/pip --python /opt/tandem/bin/python install --no-cache-dir \
+        --constraint constraints.txt --requirement requirements.txt \
+    && find /opt/tandem -type d -name tests -prune -exec rm -rf {} +
+COPY tandem/__init__.py /opt/tandem/app/tandem/
+COPY tandem/v1 /opt/tandem/app/tandem/v1
+COPY servicekit /opt/tandem/app/servicekit
+COPY verifier /opt/tandem/app/verifier
+# The root file system is read-only when it runs.
+RUN python3 -m compileall -q /opt/tandem/app
+
+FROM ${BASE_IMAGE}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="tandem-verifier" \
+      org.opencontainers.image.description="Tandem's verifier: runs the model and judges the drafts" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# hadolint ignore=DL3008
+RUN command -v python3 > /dev/null || { apt-get update \
+    && apt-get install -y --no-install-recommends python3 \
+    && rm -rf /var/lib/apt/lists/*; }
+COPY --from=build /opt/tandem /opt/tandem
+# All that is ever written goes to /tmp: a tmpfs or an emptyDir. Compiled kernels are kept there, so
+# that a container that is started again need not compile them.
+ENV PATH=/opt/tandem/bin:${PATH} \
+    PYTHONPATH=/opt/tandem/app \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp \
+    NUMBA_CACHE_DIR=/tmp/numba \
+    HF_HUB_OFFLINE=1 \
+    TANDEM_VERIFIER_LISTEN=0.0.0.0:50052 \
+    TANDEM_VERIFIER_METRICS_LISTEN=0.0.0.0:9102 \
+    TANDEM_VERIFIER_HEALTH_LISTEN=0.0.0.0:50062
+WORKDIR /opt/tandem/app
+USER 65532:65532
+EXPOSE 50052 9102 50062
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
+    CMD ["python", "-m", "servicekit.probe", "127.0.0.1:50062", "--service", "tandem.liveness"]
+ENTRYPOINT ["python", "-m", "verifier"]

@@ -1,0 +1,139 @@
+"""The kustomizations, resolved by kubectl itself, and what tests look for in them."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEPLOY = REPOSITORY / "deploy"
+
+Manifest = dict[str, Any]
+
+#: Every kustomization that is delivered: overlays alone, and each component on the overlay that it
+#: is for. The monitoring component has tests of its own.
+VARIANTS = {
+    "dev": ("dev",),
+    "gpu": ("gpu",),
+    "dev+mtls": ("dev", "mtls"),
+    "dev+keda": ("dev", "keda"),
+    "dev+hpa": ("dev", "hpa"),
+    "dev+gateway-api": ("dev", "gateway-api"),
+    "dev+orchestrator": ("dev", "orchestrator"),
+    "dev+drafter-clients": ("dev", "drafter-clients"),
+    "gpu+tensor-parallel": ("gpu", "tensor-parallel"),
+    "gpu+mtls+keda+hpa": ("gpu", "mtls", "keda", "hpa"),
+}
+
+SERVICES = ("gateway", "drafter", "verifier")
+
+
+def find_tool(name: str) -> str:
+    """The path of a tool, from this environment or the machine; skips the test without it."""
+    beside_python = Path(sys.executable).parent
+    found = shutil.which(name, path=f"{beside_python}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        pytest.skip(f"{name} is not installed (pip install -e '.[deploy]')")
+    return found
+
+
+@functools.cache
+def resolve(variant: str) -> tuple[Manifest, ...]:
+    """All manifests of a variant, as `kubectl kustomize` prints them."""
+    kubectl = find_tool("kubectl")
+    overlay, *components = VARIANTS[variant]
+    with tempfile.TemporaryDirectory() as scratch:
+        # Relative, since kustomize takes no absolute paths.
+        root = os.path.relpath(DEPLOY, Path(scratch).resolve())
+        kustomization = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "namespace": "tandem",
+            "resources": [f"{root}/overlays/{overlay}"],
+            "components": [f"{root}/components/{component}" for component in components],
+        }
+        (Path(scratch) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+        done = subprocess.run(
+            [kubectl, "kustomize", scratch], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, "kustomize warns"
+    return tuple(manifest for manifest in yaml.safe_load_all(done.stdout) if manifest)
+
+
+def of_kind(variant: str, *kinds: str) -> Iterator[Manifest]:
+    """The manifests of these kinds."""
+    return (manifest for manifest in resolve(variant) if manifest["kind"] in kinds)
+
+
+def named(variant: str, kind: str, name: str) -> Manifest:
+    """The one manifest of this kind and name."""
+    [found] = [m for m in of_kind(variant, kind) if m["metadata"]["name"] == name]
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What runs one service's pods."""
+
+    service: str
+    manifest: Manifest
+    template: Manifest
+
+    @property
+    def pod(self) -> Manifest:
+        spec: Manifest = self.template["spec"]
+        return spec
+
+    @property
+    def container(self) -> Manifest:
+        [container] = self.pod["containers"]
+        assert container["name"] == self.service
+        return dict(container)
+
+    @property
+    def containers(self) -> list[Manifest]:
+        return [*self.pod.get("initContainers", ()), *self.pod["containers"]]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.template["metadata"]["labels"])
+
+    @property
+    def container_ports(self) -> dict[str, int]:
+        return {port["name"]: port["containerPort"] for port in self.container["ports"]}
+
+
+def workloads(variant: str) -> list[Workload]:
+    """The three services' workloads, in the order of `SERVICES`."""
+    found = {}
+    for manifest in of_kind(variant, "Deployment", "StatefulSet", "LeaderWorkerSet"):
+        spec = manifest["spec"]
+        template = (
+            spec["leaderWorkerTemplate"]["workerTemplate"]
+            if manifest["kind"] == "LeaderWorkerSet"
+            else spec["template"]
+        )
+        service = template["metadata"]["labels"]["app.kubernetes.io/component"]
+        assert service not in found, "two workloads of one service"
+        found[service] = Workload(service=service, manifest=manifest, template=template)
+    assert set(found) == set(SERVICES)
+    return [found[service] for service in SERVICES]
+
+
+def environment(variant: str, workload: Workload) -> Mapping[str, str]:
+    """The variables that the container gets from its ConfigMaps."""
+    variables: dict[str, str] = {}
+    for source in workload.container["envFrom"]:
+        variables |= named(variant, "ConfigMap", source["configMapRef"]["name"])["data"]
+    assert "env" not in workload.container
+    return variables

@@ -1,0 +1,194 @@
+"""The Dockerfiles, the build context and the compose file; built images are test_pods.py's."""
+
+import ast
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from servicekit.config import parse_config
+from tests.deploy.manifests import DEPLOY, REPOSITORY, SERVICES, find_tool
+from tests.deploy.test_manifests_match_code import CODE, port_of
+
+DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+
+
+def instructions(service: str) -> list[tuple[str, str]]:
+    """A Dockerfile's instructions, continued lines joined, comments left out."""
+    lines: list[str] = []
+    continued = False
+    for line in (DEPLOY / "docker" / f"{service}.Dockerfile").read_text().splitlines():
+        if line.startswith("#") or not line.strip():
+            continue
+        if continued:
+            lines[-1] += " " + line.strip().removesuffix("\\").strip()
+        else:
+            lines.append(line.removesuffix("\\").strip())
+        continued = line.endswith("\\")
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
+
+
+def final_stage(service: str) -> list[tuple[str, str]]:
+    found = instructions(service)
+    start = max(i for i, (name, _) in enumerate(found) if name == "FROM")
+    return found[start:]
+
+
+def image_environment(service: str) -> dict[str, str]:
+    pairs = [pair for name, text in final_stage(service) if name == "ENV" for pair in text.split()]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def test_there_is_one_dockerfile_per_service() -> None:
+    names = {path.name.removesuffix(".Dockerfile") for path in DOCKERFILES}
+    assert names == {*SERVICES, "demo-model"}
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    hadolint = find_tool("hadolint")
+    done = subprocess.run(
+        [hadolint, *map(str, DOCKERFILES)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_holds_its_services_folders_and_what_they_import(service: str) -> None:
+    copied = {
+        text.split()[0] for name, text in instructions(service) if name == "COPY" and "app" in text
+    }
+    assert copied == {"tandem/__init__.py", "tandem/v1", "servicekit", service}
+    assert [text for name, text in final_stage(service) if name == "COPY"] == [
+        "--from=build /opt/tandem /opt/tandem"
+    ]
+    for path in [*(REPOSITORY / service).rglob("*.py"), *(REPOSITORY / "servicekit").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
+            for module in modules:
+                top = module.split(".")[0]
+                if top == "tandem":
+                    assert module.split(".")[1:2] in ([], ["v1"]), (path, module)
+                assert top not in {*SERVICES, "benchmarks", "tests", "examples"} - {service}, path
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_runs_as_somebody_and_says_how_it_is(service: str) -> None:
+    stage = dict(final_stage(service))
+    user, _, group = stage["USER"].partition(":")
+    assert int(user) > 0
+    assert int(group) > 0
+    assert yaml.safe_load(stage["ENTRYPOINT"]) == ["python", "-m", service]
+    labels = stage["LABEL"]
+    for label in ("title", "description", "version", "revision", "licenses"):
+        assert f"org.opencontainers.image.{label}=" in labels
+    assert f"VERSION={PROJECT['version']}" in [t for n, t in final_stage(service) if n == "ARG"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_images_ports_and_health_check_are_its_configurations(service: str) -> None:
+    stage = dict(final_stage(service))
+    environ = image_environment(service)
+    needed = {"verifier": ["--model", "/model"], "gateway": ["--verifiers", "a:1"]}
+    config: Any = parse_config(
+        CODE[service].config, service=service, argv=needed.get(service, []), environ=environ
+    )
+    health = port_of(config.server.health_listen)
+    ports = [port_of(config.server.listen), port_of(config.server.metrics_listen), health]
+    if service == "gateway":
+        ports.append(port_of(config.http_listen))
+    assert [int(port) for port in stage["EXPOSE"].split()] == ports
+    # Whoever starts the image says whether it may go without TLS.
+    assert not config.server.allow_plaintext
+    check = yaml.safe_load(stage["HEALTHCHECK"].partition("CMD ")[2])
+    assert check[:3] == ["python", "-m", "servicekit.probe"]
+    assert check[3:] == [f"127.0.0.1:{health}", "--service", "tandem.liveness"]
+
+
+def test_the_build_context_is_what_is_copied() -> None:
+    lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    admitted = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    copied = {
+        source
+        for path in DOCKERFILES
+        for name, text in instructions(path.name.removesuffix(".Dockerfile"))
+        if name == "COPY" and not text.startswith("--from")
+        for source in text.split()[:-1]
+    }
+    assert admitted == copied
+    assert all((REPOSITORY / path).exists() for path in copied)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_requirements_are_the_extras_without_tandem_itself(
+    service: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = DEPLOY / "docker" / "requirements.py"
+    monkeypatch.setattr(sys, "argv", [str(script), str(REPOSITORY / "pyproject.toml"), service])
+    runpy.run_path(str(script), run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()
+    extras = PROJECT["optional-dependencies"]
+    own = [line for line in extras[service] if not line.startswith("tandem-serve")]
+    assert sorted(printed) == sorted([*PROJECT["dependencies"], *extras["servicekit"], *own])
+
+
+def compose() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return content
+
+
+def test_the_compose_file_is_valid() -> None:
+    """Against models that were generated from the Compose specification's schema.
+
+    They check values and let unknown keys pass; so the keys are looked at here.
+    """
+    compose_spec = pytest.importorskip("compose_spec")
+    content = compose()
+    content.pop("x-service")
+    compose_spec.ComposeSpecification.model_validate(content)
+    fields = compose_spec.Service.model_fields
+    known = {field.alias or name for name, field in fields.items()}
+    for entry in content["services"].values():
+        assert set(entry) <= known
+
+
+def test_the_compose_file_matches_the_services() -> None:
+    services = compose()["services"]
+    assert set(services) == {*SERVICES, "demo-model"}
+    for service in SERVICES:
+        entry = services[service]
+        config: Any = parse_config(
+            CODE[service].config,
+            service=service,
+            argv=[],
+            environ=image_environment(service) | entry["environment"],
+        )
+        known = {key for key in entry["environment"] if key.startswith(f"TANDEM_{service.upper()}")}
+        assert known == set(entry["environment"])
+        assert entry["read_only"] is True
+        assert entry["cap_drop"] == ["ALL"]
+        assert config.server.drain_timeout_s < int(entry["stop_grace_period"].removesuffix("s"))
+        for address in [*getattr(config, "verifiers", ()), *getattr(config, "drafters", ())]:
+            callee, _, port = address.partition(":")
+            assert int(port) == port_of(
+                image_environment(callee)[f"TANDEM_{callee.upper()}_LISTEN"]
+            )
+    for entry in services.values():
+        assert int(entry["user"].partition(":")[0]) > 0
+        dockerfile = Path(entry["build"]["dockerfile"])
+        assert (DEPLOY / entry["build"]["context"] / dockerfile).exists()
+    # Without TLS, and so for this machine alone.
+    published = [port for entry in services.values() for port in entry.get("ports", ())]
+    assert all(port.startswith("127.0.0.1:") for port in published)

@@ -1,0 +1,108 @@
+"""Every overlay and component resolves, and what comes out is what the API servers take."""
+
+import copy
+import functools
+import json
+import subprocess
+
+import pytest
+import yaml
+
+from tests.deploy.custom_kinds import SCHEMAS
+from tests.deploy.manifests import DEPLOY, REPOSITORY, VARIANTS, find_tool, of_kind, resolve
+
+# The oldest that the manifests are for (`preStop: sleep`), and the newest there are schemas of.
+KUBERNETES_VERSIONS = ("1.30", "1.37")
+
+
+@functools.cache
+def check(manifest_json: str) -> None:
+    """Most manifests are in several variants: each is checked once."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    jsonschema = pytest.importorskip("jsonschema")
+    manifest = json.loads(manifest_json)
+    schema = SCHEMAS.get(manifest["kind"])
+    if schema is not None:
+        jsonschema.validate(manifest, schema)
+        if manifest["kind"] != "LeaderWorkerSet":
+            return
+        template = manifest["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+        metadata = manifest["metadata"]
+        kind = {"apiVersion": "v1", "kind": "PodTemplate"}
+        manifest = {**kind, "metadata": metadata, "template": template}
+    for version in KUBERNETES_VERSIONS:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_manifests_are_valid(variant: str) -> None:
+    for manifest in resolve(variant):
+        check(json.dumps(manifest, sort_keys=True))
+
+
+def test_the_schemas_refuse_fields_that_do_not_exist() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    [certificate] = [m for m in of_kind("dev+mtls", "Certificate") if m["spec"].get("isCA")]
+    wrong = copy.deepcopy(certificate)
+    wrong["spec"]["dnsName"] = ["a"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, SCHEMAS["Certificate"])
+    [deployment] = of_kind("dev", "Deployment")
+    wrong = copy.deepcopy(deployment)
+    wrong["spec"]["template"]["spec"]["containers"][0]["readOnlyRootFilesystem"] = True
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES_VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_everything_is_in_the_one_namespace_and_named_once(variant: str) -> None:
+    manifests = resolve(variant)
+    assert {m["metadata"].get("namespace") for m in manifests if m["kind"] != "Namespace"} == {
+        "tandem"
+    }
+    names = [(m["kind"], m["metadata"]["name"]) for m in manifests]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_selectors_select_the_pods_that_they_are_for(variant: str) -> None:
+    pods = [
+        m["spec"]["template"]["metadata"]["labels"]
+        for m in of_kind(variant, "Deployment", "StatefulSet")
+    ]
+    for manifest in of_kind(variant, "Deployment", "StatefulSet"):
+        selector = manifest["spec"]["selector"]["matchLabels"]
+        assert selector.items() <= manifest["spec"]["template"]["metadata"]["labels"].items()
+        assert sum(selector.items() <= labels.items() for labels in pods) == 1
+
+
+def test_every_component_is_in_a_variant() -> None:
+    used = {component for _, *components in VARIANTS.values() for component in components}
+    there = {folder.parent.name for folder in DEPLOY.glob("components/*/kustomization.yaml")}
+    assert there - {"monitoring"} == used
+
+
+def test_the_yaml_is_clean() -> None:
+    yamllint = find_tool("yamllint")
+    rules = {
+        "extends": "default",
+        "rules": {
+            "document-start": "disable",
+            "line-length": "disable",
+            "indentation": {"spaces": 2, "indent-sequences": "consistent"},
+            "braces": {"max-spaces-inside": 0},
+            "truthy": {"allowed-values": ["true", "false"]},
+            "octal-values": "disable",
+        },
+    }
+    folders = ["base", "overlays", "components", "compose.yaml"]
+    done = subprocess.run(
+        [yamllint, "--strict", "-d", yaml.safe_dump(rules), *(f"deploy/{f}" for f in folders)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,301 @@
+"""What the manifests say of the services is what the services' code says.
+
+Configuration is read by the services' own loader; names of health services and metrics come from
+the code. A manifest that drifted from the code fails here and not in a cluster.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+import pydantic
+import pytest
+from prometheus_client import CollectorRegistry
+
+import drafter.config
+import drafter.metrics
+import drafter.service
+import gateway.config
+import gateway.metrics
+import gateway.service
+import verifier.config
+import verifier.metrics
+import verifier.server
+from servicekit.address import parse_address
+from servicekit.config import parse_config
+from servicekit.config_keys import list_options
+from servicekit.health import LIVENESS_NAME
+from tests.deploy.manifests import (
+    VARIANTS,
+    Workload,
+    environment,
+    named,
+    of_kind,
+    resolve,
+    workloads,
+)
+
+
+class Code(NamedTuple):
+    config: type[pydantic.BaseModel]
+    health_name: str
+
+
+CODE = {
+    "gateway": Code(gateway.config.GatewayConfig, gateway.service.SERVICE_NAME),
+    "drafter": Code(drafter.config.DrafterConfig, drafter.service.SERVICE_NAME),
+    "verifier": Code(verifier.config.VerifierConfig, verifier.server.SERVICE_NAME),
+}
+
+# A margin for the process to end by itself after its drain.
+END_S = 5
+
+
+def arguments(workload: Workload) -> list[str]:
+    """The service's own flags: what follows `-m SERVICE`, or all arguments."""
+    command = [*workload.container.get("command", ()), *workload.container.get("args", ())]
+    for i, word in enumerate(command):
+        if command[i - 1 : i + 1] == ["-m", workload.service]:
+            return command[i + 1 :]
+        assert word != workload.service
+    return command
+
+
+def configuration(variant: str, workload: Workload) -> Any:
+    flags = arguments(workload)
+    config = CODE[workload.service].config
+    if "tensor_parallel_size" not in config.model_fields and "--tensor-parallel-size=2" in flags:
+        pytest.skip("the verifier has no tensor parallelism yet")
+    return parse_config(
+        config, service=workload.service, argv=flags, environ=environment(variant, workload)
+    )
+
+
+def port_of(address: str | None) -> int:
+    assert address is not None
+    return parse_address(address).port
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variable_is_a_flag_of_its_service(variant: str) -> None:
+    for workload in workloads(variant):
+        known = {
+            option.variable
+            for option in list_options(CODE[workload.service].config, service=workload.service)
+        }
+        # The loader takes no notice of others.
+        assert set(environment(variant, workload)) <= known
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_ports_are_those_that_are_listened_on(variant: str) -> None:
+    for workload in workloads(variant):
+        config = configuration(variant, workload)
+        expected = {
+            "grpc": port_of(config.server.listen),
+            "metrics": port_of(config.server.metrics_listen),
+            "health": port_of(config.server.health_listen),
+        }
+        if getattr(config, "http_listen", None) is not None:
+            expected["http"] = port_of(config.http_listen)
+        assert workload.container_ports == expected
+        service = named(variant, "Service", f"tandem-{workload.service}")
+        del expected["health"]
+        assert {p["name"]: p["port"] for p in service["spec"]["ports"]} == expected
+        assert all(p["targetPort"] == p["name"] for p in service["spec"]["ports"])
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["selector"].items() <= workload.labels.items()
+        for port in service["spec"]["ports"]:
+            is_tls = port["name"] == "grpc" and config.server.tls_cert is not None
+            plain = "kubernetes.io/h2c" if port["name"] == "grpc" else "http"
+            assert port["appProtocol"] == ("https" if is_tls else plain)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_probes_ask_what_the_service_answers_on_the_health_port(variant: str) -> None:
+    for workload in workloads(variant):
+        container = workload.container
+        answered = {"", LIVENESS_NAME, CODE[workload.service].health_name}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            asked = container[probe]["grpc"]
+            assert asked["port"] == workload.container_ports["health"]
+            assert asked.get("service", "") in answered
+        # Readiness goes with load and peers; who is restarted for it makes things worse.
+        assert container["livenessProbe"]["grpc"]["service"] == LIVENESS_NAME
+        assert container["readinessProbe"]["grpc"].get("service", "") != LIVENESS_NAME
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_pod_has_the_time_to_drain(variant: str) -> None:
+    for workload in workloads(variant):
+        drain_s = configuration(variant, workload).server.drain_timeout_s
+        pause_s = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert workload.pod["terminationGracePeriodSeconds"] >= pause_s + drain_s + END_S
+        for word in workload.container.get("command", ()):
+            if word.startswith("--shutdown-timeout="):
+                assert int(word.partition("=")[2]) >= drain_s + END_S
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gateways_call_names_that_there_are(variant: str) -> None:
+    [caller, drafters, verifiers] = workloads(variant)
+    config = configuration(variant, caller)
+    for addresses, callee in ((config.drafters, drafters), (config.verifiers, verifiers)):
+        names = list(names_of(callee))
+        assert addresses
+        for address in map(parse_address, addresses):
+            assert address.port == callee.container_ports["grpc"]
+            assert any(re.fullmatch(name, address.host) for name in names), address
+    most = [
+        scaled["spec"]["maxReplicaCount"]
+        for scaled in of_kind(variant, "ScaledObject")
+        if scaled["spec"]["scaleTargetRef"]["name"] == verifiers.manifest["metadata"]["name"]
+    ]
+    assert len(config.verifiers) == (most[0] if most else 1)
+
+
+def names_of(workload: Workload) -> Iterator[str]:
+    """The names that the cluster's DNS has for a service: its own and its pods'."""
+    name = workload.manifest["metadata"]["name"]
+    match workload.manifest["kind"]:
+        case "StatefulSet":
+            service = workload.manifest["spec"]["serviceName"]
+            yield service
+            yield rf"{name}-\d+\.{service}"
+        case "LeaderWorkerSet":
+            yield rf"{name}-\d+\.{name}"
+        case _:
+            yield name
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "mtls" in v])
+def test_under_mtls_all_ports_want_certificates_that_fit_the_names_called(variant: str) -> None:
+    names: dict[str, set[str]] = {}
+    for workload in workloads(variant):
+        config = configuration(variant, workload)
+        [mount] = [m for m in workload.container["volumeMounts"] if m["name"] == "tls"]
+        [volume] = [v for v in workload.pod["volumes"] if v["name"] == "tls"]
+        [certificate] = [
+            c
+            for c in of_kind(variant, "Certificate")
+            if c["spec"]["secretName"] == volume["secret"]["secretName"]
+        ]
+        names[workload.service] = set(certificate["spec"]["dnsNames"])
+        server = config.server
+        assert not server.allow_plaintext
+        files = [server.tls_cert, server.tls_key, server.tls_client_ca]
+        if workload.service == "gateway":
+            peers = config.peers
+            assert not peers.peer_allow_plaintext
+            assert "client auth" in certificate["spec"]["usages"]
+            files += [peers.peer_tls_ca, peers.peer_tls_cert, peers.peer_tls_key]
+            # It has no TLS of its own.
+            assert config.http_listen is None
+        assert [PurePosixPath(file).parent for file in files] == (
+            [PurePosixPath(mount["mountPath"])] * len(files)
+        )
+        # What cert-manager puts into a Secret.
+        assert [file.name for file in files[:3]] == ["tls.crt", "tls.key", "ca.crt"]
+    config = configuration(variant, workloads(variant)[0])
+    for callee, addresses in (("drafter", config.drafters), ("verifier", config.verifiers)):
+        assert {parse_address(address).host for address in addresses} <= names[callee]
+
+
+def test_models_are_where_they_are_looked_for() -> None:
+    for variant in VARIANTS:
+        [caller, _, verifiers] = workloads(variant)
+        paths = [
+            PurePosixPath(environment(variant, caller)["TANDEM_GATEWAY_TOKENIZER"]),
+            PurePosixPath(environment(variant, verifiers)["TANDEM_VERIFIER_MODEL"]),
+        ]
+        assert paths[0] == paths[1]
+        for workload in (caller, verifiers):
+            [mount] = [m for m in workload.container["volumeMounts"] if m["name"] == "model"]
+            assert paths[0].is_relative_to(mount["mountPath"])
+            assert mount["readOnly"]
+
+
+def test_on_cpu_the_container_says_what_the_process_cannot_see() -> None:
+    [_, _, verifiers] = workloads("dev")
+    config = configuration("dev", verifiers)
+    assert config.device == "cpu"
+    assert config.threads > 0
+    assert config.num_kv_blocks is not None
+
+
+def exported_metrics() -> set[str]:
+    """The names of all samples of all services."""
+    registries = {name: CollectorRegistry() for name in CODE}
+    gateway.metrics.GatewayMetrics(registries["gateway"])
+    drafter.metrics.DrafterMetrics(registries["drafter"])
+    verifier.metrics.VerifierMetrics(registries["verifier"], num_kv_blocks=1)
+    return {
+        sample.name
+        for registry in registries.values()
+        for family in registry.collect()
+        for sample in family.samples
+    }
+
+
+def test_autoscalers_go_by_metrics_that_are_exported() -> None:
+    queries = [
+        trigger["metadata"]["query"]
+        for scaled in of_kind("gpu+mtls+keda+hpa", "ScaledObject")
+        for trigger in scaled["spec"]["triggers"]
+    ]
+    [hpa] = of_kind("gpu+mtls+keda+hpa", "HorizontalPodAutoscaler")
+    kinds = {metric["type"]: metric for metric in hpa["spec"]["metrics"]}
+    assert kinds["Resource"]["resource"]["name"] == "cpu"
+    queries.append(kinds["Pods"]["pods"]["metric"]["name"])
+    wanted = {name for query in queries for name in re.findall(r"tandem_\w+", query)}
+    assert wanted >= {
+        "tandem_num_requests_waiting",
+        "tandem_kv_blocks_used",
+        "tandem_drafter_history_bytes",
+    }
+    assert wanted <= exported_metrics()
+
+
+def test_autoscalers_have_targets_and_come_before_shedding() -> None:
+    variant = "gpu+mtls+keda+hpa"
+    targets = {
+        (m["kind"], m["metadata"]["name"]) for m in of_kind(variant, "Deployment", "StatefulSet")
+    }
+    scalers = list(of_kind(variant, "ScaledObject", "HorizontalPodAutoscaler"))
+    scaled = {
+        (s["spec"]["scaleTargetRef"]["kind"], s["spec"]["scaleTargetRef"]["name"]) for s in scalers
+    }
+    assert scaled == targets
+    for manifest in resolve(variant):
+        if manifest["kind"] in ("Deployment", "StatefulSet"):
+            assert "replicas" not in manifest["spec"], "it would undo the autoscaler's work"
+    [caller, drafters, verifiers] = (configuration(variant, w) for w in workloads(variant))
+    thresholds = {
+        trigger["metadata"]["query"]: float(trigger["metadata"]["threshold"])
+        for s in scalers
+        if s["kind"] == "ScaledObject"
+        for trigger in s["spec"]["triggers"]
+    }
+    assert thresholds["sum(tandem_num_requests_waiting)"] < verifiers.max_num_waiting / 2
+    open_streams = "sum(tandem_num_requests_running) + sum(tandem_num_requests_waiting)"
+    assert thresholds[open_streams] < caller.max_concurrent_requests / 2
+    [hpa] = [s for s in scalers if s["kind"] == "HorizontalPodAutoscaler"]
+    [pods] = [m for m in hpa["spec"]["metrics"] if m["type"] == "Pods"]
+    mebibytes = int(pods["pods"]["target"]["averageValue"].removesuffix("Mi"))
+    assert mebibytes << 20 < drafters.max_history_bytes
+
+
+def test_tensor_parallel_agrees_with_torchrun_and_with_itself() -> None:
+    from torch.distributed.run import get_args_parser
+
+    workload = workloads("gpu+tensor-parallel")[2]
+    command = workload.container["command"]
+    assert command[:3] == ["python", "-m", "torch.distributed.run"]
+    parsed = get_args_parser().parse_args(command[3:])
+    assert (parsed.module, parsed.training_script) == (True, "verifier")
+    num_gpus = workload.container["resources"]["limits"]["nvidia.com/gpu"]
+    assert int(parsed.nproc_per_node) == num_gpus
+    assert f"--tensor-parallel-size={num_gpus}" in parsed.training_script_args
+    # The name and image are put in where kustomize by itself would not look.
+    assert workload.container["envFrom"][0]["configMapRef"]["name"] != "tandem-verifier"

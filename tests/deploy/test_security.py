@@ -1,0 +1,161 @@
+"""No manifest asks for root, host access or a writable root; nobody talks to whom he need not."""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.deploy.manifests import VARIANTS, Workload, of_kind, resolve, workloads
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_pods_are_restricted(variant: str) -> None:
+    for workload in workloads(variant):
+        pod = workload.pod
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["runAsGroup"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in workload.containers:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert "memory" in container["resources"]["limits"]
+            assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+            assert all("hostPort" not in port for port in container.get("ports", ()))
+            for mount in container.get("volumeMounts", ()):
+                assert mount["name"] in {volume["name"] for volume in pod["volumes"]}
+        for volume in pod["volumes"]:
+            [kind] = set(volume) - {"name"}
+            assert kind in ("emptyDir", "persistentVolumeClaim", "secret")
+            assert kind != "emptyDir" or "sizeLimit" in volume["emptyDir"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_is_granted_in_the_cluster(variant: str) -> None:
+    kinds = {manifest["kind"] for manifest in resolve(variant)}
+    assert not {kind for kind in kinds if "Role" in kind or "Webhook" in kind}
+    assert "Secret" not in kinds
+    for manifest in of_kind(variant, "Service"):
+        assert manifest["spec"].get("type", "ClusterIP") == "ClusterIP"
+    for manifest in of_kind(variant, "ServiceAccount"):
+        assert manifest["automountServiceAccountToken"] is False
+    for manifest in of_kind(variant, "Namespace"):
+        assert manifest["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_workload_may_be_disrupted_one_pod_at_a_time(variant: str) -> None:
+    budgets = [budget["spec"] for budget in of_kind(variant, "PodDisruptionBudget")]
+    for workload in workloads(variant):
+        [budget] = [
+            budget
+            for budget in budgets
+            if budget["selector"]["matchLabels"].items() <= workload.labels.items()
+        ]
+        # At least one would keep a node with the only pod from ever being drained.
+        assert budget == {"maxUnavailable": 1, "selector": budget["selector"]}
+
+
+class Pod(NamedTuple):
+    """Somebody who calls."""
+
+    labels: dict[str, str]
+    namespace: str = "tandem"
+    namespace_labels: tuple[tuple[str, str], ...] = ()
+
+
+CALLERS = {
+    "stranger": Pod({"app": "other"}),
+    "client": Pod({"tandem-client": "true"}),
+    "remote client": Pod({}, "team", (("tandem-client", "true"),)),
+    "orchestrator": Pod({"tandem-orchestrator": "true"}),
+    "drafter client": Pod({"tandem-drafter-client": "true"}),
+    "prometheus": Pod({"app.kubernetes.io/name": "prometheus"}, "monitoring"),
+}
+
+
+def admits(variant: str, caller: Pod, callee: Workload, port: str) -> bool:
+    """Whether the network policies of the callee let the caller in."""
+    policies = [
+        policy["spec"]
+        for policy in of_kind(variant, "NetworkPolicy")
+        if "Ingress" in policy["spec"]["policyTypes"]
+        and selects(policy["spec"]["podSelector"], callee.labels)
+    ]
+    if not policies:
+        return True
+    return any(
+        any(is_peer(peer, caller) for peer in rule["from"])
+        and port in [allowed["port"] for allowed in rule["ports"]]
+        for policy in policies
+        for rule in policy.get("ingress", ())
+    )
+
+
+def is_peer(peer: dict[str, Any], caller: Pod) -> bool:
+    if "namespaceSelector" not in peer:
+        return caller.namespace == "tandem" and selects(peer["podSelector"], caller.labels)
+    labels = dict(caller.namespace_labels) | {"kubernetes.io/metadata.name": caller.namespace}
+    return selects(peer["namespaceSelector"], labels) and selects(
+        peer.get("podSelector", {}), caller.labels
+    )
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    assert not set(selector) - {"matchLabels"}
+    return bool(selector.get("matchLabels", {}).items() <= labels.items())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_only_those_who_must_are_let_in(variant: str) -> None:
+    _, *components = VARIANTS[variant]
+    expected = {
+        ("client", "gateway", "grpc"),
+        ("client", "gateway", "http"),
+        ("remote client", "gateway", "grpc"),
+        ("remote client", "gateway", "http"),
+        ("gateway", "drafter", "grpc"),
+        ("gateway", "verifier", "grpc"),
+        *(("prometheus", service, "metrics") for service in ("gateway", "drafter", "verifier")),
+    }
+    if "orchestrator" in components:
+        expected.add(("orchestrator", "verifier", "grpc"))
+    if "drafter-clients" in components:
+        expected.add(("drafter client", "drafter", "grpc"))
+    callees = workloads(variant)
+    callers = CALLERS | {workload.service: Pod(workload.labels) for workload in callees}
+    for callee in callees:
+        for port in ("grpc", "http", "metrics", "health"):
+            for name, caller in callers.items():
+                wanted = (name, callee.service, port) in expected
+                assert admits(variant, caller, callee, port) is wanted, (name, callee.service, port)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_only_gateways_call_anybody(variant: str) -> None:
+    for workload in workloads(variant):
+        rules = [
+            rule
+            for policy in of_kind(variant, "NetworkPolicy")
+            if "Egress" in policy["spec"]["policyTypes"]
+            and selects(policy["spec"]["podSelector"], workload.labels)
+            for rule in policy["spec"].get("egress", ())
+        ]
+        called = {
+            (peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"], port["port"])
+            for rule in rules
+            for peer in rule["to"]
+            if "podSelector" in peer
+            for port in rule["ports"]
+        }
+        if workload.service == "gateway":
+            assert called == {("drafter", "grpc"), ("verifier", "grpc")}
+            [dns] = [rule for rule in rules if "namespaceSelector" in rule["to"][0]]
+            assert {port["port"] for port in dns["ports"]} == {53}
+        else:
+            assert not rules
