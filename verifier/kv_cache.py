@@ -38,9 +38,11 @@ class KVCache:
         self.block_size = block_size
         self.trash_slot = num_blocks * block_size
         num_slots = (num_blocks + 1) * block_size + KV_CHUNK_TOKENS
-        size = (shape.num_layers, shape.num_kv_heads, num_slots, shape.head_dim)
-        self._keys = torch.zeros(size, dtype=shape.dtype, device=device)
-        self._values = torch.zeros(size, dtype=shape.dtype, device=device)
+        size = (shape.num_layers, 2 * shape.num_kv_heads, num_slots, shape.head_dim)
+        # Each layer's keys and then its values, so that one call writes both.
+        self._slots = torch.zeros(size, dtype=shape.dtype, device=device)
+        self._keys = self._slots[:, : shape.num_kv_heads]
+        self._values = self._slots[:, shape.num_kv_heads :]
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
@@ -49,6 +51,11 @@ class KVCache:
         for cache, new in ((self._keys, keys), (self._values, values)):
             finite = torch.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
             cache[layer].index_copy_(1, slot_mapping, finite)
+
+    @property
+    def layers(self) -> torch.Tensor:
+        """[num_layers, 2 * num_kv_heads, num_slots, head_dim]: keys, then values; in place."""
+        return self._slots
 
     def view(self, layer: int, first_slot: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [num_kv_heads, length, head_dim] of neighbouring slots, in place."""
