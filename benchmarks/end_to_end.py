@@ -23,13 +23,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
 import grpc
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.services import Stack, running_stack
+from benchmarks.transformers_baseline import generate
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
 from tandem.client import (
     AsyncTandemClient,
@@ -211,33 +211,7 @@ async def _transformers(
     model: PreTrainedModel, tasks: Sequence[Task], streams: int, options: dict[str, object]
 ) -> tuple[int, Sequence[Usage]]:
     """The same tasks through `generate`; batches are padded on the left, as it asks for."""
-    return await asyncio.to_thread(_generate, model, tasks, streams, options), ()
-
-
-def _generate(
-    model: PreTrainedModel, tasks: Sequence[Task], streams: int, options: dict[str, object]
-) -> int:
-    end = model.generation_config.eos_token_id
-    num_tokens = 0
-    for start in range(0, len(tasks), streams):
-        batch = tasks[start : start + streams]
-        width = max(len(task.prompt_token_ids) for task in batch)
-        padding = [width - len(task.prompt_token_ids) for task in batch]
-        input_ids = torch.tensor(
-            [
-                [end] * pad + list(task.prompt_token_ids)
-                for pad, task in zip(padding, batch, strict=True)
-            ]
-        )
-        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding])
-        limit = max(task.max_new_tokens for task in batch)
-        output = cast(Any, model).generate(
-            input_ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, **options
-        )
-        for row, task in zip(output[:, width:].tolist(), batch, strict=True):
-            length = row.index(end) + 1 if end in row else len(row)
-            num_tokens += min(length, task.max_new_tokens)
-    return num_tokens
+    return await asyncio.to_thread(generate, model, tasks, streams, **options), ()
 
 
 async def _hop_duration_s(stack: Stack) -> float:

@@ -35,6 +35,7 @@ from verifier.messages import (
     WhenIdle,
 )
 from verifier.numerics import Numerics
+from verifier.profiling import ranged
 from verifier.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
 from verifier.scheduler import ScheduledSequence, Scheduler
 from verifier.sequence import DraftWait, FinishReason, Sequence
@@ -188,14 +189,16 @@ class Engine:
         self._table.admit()
         draft_wait_s = self._await_hints()
         clock = _PhaseClock()
-        scheduled = self._scheduler.schedule()
+        scheduled = ranged("schedule", self._scheduler.schedule)
         if not scheduled:
             return False
-        layout = self._lay_out(scheduled)
+        layout = ranged("lay_out", self._lay_out, scheduled)
         clock.ended("schedule")
-        logits = self._model.forward(layout)
+        logits = ranged("forward", self._model.forward, layout)
         clock.ended("forward")
-        verdict = verify(
+        verdict = ranged(
+            "verify",
+            verify,
             logits,
             [_judged(item) for item in scheduled],
             draft_token_ids=layout.draft_token_ids,
@@ -203,9 +206,8 @@ class Engine:
             rule=self._options.acceptance_rule,
         )
         clock.ended("verify")
-        for row, item in enumerate(scheduled):
-            self._commit(row, item, verdict)
-        stats = self._publish(scheduled, layout, clock.total_s, draft_wait_s)
+        ranged("commit", self._commit, scheduled, verdict)
+        stats = ranged("publish", self._publish, scheduled, layout, clock.total_s, draft_wait_s)
         clock.ended("commit")
         self._observer.stepped(
             StepRecord(
@@ -259,7 +261,11 @@ class Engine:
             row_multiple=self._options.numerics.row_multiple,
         )
 
-    def _commit(self, row: int, item: ScheduledSequence, verdict: Verdict) -> None:
+    def _commit(self, scheduled: list[ScheduledSequence], verdict: Verdict) -> None:
+        for row, item in enumerate(scheduled):
+            self._commit_one(row, item, verdict)
+
+    def _commit_one(self, row: int, item: ScheduledSequence, verdict: Verdict) -> None:
         """Moves a sequence forward by what was decided. Rejected drafts' K/V is forgotten by not
         counting it.
         """

@@ -83,9 +83,11 @@ class Scheduler:
         budget = self.max_num_batched_tokens - len(decoding)
         # Prompts waiting for their first token get at least half of what drafts could take.
         draft_budget = budget // 2 if prefilling else budget
+        num_drafting = sum(s.has_draft for s in decoding)
         scheduled = []
         for sequence in decoding:
-            draft_token_ids = self._draft_of(sequence, draft_budget)
+            draft_token_ids = self._draft_of(sequence, draft_budget, num_drafting)
+            num_drafting -= sequence.has_draft
             draft_budget -= len(draft_token_ids)
             budget -= len(draft_token_ids)
             scheduled.append(self._scheduled(sequence, 1, draft_token_ids))
@@ -118,12 +120,14 @@ class Scheduler:
         assert self._num_reserved_blocks <= self.block_pool.num_blocks
         assert not any(s.block_table or s.num_reserved_blocks for s in self.waiting)
 
-    def _draft_of(self, sequence: Sequence, budget: int) -> list[int]:
-        if not (sequence.can_draft and sequence.draft_buffer):
+    def _draft_of(self, sequence: Sequence, budget: int, num_sharing: int) -> list[int]:
+        if not sequence.has_draft:
             return []
         num_drafts = num_drafts_to_verify(
-            num_speculative_tokens=min(sequence.num_speculative_tokens, budget),
+            num_speculative_tokens=sequence.num_speculative_tokens,
             remaining=sequence.remaining,
+            budget=budget,
+            num_sharing=num_sharing,
         )
         draft_token_ids, outcome = sequence.draft_buffer.draft(len(sequence.token_ids), num_drafts)
         if outcome is not None:

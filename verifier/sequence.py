@@ -95,6 +95,11 @@ class Sequence:
         return self.num_speculative_tokens > 0 and self.remaining > 1
 
     @property
+    def has_draft(self) -> bool:
+        """A hint is here, and there is use for it."""
+        return self.can_draft and bool(self.draft_buffer)
+
+    @property
     def lacks_awaited_draft(self) -> bool:
         """Under ALWAYS: the hint for exactly the current length is not here yet."""
         return self.draft_wait is DraftWait.ALWAYS and self.can_draft and self._awaits_answer
