@@ -94,6 +94,8 @@ class InProcessEngine:
 
         def sink(events: list[Event], step: StepStats | None) -> None:
             started_at_s = time.perf_counter()
+            rejected = [event.error for event in events if isinstance(event, Rejected)]
+            assert not rejected, rejected
             decided = [event for event in events if isinstance(event, Decided)]
             for event in decided:
                 counts.num_tokens += len(event.token_ids)
@@ -101,8 +103,6 @@ class InProcessEngine:
                 counts.num_accepted_tokens += event.num_accepted_tokens
             if drafting is not None:
                 drafting.told(decided, session_id)
-            for event in events:
-                assert not isinstance(event, Rejected), event.error
             for event in decided:
                 if event.finish_reason is not None:
                     open_next()
