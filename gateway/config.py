@@ -36,12 +36,13 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """How long a verifier's step may wait for drafts: while it pays, not at all, or always (for
     tests: the steps are then the same every time)."""
 
-    hint_tokens: int = pydantic.Field(default=24, ge=1, le=512)
-    """Most draft tokens asked for at a time: a few steps' worth, so that a late answer does not
-    leave the verifier without drafts."""
+    hint_tokens: int = pydantic.Field(default=32, ge=1, le=512)
+    """Most draft tokens asked for at a time: more than most steps verify, so that a late answer
+    does not leave the verifier without drafts."""
 
-    num_speculative_tokens: int = pydantic.Field(default=7, ge=0)
-    """Most drafts verified per step for requests that do not say; at most the verifiers' limit."""
+    num_speculative_tokens: int | None = pydantic.Field(default=None, ge=0)
+    """Most drafts verified per step for requests that do not say; at most the verifiers' limit.
+    If empty: that limit where a draft's length follows its match, else 7."""
 
     prompt_lookup_min: int = pydantic.Field(default=2, ge=1, le=MAX_NGRAM)
     """Shortest n-gram matched for requests that do not say."""
@@ -49,7 +50,7 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     prompt_lookup_max: int = pydantic.Field(default=5, ge=1, le=MAX_NGRAM)
     """Longest n-gram matched for requests that do not say."""
 
-    tie: Literal["earliest", "latest", "longest"] = "earliest"
+    tie: Literal["earliest", "latest", "longest"] = "longest"
     """Which of several matches is continued for requests that do not say."""
 
     tokens_per_match: int | None = pydantic.Field(default=None, ge=0)

@@ -34,6 +34,8 @@ MAX_LOGIT_BIAS = 100.0
 MAX_PRIORITY = 2**31 - 1
 # Of one prompt, each with the likeliest ones beside it; the verifier's bound is the same.
 MAX_PROMPT_LOGPROBS = 1 << 17
+# Where a draft is as long as it may be, whatever it matches: what is likely right of it.
+FIXED_NUM_SPECULATIVE_TOKENS = 7
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +44,20 @@ class RequestDefaults:
 
     Attributes:
         num_speculative_tokens: where a request says nothing; at most the model's limit counts.
-        tie, tokens_per_match: likewise; None leaves the latter to the drafter.
+            None: as many as that, if the draft's length follows its match, so that a long one
+            is likely right; else `FIXED_NUM_SPECULATIVE_TOKENS`.
+        tie: where a request says nothing.
+        tokens_per_match: likewise, with `Tie.LONGEST`; None leaves it to the drafter, 0 lets a
+            draft be as long as is asked for, whatever it matches.
         tenant: whose pools are drafted from and whose cached prefixes are shared. One for all,
             until requests are authenticated.
         max_prompt_tokens: None for what the model's limit leaves.
     """
 
-    num_speculative_tokens: int = 7
+    num_speculative_tokens: int | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
-    tie: Tie = Tie.EARLIEST
+    tie: Tie = Tie.LONGEST
     tokens_per_match: int | None = None
     tenant: str = ""
     max_prompt_tokens: int | None = None
@@ -158,6 +164,7 @@ def accept(
             "left to generate",
             field="output_token_ids",
         )
+    ngram = _ngram(request.speculation, defaults)
     return AcceptedRequest(
         request_id=request.request_id or secrets.token_hex(16),
         model_id=model.model_id,
@@ -170,8 +177,8 @@ def accept(
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         num_choices=1 if request.num_choices is None else request.num_choices,
-        num_speculative_tokens=_num_speculative_tokens(request.speculation, model, defaults),
-        ngram=_ngram(request.speculation, defaults),
+        num_speculative_tokens=_num_speculative_tokens(request.speculation, ngram, model, defaults),
+        ngram=ngram,
         max_model_len=model.max_model_len,
         affinity_key=request.affinity_key,
         priority=request.priority,
@@ -252,7 +259,7 @@ def _check_speculation(speculation: SpeculationParams) -> None:
 
 
 def _num_speculative_tokens(
-    speculation: SpeculationParams, model: Model, defaults: RequestDefaults
+    speculation: SpeculationParams, ngram: NgramParams, model: Model, defaults: RequestDefaults
 ) -> int:
     wanted = speculation.num_speculative_tokens
     limit = model.max_num_speculative_tokens
@@ -263,7 +270,12 @@ def _num_speculative_tokens(
         )
     if speculation.enabled is False:
         return 0
-    return min(defaults.num_speculative_tokens, limit) if wanted is None else wanted
+    if wanted is not None:
+        return wanted
+    if defaults.num_speculative_tokens is not None:
+        return min(defaults.num_speculative_tokens, limit)
+    follows_match = ngram.tie is Tie.LONGEST and ngram.tokens_per_match != 0
+    return limit if follows_match else min(FIXED_NUM_SPECULATIVE_TOKENS, limit)
 
 
 def _ngram(speculation: SpeculationParams, defaults: RequestDefaults) -> NgramParams:
@@ -276,14 +288,16 @@ def _ngram(speculation: SpeculationParams, defaults: RequestDefaults) -> NgramPa
             f"the shortest n-gram, {min_ngram}, is longer than the longest, {max_ngram}",
             field=f"speculation.{name}",
         )
+    tie = Tie(speculation.tie) or defaults.tie
+    tokens_per_match = speculation.tokens_per_match
+    if tokens_per_match is None and tie is Tie.LONGEST:
+        tokens_per_match = defaults.tokens_per_match
     return NgramParams(
         min_ngram=min_ngram,
         max_ngram=max_ngram,
         overlap=Overlap(speculation.overlap),
-        tie=Tie(speculation.tie) or defaults.tie,
-        tokens_per_match=defaults.tokens_per_match
-        if speculation.tokens_per_match is None
-        else speculation.tokens_per_match,
+        tie=tie,
+        tokens_per_match=tokens_per_match,
         pool_id=pool_id(defaults.tenant, speculation.pool),
     )
 

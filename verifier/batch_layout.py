@@ -157,13 +157,21 @@ def slots_of(
 ) -> IntArray:
     """KV slots of `positions` [T]: block_table[position // block_size] * block_size + rest.
 
+    Each sequence's positions rise by one.
+
     Goes through the table for every position: neighbours in a sequence need not be neighbours
     in memory.
     """
-    table_offsets = np.zeros(len(block_tables), dtype=np.int64)
-    np.cumsum([len(table) for table in block_tables[:-1]], out=table_offsets[1:])
-    flat = np.fromiter((block for table in block_tables for block in table), dtype=np.int64)
-    blocks: IntArray = flat[np.repeat(table_offsets, num_scheduled) + positions // block_size]
+    ends = np.cumsum(num_scheduled)
+    logical = positions // block_size
+    firsts, lasts = logical[ends - num_scheduled], logical[ends - 1]
+    # Of long tables only what is written to.
+    used: list[int] = []
+    for table, first, last in zip(block_tables, firsts.tolist(), lasts.tolist(), strict=True):
+        used += table[first : last + 1]
+    num_used = lasts - firsts + 1
+    offsets = np.cumsum(num_used) - num_used - firsts
+    blocks: IntArray = np.array(used, dtype=np.int64)[logical + np.repeat(offsets, num_scheduled)]
     slots: IntArray = blocks * block_size + positions % block_size
     return slots
 

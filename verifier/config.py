@@ -67,7 +67,7 @@ class VerifierConfig(
     max_num_batched_tokens: int = pydantic.Field(default=512, ge=1)
     """Most tokens in a step: prefill chunks, decodes and drafts alike."""
 
-    max_num_speculative_tokens: int = pydantic.Field(default=7, ge=0)
+    max_num_speculative_tokens: int = pydantic.Field(default=31, ge=0)
     """Most drafts verified per sequence and step."""
 
     block_size: int = pydantic.Field(default=0, ge=0)

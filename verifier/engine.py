@@ -35,6 +35,7 @@ from verifier.messages import (
     WhenIdle,
 )
 from verifier.numerics import Numerics
+from verifier.profiling import ranged
 from verifier.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
 from verifier.scheduler import ScheduledSequence, Scheduler
 from verifier.sequence import DraftWait, FinishReason, Sequence
@@ -194,15 +195,17 @@ class Engine:
         self._table.admit()
         draft_wait_s = self._await_hints()
         clock = _PhaseClock()
-        scheduled = self._scheduler.schedule()
+        scheduled = ranged("schedule", self._scheduler.schedule)
         if not scheduled:
             return False
         scoring = StepScoring(scheduled)
-        layout = self._lay_out(scoring)
+        layout = ranged("lay_out", self._lay_out, scoring)
         clock.ended("schedule")
-        logits = self._model.forward(layout)
+        logits = ranged("forward", self._model.forward, layout)
         clock.ended("forward")
-        verdict = verify(
+        verdict = ranged(
+            "verify",
+            verify,
             scoring.sampled_rows(logits, layout),
             [_judged(item) for item in scoring.sampled],
             draft_token_ids=layout.draft_token_ids,
@@ -211,9 +214,8 @@ class Engine:
         )
         clock.ended("verify")
         scoring.tell(self._table, layout, logits, self._model, verdict)
-        for row, item in enumerate(scoring.sampled):
-            self._commit(row, item, verdict)
-        stats = self._publish(scheduled, layout, clock.total_s, draft_wait_s)
+        ranged("commit", self._commit, scoring.sampled, verdict)
+        stats = ranged("publish", self._publish, scheduled, layout, clock.total_s, draft_wait_s)
         clock.ended("commit")
         self._observer.stepped(
             StepRecord(
@@ -269,7 +271,11 @@ class Engine:
             wants_hidden_states=scoring.wants_hidden_states,
         )
 
-    def _commit(self, row: int, item: ScheduledSequence, verdict: Verdict) -> None:
+    def _commit(self, scheduled: list[ScheduledSequence], verdict: Verdict) -> None:
+        for row, item in enumerate(scheduled):
+            self._commit_one(row, item, verdict)
+
+    def _commit_one(self, row: int, item: ScheduledSequence, verdict: Verdict) -> None:
         """Moves a sequence forward by what was decided. Rejected drafts' K/V is forgotten by not
         counting it.
         """

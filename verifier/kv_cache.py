@@ -55,13 +55,19 @@ class KVCache:
         self.trash_slot = num_blocks * block_size
         self.layout = layout
         num_slots = (num_blocks + 1) * block_size
+        # Each layer's keys and then its values, so that one call can write both.
         if layout is KVLayout.HEADS_FIRST:
             num_slots += KV_CHUNK_TOKENS
-            size = (shape.num_layers, shape.num_kv_heads, num_slots, shape.head_dim)
+            size = (shape.num_layers, 2 * shape.num_kv_heads, num_slots, shape.head_dim)
+            self._slots = torch.zeros(size, dtype=shape.dtype, device=device)
+            self._keys = self._slots[:, : shape.num_kv_heads]
+            self._values = self._slots[:, shape.num_kv_heads :]
         else:
-            size = (shape.num_layers, num_slots, shape.num_kv_heads, shape.head_dim)
-        self._keys = torch.zeros(size, dtype=shape.dtype, device=device)
-        self._values = torch.zeros(size, dtype=shape.dtype, device=device)
+            size = (2, shape.num_layers, num_slots, shape.num_kv_heads * shape.head_dim)
+            self._slots = torch.zeros(size, dtype=shape.dtype, device=device)
+            self._keys, self._values = self._slots.unflatten(
+                -1, (shape.num_kv_heads, shape.head_dim)
+            )
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
@@ -79,6 +85,13 @@ class KVCache:
         keys, values = self._keys[layer], self._values[layer]
         size = (-1, self.block_size, *keys.shape[1:])
         return keys.view(size), values.view(size)
+
+    @property
+    def layers(self) -> torch.Tensor:
+        """HEADS_FIRST: [num_layers, 2 * num_kv_heads, num_slots, head_dim], keys and then values,
+        in place.
+        """
+        return self._slots
 
     def view(self, layer: int, first_slot: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """HEADS_FIRST: K and V [num_kv_heads, length, head_dim] of neighbouring slots, in place."""

@@ -126,11 +126,13 @@ class Scheduler:
         # Prompts waiting for their first token get at least half of what drafts could take.
         draft_budget = budget // 2 if prefilling else budget
         num_draft_blocks = num_spare_blocks // 2 if prefilling else num_spare_blocks
+        num_drafting = sum(s.has_draft for s in decoding)
         scheduled = []
         for sequence in decoding:
             num_own_blocks = self._num_missing_blocks(sequence, 1)
             room = self._room(sequence, num_own_blocks + num_draft_blocks) - 1
-            draft_token_ids = self._draft_of(sequence, min(draft_budget, room))
+            draft_token_ids = self._draft_of(sequence, draft_budget, num_drafting, room)
+            num_drafting -= sequence.has_draft
             draft_budget -= len(draft_token_ids)
             budget -= len(draft_token_ids)
             num_taken = self._num_missing_blocks(sequence, 1 + len(draft_token_ids))
@@ -287,12 +289,14 @@ class Scheduler:
 
     # The step
 
-    def _draft_of(self, sequence: Sequence, budget: int) -> list[int]:
-        if not (sequence.can_draft and sequence.draft_buffer):
+    def _draft_of(self, sequence: Sequence, budget: int, num_sharing: int, room: int) -> list[int]:
+        if not sequence.has_draft:
             return []
         num_drafts = num_drafts_to_verify(
-            num_speculative_tokens=min(sequence.num_speculative_tokens, budget),
+            num_speculative_tokens=min(sequence.num_speculative_tokens, room),
             remaining=sequence.remaining,
+            budget=budget,
+            num_sharing=num_sharing,
         )
         draft_token_ids, outcome = sequence.draft_buffer.draft(len(sequence.token_ids), num_drafts)
         if outcome is not None:

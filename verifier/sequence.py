@@ -178,6 +178,11 @@ class Sequence:
         return self.draft_wait is DraftWait.ALWAYS and self.can_draft and self._has_asked
 
     @property
+    def has_draft(self) -> bool:
+        """A hint is here, and there is use for it."""
+        return self.can_draft and bool(self.draft_buffer)
+
+    @property
     def lacks_awaited_draft(self) -> bool:
         """Under ALWAYS: the hint for exactly the current length is not here yet."""
         return self.steps_with_answer_only and self._awaits_answer

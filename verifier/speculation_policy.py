@@ -1,7 +1,9 @@
 """How many drafts a sequence verifies in a step: the one place for K.
 
-Now: as many as the hint holds, up to the sequence's limit and the room it has left. A cost model
-of the step and recent acceptance will join in here.
+As many as its hint holds, up to the sequence's limit, the room it has left and its share of the
+step's token budget. How long a hint is follows how far its match reaches, so the hint's length
+is the drafter's confidence, and no draft is held back here; a limit of 31 fills the 32 rows that
+`strict` pads to. A cost model of the step and recent acceptance will join in here.
 """
 
 STEPS_AHEAD = 4
@@ -9,14 +11,20 @@ USELESS_HINTS_BEFORE_PROBING = 6
 PROBE_PERIOD_TOKENS = 16
 
 
-def num_drafts_to_verify(*, num_speculative_tokens: int, remaining: int) -> int:
+def num_drafts_to_verify(
+    *, num_speculative_tokens: int, remaining: int, budget: int, num_sharing: int
+) -> int:
     """Most drafts of one step, if the hint holds as many.
 
     Args:
         num_speculative_tokens: most drafts per step for this sequence.
         remaining: output tokens still allowed; a draft needs room for itself and one more.
+        budget: tokens left for drafts in this step.
+        num_sharing: sequences with drafts that are still to get theirs of it, this one included.
+            What one does not use of its share goes to those after it.
     """
-    return max(0, min(num_speculative_tokens, remaining - 1))
+    share = -(-budget // num_sharing)
+    return max(0, min(num_speculative_tokens, remaining - 1, share))
 
 
 def num_drafts_wanted(
@@ -29,7 +37,7 @@ def num_drafts_wanted(
     repeat, exchanging hints would cost more than it should.
 
     Args:
-        num_speculative_tokens, remaining: as above.
+        num_speculative_tokens, remaining: as in `num_drafts_to_verify`.
         length: of the sequence now.
         num_useless_hints: the last hints in a row that were empty or wrong from the start.
     """

@@ -19,7 +19,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert config.server.metrics_listen == "127.0.0.1:9100"
     assert config.http_listen == "127.0.0.1:8000"
     assert config.draft_wait == "adaptive"
-    assert (config.hint_tokens, config.num_speculative_tokens) == (24, 7)
+    assert (config.hint_tokens, config.num_speculative_tokens) == (32, None)
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == (2, 5)
     assert config.drafters == []
 

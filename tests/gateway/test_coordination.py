@@ -30,7 +30,7 @@ async def test_prompt_and_open_go_out_at_the_same_time(
         token_ids=[5, 6, 7],
         prompt_length=3,
         max_length=2048,
-        params=drafter_pb2.NgramParams(min_ngram=2, max_ngram=5, tie=drafter_pb2.TIE_EARLIEST),
+        params=drafter_pb2.NgramParams(min_ngram=2, max_ngram=5, tie=drafter_pb2.TIE_LONGEST),
     )
     assert opened.token_ids == [5, 6, 7]
     assert opened.drafting

@@ -190,6 +190,30 @@ def test_how_much_is_speculated(params: SpeculationParams, expected: int) -> Non
     assert made.wants_drafts == (expected > 0)
 
 
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (SpeculationParams(), 31),
+        (SpeculationParams(tokens_per_match=4), 31),
+        (SpeculationParams(tokens_per_match=0), 7),
+        (SpeculationParams(tie=Tie.EARLIEST), 7),
+        (SpeculationParams(tie=Tie.EARLIEST, num_speculative_tokens=20), 20),
+    ],
+)
+def test_many_drafts_are_the_default_where_their_number_follows_the_match(
+    params: SpeculationParams, expected: int
+) -> None:
+    made = accepted(request(speculation=params), max_num_speculative_tokens=31)
+    assert made.num_speculative_tokens == expected
+
+
+def test_tokens_per_match_count_only_with_the_longest_match() -> None:
+    defaults = RequestDefaults(tokens_per_match=3)
+    asked = {tie: request(speculation=SpeculationParams(tie=tie)) for tie in Tie}
+    given = {tie: accepted(r, defaults=defaults).ngram.tokens_per_match for tie, r in asked.items()}
+    assert given == {Tie.DEFAULT: 3, Tie.LONGEST: 3, Tie.EARLIEST: None, Tie.LATEST: None}
+
+
 def test_the_default_gives_way_to_the_verifiers_limit() -> None:
     made = accepted(
         request(),

@@ -12,6 +12,8 @@ from tests.integration.stack import MODEL, REPOSITORY
 HELD_OUT = REPOSITORY / "examples" / "demo_model" / "heldout.jsonl"
 
 PLAIN = SpeculationParams(enabled=False)
+# Most drafts per step of the mixed requests.
+NUM_DRAFTS = (0, 1, 2, 3, 7, 8, 15, 31)
 
 
 def rename_prompts(count: int, *, seed: int = 0) -> list[list[int]]:
@@ -40,7 +42,7 @@ def mixed_requests(max_new_tokens: int = 48) -> list[GenerationRequest]:
             prompt=prompt_of_length(length, seed=index),
             max_new_tokens=max_new_tokens,
             ignore_eos=True,
-            speculation=SpeculationParams(num_speculative_tokens=index % 8),
+            speculation=SpeculationParams(num_speculative_tokens=NUM_DRAFTS[index % 8]),
         )
         for index, length in enumerate(lengths)
     ]

@@ -53,7 +53,7 @@ INVALID = {
     "too long text": (pb.GenerateRequest(text="word " * 4000), "text"),
     "nothing to generate": (request(max_new_tokens=0), "max_new_tokens"),
     "k over the maximum": (
-        speculation(num_speculative_tokens=8),
+        speculation(num_speculative_tokens=32),
         "speculation.num_speculative_tokens",
     ),
     "n under 1": (speculation(prompt_lookup_min=0), "speculation.prompt_lookup_min"),

@@ -154,8 +154,17 @@ def test_drafts_take_what_the_decodes_leave_of_the_budget() -> None:
     for sequence in sequences:
         give_hint(sequence, 4)
     scheduled = scheduler.schedule()
-    assert [len(item.draft_token_ids) for item in scheduled] == [4, 2, 0, 0]
+    assert [len(item.draft_token_ids) for item in scheduled] == [2, 2, 1, 1]
     assert num_tokens(scheduled) == 10
+
+
+def test_who_has_no_draft_leaves_its_share_to_the_others() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
+    sequences = decoding(scheduler, 4, num_output_tokens=30)
+    give_hint(sequences[1], 4)
+    give_hint(sequences[3], 4)
+    scheduled = scheduler.schedule()
+    assert [len(item.draft_token_ids) for item in scheduled] == [0, 3, 0, 3]
 
 
 def test_drafts_leave_prompts_at_least_half() -> None:
@@ -167,7 +176,7 @@ def test_drafts_leave_prompts_at_least_half() -> None:
     for sequence in sequences:
         give_hint(sequence, 7)
     scheduled = scheduler.schedule()
-    assert [len(item.draft_token_ids) for item in scheduled] == [4, 0, 0]
+    assert [len(item.draft_token_ids) for item in scheduled] == [2, 2, 0]
     assert scheduled[-1].sequence is prompt
     assert scheduled[-1].num_new_tokens == 4
 

@@ -80,7 +80,7 @@ class TestGreeting:
             max_model_len=2048,
             max_num_seqs=8,
             max_num_batched_tokens=256,
-            max_num_speculative_tokens=7,
+            max_num_speculative_tokens=31,
             vocab_size=VOCAB_SIZE,
             block_size=16,
             num_kv_blocks=512,
@@ -168,7 +168,7 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
         "max_new_tokens",
     ),
     "unknown draft wait": (make_open(draft_wait=9), "draft_wait"),
-    "too many drafts": (make_open(num_speculative_tokens=8), "num_speculative_tokens"),
+    "too many drafts": (make_open(num_speculative_tokens=32), "num_speculative_tokens"),
     "stop token out of range": (
         # It would be looked up among the logits.
         make_open(stop_token_ids=[VOCAB_SIZE], sampling=SamplingParams(min_new_tokens=1)),
@@ -255,7 +255,7 @@ class TestOpening:
         await session.open(
             make_open("x" * 64, max_new_tokens=1),
             make_open("no room but for one", token_ids=[1] * 2047, max_new_tokens=0),
-            make_open("limits", num_speculative_tokens=7, stop_token_ids=range(1024)),
+            make_open("limits", num_speculative_tokens=31, stop_token_ids=range(1024)),
             make_open("neutral", max_new_tokens=1, sampling=SamplingParams(
                 top_p=1, repetition_penalty=1,
                 logprobs_mode=sampling_pb2.LOGPROBS_MODE_PROCESSED)),
@@ -420,10 +420,10 @@ class TestDrafts:
         await session.wait_decided("a")
         await session.draft("a", len(PROMPT) + 1, greedy_output[1:20])
         decided = await session.wait_decided("a", 2)
-        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (7, 7)
-        assert list(decided.token_ids) == greedy_output[1:9]
+        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (19, 19)
+        assert list(decided.token_ids) == greedy_output[1:21]
         assert decided.base_length == len(PROMPT) + 1
-        assert decided.num_wanted_draft_tokens == NUM_NEW_TOKENS - 9 - 1
+        assert decided.num_wanted_draft_tokens == NUM_NEW_TOKENS - 21 - 1
 
     async def test_drafts_for_unknown_sequences_are_ignored(
         self, start_verifier: StartVerifier, greedy_output: list[int]

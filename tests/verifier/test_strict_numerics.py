@@ -103,9 +103,9 @@ def test_in_chunks_and_in_scattered_blocks(subject: Subject, sizes: tuple[int, .
     assert_same_rows(rows, subject, 0)
 
 
-def test_with_one_to_seven_right_drafts(subject: Subject) -> None:
+def test_with_one_to_thirty_one_right_drafts(subject: Subject) -> None:
     for i, position in enumerate(WHERE_SHAPES_CHANGE):
-        num_drafts = i % 7 + 1
+        num_drafts = min(i * 5 % 31 + 1, NUM_TOKENS - 1 - position)
         chunk = Chunk(
             token_ids=subject.token_ids[position : position + num_drafts + 1],
             start=position,

@@ -1,8 +1,12 @@
 """Paged attention by torch's scaled_dot_product_attention: portable, and the CPU's default.
 
 One call per sequence and layer. A sequence whose blocks lie one after another is read in place;
-any other is gathered first. Under `strict` the query rows and the K/V length are padded as
-`numerics.py` says; what is padded is masked out.
+any other is gathered first. The query heads that share a K/V head are rows of one call, side by
+side for each token, so that a call has as few and as large products as there can be. Under
+`strict` the query rows and the K/V length are padded as `numerics.py` says; what is padded is
+masked out.
+
+Shape legend: T tokens of the step, G query heads per K/V head, L K/V length.
 """
 
 import torch
@@ -29,65 +33,54 @@ class SdpaBackend:
         )
         self.device = device
 
-    def prepare(self, layout: BatchLayout, cache: KVCache) -> "_SdpaStep":
-        return _SdpaStep(self, layout, cache)
+    def prepare(self, layout: BatchLayout, cache: KVCache) -> "SdpaStep":
+        return SdpaStep(self, layout, cache)
 
 
-class _SequenceRange:
-    """Where one sequence's queries and K/V are in this step."""
+class SdpaStep:
+    """Where each sequence's queries and K/V are in this step: lists, one entry per sequence.
 
-    __slots__ = ("context_length", "first_slot", "kv_padded", "query_end", "query_start", "slots")
+    Attributes:
+        slot_mapping: [T] int64, where each token's K/V is written.
+        query_ends: where each sequence's tokens end; the first one's begin at 0.
+        first_slots: of K/V that is read in place; -1: it is gathered from `scattered_slots`.
+        kv_lengths: L, padding included.
+        scattered_slots: [L] int64 of sequences whose blocks are not neighbours, else empty.
+    """
 
-    def __init__(
-        self,
-        *,
-        query_start: int,
-        query_end: int,
-        seq_len: int,
-        block_table: list[int],
-        numerics: Numerics,
-        cache: KVCache,
-        device: torch.device,
-    ) -> None:
-        self.query_start = query_start
-        self.query_end = query_end
-        self.context_length = seq_len - (query_end - query_start)
-        self.kv_padded = numerics.padded_kv_length(seq_len)
-        num_blocks = -(-seq_len // cache.block_size)
-        first = block_table[0]
-        self.first_slot = first * cache.block_size
-        self.slots: torch.Tensor | None = None
-        # Blocks are distinct, so first and last at the right distance and rising in between is
-        # what contiguity means; the comparison of lists runs in C.
-        if block_table[:num_blocks] != list(range(first, first + num_blocks)):
-            positions = torch.arange(self.kv_padded, device=device)
-            # Masked positions past the end read the sequence's own last block again.
-            logical = (positions // cache.block_size).clamp_(max=num_blocks - 1)
-            blocks = torch.tensor(block_table[:num_blocks], device=device)
-            self.slots = blocks[logical] * cache.block_size + positions % cache.block_size
-
-
-class _SdpaStep:
     def __init__(self, backend: SdpaBackend, layout: BatchLayout, cache: KVCache) -> None:
         self._backend = backend
         self._cache = cache
-        self._slot_mapping = to_device(layout.slot_mapping, backend.device)
-        offsets = layout.cu_seqlens_q.tolist()
-        self._ranges = [
-            _SequenceRange(
-                query_start=start,
-                query_end=end,
-                seq_len=seq_len,
-                block_table=block_table,
-                numerics=backend.numerics,
-                cache=cache,
-                device=backend.device,
-            )
-            for start, end, seq_len, block_table in zip(
-                offsets, offsets[1:], layout.seq_lens.tolist(), layout.block_tables, strict=False
+        numerics = backend.numerics
+        self.slot_mapping = to_device(layout.slot_mapping, backend.device)
+        offsets: list[int] = layout.cu_seqlens_q.tolist()
+        seq_lens: list[int] = layout.seq_lens.tolist()
+        self.query_ends = offsets[1:]
+        self._query_starts = offsets[:-1]
+        self._context_lengths = [
+            seq_len - end + start
+            for seq_len, start, end in zip(
+                seq_lens, self._query_starts, self.query_ends, strict=True
             )
         ]
-        self._mask_lists: dict[int | None, list[torch.Tensor]] = {}
+        self.kv_lengths = [numerics.padded_kv_length(seq_len) for seq_len in seq_lens]
+        self.first_slots: list[int] = []
+        self.scattered_slots: list[torch.Tensor] = []
+        for seq_len, kv_length, block_table in zip(
+            seq_lens, self.kv_lengths, layout.block_tables, strict=True
+        ):
+            num_blocks = -(-seq_len // cache.block_size)
+            first = block_table[0]
+            # Comparing lists runs in C.
+            if block_table[:num_blocks] == list(range(first, first + num_blocks)):
+                self.first_slots.append(first * cache.block_size)
+                self.scattered_slots.append(_NO_SLOTS)
+            else:
+                self.first_slots.append(-1)
+                self.scattered_slots.append(
+                    _slots_of(block_table[:num_blocks], kv_length, cache.block_size, backend.device)
+                )
+        self._mask_lists: dict[tuple[int | None, int], list[torch.Tensor]] = {}
 
     def attend(
         self,
@@ -99,75 +92,152 @@ class _SdpaStep:
         scaling: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
-        self._cache.write(layer, keys, values, self._slot_mapping)
+        self._cache.write(layer, keys, values, self.slot_mapping)
         num_heads, num_tokens, head_dim = queries.shape
-        attended_parts = []
-        is_grouped = keys.shape[0] != num_heads
-        for place, mask in zip(self._ranges, self._masks(sliding_window), strict=True):
-            num_rows = place.query_end - place.query_start
-            num_padded = mask.shape[0]
-            query = queries[:, place.query_start : place.query_start + num_padded]
-            if query.shape[1] < num_padded:
-                padding = num_padded - query.shape[1]
-                query = torch.nn.functional.pad(query, (0, 0, 0, padding))
-            if place.slots is None:
-                key, value = self._cache.view(layer, place.first_slot, place.kv_padded)
-            else:
-                key, value = self._cache.gather(layer, place.slots)
-            attended = torch.nn.functional.scaled_dot_product_attention(
-                query[None],
-                key[None],
-                value[None],
-                attn_mask=mask,
-                scale=scaling,
-                enable_gqa=is_grouped,
-            )
-            attended_parts.append(attended[0, :, :num_rows])
-        num_padding = num_tokens - self._ranges[-1].query_end
-        attended_parts.append(queries.new_zeros((num_heads, num_padding, head_dim)))
-        return torch.cat(attended_parts, dim=1).transpose(0, 1)
+        num_kv_heads = keys.shape[0]
+        group = num_heads // num_kv_heads
+        attended = attend_grouped(
+            queries.view(num_kv_heads, group, num_tokens, head_dim)
+            .transpose(1, 2)
+            .reshape(num_kv_heads, num_tokens * group, head_dim),
+            self._cache.layers[layer],
+            group,
+            self.query_ends,
+            self.first_slots,
+            self.kv_lengths,
+            self.scattered_slots,
+            self.masks(sliding_window=sliding_window, group=group),
+            scaling,
+        )
+        return (
+            attended.view(num_kv_heads, num_tokens, group, head_dim)
+            .transpose(0, 1)
+            .reshape(num_tokens, num_heads, head_dim)
+        )
 
-    def _masks(self, sliding_window: int | None) -> list[torch.Tensor]:
-        masks = self._mask_lists.get(sliding_window)
+    def masks(self, *, sliding_window: int | None, group: int) -> list[torch.Tensor]:
+        """Each sequence's mask [rows, L], G rows per query and then padding."""
+        masks = self._mask_lists.get((sliding_window, group))
         if masks is None:
             backend = self._backend
             masks = [
                 backend.masks.mask(
-                    num_rows=backend.numerics.padded_rows(place.query_end - place.query_start),
-                    context_length=place.context_length,
-                    kv_length=place.kv_padded,
+                    num_rows=backend.numerics.padded_rows((end - start) * group),
+                    group=group,
+                    context_length=context_length,
+                    kv_length=kv_length,
                     sliding_window=sliding_window,
                 )
-                for place in self._ranges
+                for start, end, context_length, kv_length in zip(
+                    self._query_starts,
+                    self.query_ends,
+                    self._context_lengths,
+                    self.kv_lengths,
+                    strict=True,
+                )
             ]
-            self._mask_lists[sliding_window] = masks
+            self._mask_lists[sliding_window, group] = masks
         return masks
 
 
-class _CausalMasks:
-    """Additive masks [rows, kv_length]: 0 where row j, at position context_length + j, may look.
+def attend_grouped(
+    queries: torch.Tensor,
+    keys_and_values: torch.Tensor,
+    group: int,
+    query_ends: list[int],
+    first_slots: list[int],
+    kv_lengths: list[int],
+    scattered_slots: list[torch.Tensor],
+    masks: list[torch.Tensor],
+    scaling: float,
+) -> torch.Tensor:
+    """Attention of one layer over what is in its cache. Also compiled as TorchScript.
 
-    All masks of few rows are windows into one wide table per sliding window, so a decode step
-    makes none. Prefill chunks build their own.
+    Args:
+        queries: [num_kv_heads, T * G, head_dim], a token's G rows side by side.
+        keys_and_values: [2 * num_kv_heads, num_slots, head_dim].
+        group: G.
+        query_ends, first_slots, kv_lengths, scattered_slots: of `SdpaStep`.
+        masks: of `SdpaStep.masks`.
+
+    Returns:
+        As `queries`; rows of padding tokens are zero.
+    """
+    num_kv_heads, num_rows, _ = queries.shape
+    attended = torch.empty_like(queries)
+    start = 0
+    for i in range(len(query_ends)):
+        end = query_ends[i] * group
+        mask = masks[i]
+        num_padded = mask.shape[0]
+        # Padding rows hold whatever follows; only behind the last row is there nothing.
+        query = queries[:, start : start + num_padded]
+        if start + num_padded > num_rows:
+            padding = start + num_padded - num_rows
+            query = torch.nn.functional.pad(query, [0, 0, 0, padding])
+        if first_slots[i] >= 0:
+            key_and_value = keys_and_values[:, first_slots[i] : first_slots[i] + kv_lengths[i]]
+        else:
+            key_and_value = keys_and_values.index_select(1, scattered_slots[i])
+        result = torch.nn.functional.scaled_dot_product_attention(
+            query[None],
+            key_and_value[None, :num_kv_heads],
+            key_and_value[None, num_kv_heads:],
+            attn_mask=mask,
+            scale=scaling,
+        )
+        attended[:, start:end] = result[0, :, : end - start]
+        start = end
+    attended[:, start:] = 0
+    return attended
+
+
+_NO_SLOTS = torch.empty(0, dtype=torch.int64)
+
+
+def _slots_of(
+    blocks: list[int], kv_length: int, block_size: int, device: torch.device
+) -> torch.Tensor:
+    positions = torch.arange(kv_length, device=device)
+    # Masked positions past the end read the sequence's own last block again.
+    logical = (positions // block_size).clamp_(max=len(blocks) - 1)
+    return torch.tensor(blocks, device=device)[logical] * block_size + positions % block_size
+
+
+class _CausalMasks:
+    """Additive masks [rows, L]: 0 where a row of the token at position context_length + j may
+    look; j = row // G.
+
+    All masks of few rows are windows into one wide table, so a decode step makes none. Prefill
+    chunks build their own.
     """
 
-    TABLE_ROWS = 64
+    TABLE_TOKENS = 32
+    MAX_TABLE_BYTES = 32 << 20
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device, max_kv_length: int) -> None:
         self._dtype = dtype
         self._device = device
         self._reach = max_kv_length
-        self._tables: dict[int | None, torch.Tensor] = {}
+        self._tables: dict[tuple[int | None, int], torch.Tensor] = {}
 
     def mask(
-        self, *, num_rows: int, context_length: int, kv_length: int, sliding_window: int | None
+        self,
+        *,
+        num_rows: int,
+        group: int,
+        context_length: int,
+        kv_length: int,
+        sliding_window: int | None,
     ) -> torch.Tensor:
-        if num_rows > self.TABLE_ROWS:
-            return self._build(num_rows, context_length, kv_length, sliding_window)
-        table = self._tables.get(sliding_window)
+        row_bytes = 2 * self._reach * self._dtype.itemsize
+        table_rows = min(self.TABLE_TOKENS * group, self.MAX_TABLE_BYTES // row_bytes)
+        if num_rows > table_rows:
+            return self._build(num_rows, group, context_length, kv_length, sliding_window)
+        table = self._tables.get((sliding_window, group))
         if table is None:
-            table = self._build(self.TABLE_ROWS, self._reach, 2 * self._reach, sliding_window)
-            self._tables[sliding_window] = table
+            table = self._build(table_rows, group, self._reach, 2 * self._reach, sliding_window)
+            self._tables[sliding_window, group] = table
         # Column c of the mask is column c + reach - context_length of the table.
         start = self._reach - context_length
         window = table[:num_rows, start : start + kv_length]
@@ -175,10 +245,16 @@ class _CausalMasks:
         return window if self._device.type == "cpu" else window.clone()
 
     def _build(
-        self, num_rows: int, context_length: int, kv_length: int, sliding_window: int | None
+        self,
+        num_rows: int,
+        group: int,
+        context_length: int,
+        kv_length: int,
+        sliding_window: int | None,
     ) -> torch.Tensor:
         columns = torch.arange(kv_length, device=self._device)[None, :]
-        row_positions = torch.arange(num_rows, device=self._device)[:, None] + context_length
+        rows = torch.arange(num_rows, device=self._device)[:, None]
+        row_positions = rows // group + context_length
         is_hidden = columns > row_positions
         if sliding_window is not None:
             is_hidden |= columns <= row_positions - sliding_window

@@ -1,0 +1,196 @@
+"""A verifier's engine in this process, its drafts from the drafter's own kernel, no RPC.
+
+Drafts are made where the engine hands out a step's events, on its thread, so nothing is ever
+waited for: what is measured is the verifier.
+"""
+
+import contextlib
+import queue
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.drafter_texts import ask
+from benchmarks.workloads import Task
+from drafter.answerer import Answerer
+from drafter.indexed_text import IndexedText
+from drafter.ngram_params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
+from verifier.build import LoadedModel, build_engine, load_model
+from verifier.config import VerifierConfig
+from verifier.draft_buffer import HintOutcome
+from verifier.engine import Engine, EngineLoad, StepRecord
+from verifier.messages import Decided, Event, Hint, Hints, Open, Rejected, StepStats
+from verifier.sampling import Sampling
+from verifier.sequence import DraftWait, OpenSequence
+
+HINT_TOKENS = 32
+PATIENCE_S = 600.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What the steps of a run did, and where their time went. Filled by the engine thread."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    # Seconds of all steps by phase, as in `StepRecord`; "draft" is the benchmark's own drafting.
+    phase_durations_s: dict[str, float] = field(default_factory=dict)
+
+    def spent(self, phase: str, duration_s: float) -> None:
+        self.phase_durations_s[phase] = self.phase_durations_s.get(phase, 0.0) + duration_s
+
+    def add(self, other: "Counts") -> None:
+        self.num_steps += other.num_steps
+        self.num_tokens += other.num_tokens
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        for phase, duration_s in other.phase_durations_s.items():
+            self.spent(phase, duration_s)
+
+    @property
+    def host_share(self) -> float:
+        """All of the steps' time but the forward pass, and but the drafting, in parts of it."""
+        phases = self.phase_durations_s
+        total_s = sum(phases.values()) - 2 * phases.get("draft", 0.0)
+        return 1 - phases["forward"] / total_s
+
+
+class InProcessEngine:
+    """A started engine; `run` is called from one thread at a time."""
+
+    def __init__(self, config: VerifierConfig, loaded: LoadedModel | None = None) -> None:
+        self._counts = Counts()
+        self._loaded = loaded or load_model(config)
+        self._config = config
+        self._engine: Engine = build_engine(self._loaded, config, [self])
+
+    def stepped(self, record: StepRecord) -> None:
+        counts = self._counts
+        counts.num_steps += 1
+        for phase, duration_s in record.phase_durations_s.items():
+            counts.spent(phase, duration_s)
+
+    def hint_ended(self, outcome: HintOutcome) -> None:
+        pass
+
+    def hop_measured(self, duration_s: float) -> None:
+        pass
+
+    def settled(self, load: EngineLoad) -> None:
+        pass
+
+    def run(self, tasks: Sequence[Task], *, streams: int, speculate: bool) -> Counts:
+        """Runs all tasks, `streams` at a time."""
+        self._counts = Counts()
+        drafting = _Drafting(self._engine, self._counts) if speculate else None
+        done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        waiting = list(enumerate(tasks))[::-1]
+        session_id = 0
+        counts = self._counts
+
+        def sink(events: list[Event], step: StepStats | None) -> None:
+            started_at_s = time.perf_counter()
+            rejected = [event.error for event in events if isinstance(event, Rejected)]
+            assert not rejected, rejected
+            decided = [event for event in events if isinstance(event, Decided)]
+            for event in decided:
+                counts.num_tokens += len(event.token_ids)
+                counts.num_draft_tokens += event.num_draft_tokens
+                counts.num_accepted_tokens += event.num_accepted_tokens
+            if drafting is not None:
+                drafting.told(decided, session_id)
+            for event in decided:
+                if event.finish_reason is not None:
+                    open_next()
+                    done.put(None)
+            counts.spent("draft", time.perf_counter() - started_at_s)
+
+        def open_next() -> None:
+            if not waiting:
+                return
+            index, task = waiting.pop()
+            if drafting is not None:
+                drafting.opened(str(index), task.prompt_token_ids)
+            self._engine.submit(
+                Open(session_id=session_id, sequence=self._opened(index, task, speculate))
+            )
+
+        session_id = self._engine.attach(sink)
+        for _ in range(streams):
+            open_next()
+        for _ in tasks:
+            done.get(timeout=PATIENCE_S)
+        return counts
+
+    def _opened(self, index: int, task: Task, speculate: bool) -> OpenSequence:
+        is_random = task.temperature > 0
+        served = self._loaded.served
+        return OpenSequence(
+            sequence_id=str(index),
+            token_ids=list(task.prompt_token_ids),
+            prompt_length=len(task.prompt_token_ids),
+            sampling=Sampling(temperature=task.temperature, seed=index),
+            max_new_tokens=task.max_new_tokens,
+            stop_token_ids=frozenset() if is_random else served.eos_token_ids,
+            draft_wait=DraftWait.NEVER,
+            drafting=speculate,
+            num_speculative_tokens=served.max_num_speculative_tokens if speculate else 0,
+        )
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator["InProcessEngine"]:
+        self._engine.start()
+        try:
+            yield self
+        finally:
+            self._engine.stop()
+            self._engine.stopped.result(PATIENCE_S)
+
+
+class _Drafting:
+    """The drafter's part: histories, and a hint for each decision that asks for one."""
+
+    def __init__(self, engine: Engine, counts: Counts) -> None:
+        self._engine = engine
+        self._counts = counts
+        self._answerer = Answerer()
+        self._params = NgramParams(tie=Tie.LONGEST, tokens_per_match=DEFAULT_TOKENS_PER_MATCH)
+        self._texts: dict[str, IndexedText] = {}
+
+    def opened(self, sequence_id: str, token_ids: Sequence[int]) -> None:
+        text = IndexedText(params=self._params, max_tokens=1 << 20)
+        text.append(np.array(token_ids, dtype=np.uint32))
+        self._texts[sequence_id] = text
+
+    def told(self, decided: Sequence[Decided], session_id: int) -> None:
+        asking = []
+        for event in decided:
+            text = self._texts[event.sequence_id]
+            text.append(np.array(event.token_ids, dtype=np.uint32))
+            if event.finish_reason is not None:
+                del self._texts[event.sequence_id]
+            elif event.num_wanted_draft_tokens:
+                asking.append(event)
+        if not asking:
+            return
+        drafts = ask(
+            self._answerer,
+            [self._texts[event.sequence_id] for event in asking],
+            [min(event.num_wanted_draft_tokens, HINT_TOKENS) for event in asking],
+        )
+        hints = [
+            Hint(
+                sequence_id=event.sequence_id,
+                base_length=event.base_length + len(event.token_ids),
+                token_ids=token_ids,
+                matched_ngram_length=reach,
+            )
+            for event, (token_ids, reach) in zip(asking, drafts, strict=True)
+        ]
+        self._engine.submit(
+            Hints(session_id=session_id, hints=hints, received_at_s=time.monotonic())
+        )

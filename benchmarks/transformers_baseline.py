@@ -1,0 +1,50 @@
+"""transformers' own generation, the rival of every speed table."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from benchmarks.workloads import Task
+
+
+def generate(model: PreTrainedModel, tasks: Sequence[Task], streams: int, **options: object) -> int:
+    """Runs the tasks through `generate`, in batches padded on the left; returns output tokens."""
+    end = model.generation_config.eos_token_id
+    num_tokens = 0
+    for start in range(0, len(tasks), streams):
+        batch = tasks[start : start + streams]
+        width = max(len(task.prompt_token_ids) for task in batch)
+        padding = [width - len(task.prompt_token_ids) for task in batch]
+        input_ids = torch.tensor(
+            [
+                [end] * pad + list(task.prompt_token_ids)
+                for pad, task in zip(padding, batch, strict=True)
+            ]
+        )
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding])
+        limit = max(task.max_new_tokens for task in batch)
+        output = cast(Any, model).generate(
+            input_ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, **options
+        )
+        for row, task in zip(output[:, width:].tolist(), batch, strict=True):
+            length = row.index(end) + 1 if end in row else len(row)
+            num_tokens += min(length, task.max_new_tokens)
+    return num_tokens
+
+
+def generate_batch(model: PreTrainedModel, tasks: Sequence[Task]) -> int:
+    """Runs the tasks through transformers' continuous batching; returns output tokens."""
+    limit = max(task.max_new_tokens for task in tasks)
+    outputs = cast(Any, model).generate_batch(
+        [list(task.prompt_token_ids) for task in tasks],
+        generation_config=GenerationConfig(
+            max_new_tokens=limit,
+            do_sample=False,
+            eos_token_id=model.generation_config.eos_token_id,
+            pad_token_id=model.generation_config.pad_token_id,
+        ),
+        warmup=False,
+    )
+    return sum(len(output.generated_tokens) for output in outputs.values())

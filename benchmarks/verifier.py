@@ -1,0 +1,262 @@
+"""Tokens per second of the verifier's engine, against itself and against transformers.
+
+    python -m benchmarks.verifier [--model FOLDER] [--dtype bfloat16] [--json FILE]
+
+Greedy, on held-out rename prompts, one stream and 16, in one process: the engine with drafts from
+the drafter's own kernel and without, under `strict` and `fast` numerics; transformers' `generate`
+plain, with prompt lookup, as a left-padded batch of 16, and if asked for its continuous batching.
+Also text that never repeats, and how much of a step is not the forward pass. The whole of Tandem,
+over gRPC, is `benchmarks.end_to_end`.
+
+What is compared runs in turns, round after round, and a figure is the median over the rounds: a
+busy machine then slows down all alike. Compare figures of one run only. Tokens per second of
+processor time stand beside those of the clock: they say the same on a quiet machine, and are worth
+more on a busy one.
+"""
+
+import argparse
+import contextlib
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.in_process import Counts, InProcessEngine
+from benchmarks.transformers_baseline import generate, generate_batch
+from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from verifier.config import VerifierConfig
+
+BATCH = 16
+LOOKUP_TOKENS = 8
+
+Run = Callable[[Sequence[Task]], tuple[int, Counts | None]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One thing to measure: tasks, how to run them, and the tokens per second of each round, by
+    the clock and by the processor.
+    """
+
+    name: str
+    streams: int
+    tasks: Sequence[Task]
+    run: Run
+    max_rounds: int = 1 << 30
+    tokens_per_s: list[float] = field(default_factory=list)
+    tokens_per_cpu_s: list[float] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+
+    def measure(self) -> None:
+        started_at_s, cpu_started_at_s = time.perf_counter(), time.process_time()
+        num_tokens, counts = self.run(self.tasks)
+        self.tokens_per_cpu_s.append(num_tokens / (time.process_time() - cpu_started_at_s))
+        self.tokens_per_s.append(num_tokens / (time.perf_counter() - started_at_s))
+        if counts is not None:
+            self.counts.add(counts)
+
+
+# What is divided by what, and what to reach. Rows by name and streams.
+RATIOS: list[tuple[tuple[str, int], tuple[str, int], float | None]] = [
+    (("strict, speculation", 1), ("strict, plain", 1), 2.5),
+    (("strict, speculation", 1), ("transformers, prompt lookup", 1), 1.5),
+    (("strict, speculation", 1), ("fast, plain", 1), 2.0),
+    (("strict, speculation", BATCH), ("transformers, plain", BATCH), 2.0),
+    (("strict, speculation", BATCH), ("strict, plain", BATCH), None),
+    (("random text, speculation", 1), ("random text, plain", 1), 0.98),
+    (("random text, speculation", BATCH), ("random text, plain", BATCH), 0.98),
+    (("strict, plain", 1), ("fast, plain", 1), None),
+    (("strict, plain", BATCH), ("fast, plain", BATCH), None),
+    (("strict, speculation", 1), ("fast, speculation", 1), None),
+    (("strict, speculation", BATCH), ("fast, speculation", BATCH), None),
+]
+MAX_HOST_SHARE = 0.15
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--threads", type=int, default=1, help="of the model, in both systems")
+    parser.add_argument("--prompts", type=int, default=32, help="rename prompts, a multiple of 16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--generate-batch",
+        action="store_true",
+        help="also transformers' continuous batching, once; it may take minutes on a CPU",
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    with contextlib.ExitStack() as stack:
+        rows = _rows(arguments, stack)
+        for row in rows:
+            if row.max_rounds > 1:  # warm-up
+                row.run(row.tasks[: row.streams])
+        for number in range(arguments.rounds):
+            for row in rows:
+                if number < row.max_rounds:
+                    row.measure()
+                    print(
+                        f"round {number + 1}: {row.name}, {row.streams}: "
+                        f"{row.tokens_per_s[-1]:.0f} tokens/s",
+                        file=sys.stderr,
+                    )
+    result = _result(rows, arguments)
+    print(_table(result))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _rows(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Row]:
+    model = arguments.model.resolve()
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, arguments.dtype))
+    reference.eval()
+    renames = rename_tasks(model, arguments.prompts)
+    strangers = random_tasks(reference.config.vocab_size, min(BATCH, len(renames)))
+    engines = {}
+    for numerics in ("strict", "fast"):
+        config = VerifierConfig.model_validate(
+            {
+                "model": model,
+                "device": "cpu",
+                "dtype": arguments.dtype,
+                "threads": arguments.threads,
+                "numerics": numerics,
+            }
+        )
+        engines[numerics] = stack.enter_context(InProcessEngine(config).started())
+
+    def tandem(numerics: str, streams: int, speculate: bool) -> Run:
+        def run(tasks: Sequence[Task]) -> tuple[int, Counts]:
+            counts = engines[numerics].run(tasks, streams=streams, speculate=speculate)
+            return counts.num_tokens, counts
+
+        return run
+
+    def transformers(streams: int, **options: object) -> Run:
+        return lambda tasks: (generate(reference, tasks, streams, **options), None)
+
+    rows = []
+    for streams in (1, BATCH):
+        for numerics in ("strict", "fast"):
+            for speculate in (True, False):
+                name = f"{numerics}, {'speculation' if speculate else 'plain'}"
+                run = tandem(numerics, streams, speculate)
+                rows.append(Row(name=name, streams=streams, tasks=renames, run=run))
+        run = transformers(streams)
+        rows.append(Row(name="transformers, plain", streams=streams, tasks=renames, run=run))
+        if streams == 1:
+            run = transformers(1, prompt_lookup_num_tokens=LOOKUP_TOKENS)
+            name = "transformers, prompt lookup"
+            rows.append(Row(name=name, streams=1, tasks=renames, run=run))
+        for speculate in (True, False):
+            name = f"random text, {'speculation' if speculate else 'plain'}"
+            run = tandem("strict", streams, speculate)
+            rows.append(Row(name=name, streams=streams, tasks=strangers, run=run))
+    if arguments.generate_batch:
+        rows.append(
+            Row(
+                name="transformers, generate_batch",
+                streams=BATCH,
+                tasks=renames[:BATCH],
+                run=lambda tasks: (generate_batch(reference, tasks), None),
+                max_rounds=1,
+            )
+        )
+    return rows
+
+
+def _result(rows: Sequence[Row], arguments: argparse.Namespace) -> dict[str, object]:
+    by_key = {(row.name, row.streams): row for row in rows}
+    ratios = []
+    for above, below, reach in RATIOS:
+        one, other = by_key[above], by_key[below]
+        ratios.append(
+            {
+                "name": f"{above[0]} / {below[0]}, {above[1]}",
+                "ratio": _median_ratio(one.tokens_per_s, other.tokens_per_s),
+                "cpu_ratio": _median_ratio(one.tokens_per_cpu_s, other.tokens_per_cpu_s),
+                "reach": reach,
+            }
+        )
+    return {
+        "command": "python -m benchmarks.verifier",
+        "dtype": arguments.dtype,
+        "threads": arguments.threads,
+        "rounds": arguments.rounds,
+        "prompts": arguments.prompts,
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "ratios": ratios,
+        "rows": [
+            {
+                "name": row.name,
+                "streams": row.streams,
+                "median": statistics.median(row.tokens_per_s),
+                "cpu_median": statistics.median(row.tokens_per_cpu_s),
+                "tokens_per_s": row.tokens_per_s,
+                "tokens_per_cpu_s": row.tokens_per_cpu_s,
+                "counts": asdict(row.counts) if row.counts.num_steps else None,
+                "host_share": row.counts.host_share if row.counts.num_steps else None,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Of each round, whose parts ran next to each other; their median."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def _table(result: dict[str, object]) -> str:
+    lines = [
+        "| what | streams | tokens/s | of processor time | tokens/step | drafted per accepted "
+        "| ms/step | host share |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    rows = result["rows"]
+    ratios = result["ratios"]
+    assert isinstance(rows, list)
+    assert isinstance(ratios, list)
+    for row in rows:
+        cells = ["-"] * 4
+        if counts := row["counts"]:
+            phases = dict(counts["phase_durations_s"])
+            total_s = sum(phases.values()) - 2 * phases.get("draft", 0.0)
+            accepted = counts["num_accepted_tokens"]
+            cells = [
+                f"{counts['num_tokens'] / counts['num_steps'] / row['streams']:.2f}",
+                f"{counts['num_draft_tokens'] / accepted:.2f}" if accepted else "-",
+                f"{total_s / counts['num_steps'] * 1e3:.2f}",
+                f"{row['host_share']:.0%}",
+            ]
+        lines.append(
+            f"| {row['name']} | {row['streams']} | {row['median']:.0f} "
+            f"| {row['cpu_median']:.0f} | {' | '.join(cells)} |"
+        )
+    lines += ["", "| ratio | reach | here | by processor time |", "|---|---|---|---|"]
+    for ratio in ratios:
+        reach = "reported" if ratio["reach"] is None else f"{ratio['reach']:g}"
+        lines.append(
+            f"| {ratio['name']} | {reach} | {ratio['ratio']:.2f} | {ratio['cpu_ratio']:.2f} |"
+        )
+    for row in rows:
+        if row["name"] in ("strict, speculation", "strict, plain") and row["streams"] == BATCH:
+            lines.append(
+                f"| host share of a step, {row['name']}, {BATCH} | ≤ {MAX_HOST_SHARE:.0%} "
+                f"| {row['host_share']:.0%} | |"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
