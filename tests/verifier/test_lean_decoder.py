@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTra
 from tests.verifier.paged_model import (
     NUM_BLOCKS,
     SMALL,
-    SMALL_CONFIGS,
     PagedModel,
     make_small_model,
     some_tokens,
@@ -34,7 +33,7 @@ def logits_of(paged: PagedModel) -> torch.Tensor:
     return paged.run_in_chunks(token_ids, [120, 1, 3, 40], list(range(NUM_BLOCKS))[::-1])
 
 
-@pytest.mark.parametrize("name", list(SMALL_CONFIGS))
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
 def test_logits_are_those_of_transformers_modules(name: str) -> None:
     lean = make_small_model(name)
     assert is_lean(lean.model)

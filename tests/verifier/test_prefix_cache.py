@@ -114,7 +114,7 @@ class TestFinding:
         num_cached(world, TEXT[:20])
         counts = world.scheduler.counts
         queries = counts.num_prefix_cache_queries
-        assert num_cached(world, TEXT[:24], reads_prefix_cache=False) == 0
+        assert num_cached(world, TEXT[:24], rows_to_score=range(24)) == 0
         assert counts.num_prefix_cache_queries == queries
         assert num_cached(world, TEXT[:24]) == 20
         assert num_cached(world, TEXT[:25]) == 24
