@@ -1,6 +1,6 @@
 """Thousands of short random requests through one engine whose K/V blocks never suffice.
 
-    python -m benchmarks.soak [--requests 10000] [--num-kv-blocks 128] [--model FOLDER]
+    python -m benchmarks.soak [--requests 10000] [--num-kv-blocks 64] [--model FOLDER]
 
 Mixed lengths, priorities and salts, shared beginnings, right and wrong drafts, cancels; so few
 blocks that sequences are preempted all the time. Every text is asked for many times, and must come
@@ -204,7 +204,7 @@ class Soak:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--num-kv-blocks", type=int, default=128)
+    parser.add_argument("--num-kv-blocks", type=int, default=64)
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
     arguments = parser.parse_args()
     config = VerifierConfig(

@@ -80,6 +80,7 @@ class Scheduler:
         self.counts = SchedulerCounts()
         # Most rows of a step's prefill chunks whose law is told.
         self._max_scored_rows = max_scored_rows
+        self._most_blocks_in_step = max_num_batched_tokens // block_size + 1
         self._count_hint = count_hint
         self._num_arrivals = 0
 
@@ -101,7 +102,9 @@ class Scheduler:
             Those that run for the first time.
         """
         for sequence in self.running:
-            self._enter_full_blocks(sequence)
+            num_entered_tokens = sequence.num_entered_blocks * self.block_size
+            if sequence.num_computed_tokens - num_entered_tokens >= self.block_size:
+                self._enter_full_blocks(sequence)
         opened = []
         num_awaited_blocks: int | None = None
         while self.waiting and len(self.running) < self.max_num_seqs:
@@ -129,29 +132,30 @@ class Scheduler:
         num_drafting = sum(s.has_draft for s in decoding)
         scheduled = []
         for sequence in decoding:
-            num_own_blocks = self._num_missing_blocks(sequence, 1)
-            room = self._room(sequence, num_own_blocks + num_draft_blocks) - 1
+            num_blocks = self._num_blocks_with_next(sequence)
+            room = (num_blocks + num_draft_blocks) * self.block_size
+            room -= sequence.num_computed_tokens + 1
             draft_token_ids = self._draft_of(sequence, draft_budget, num_drafting, room)
             num_drafting -= sequence.has_draft
             draft_budget -= len(draft_token_ids)
             budget -= len(draft_token_ids)
-            num_taken = self._num_missing_blocks(sequence, 1 + len(draft_token_ids))
-            num_draft_blocks -= num_taken - num_own_blocks
-            num_spare_blocks -= num_taken - num_own_blocks
             scheduled.append(self._scheduled(sequence, 1, draft_token_ids))
+            num_draft_blocks -= len(sequence.block_table) - num_blocks
+            num_spare_blocks -= len(sequence.block_table) - num_blocks
         scored_rows = self._max_scored_rows
         for i, sequence in enumerate(prefilling):
             # The first one's next block is set aside.
-            num_own_blocks = self._num_missing_blocks(sequence, 1) if i == 0 else 0
-            room = self._room(sequence, num_own_blocks + num_spare_blocks)
+            num_blocks = len(sequence.block_table) if i else self._num_blocks_with_next(sequence)
+            room = (num_blocks + num_spare_blocks) * self.block_size
+            room -= sequence.num_computed_tokens
             num_missing = min(_num_missing_tokens(sequence), sequence.longest_chunk(scored_rows))
             num_tokens = min(num_missing, budget, room)
             if num_tokens <= 0:
                 continue
             scored_rows -= len(sequence.scored_rows(num_tokens))
             budget -= num_tokens
-            num_spare_blocks -= self._num_missing_blocks(sequence, num_tokens) - num_own_blocks
             scheduled.append(self._scheduled(sequence, num_tokens, []))
+            num_spare_blocks -= len(sequence.block_table) - num_blocks
         return scheduled
 
     def finish(self, sequence: Sequence) -> None:
@@ -234,8 +238,13 @@ class Scheduler:
                 s for s in self.running if not s.is_prefilling and not s.lacks_awaited_draft
             ]
             prefilling = [s for s in self.running if s.is_prefilling]
-            num_needed = sum(self._num_missing_blocks(s, 1) for s in (*decoding, *prefilling[:1]))
-            num_spare = self.block_pool.num_available - num_needed
+            # At most one block each; counted only when the step might feel the difference.
+            num_spare = self.block_pool.num_available - len(self.running)
+            if num_spare <= self._most_blocks_in_step:
+                num_spare = self.block_pool.num_available - sum(
+                    self._num_blocks_with_next(s) - len(s.block_table)
+                    for s in (*decoding, *prefilling[:1])
+                )
             if num_spare >= 0:
                 return decoding, prefilling, num_spare
             self._preempt(self.running[-1])
@@ -277,15 +286,10 @@ class Scheduler:
             cache_salt=sequence.cache_salt,
         )
 
-    def _num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that a sequence lacks to compute that many more tokens."""
-        needed = self.num_blocks_for(sequence.num_computed_tokens + num_tokens)
-        return max(0, needed - len(sequence.block_table))
-
-    def _room(self, sequence: Sequence, num_blocks: int) -> int:
-        """Tokens that a sequence can compute with that many more blocks."""
-        num_blocks += len(sequence.block_table)
-        return num_blocks * self.block_size - sequence.num_computed_tokens
+    def _num_blocks_with_next(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence holds, and the one it lacks for one more token."""
+        num_held = len(sequence.block_table)
+        return num_held + (sequence.num_computed_tokens == num_held * self.block_size)
 
     # The step
 
@@ -307,12 +311,13 @@ class Scheduler:
         self, sequence: Sequence, num_new_tokens: int, draft_token_ids: list[int]
     ) -> ScheduledSequence:
         num_tokens = sequence.num_computed_tokens + num_new_tokens + len(draft_token_ids)
-        longest = min(sequence.max_length, len(sequence.token_ids) + _RUN_AHEAD_TOKENS)
-        self.block_pool.extend(
-            sequence.block_table,
-            self.num_blocks_for(num_tokens),
-            run_blocks=self.num_blocks_for(longest) - len(sequence.block_table),
-        )
+        if num_tokens > len(sequence.block_table) * self.block_size:
+            longest = min(sequence.max_length, len(sequence.token_ids) + _RUN_AHEAD_TOKENS)
+            self.block_pool.extend(
+                sequence.block_table,
+                self.num_blocks_for(num_tokens),
+                run_blocks=self.num_blocks_for(longest) - len(sequence.block_table),
+            )
         return ScheduledSequence(
             sequence=sequence,
             num_new_tokens=num_new_tokens,

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PreTra
 from tests.verifier.paged_model import (
     NUM_BLOCKS,
     SMALL,
+    SMALL_CONFIGS,
     PagedModel,
     make_small_model,
     some_tokens,

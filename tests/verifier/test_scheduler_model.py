@@ -201,6 +201,17 @@ class TestPreemption:
         assert max(drafted) > 0
         assert world.told[second.sequence_id] == continue_by(hashed, [1] * 9, 20)
 
+    def test_it_comes_back_when_there_is_room_for_all_of_it_and_not_before(self) -> None:
+        world = ScheduledWorld(
+            num_blocks=14, max_num_seqs=2, max_num_batched_tokens=8, has_prefix_cache=False
+        )
+        first = world.open([0] * 9, 46)
+        second = world.open([1] * 21, 30)
+        world.run_to_end(max_num_steps=200)
+        assert not first.is_preempted
+        assert second.is_preempted
+        assert world.scheduler.counts.num_preemptions == 1, "computed again for nothing"
+
     def test_it_is_computed_again_from_what_is_still_cached(self) -> None:
         def num_computed(has_prefix_cache: bool) -> int:
             world = ScheduledWorld(num_blocks=12, max_num_seqs=2, has_prefix_cache=has_prefix_cache)

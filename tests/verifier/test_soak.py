@@ -5,6 +5,8 @@ With a scripted model; `python -m benchmarks.soak` does the same with a real one
 
 import tracemalloc
 
+import pytest
+
 from benchmarks.soak import Soak
 from tests.verifier.running_engine import RecordingObserver, start_engine_with
 from verifier.engine import StepRecord
@@ -23,6 +25,7 @@ class ForgetfulObserver(RecordingObserver):
         pass
 
 
+@pytest.mark.timeout(400)
 def test_ten_thousand_requests_leave_nothing_behind() -> None:
     running = start_engine_with(
         num_blocks=48,
