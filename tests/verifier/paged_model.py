@@ -61,7 +61,7 @@ DENSE_CONFIGS: dict[str, Any] = {
 # Which tokens meet in an expert's product depends on the batch: no padding makes that strict.
 EXPERT_CONFIGS: dict[str, Any] = {
     "qwen3_moe": lambda: Qwen3MoeConfig(
-        **SMALL | {"head_dim": 32}, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48
+        **SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48
     ),
 }
 SMALL_CONFIGS = DENSE_CONFIGS | EXPERT_CONFIGS
