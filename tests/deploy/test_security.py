@@ -112,6 +112,23 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_what_no_policy_admits_is_denied_both_ways(variant: str) -> None:
+    denials = [
+        policy["spec"]
+        for policy in of_kind(variant, "NetworkPolicy")
+        if not {"ingress", "egress"} & set(policy["spec"])
+    ]
+    for workload in workloads(variant):
+        denied = {
+            way
+            for policy in denials
+            if selects(policy["podSelector"], workload.labels)
+            for way in policy["policyTypes"]
+        }
+        assert denied == {"Ingress", "Egress"}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_only_those_who_must_are_let_in(variant: str) -> None:
     _, *components = VARIANTS[variant]
     expected = {
