@@ -27,7 +27,12 @@ from benchmarks.drafter_kernels import (
     TextCost,
     measure_kernels,
 )
-from benchmarks.drafter_policies import PolicyFigure, held_out_texts, measure_policy, policies
+from benchmarks.drafter_policies import (
+    PolicyFigure,
+    measure_policy,
+    measure_pooled_policy,
+    policies,
+)
 from benchmarks.drafter_wire import (
     BatchCost,
     RoundTrip,
@@ -36,6 +41,7 @@ from benchmarks.drafter_wire import (
     measure_round_trips,
     measure_throughput,
 )
+from benchmarks.held_out_texts import held_out_texts
 from benchmarks.services import running_service
 from benchmarks.workloads import BUNDLED_MODEL
 
@@ -111,14 +117,15 @@ def measure_all_policies() -> tuple[list[PolicyFigure], list[str]]:
     print(f"{'':38}" + "".join(f"{f'{len(t)} {kind}':>18}" for kind, t in texts.items()))
     figures = []
     for policy in policies():
-        row = [measure_policy(policy, kind, found) for kind, found in texts.items()]
-        print(
-            f"{row[0].policy:38}"
-            + "".join(
-                f"{f'{r.tokens_per_step:.2f} / {r.drafted_per_accepted:.2f}':>18}" for r in row
+        for measure in (measure_policy, measure_pooled_policy):
+            row = [measure(policy, kind, found) for kind, found in texts.items()]
+            print(
+                f"{row[0].policy:38}"
+                + "".join(
+                    f"{f'{r.tokens_per_step:.2f} / {r.drafted_per_accepted:.2f}':>18}" for r in row
+                )
             )
-        )
-        figures += row
+            figures += row
     for note in notes:
         print(f"not measured: {note}")
     return figures, notes
@@ -158,9 +165,8 @@ async def _measure_wire(
     for num_sequences in BATCHES:
         cost = await measure_batch_cost(num_sequences, num_steps=2 * num_steps)
         print(
-            f"{num_sequences:4} sequences  parse {cost.parse_us:.0f}, check {cost.check_us:.0f}, "
-            f"take {cost.take_us:.0f}, kernel and proposals {cost.kernel_us:.0f}, "
-            f"respond {cost.respond_us:.0f}, serialize {cost.serialize_us:.0f}"
+            f"{num_sequences:4} sequences  read {cost.read_us:.0f}, answer {cost.answer_us:.0f}, "
+            f"respond {cost.respond_us:.0f}; index, after that, {cost.index_us:.0f}"
         )
         costs.append(cost)
     return trips, throughputs, costs

@@ -42,6 +42,7 @@ from drafter.ngram_index import (
     DISJOINT,
     DRAFT_DISTANCE,
     DRAFT_LENGTH,
+    EARLIEST,
     END_BITS,
     END_MASK,
     INDEXED,
@@ -59,6 +60,7 @@ from drafter.ngram_index import (
     TOKENS_PER_MATCH,
     catch_up_table,
     directory_entry,
+    equal_tokens,
     find,
     find_in_chunk,
     hash_at,
@@ -68,11 +70,13 @@ from drafter.ngram_index import (
     slot_bits_of,
     tag_of,
 )
-from drafter.proposer import MAX_REACH_TOKENS
 
 DONE, BEHIND, MUST_GROW = range(3)
 """What became of a text in a call: answered; the budget ran out; its table `status - MUST_GROW`
 must grow first."""
+
+MAX_REACH_TOKENS = 64
+"""How far back a match is followed to say how good it is."""
 
 MAX_CHAINED_TOKENS = 64
 """How far past the end of the text a chained draft goes."""
@@ -147,6 +151,38 @@ def choose(
 
 
 @kernel
+def look_through(
+    tokens: int, first_end: int, last: int, n: int, end: int, tie: int, first: int, second: int
+) -> tuple[int, int]:
+    """Adds to what an index found what the tokens say that it does not hold yet.
+
+    Args:
+        tokens: address of the text.
+        first_end: first end of an n-gram that is not in the index.
+        last: last end that counts.
+        n: size of the n-gram.
+        end: where the n-gram itself ends.
+        tie: which policy.
+        first: an end of it that the index holds; 0: none.
+        second: the latest such end.
+
+    Returns:
+        (end, latest end), see `match_text`.
+    """
+    token = load_u32(tokens + 4 * (end - 1))
+    for other in range(max(n, first_end), last + 1):
+        if load_u32(tokens + 4 * (other - 1)) == token and equal_tokens(
+            tokens + 4 * (other - n), tokens + 4 * (end - n), n
+        ):
+            if first == 0 or tie == LATEST:
+                first = other
+            second = other
+            if tie == EARLIEST:
+                break
+    return first, second
+
+
+@kernel
 def match_text(
     header: int,
     mixed: npt.NDArray[np.uint64],
@@ -156,7 +192,7 @@ def match_text(
     """Finds the longest n-gram at the end of a text that occurred before.
 
     Args:
-        header: address of the text, whose index is up to date.
+        header: address of the text; what its index lacks is looked through.
         mixed: the mixed hashes of its last n tokens, at [n].
         chunks: the addresses of the chunks that they belong to, at [n].
         longest: largest n.
@@ -167,7 +203,8 @@ def match_text(
     min_ngram = load_i64(header + 8 * MIN_NGRAM)
     tokens = load_i64(header + 8 * TOKENS)
     length = load_i64(header + 8 * LENGTH)
-    slot_words = 2 if load_i64(header + 8 * TIE) == LONGEST else 1
+    tie = load_i64(header + 8 * TIE)
+    slot_words = 2 if tie == LONGEST else 1
     for n in range(longest, min_ngram - 1, -1):
         table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
         slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
@@ -175,6 +212,10 @@ def match_text(
         first, second = find_in_chunk(
             chunks[n], slot_bits, slot_words, tokens, mixed[n], pattern, n
         )
+        next_end = load_i64(table + 8 * NEXT_END)
+        last = last_end(header, n)
+        if next_end <= last and (first == 0 or tie != EARLIEST):
+            first, second = look_through(tokens, next_end, last, n, length, tie, first, second)
         if first != 0:
             return n, first, second
     return 0, 0, 0
@@ -200,11 +241,10 @@ def match_draft(
 ) -> tuple[int, int, int]:
     """Finds the longest n-gram at the end of text + draft that occurred before in the two.
 
-    The index holds what ends far enough before the end of the text; the rest is a few tokens, and
-    is looked through.
+    What the index does not hold is a few tokens, and is looked through.
 
     Args:
-        header: address of the text, whose index is up to date.
+        header: address of the text.
         base: of the polynomial.
         draft: address of the draft.
         end: of text + draft.
@@ -227,9 +267,9 @@ def match_draft(
             hash_ = hash_ * base + np.uint64(pattern[i])
         table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
         first, second = find(table, slot_words, tokens, mix(hash_), pattern.ctypes.data, n)
-        if first == 0 or tie != 0:
+        if first == 0 or tie != EARLIEST:
             lag = n if disjoint else 1
-            for other in range(max(n, last_end(header, n) + 1), end - lag + 1):
+            for other in range(max(n, load_i64(table + 8 * NEXT_END)), end - lag + 1):
                 is_equal = True
                 for i in range(n):
                     if token_at(tokens, length, draft, other - n + i) != pattern[i]:
@@ -239,7 +279,7 @@ def match_draft(
                     if first == 0 or tie == LATEST:
                         first = other
                     second = other
-                    if tie == 0:
+                    if tie == EARLIEST:
                         break
         if first != 0:
             return n, first, second
@@ -259,7 +299,7 @@ def draft_of(
     """Writes what may come next.
 
     Args:
-        header: address of the text, whose index is up to date.
+        header: address of the text.
         base: of the polynomial.
         mixed: the mixed hashes of its last n tokens, at [n].
         chunks: the addresses of the chunks that they belong to, at [n].
@@ -379,8 +419,9 @@ def prefetch_slots(
     base: np.uint64,
     mixed: npt.NDArray[np.uint64],
     chunks: npt.NDArray[np.int64],
+    enters: bool,
 ) -> None:
-    """Asks for the slots of a text's last n-grams, and of the first that are to be entered."""
+    """Asks for the slots of a text's last n-grams, and of the first if some are to be entered."""
     if load_i64(header + 8 * INDEXED) == 0:
         return
     tokens = load_i64(header + 8 * TOKENS)
@@ -394,7 +435,7 @@ def prefetch_slots(
             chunks[n] = load_i64(directory_entry(table, mixed[n]))
             prefetch(chunks[n] + 4 * slot_words * home_of(mixed[n], slot_bits))
         next_end = load_i64(table + 8 * NEXT_END)
-        if next_end <= last_end(header, n):
+        if enters and next_end <= last_end(header, n):
             spread = mix(hash_at(tokens, next_end, n, base))
             chunk = load_i64(directory_entry(table, spread))
             prefetch(chunk + 4 * slot_words * home_of(spread, slot_bits))
@@ -422,6 +463,16 @@ def catch_up(
         if load_i64(table + 8 * NEXT_END) <= last_end(header, min_ngram + index):
             return BEHIND, spent
     return DONE, spent
+
+
+@kernel
+def lacks(header: int) -> int:
+    """Returns how many n-grams are missing in the table that lacks most of a size."""
+    if load_i64(header + 8 * INDEXED) == 0:
+        return 0
+    n = load_i64(header + 8 * MAX_NGRAM)
+    table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
+    return last_end(header, n) + 1 - load_i64(table + 8 * NEXT_END)
 
 
 @kernel
@@ -460,23 +511,28 @@ def answer_texts(
     wanted: npt.NDArray[np.int64],
     base: np.uint64,
     budget: int,
+    most_lacking: int,
     draft_starts: npt.NDArray[np.int64],
     drafts: npt.NDArray[np.uint32],
     draft_lengths: npt.NDArray[np.int64],
     reaches: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
     statuses: npt.NDArray[np.int64],
 ) -> int:
-    """Brings indexes up to date and answers those that are.
+    """Brings indexes up to date and answers those that are, or nearly so.
 
     Args:
         headers: addresses of the texts, each once, [num_texts].
         wanted: most tokens of each draft; 0: the index only, [num_texts].
         base: of the polynomial.
         budget: how many n-grams may be entered in all; what is left over is `BEHIND`.
+        most_lacking: a text whose tables lack so few n-grams each, and of which a draft is wanted,
+            is answered as it is: they are looked through, and stay to be entered.
         draft_starts: where in `drafts` each draft goes, [num_texts].
         drafts: takes the drafts.
         draft_lengths: takes their lengths, [num_texts].
         reaches: takes how far back the matches reach, [num_texts].
+        lengths: takes how many tokens each text has, [num_texts].
         statuses: takes what became of each text, [num_texts].
 
     Returns:
@@ -487,6 +543,7 @@ def answer_texts(
     chunks = np.empty((_GROUP, _MAX_SIZES + 1), dtype=np.int64)
     block = np.empty(BLOCK, dtype=np.uint64)
     addresses = np.empty(BLOCK, dtype=np.int64)
+    is_near = np.zeros(_GROUP, dtype=np.bool_)
     pattern = np.empty(_MAX_SIZES, dtype=np.uint32)
     num_texts = len(headers)
     for t in range(min(_GROUP, num_texts)):
@@ -502,10 +559,16 @@ def answer_texts(
         for t in range(group, stop):
             hash_suffixes(headers[t], base, mixed[t - group])
         for t in range(group, stop):
-            prefetch_slots(headers[t], base, mixed[t - group], chunks[t - group])
+            is_near[t - group] = wanted[t] > 0 and lacks(headers[t]) <= most_lacking
+            prefetch_slots(
+                headers[t], base, mixed[t - group], chunks[t - group], not is_near[t - group]
+            )
         for t in range(group, stop):
-            statuses[t], cost = catch_up(headers[t], base, budget - spent, block, addresses)
-            spent += cost
+            statuses[t] = DONE
+            if not is_near[t - group]:
+                statuses[t], cost = catch_up(headers[t], base, budget - spent, block, addresses)
+                spent += cost
+            lengths[t] = load_i64(headers[t] + 8 * LENGTH)
             draft_lengths[t] = 0
             reaches[t] = 0
             if load_i64(headers[t] + 8 * INDEXED) == 0 and wanted[t] > 0:

@@ -21,7 +21,6 @@ from drafter.service import SERVICE_NAME, DrafterServicer
 from drafter.snapshotter import Snapshotter
 from servicekit.logs import Logger
 from servicekit.server import Server
-from tandem.v1 import drafter_pb2_grpc
 
 
 class DrafterServer:
@@ -99,7 +98,7 @@ class DrafterServer:
             registry=registry,
             logger=logger,
         )
-        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self.servicer, self.server.grpc)
+        self.servicer.add_to_server(self.server.grpc)
 
     async def start(self) -> None:
         """Binds every port, then gets ready; meanwhile RPCs are refused."""

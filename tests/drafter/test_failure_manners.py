@@ -11,7 +11,7 @@ import pytest
 
 from drafter.turns import PAUSE_S, SLICE_S, Turn, Turns
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import FakeClock, ProposeCall, StartDrafter, ask
+from tests.drafter.running_drafter import FakeClock, ProposeCall, RunningDrafter, StartDrafter, ask
 
 REPLAYED_TOKENS = 131_072
 DELTA_TOKENS = 8_192
@@ -169,7 +169,7 @@ async def test_who_gives_up_waiting_for_a_turn_holds_nobody_up() -> None:
 NUM_UNREAD = 100
 
 
-async def ask_without_reading(stream: ProposeCall) -> None:
+async def ask_without_reading(running: RunningDrafter, stream: ProposeCall) -> None:
     """Asks for 20 MB of answers in a few hundred bytes, so that nothing but reading holds it up."""
     first = 2**32 - 40_000
     token_ids = [*range(first, first + 40_000), *range(first, first + 5)]
@@ -177,6 +177,7 @@ async def ask_without_reading(stream: ProposeCall) -> None:
         piece = token_ids[base : base + DELTA_TOKENS]
         delta = pb.SequenceDelta(sequence_id="unread", base_length=base, token_ids=piece)
         await ask(stream, pb.ProposeRequest(sequences=[delta]))
+    await running.indexed()
     again = pb.SequenceDelta(
         sequence_id="unread", base_length=len(token_ids), max_draft_tokens=40_000
     )
@@ -187,7 +188,7 @@ async def ask_without_reading(stream: ProposeCall) -> None:
 async def test_a_client_that_stops_reading_is_disconnected(start_drafter: StartDrafter) -> None:
     running = await start_drafter(unread_timeout_s=0.3)
     stream = running.open_stream()
-    await ask_without_reading(stream)
+    await ask_without_reading(running, stream)
     await asyncio.wait_for(running.drafter.servicer._no_streams.wait(), 30)
     # Nothing is read yet, and what was held for the stream goes as at any stream's end.
     assert running.drafter.store.num_sequences == 1
@@ -216,7 +217,7 @@ async def test_bystanders_notice_nothing_of_a_client_that_does_not_read(
     running = await start_drafter(unread_timeout_s=0.3)
     bystander, silent = running.open_stream(), running.open_stream()
     await ask(bystander, live_batch(0))
-    await ask_without_reading(silent)
+    await ask_without_reading(running, silent)
     step = 0
     async with asyncio.timeout(30):
         while running.drafter.servicer._num_streams == 2:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafter import ngram_index
+from drafter.answerer import MOST_LACKING
 from drafter.indexed_text import IndexedText
 from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
 from tests.drafter import brute_force
@@ -32,14 +33,14 @@ PARTS = st.lists(
 
 
 class GrowingText:
-    """One text three times: indexed, scanned, and in the oracle."""
+    """One text four times: indexed, scanned, indexed only now and then, and in the oracle."""
 
     def __init__(self, params: NgramParams) -> None:
         self.params = params
         self.context: list[int] = []
         self.texts = [
             IndexedText(params=replace(params, algorithm=algorithm), max_tokens=MAX_TOKENS)
-            for algorithm in Algorithm
+            for algorithm in (*Algorithm, Algorithm.INDEX)
         ]
         self.oracle = brute_force.Drafter(params)
 
@@ -54,7 +55,13 @@ class GrowingText:
     def ask(self, max_draft_tokens: int) -> bool:
         """Returns whether there was a draft."""
         expected = self.oracle.propose(self.context, max_draft_tokens)
-        for found in ask(self.texts, [max_draft_tokens] * len(self.texts)):
+        *prompt, late = self.texts
+        if len(self.context) % 5 == 0:
+            ask([late], [0])
+        for found in (
+            *ask(prompt, [max_draft_tokens] * len(prompt)),
+            *ask([late], [max_draft_tokens], most_lacking=MOST_LACKING),
+        ):
             assert found == expected, f"{self.params} {max_draft_tokens} on {self.context}"
         return expected is not None
 
