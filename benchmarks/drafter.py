@@ -9,6 +9,7 @@ best round counts beside the median, since a round is a fraction of a millisecon
 import argparse
 import asyncio
 import concurrent.futures
+import itertools
 import json
 import multiprocessing
 import platform
@@ -46,6 +47,8 @@ from benchmarks.services import running_service
 from benchmarks.workloads import BUNDLED_MODEL
 
 BATCHES = (1, 64, 256)
+PAUSES_S = (0.005, 0.0)
+"""A verifier's step lies between two requests; and without any pause."""
 
 
 def main() -> None:
@@ -141,12 +144,17 @@ async def _measure_wire(
     )
     trips, throughputs, costs = [], [], []
     with running_service("drafter") as drafter, running_service("benchmarks.echo_server") as echo:
-        for num_sequences in BATCHES:
+        for pause_s, num_sequences in itertools.product(PAUSES_S, BATCHES):
             trip = await measure_round_trips(
-                drafter, echo, num_sequences, num_rounds=num_rounds, num_steps=num_steps
+                drafter,
+                echo,
+                num_sequences,
+                pause_s=pause_s,
+                num_rounds=num_rounds,
+                num_steps=num_steps,
             )
             print(
-                f"{num_sequences:4} sequences"
+                f"{num_sequences:4} sequences, {trip.pause_ms:.0f} ms apart"
                 f"  {trip.drafter_p50_ms:.2f} /{trip.drafter_p99_ms:5.2f}"
                 f"   echo {trip.echo_p50_ms:.2f} /{trip.echo_p99_ms:5.2f}"
                 f"   {trip.drafter_p50_ms / trip.echo_p50_ms:.1f} x"

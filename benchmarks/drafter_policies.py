@@ -17,7 +17,8 @@ from drafter.history import History
 from drafter.messages import Keep
 from drafter.ngram_params import NgramParams, Overlap, Tie
 from drafter.pool_drafts import PoolDrafts
-from drafter.pool_store import PoolLimits, PoolStore
+from drafter.pool_records import PoolLimits
+from drafter.pool_store import PoolStore
 
 _POOL_LIMITS = PoolLimits(max_pool_bytes=1 << 28, max_pools_bytes=1 << 29, pool_ttl_s=1e9)
 

@@ -33,6 +33,8 @@ VOCABULARY = 4000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrip:
     num_sequences: int
+    pause_ms: float
+    """Between an answer and the next request, as a verifier's step takes; 0: none."""
     drafter_p50_ms: float
     drafter_p99_ms: float
     echo_p50_ms: float
@@ -61,13 +63,19 @@ class BatchCost:
 
 
 async def measure_round_trips(
-    drafter: str, echo: str, num_sequences: int, *, num_rounds: int, num_steps: int
+    drafter: str,
+    echo: str,
+    num_sequences: int,
+    *,
+    pause_s: float,
+    num_rounds: int,
+    num_steps: int,
 ) -> RoundTrip:
     """Rounds to the one and to the other by turns."""
     async with grpc.aio.insecure_channel(drafter) as ours, grpc.aio.insecure_channel(echo) as bare:
         stream: Stream = ours.stream_stream(PROPOSE_METHOD)()
         echo_stream: Stream = bare.stream_stream(ECHO_METHOD)()
-        steps = Steps(f"rtt{num_sequences}", num_sequences)
+        steps = Steps(f"rtt{num_sequences}-{pause_s}", num_sequences)
         for request in steps.creations():
             await _exchange(stream, request)
         size, took_ms, echo_ms = 0, [], []
@@ -75,12 +83,14 @@ async def measure_round_trips(
             requests = [next(steps) for _ in range(num_steps)]
             sizes = []
             for request in requests:
+                await asyncio.sleep(pause_s)
                 start_s = time.perf_counter()
                 sizes.append(len(await _exchange(stream, request)))
                 took_ms.append((time.perf_counter() - start_s) * 1e3)
             size = round(statistics.mean(sizes))
             await _exchange(echo_stream, size.to_bytes(8, "little"))
             for request in requests:
+                await asyncio.sleep(pause_s)
                 start_s = time.perf_counter()
                 await _exchange(echo_stream, request)
                 echo_ms.append((time.perf_counter() - start_s) * 1e3)
@@ -89,6 +99,7 @@ async def measure_round_trips(
         echo_stream.cancel()
     return RoundTrip(
         num_sequences=num_sequences,
+        pause_ms=pause_s * 1e3,
         drafter_p50_ms=statistics.median(took_ms),
         drafter_p99_ms=statistics.quantiles(took_ms, n=100)[98],
         echo_p50_ms=statistics.median(echo_ms),

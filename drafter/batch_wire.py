@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.jit import kernel
-from drafter.kernel_memory import load_u32, signed
+from drafter.kernel_memory import load_u8, load_u32, load_unaligned_u64, signed, store_u8
 from drafter.sequence_table import MAX_ID_BYTES, hash_id, same_bytes
 
 # ProposeRequest, ProposeResponse
@@ -51,16 +51,19 @@ OPEN, APPENDED, NO_MATCH, DRAFT, POOL_DRAFT, REFUSED = range(6)
 # A proposal without its id and tokens: every number at its longest, all tags and lengths.
 _PROPOSAL_BYTES = 40
 _MAX_VARINT_BYTES = 5
+_HIGH_BITS = np.uint64(0x8080808080808080)
 
 
 @kernel
-def read_varint(payload: npt.NDArray[np.uint8], at: int, end: int) -> tuple[int, int]:
+def read_varint(data: int, at: int, end: int) -> tuple[int, int]:
     """Returns (a number under 2^32, where what follows it begins); (0, -1): it is irregular."""
+    if at < end:
+        byte = signed(load_u8(data + at))
+        if byte < 0x80:
+            return byte, at + 1
     value = 0
-    for i in range(_MAX_VARINT_BYTES):
-        if at + i >= end:
-            break
-        byte = signed(payload[at + i])
+    for i in range(min(_MAX_VARINT_BYTES, end - at)):
+        byte = signed(load_u8(data + at + i))
         value |= (byte & 0x7F) << (7 * i)
         if byte < 0x80:
             if value >> 32:
@@ -70,62 +73,66 @@ def read_varint(payload: npt.NDArray[np.uint8], at: int, end: int) -> tuple[int,
 
 
 @kernel
-def _scan_delta(
-    payload: npt.NDArray[np.uint8], at: int, end: int, row: npt.NDArray[np.int64]
-) -> bool:
-    """Reads one SequenceDelta, payload[at:end]; returns whether it is regular."""
-    row[ID_BYTES] = 0
-    row[BASE] = 0
-    row[TOKENS_START] = 0
-    row[TOKENS_END] = 0
-    row[NUM_TOKENS] = 0
-    row[MOST_DRAFT_TOKENS] = 0
-    row[LENGTH_LIMIT] = 0
-    row[IS_PLAIN] = 1
+def _is_ascii(address: int, num_bytes: int) -> bool:
+    whole = num_bytes & ~7
+    bits = np.uint64(0)
+    for i in range(0, whole, 8):
+        bits |= load_unaligned_u64(address + i)
+    for i in range(whole, num_bytes):
+        bits |= np.uint64(load_u8(address + i))
+    return not bits & _HIGH_BITS
+
+
+@kernel
+def _scan_delta(data: int, at: int, end: int, rows: npt.NDArray[np.int64], i: int) -> bool:
+    """Reads one SequenceDelta, bytes [at, end), into row i; returns whether it is regular."""
+    id_start, id_bytes, base, most_draft_tokens, length_limit = 0, 0, 0, 0, 0
+    tokens_start, tokens_end, num_tokens, is_plain = 0, 0, 0, 1
     while at < end:
-        tag = signed(payload[at])
+        tag = signed(load_u8(data + at))
         field, kind = tag >> 3, tag & 7
-        value, at = read_varint(payload, at + 1, end)
+        value, at = read_varint(data, at + 1, end)
         if at < 0:
             return False
         if kind == _BYTES:
             if value > end - at:
                 return False
             if field == SEQUENCE_ID:
-                row[ID_START] = at
-                row[ID_BYTES] = value
-            elif field == TOKEN_IDS and row[TOKENS_END] == 0:
-                row[TOKENS_START] = at
-                row[TOKENS_END] = at + value
+                id_start, id_bytes = at, value
+            elif field == TOKEN_IDS and tokens_end == 0:
+                tokens_start, tokens_end = at, at + value
             elif field == PARAMS:
-                row[IS_PLAIN] = 0  # protobuf's parser says whether they are well formed
+                is_plain = 0  # protobuf's parser says whether they are well formed
             else:
                 return False
             at += value
         elif kind != _VARINT:
             return False
         elif field == BASE_LENGTH:
-            row[BASE] = value
+            base = value
         elif field == MAX_DRAFT_TOKENS:
-            row[MOST_DRAFT_TOKENS] = value
+            most_draft_tokens = value
         elif field == MAX_LENGTH:
-            row[LENGTH_LIMIT] = value
+            length_limit = value
         elif field != PROMPT_LENGTH:
             return False
-    start, num_bytes = row[ID_START], row[ID_BYTES]
-    if num_bytes < 1 or num_bytes > MAX_ID_BYTES:
-        return False
-    for i in range(start, start + num_bytes):
-        if payload[i] >= 0x80:
-            return False  # whether it is UTF-8 is not known here
-    at, stop = row[TOKENS_START], row[TOKENS_END]
-    while at < stop:
-        _, at = read_varint(payload, at, stop)
+    if id_bytes < 1 or id_bytes > MAX_ID_BYTES or not _is_ascii(data + id_start, id_bytes):
+        return False  # whether it is UTF-8 is not known here
+    at = tokens_start
+    while at < tokens_end:
+        _, at = read_varint(data, at, tokens_end)
         if at < 0:
             return False
-        row[NUM_TOKENS] += 1
-    if row[BASE] == 0:
-        row[IS_PLAIN] = 0
+        num_tokens += 1
+    rows[i, ID_START] = id_start
+    rows[i, ID_BYTES] = id_bytes
+    rows[i, BASE] = base
+    rows[i, TOKENS_START] = tokens_start
+    rows[i, TOKENS_END] = tokens_end
+    rows[i, NUM_TOKENS] = num_tokens
+    rows[i, MOST_DRAFT_TOKENS] = most_draft_tokens
+    rows[i, LENGTH_LIMIT] = length_limit
+    rows[i, IS_PLAIN] = is_plain if base > 0 else 0
     return True
 
 
@@ -149,33 +156,34 @@ def scan_request(
         heads: takes the batch id and how many releases there are, [2].
 
     Returns:
-        How many sequences there are; `IRREGULAR`: ask protobuf's parser, in the end nothing of
-        `rows` counts.
+        How many sequences there are; `IRREGULAR`: ask protobuf's parser, nothing of `rows` counts.
     """
+    data = payload.ctypes.data
     at, end, count = 0, len(payload), 0
     heads[0] = 0
     heads[1] = 0
     while at < end:
         start = at
-        tag = signed(payload[at])
-        value, at = read_varint(payload, at + 1, end)
+        tag = signed(load_u8(data + at))
+        value, at = read_varint(data, at + 1, end)
         if at < 0:
             return IRREGULAR
         if tag == SEQUENCES << 3 | _BYTES:
             if value > end - at or count == len(rows):
                 return IRREGULAR
-            row = rows[count]
-            row[START] = start
-            row[END] = at + value
-            if not _scan_delta(payload, at, at + value, row):
+            if not _scan_delta(data, at, at + value, rows, count):
                 return IRREGULAR
-            if row[NUM_TOKENS] > most_tokens:
-                return IRREGULAR
-            if row[NUM_TOKENS] > most_plain_tokens:
-                row[IS_PLAIN] = 0
-            row[ID_HASH] = hash_id(payload, row[ID_START], row[ID_BYTES], seed)
-            count += 1
             at += value
+            rows[count, START] = start
+            rows[count, END] = at
+            if rows[count, NUM_TOKENS] > most_tokens:
+                return IRREGULAR
+            if rows[count, NUM_TOKENS] > most_plain_tokens:
+                rows[count, IS_PLAIN] = 0
+            rows[count, ID_HASH] = hash_id(
+                data + rows[count, ID_START], rows[count, ID_BYTES], seed
+            )
+            count += 1
         elif tag == RELEASES << 3 | _BYTES:
             if value > end - at:
                 return IRREGULAR
@@ -185,13 +193,13 @@ def scan_request(
             heads[0] = value
         else:
             return IRREGULAR
-    if _has_same_ids(payload, rows, count):
+    if _has_same_ids(data, rows, count):
         return IRREGULAR
     return count
 
 
 @kernel
-def _has_same_ids(payload: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], count: int) -> bool:
+def _has_same_ids(data: int, rows: npt.NDArray[np.int64], count: int) -> bool:
     """Whether two sequences have one id."""
     size = 16
     while size < 2 * count:
@@ -205,7 +213,7 @@ def _has_same_ids(payload: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], c
                 rows[other, ID_HASH] == rows[i, ID_HASH]
                 and rows[other, ID_BYTES] == rows[i, ID_BYTES]
                 and same_bytes(
-                    payload, rows[other, ID_START], payload, rows[i, ID_START], rows[i, ID_BYTES]
+                    data + rows[other, ID_START], data + rows[i, ID_START], rows[i, ID_BYTES]
                 )
             ):
                 return True
@@ -215,38 +223,47 @@ def _has_same_ids(payload: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], c
 
 
 @kernel
-def _put_varint(out: npt.NDArray[np.uint8], at: int, value: int) -> int:
+def _put_varint(out: int, value: int) -> int:
+    """Writes a number to an address, and returns the address behind it."""
     while value >= 0x80:
-        out[at] = np.uint8((value & 0x7F) | 0x80)
+        store_u8(out, np.uint8((value & 0x7F) | 0x80))
         value >>= 7
-        at += 1
-    out[at] = np.uint8(value)
-    return at + 1
+        out += 1
+    store_u8(out, np.uint8(value))
+    return out + 1
 
 
 @kernel
 def _varint_bytes(value: int) -> int:
-    count = 1
-    while value >= 0x80:
-        value >>= 7
-        count += 1
-    return count
+    return 1 + (value >= 1 << 7) + (value >= 1 << 14) + (value >= 1 << 21) + (value >= 1 << 28)
 
 
 @kernel
-def _put_number(out: npt.NDArray[np.uint8], at: int, field: int, value: int) -> int:
+def _put_number(out: int, field: int, value: int) -> int:
     """Writes a field, which is left out if it is 0."""
     if value == 0:
-        return at
-    out[at] = np.uint8(field << 3 | _VARINT)
-    return _put_varint(out, at + 1, value)
+        return out
+    store_u8(out, np.uint8(field << 3 | _VARINT))
+    return _put_varint(out + 1, value)
 
 
 @kernel
-def _put_head(out: npt.NDArray[np.uint8], at: int, field: int, num_bytes: int) -> int:
+def _number_bytes(value: int) -> int:
+    return 0 if value == 0 else 1 + _varint_bytes(value)
+
+
+@kernel
+def _put_head(out: int, field: int, num_bytes: int) -> int:
     """Writes what comes before a field of so many bytes."""
-    out[at] = np.uint8(field << 3 | _BYTES)
-    return _put_varint(out, at + 1, num_bytes)
+    store_u8(out, np.uint8(field << 3 | _BYTES))
+    return _put_varint(out + 1, num_bytes)
+
+
+@kernel
+def _put_bytes(out: int, source: int, num_bytes: int) -> int:
+    for i in range(num_bytes):
+        store_u8(out + i, load_u8(source + i))
+    return out + num_bytes
 
 
 @kernel
@@ -268,7 +285,7 @@ def write_response(
     Args:
         payload: the request, for the ids.
         rows: the request's sequences, see `FIELDS`.
-        batch_id: of the request.
+        batch_id: of the request, under 2^32.
         outcomes: what became of each sequence; none is `OPEN`, [num_rows].
         lengths: how many tokens each sequence has, [num_rows].
         reaches: how far back the matches reach, [num_rows].
@@ -283,45 +300,39 @@ def write_response(
     for i in range(num_rows):
         if outcomes[i] == DRAFT or outcomes[i] == POOL_DRAFT:
             most += _MAX_VARINT_BYTES * draft_lengths[i]
-    out = np.empty(most, dtype=np.uint8)
-    at = _put_number(out, 0, BATCH_ID, batch_id)
-    refusal, refused_at = 0, 0
+    written = np.empty(most, dtype=np.uint8)
+    data, begin = payload.ctypes.data, written.ctypes.data
+    refusal, refused = 0, refusals.ctypes.data
+    out = _put_number(begin, BATCH_ID, batch_id)
     for i in range(num_rows):
         outcome = outcomes[i]
         if outcome == REFUSED:
-            num_bytes = refusal_bytes[refusal]
-            for k in range(num_bytes):
-                out[at + k] = refusals[refused_at + k]
-            at += num_bytes
-            refused_at += num_bytes
+            out = _put_bytes(out, refused, refusal_bytes[refusal])
+            refused += refusal_bytes[refusal]
             refusal += 1
             continue
-        is_draft = outcome in (DRAFT, POOL_DRAFT)
-        num_id_bytes = rows[i, ID_BYTES]
-        token_bytes = 0
+        is_draft = outcome == DRAFT or outcome == POOL_DRAFT  # faster than `in`
+        num_tokens = draft_lengths[i] if is_draft else 0
         tokens = drafts.ctypes.data + 4 * draft_starts[i]
-        # Its length comes first, and is known only at the end: room is left for the longest.
-        size_at = at
-        start = at + 1 + 3
-        at = _put_head(out, start, SEQUENCE_ID, num_id_bytes)
-        for k in range(num_id_bytes):
-            out[at + k] = payload[rows[i, ID_START] + k]
-        at = _put_number(out, at + num_id_bytes, BASE_LENGTH, lengths[i])
-        if is_draft:
-            for k in range(draft_lengths[i]):
-                token_bytes += _varint_bytes(signed(load_u32(tokens + 4 * k)))
-            at = _put_head(out, at, TOKEN_IDS, token_bytes)
-            for k in range(draft_lengths[i]):
-                at = _put_varint(out, at, signed(load_u32(tokens + 4 * k)))
-            at = _put_number(out, at, MATCHED_NGRAM_LENGTH, reaches[i])
-            source = SOURCE_POOL if outcome == POOL_DRAFT else SOURCE_SEQUENCE
-            at = _put_number(out, at, SOURCE, source)
+        source = SOURCE_POOL if outcome == POOL_DRAFT else SOURCE_SEQUENCE
         status = STATUS_NO_MATCH if outcome == NO_MATCH else STATUS_OK
-        at = _put_number(out, at, STATUS, status)
-        num_bytes = at - start
-        body = _put_head(out, size_at, PROPOSALS, num_bytes)
-        if body != start:
-            for k in range(num_bytes):
-                out[body + k] = out[start + k]
-        at = body + num_bytes
-    return out[:at]
+        token_bytes = 0
+        for k in range(num_tokens):
+            token_bytes += _varint_bytes(signed(load_u32(tokens + 4 * k)))
+        num_bytes = 2 + rows[i, ID_BYTES] + _number_bytes(lengths[i]) + 2
+        if is_draft:
+            num_bytes += 1 + _varint_bytes(token_bytes) + token_bytes
+            num_bytes += _number_bytes(reaches[i]) + 2
+
+        out = _put_head(out, PROPOSALS, num_bytes)
+        out = _put_head(out, SEQUENCE_ID, rows[i, ID_BYTES])
+        out = _put_bytes(out, data + rows[i, ID_START], rows[i, ID_BYTES])
+        out = _put_number(out, BASE_LENGTH, lengths[i])
+        if is_draft:
+            out = _put_head(out, TOKEN_IDS, token_bytes)
+            for k in range(num_tokens):
+                out = _put_varint(out, signed(load_u32(tokens + 4 * k)))
+            out = _put_number(out, MATCHED_NGRAM_LENGTH, reaches[i])
+            out = _put_number(out, SOURCE, source)
+        out = _put_number(out, STATUS, status)
+    return written[: out - begin]

@@ -6,7 +6,7 @@ import pydantic
 
 from drafter.history_store import StoreLimits
 from drafter.indexed_text import TOKEN_BYTES
-from drafter.pool_store import MAX_POOL_BYTES, MAX_POOLS_BYTES, MIN_POOL_BYTES, PoolLimits
+from drafter.pool_records import MAX_POOL_BYTES, MAX_POOLS_BYTES, MIN_POOL_BYTES, PoolLimits
 from servicekit.config import ServerOptions
 
 SERVICE = "drafter"

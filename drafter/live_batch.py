@@ -19,12 +19,15 @@ from drafter.batch_wire import (
     FIELDS,
     IRREGULAR,
     IS_PLAIN,
+    NO_MATCH,
     START,
     scan_request,
     write_response,
 )
 from drafter.drafting import BACKGROUND_TOKENS
-from drafter.history_store import HistoryStore
+from drafter.history_store import HistoryStore, StoreLimits
+from drafter.jit import warm_up
+from drafter.messages import SequenceDelta
 from drafter.take_kernel import take_plain
 from tandem.v1 import drafter_pb2
 
@@ -182,3 +185,29 @@ class LiveBatch:
         self.releases = rest.releases
         self.is_bulk = wire.is_bulk(rest.sequences)
         self._deltas = dict(zip(odd, rest.sequences, strict=True))
+
+
+def warm_up_live_batches() -> None:
+    """Compiles the kernels, or loads them from disk: takes a delta, and answers it."""
+    limits = StoreLimits(
+        max_sequences=2, max_sequence_bytes=1 << 16, max_history_bytes=1 << 17, idle_ttl_s=1.0
+    )
+    store = HistoryStore(limits, clock=lambda: 0.0, on_eviction=lambda reason: None)
+
+    def take_and_release() -> None:
+        for sequence_id in ("a", "b"):
+            token_ids = np.arange(3, dtype=np.uint32)
+            store.append(SequenceDelta(sequence_id=sequence_id, base_length=0, token_ids=token_ids))
+        known = np.ones(1, dtype=np.uint32)
+        store.append(SequenceDelta(sequence_id="a", base_length=3, token_ids=known))
+        message = drafter_pb2.SequenceDelta(sequence_id="b", base_length=3, token_ids=[1])
+        request = drafter_pb2.ProposeRequest(sequences=[message])
+        batch = LiveBatch(request.SerializeToString(), store, Scratch())
+        rows = BatchRows(1)
+        assert batch.take(0, 1, rows) == 1
+        rows.outcomes[:] = NO_MATCH
+        batch.respond(rows)
+        for sequence_id in ("a", "b"):
+            store.release(sequence_id)
+
+    warm_up(take_and_release)

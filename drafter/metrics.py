@@ -11,7 +11,8 @@ from drafter.batch_rows import BatchRows
 from drafter.batch_wire import APPENDED, DRAFT, NO_MATCH, POOL_DRAFT, REFUSED
 from drafter.history_store import EvictionReason, HistoryStore
 from drafter.messages import ProposalStatus
-from drafter.pool_store import FeedOutcome, PoolStore, TextEviction
+from drafter.pool_records import FeedOutcome, TextEviction
+from drafter.pool_store import PoolStore
 from drafter.snapshotter import SnapshotOutcome
 
 # From one short history to a batch of thousands.

@@ -26,7 +26,8 @@ from drafter.jit import warm_up
 from drafter.messages import Keep
 from drafter.ngram_params import NgramParams
 from drafter.pool_kernel import draft_from_pools
-from drafter.pool_store import PoolLimits, PoolStore
+from drafter.pool_records import PoolLimits
+from drafter.pool_store import PoolStore
 
 
 class PoolDrafts:

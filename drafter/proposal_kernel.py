@@ -34,7 +34,7 @@ from drafter.kernel_memory import (
     store_i64,
     store_u32,
 )
-from drafter.kmp import find_match
+from drafter.match_kernel import choose, match_draft, match_text, scan_text, token_at
 from drafter.ngram_index import (
     ACCEPTED_DISTANCE,
     BLOCK,
@@ -42,11 +42,9 @@ from drafter.ngram_index import (
     DISJOINT,
     DRAFT_DISTANCE,
     DRAFT_LENGTH,
-    EARLIEST,
     END_BITS,
     END_MASK,
     INDEXED,
-    LATEST,
     LENGTH,
     LONGEST,
     MAX_NGRAM,
@@ -60,9 +58,6 @@ from drafter.ngram_index import (
     TOKENS_PER_MATCH,
     catch_up_table,
     directory_entry,
-    equal_tokens,
-    find,
-    find_in_chunk,
     hash_at,
     home_of,
     last_end,
@@ -75,9 +70,6 @@ DONE, BEHIND, MUST_GROW = range(3)
 """What became of a text in a call: answered; the budget ran out; its table `status - MUST_GROW`
 must grow first."""
 
-MAX_REACH_TOKENS = 64
-"""How far back a match is followed to say how good it is."""
-
 MAX_CHAINED_TOKENS = 64
 """How far past the end of the text a chained draft goes."""
 
@@ -85,205 +77,6 @@ _GROUP = 16
 _MAX_SIZES = 32
 # What scanning a text costs, in n-grams entered per token.
 _SCAN_SHARE = 16
-
-
-@kernel
-def token_at(tokens: int, length: int, draft: int, position: int) -> np.uint32:
-    """Returns a token of text + draft."""
-    if position < length:
-        return load_u32(tokens + 4 * position)
-    return load_u32(draft + 4 * (position - length))
-
-
-@kernel
-def reach_of(tokens: int, length: int, draft: int, end: int, place: int) -> int:
-    """Returns how many tokens before `place` agree with those before `end`, up to 64."""
-    most = min(place, MAX_REACH_TOKENS)
-    reach = 0
-    while reach < most and token_at(tokens, length, draft, place - 1 - reach) == token_at(
-        tokens, length, draft, end - 1 - reach
-    ):
-        reach += 1
-    return reach
-
-
-@kernel
-def choose(
-    tokens: int,
-    length: int,
-    draft: int,
-    end: int,
-    size: int,
-    first: int,
-    second: int,
-    copy_distance: int,
-    disjoint: bool,
-    tie: int,
-) -> tuple[int, int]:
-    """Returns (place, reach) of the candidate that wins.
-
-    Args:
-        tokens: address of the text.
-        length: of the text.
-        draft: address of the draft that follows it.
-        end: of text and as much of the draft as there is.
-        size: n of the longest match.
-        first: an end of it; the earliest with `TIE_LONGEST`.
-        second: the latest, with `TIE_LONGEST`.
-        copy_distance: how far back the running copy reads; 0: there is none.
-        disjoint: whether an occurrence must not overlap the suffix that it matches.
-        tie: which policy.
-    """
-    place = first
-    reach = reach_of(tokens, length, draft, end, place)
-    if tie == LONGEST:
-        if second != first:
-            other = reach_of(tokens, length, draft, end, second)
-            if other >= reach:
-                place, reach = second, other
-        # No copy is that far back, or it lies within the suffix that it would have to match.
-        if 0 < copy_distance < end and not (disjoint and copy_distance < size):
-            running = end - copy_distance
-            other = reach_of(tokens, length, draft, end, running)
-            if other > reach or (other == reach and running > place):
-                place, reach = running, other
-    return place, reach
-
-
-@kernel
-def look_through(
-    tokens: int, first_end: int, last: int, n: int, end: int, tie: int, first: int, second: int
-) -> tuple[int, int]:
-    """Adds to what an index found what the tokens say that it does not hold yet.
-
-    Args:
-        tokens: address of the text.
-        first_end: first end of an n-gram that is not in the index.
-        last: last end that counts.
-        n: size of the n-gram.
-        end: where the n-gram itself ends.
-        tie: which policy.
-        first: an end of it that the index holds; 0: none.
-        second: the latest such end.
-
-    Returns:
-        (end, latest end), see `match_text`.
-    """
-    token = load_u32(tokens + 4 * (end - 1))
-    for other in range(max(n, first_end), last + 1):
-        if load_u32(tokens + 4 * (other - 1)) == token and equal_tokens(
-            tokens + 4 * (other - n), tokens + 4 * (end - n), n
-        ):
-            if first == 0 or tie == LATEST:
-                first = other
-            second = other
-            if tie == EARLIEST:
-                break
-    return first, second
-
-
-@kernel
-def match_text(
-    header: int,
-    mixed: npt.NDArray[np.uint64],
-    chunks: npt.NDArray[np.int64],
-    longest: int,
-) -> tuple[int, int, int]:
-    """Finds the longest n-gram at the end of a text that occurred before.
-
-    Args:
-        header: address of the text; what its index lacks is looked through.
-        mixed: the mixed hashes of its last n tokens, at [n].
-        chunks: the addresses of the chunks that they belong to, at [n].
-        longest: largest n.
-
-    Returns:
-        (n, end, latest end); n = 0: none.
-    """
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    tokens = load_i64(header + 8 * TOKENS)
-    length = load_i64(header + 8 * LENGTH)
-    tie = load_i64(header + 8 * TIE)
-    slot_words = 2 if tie == LONGEST else 1
-    for n in range(longest, min_ngram - 1, -1):
-        table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-        slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
-        pattern = tokens + 4 * (length - n)
-        first, second = find_in_chunk(
-            chunks[n], slot_bits, slot_words, tokens, mixed[n], pattern, n
-        )
-        next_end = load_i64(table + 8 * NEXT_END)
-        last = last_end(header, n)
-        if next_end <= last and (first == 0 or tie != EARLIEST):
-            first, second = look_through(tokens, next_end, last, n, length, tie, first, second)
-        if first != 0:
-            return n, first, second
-    return 0, 0, 0
-
-
-@kernel
-def scan_text(header: int, buffer: npt.NDArray[np.uint32], end: int) -> tuple[int, int, int]:
-    """Finds by a scan what `match_text` and `match_draft` find in the index."""
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    max_ngram = load_i64(header + 8 * MAX_NGRAM)
-    disjoint = load_i64(header + 8 * DISJOINT) != 0
-    tie = load_i64(header + 8 * TIE)
-    first, size = find_match(buffer, end, min_ngram, max_ngram, disjoint, tie == LATEST)
-    second = first
-    if tie == LONGEST and first != 0:
-        second, size = find_match(buffer, end, min_ngram, max_ngram, disjoint, True)
-    return size, first, second
-
-
-@kernel
-def match_draft(
-    header: int, base: np.uint64, draft: int, end: int, pattern: npt.NDArray[np.uint32]
-) -> tuple[int, int, int]:
-    """Finds the longest n-gram at the end of text + draft that occurred before in the two.
-
-    What the index does not hold is a few tokens, and is looked through.
-
-    Args:
-        header: address of the text.
-        base: of the polynomial.
-        draft: address of the draft.
-        end: of text + draft.
-        pattern: scratch, [32].
-
-    Returns:
-        (n, end, latest end); n = 0: none.
-    """
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    tokens = load_i64(header + 8 * TOKENS)
-    length = load_i64(header + 8 * LENGTH)
-    disjoint = load_i64(header + 8 * DISJOINT) != 0
-    tie = load_i64(header + 8 * TIE)
-    slot_words = 2 if tie == LONGEST else 1
-    longest = min(load_i64(header + 8 * MAX_NGRAM), end // 2 if disjoint else end - 1)
-    for n in range(longest, min_ngram - 1, -1):
-        hash_ = np.uint64(0)
-        for i in range(n):
-            pattern[i] = token_at(tokens, length, draft, end - n + i)
-            hash_ = hash_ * base + np.uint64(pattern[i])
-        table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-        first, second = find(table, slot_words, tokens, mix(hash_), pattern.ctypes.data, n)
-        if first == 0 or tie != EARLIEST:
-            lag = n if disjoint else 1
-            for other in range(max(n, load_i64(table + 8 * NEXT_END)), end - lag + 1):
-                is_equal = True
-                for i in range(n):
-                    if token_at(tokens, length, draft, other - n + i) != pattern[i]:
-                        is_equal = False
-                        break
-                if is_equal:
-                    if first == 0 or tie == LATEST:
-                        first = other
-                    second = other
-                    if tie == EARLIEST:
-                        break
-        if first != 0:
-            return n, first, second
-    return 0, 0, 0
 
 
 @kernel

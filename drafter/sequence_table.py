@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from drafter.indexed_text import HASH_BASE
 from drafter.jit import kernel
-from drafter.kernel_memory import load_unaligned_u64, signed
+from drafter.kernel_memory import load_u8, load_unaligned_u64, signed
 
 MAX_ID_BYTES = 64
 
@@ -57,32 +57,28 @@ def make_table(capacity: int) -> SequenceTable:
 
 
 @kernel
-def hash_id(data: npt.NDArray[np.uint8], start: int, num_bytes: int, seed: np.uint64) -> int:
-    """Returns the hash of an id, which is `num_bytes` bytes from `start` on."""
-    address = data.ctypes.data + start
+def hash_id(address: int, num_bytes: int, seed: np.uint64) -> int:
+    """Returns the hash of an id, whose bytes begin at an address."""
     hash_ = seed ^ np.uint64(num_bytes)
     whole = num_bytes & ~7
     for i in range(0, whole, 8):
         hash_ = (hash_ ^ load_unaligned_u64(address + i)) * _MULTIPLIER
         hash_ ^= hash_ >> np.uint64(29)
     for i in range(whole, num_bytes):
-        hash_ = (hash_ ^ np.uint64(data[start + i])) * _MULTIPLIER
+        hash_ = (hash_ ^ np.uint64(load_u8(address + i))) * _MULTIPLIER
         hash_ ^= hash_ >> np.uint64(29)
     return signed(hash_ * _MULTIPLIER)
 
 
 @kernel
-def same_bytes(
-    one: npt.NDArray[np.uint8], start: int, other: npt.NDArray[np.uint8], at: int, num_bytes: int
-) -> bool:
-    """Whether two runs of bytes agree."""
-    first, second = one.ctypes.data + start, other.ctypes.data + at
+def same_bytes(first: int, second: int, num_bytes: int) -> bool:
+    """Whether the bytes at two addresses agree."""
     whole = num_bytes & ~7
     for i in range(0, whole, 8):
         if load_unaligned_u64(first + i) != load_unaligned_u64(second + i):
             return False
     for i in range(whole, num_bytes):  # noqa: SIM110  # all() of a generator is slower
-        if one[start + i] != other[at + i]:
+        if load_u8(first + i) != load_u8(second + i):
             return False
     return True
 
@@ -94,17 +90,16 @@ def home_bucket(table: SequenceTable, hash_: int) -> int:
 
 
 @kernel
-def find_slot(
-    table: SequenceTable, hash_: int, data: npt.NDArray[np.uint8], start: int, num_bytes: int
-) -> int:
-    """Returns the slot of the sequence whose id these bytes are; -1: it is unknown."""
+def find_slot(table: SequenceTable, hash_: int, address: int, num_bytes: int) -> int:
+    """Returns the slot of the sequence whose id the bytes at an address are; -1: it is unknown."""
+    ids = table.ids.ctypes.data
     bucket = home_bucket(table, hash_)
     while table.buckets[bucket] != 0:
         slot = table.buckets[bucket] - 1
         if (
             table.records[slot, HASH] == hash_
             and table.records[slot, ID_BYTES] == num_bytes
-            and same_bytes(table.ids[slot], 0, data, start, num_bytes)
+            and same_bytes(ids + MAX_ID_BYTES * slot, address, num_bytes)
         ):
             return signed(slot)
         bucket = (bucket + 1) & (len(table.buckets) - 1)
@@ -167,7 +162,7 @@ def add(table: SequenceTable, data: npt.NDArray[np.uint8], header: int, now_s: f
         slot = table.ends[_FRESH]
         table.ends[_FRESH] = slot + 1
     num_bytes = len(data)
-    hash_ = hash_id(data, 0, num_bytes, table.seed)
+    hash_ = hash_id(data.ctypes.data, num_bytes, table.seed)
     table.ids[slot, :num_bytes] = data
     table.ids[slot, num_bytes:] = 0
     table.records[slot, HASH] = hash_
@@ -221,5 +216,5 @@ def slots_in_order(table: SequenceTable) -> list[int]:
 def slot_of(table: SequenceTable, sequence_id: str) -> int:
     """Returns a sequence's slot; -1: it is unknown. For tests."""
     data = np.frombuffer(sequence_id.encode(), dtype=np.uint8)
-    hash_ = hash_id(data, 0, len(data), table.seed)
-    return find_slot(table, hash_, data, 0, len(data))
+    hash_ = hash_id(data.ctypes.data, len(data), table.seed)
+    return find_slot(table, hash_, data.ctypes.data, len(data))

@@ -13,6 +13,7 @@ from drafter.config import DrafterConfig
 from drafter.drafting import Drafting
 from drafter.errors import ERROR_TABLE
 from drafter.history_store import HistoryStore
+from drafter.live_batch import warm_up_live_batches
 from drafter.metrics import DrafterMetrics
 from drafter.pool_drafts import PoolDrafts, warm_up_pools
 from drafter.pool_keeper import PoolKeeper
@@ -109,6 +110,7 @@ class DrafterServer:
         """Compiles what needs it, and begins to take requests."""
         await asyncio.to_thread(self._answerer.warm_up)
         await asyncio.to_thread(warm_up_pools, self._answerer)
+        await asyncio.to_thread(warm_up_live_batches)
         if self.snapshotter is not None:
             await asyncio.to_thread(self.snapshotter.restore)
         self.servicer.open()

@@ -20,7 +20,7 @@ from drafter.batch_wire import (
     TOKENS_START,
 )
 from drafter.jit import kernel
-from drafter.kernel_memory import load_i64, prefetch, signed, store_i64, store_u32
+from drafter.kernel_memory import load_i64, load_u8, prefetch, signed, store_i64, store_u32
 from drafter.ngram_index import CAPACITY, LENGTH, TABLE_WORDS, TABLES, TOKENS
 from drafter.proposal_kernel import lacks
 from drafter.sequence_table import HEADER, SequenceTable, find_slot, home_bucket, touch
@@ -62,6 +62,7 @@ def take_plain(
     Returns:
         The row after the last that was taken.
     """
+    data = payload.ctypes.data
     buckets, records = table.buckets.ctypes.data, table.records.ctypes.data
     ids = table.ids.ctypes.data
     for group in range(first, stop, _GROUP):
@@ -77,7 +78,7 @@ def take_plain(
             slots[i] = -1
             if rows[i, IS_PLAIN] == 1:
                 slots[i] = find_slot(
-                    table, rows[i, ID_HASH], payload, rows[i, ID_START], rows[i, ID_BYTES]
+                    table, rows[i, ID_HASH], data + rows[i, ID_START], rows[i, ID_BYTES]
                 )
             if slots[i] >= 0:
                 headers[i] = table.records[slots[i], HEADER]
@@ -100,13 +101,13 @@ def take_plain(
             at = rows[i, TOKENS_START]
             token_at = load_i64(header + 8 * TOKENS) + 4 * length
             for _ in range(count):
-                token = signed(payload[at])
+                token = signed(load_u8(data + at))
                 if token >= 0x80:
                     token &= 0x7F
                     shift = 7
                     while True:
                         at += 1
-                        byte = signed(payload[at])
+                        byte = signed(load_u8(data + at))
                         token |= (byte & 0x7F) << shift
                         if byte < 0x80:
                             break

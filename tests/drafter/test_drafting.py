@@ -49,9 +49,10 @@ async def test_text_that_nobody_waits_for_is_answered_at_once_and_indexed_in_the
 
 
 async def test_a_text_that_is_far_behind_gets_no_draft_until_it_is_indexed(
-    start_drafter: StartDrafter,
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
+    monkeypatch.setattr(running.drafter.servicer, "_index_in_background", lambda: None)
     rng = random.Random(2)
     text = [rng.randrange(2**32) for _ in range(24_000)]
     text += text[23_900:23_910]
@@ -65,6 +66,8 @@ async def test_a_text_that_is_far_behind_gets_no_draft_until_it_is_indexed(
         behind, bystander = response.proposals
         assert (behind.status, behind.base_length) == (pb.STATUS_NO_MATCH, len(text))
         assert list(bystander.token_ids) == [9, 1, 2]
+    monkeypatch.undo()
+    await running.propose(other)
     await running.indexed()
     for response in (await running.stub.Propose(both), await ask_on(stream, both)):
         assert list(response.proposals[0].token_ids) == text[23_910:23_930]

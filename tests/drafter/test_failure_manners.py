@@ -140,6 +140,31 @@ async def test_a_slice_of_bulk_leaves_the_loop_alone_for_a_while_after_a_live_ba
     assert min(gaps_s) >= PAUSE_S * 0.99
 
 
+async def test_a_turn_knows_how_long_it_was_held_back() -> None:
+    """What a batch takes is measured without that."""
+    clock = FakeClock()
+    turns = Turns(clock=clock)
+    async with contextlib.AsyncExitStack() as first:
+        await first.enter_async_context(turns.take(is_bulk=True))
+        waiting = asyncio.create_task(first_turn(turns))
+        await asyncio.sleep(0)
+        clock.now_s += 3.0
+        await first.aclose()
+        turn = await waiting
+    assert turn.held_back_s == 3.0
+    clock.now_s += 5.0
+    assert turn.held_back_s == 3.0, "its own work is not waiting"
+    async with turns.take(is_bulk=False) as live:
+        clock.now_s += 1.0
+        await live.pause()
+        assert live.held_back_s == 0.0
+
+
+async def first_turn(turns: Turns) -> Turn:
+    async with turns.take(is_bulk=True) as turn:
+        return turn
+
+
 async def test_a_turn_is_over_after_a_slice_and_begins_anew_after_a_pause() -> None:
     clock = FakeClock()
     turns = Turns(clock=clock)

@@ -67,7 +67,7 @@ class GrowingText:
 
 
 @pytest.mark.parametrize(("overlap", "tie"), OPTION_PAIRS)
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     parts=PARTS,
     sizes=st.tuples(st.integers(1, 32), st.integers(1, 32)).map(sorted),
@@ -110,7 +110,7 @@ def test_equals_the_oracle_at_every_length(
 def test_equals_the_oracle_on_thousands_of_growing_texts(overlap: Overlap, tie: Tie) -> None:
     rng = random.Random(f"{overlap}{tie}")
     num_asked = num_drafts = 0
-    for _ in range(1500):
+    for _ in range(1000):
         growing = GrowingText(random_params(rng, overlap, tie))
         alphabet = rng.choice([1, 2, 3, 5, 20, 200])
         num_tokens = rng.choice([5, 20, 60, 120])
@@ -118,7 +118,7 @@ def test_equals_the_oracle_on_thousands_of_growing_texts(overlap: Overlap, tie: 
             grow(growing, rng, alphabet)
             num_drafts += growing.ask(rng.choice([1, 3, 8, 40, 150]))
             num_asked += 1
-    assert num_asked > 8000
+    assert num_asked > 5000
     assert num_drafts > num_asked // 3
 
 

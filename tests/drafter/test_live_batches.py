@@ -3,14 +3,17 @@
 Two drafters are told the same: whatever is sent, they must answer the same and know the same.
 """
 
+import importlib
+import pkgutil
 import random
 
 import grpc
 import pytest
 
+import drafter
 from drafter.sequence_table import slots_in_order
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import RunningDrafter, StartDrafter
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
 
 STREAM = "/tandem.v1.DrafterService/ProposeStream"
 UNARY = "/tandem.v1.DrafterService/Propose"
@@ -257,3 +260,39 @@ async def test_a_stream_is_answered_by_kernels(start_drafter: StartDrafter) -> N
         response = await ask(2 * step)
         assert [p.base_length for p in response.proposals] == [2 * step + 2] * 40
     assert num_objects == 0
+
+
+def compiled_kernels() -> dict[str, int]:
+    """How many versions of each kernel there are in this process."""
+    found = {}
+    for module in pkgutil.iter_modules(drafter.__path__):
+        if module.name != "__main__":
+            for name, value in vars(importlib.import_module(f"drafter.{module.name}")).items():
+                if hasattr(value, "signatures"):
+                    found[f"{module.name}.{name}"] = len(value.signatures)
+    return found
+
+
+async def test_a_warm_drafter_has_nothing_left_to_compile(start_drafter: StartDrafter) -> None:
+    """It would stand still for seconds, with everybody waiting."""
+    running = await start_drafter()
+    stream = running.open_stream()
+    before = compiled_kernels()
+    for step in range(30):
+        new = [1, 2, 3, 2**32 - 1 - step % 7]
+        request = pb.ProposeRequest(
+            sequences=[
+                pb.SequenceDelta(
+                    sequence_id=f"{i}",
+                    base_length=4 * step if i else 9,
+                    token_ids=new,
+                    max_draft_tokens=8,
+                    params=pb.NgramParams(tie=i % 4, pool_id="pool"),  # type: ignore[arg-type]
+                )
+                for i in range(6)
+            ],
+            releases=[pb.Release(sequence_id=f"{step - 10}", keep=pb.KEEP_ALL)],
+        )
+        await ask(stream, request)
+        running.drafter.pools.finish()
+    assert compiled_kernels() == before
