@@ -184,7 +184,7 @@ print(store.occupied_bytes, resident_bytes() - before)
 
 @pytest.mark.parametrize(
     ("num_texts", "num_tokens", "num_pools"),
-    [(500, 1000, 1), (400, 1000, 40), (20_000, 8, 4)],
+    [(500, 1000, 1), (400, 1000, 40), (40_000, 8, 4)],
     ids=["one pool", "many pools", "short texts"],
 )
 def test_the_bytes_reported_are_the_bytes_grown(
