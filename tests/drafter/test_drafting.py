@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from drafter.answerer import BUDGET, PARALLEL_TEXTS, Answerer, Answers
+from drafter.batch_rows import BatchRows
 from drafter.drafting import MOST_AWAITED_NGRAMS
 from drafter.history import History
 from drafter.ngram_params import NgramParams, Tie
+from drafter.turns import Turn
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.asked_text import ask, text_of
 from tests.drafter.running_drafter import StartDrafter
@@ -124,6 +126,46 @@ async def test_a_released_text_is_not_indexed_any_more(start_drafter: StartDraft
     await running.stub.Release(pb.ReleaseRequest(releases=[pb.Release(sequence_id="a")]))
     await running.indexed()
     assert running.drafter.store.history_bytes == 0
+
+
+def test_rows_follow_their_histories_when_others_make_these_grow() -> None:
+    """Kernels read at these addresses: an old one may be anything's by now."""
+    rows = BatchRows(2)
+    history = History(params=NgramParams(), prompt_length=0, max_tokens=1 << 20)
+    history.append(np.arange(60_000, dtype=np.uint32))
+    rows.ask(1, history, 8, is_wanted=True)
+    old = history.address
+    ask([history], [0])
+    assert history.address != old, "its directory has grown"
+    rows.refresh()
+    assert rows.headers.tolist() == [0, history.address]
+
+
+async def test_a_batch_that_pauses_follows_its_histories(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    num_refreshed = num_pauses = 0
+    refresh, pause = BatchRows.refresh, Turn.pause
+
+    def count_refresh(rows: BatchRows, *of: np.ndarray) -> None:
+        nonlocal num_refreshed
+        num_refreshed += not of
+        refresh(rows, *of)
+
+    async def count_pause(turn: Turn) -> None:
+        nonlocal num_pauses
+        assert num_pauses == num_refreshed, "not since the last pause"
+        num_pauses += 1
+        await pause(turn)
+
+    monkeypatch.setattr(BatchRows, "refresh", count_refresh)
+    monkeypatch.setattr(Turn, "pause", count_pause)
+    monkeypatch.setattr(Turn, "is_over", True)
+    deltas = [pb.SequenceDelta(sequence_id=f"{i}", token_ids=range(3000)) for i in range(20)]
+    await running.propose(*deltas)
+    await ask_on(running.open_stream(), pb.ProposeRequest(sequences=deltas))
+    assert num_pauses == num_refreshed > 20
 
 
 class CountingAnswerer(Answerer):

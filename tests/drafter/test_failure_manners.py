@@ -154,6 +154,14 @@ async def test_a_turn_knows_how_long_it_was_held_back() -> None:
     assert turn.held_back_s == 3.0
     clock.now_s += 5.0
     assert turn.held_back_s == 3.0, "its own work is not waiting"
+
+    def pass_the_time() -> None:
+        clock.now_s += 2.0
+
+    async with turns.take(is_bulk=True) as bulk:
+        asyncio.get_running_loop().call_soon(pass_the_time)
+        await bulk.pause()
+        assert bulk.held_back_s == 2.0
     async with turns.take(is_bulk=False) as live:
         clock.now_s += 1.0
         await live.pause()
