@@ -146,7 +146,8 @@ class Drafting:
 
 
 class Work:
-    """The rows of one batch on their way to their answers. Used by one request.
+    """The rows of one batch on their way to their answers. Used by one request, which has to call
+    `BatchRows.refresh` when others may have had their turn since the last step.
 
     A step looks at those that are still open; each is answered by the first step that finds its
     index up to date, or nearly so, with what is known of the sequence by then. What is nearly so is
@@ -195,10 +196,6 @@ class Work:
         else:
             self._open = later
         return len(self._open) == 0
-
-    def refresh(self) -> None:
-        """Has to be called when anything else may have had its turn since the last step."""
-        self._rows.refresh()
 
     def index_step(self) -> bool:
         """Goes on entering what the answered texts lack; returns whether all is done."""
