@@ -9,6 +9,7 @@ best round counts beside the median, since a round is a fraction of a millisecon
 import argparse
 import asyncio
 import concurrent.futures
+import itertools
 import json
 import multiprocessing
 import platform
@@ -27,7 +28,12 @@ from benchmarks.drafter_kernels import (
     TextCost,
     measure_kernels,
 )
-from benchmarks.drafter_policies import PolicyFigure, held_out_texts, measure_policy, policies
+from benchmarks.drafter_policies import (
+    PolicyFigure,
+    measure_policy,
+    measure_pooled_policy,
+    policies,
+)
 from benchmarks.drafter_wire import (
     BatchCost,
     RoundTrip,
@@ -36,10 +42,13 @@ from benchmarks.drafter_wire import (
     measure_round_trips,
     measure_throughput,
 )
+from benchmarks.held_out_texts import held_out_texts
 from benchmarks.services import running_service
 from benchmarks.workloads import BUNDLED_MODEL
 
 BATCHES = (1, 64, 256)
+PAUSES_S = (0.005, 0.0)
+"""A verifier's step lies between two requests; and without any pause."""
 
 
 def main() -> None:
@@ -111,14 +120,15 @@ def measure_all_policies() -> tuple[list[PolicyFigure], list[str]]:
     print(f"{'':38}" + "".join(f"{f'{len(t)} {kind}':>18}" for kind, t in texts.items()))
     figures = []
     for policy in policies():
-        row = [measure_policy(policy, kind, found) for kind, found in texts.items()]
-        print(
-            f"{row[0].policy:38}"
-            + "".join(
-                f"{f'{r.tokens_per_step:.2f} / {r.drafted_per_accepted:.2f}':>18}" for r in row
+        for measure in (measure_policy, measure_pooled_policy):
+            row = [measure(policy, kind, found) for kind, found in texts.items()]
+            print(
+                f"{row[0].policy:38}"
+                + "".join(
+                    f"{f'{r.tokens_per_step:.2f} / {r.drafted_per_accepted:.2f}':>18}" for r in row
+                )
             )
-        )
-        figures += row
+            figures += row
     for note in notes:
         print(f"not measured: {note}")
     return figures, notes
@@ -134,12 +144,17 @@ async def _measure_wire(
     )
     trips, throughputs, costs = [], [], []
     with running_service("drafter") as drafter, running_service("benchmarks.echo_server") as echo:
-        for num_sequences in BATCHES:
+        for pause_s, num_sequences in itertools.product(PAUSES_S, BATCHES):
             trip = await measure_round_trips(
-                drafter, echo, num_sequences, num_rounds=num_rounds, num_steps=num_steps
+                drafter,
+                echo,
+                num_sequences,
+                pause_s=pause_s,
+                num_rounds=num_rounds,
+                num_steps=num_steps,
             )
             print(
-                f"{num_sequences:4} sequences"
+                f"{num_sequences:4} sequences, {trip.pause_ms:.0f} ms apart"
                 f"  {trip.drafter_p50_ms:.2f} /{trip.drafter_p99_ms:5.2f}"
                 f"   echo {trip.echo_p50_ms:.2f} /{trip.echo_p99_ms:5.2f}"
                 f"   {trip.drafter_p50_ms / trip.echo_p50_ms:.1f} x"
@@ -158,9 +173,8 @@ async def _measure_wire(
     for num_sequences in BATCHES:
         cost = await measure_batch_cost(num_sequences, num_steps=2 * num_steps)
         print(
-            f"{num_sequences:4} sequences  parse {cost.parse_us:.0f}, check {cost.check_us:.0f}, "
-            f"take {cost.take_us:.0f}, kernel and proposals {cost.kernel_us:.0f}, "
-            f"respond {cost.respond_us:.0f}, serialize {cost.serialize_us:.0f}"
+            f"{num_sequences:4} sequences  read {cost.read_us:.0f}, answer {cost.answer_us:.0f}, "
+            f"respond {cost.respond_us:.0f}; index, after that, {cost.index_us:.0f}"
         )
         costs.append(cost)
     return trips, throughputs, costs

@@ -166,9 +166,11 @@ def _time_call(texts: list[IndexedText], most_tokens: int) -> tuple[float, int]:
     wanted = np.full(count, most_tokens, dtype=np.int64)
     starts = np.arange(count, dtype=np.int64) * most_tokens
     drafts = np.empty(count * most_tokens + 1, dtype=np.uint32)
-    lengths, reaches, statuses = (np.empty(count, dtype=np.int64) for _ in range(3))
+    lengths, reaches, known, statuses = np.empty((4, count), dtype=np.int64)
     start_ns = time.perf_counter_ns()
-    answer_texts(headers, wanted, HASH_BASE, 1 << 40, starts, drafts, lengths, reaches, statuses)
+    answer_texts(
+        headers, wanted, HASH_BASE, 1 << 40, 0, starts, drafts, lengths, reaches, known, statuses
+    )
     elapsed_ns = time.perf_counter_ns() - start_ns
     for text, status in zip(texts, statuses.tolist(), strict=True):
         if status != DONE:

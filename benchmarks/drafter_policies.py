@@ -1,36 +1,26 @@
 """What each drafting policy is worth on held-out text, with the text itself as the model's output.
 
 A step verifies one draft: what of it agrees with the text is accepted, and one more token comes of
-the verification. All texts of a kind take their steps together, as the sequences of one batch.
+the verification. Without a pool all texts of a kind take their steps together, as the sequences of
+one batch; with one they go one after the other, and each leaves its output to those that follow.
 """
 
-import importlib.util
-import json
-import pydoc_data.topics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from benchmarks.drafter_texts import ask
-from benchmarks.workloads import HELD_OUT
+from benchmarks.held_out_texts import Continuation
 from drafter.answerer import Answerer
-from drafter.indexed_text import IndexedText
+from drafter.history import History
+from drafter.messages import Keep
 from drafter.ngram_params import NgramParams, Overlap, Tie
+from drafter.pool_drafts import PoolDrafts
+from drafter.pool_records import PoolLimits
+from drafter.pool_store import PoolStore
 
-KNOWN_TOKENS = 1500
-CONTINUED_TOKENS = 800
-MAX_TEXTS = {"renames": 80, "source": 150, "documents": 19}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
-    """A text: what is known at first, and what the model is going to say."""
-
-    known_token_ids: Sequence[int]
-    coming_token_ids: Sequence[int]
+_POOL_LIMITS = PoolLimits(max_pool_bytes=1 << 28, max_pools_bytes=1 << 29, pool_ttl_s=1e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,37 +66,56 @@ def policies() -> list[Policy]:
     return rows
 
 
-def held_out_texts(tokenizer: Tokenizer) -> tuple[dict[str, list[Continuation]], list[str]]:
-    """Returns the texts by kind, and what to say of those kinds that are not to be had here."""
-    texts: dict[str, list[Continuation]] = {"renames": _renames(tokenizer)}
-    notes = []
-    source = _source_texts()
-    if source:
-        texts["source"] = _continuations(tokenizer, source, MAX_TEXTS["source"])
-    else:
-        notes.append(
-            "source: this Python comes without its test folder; install it (on Debian: "
-            "libpython3-testsuite) for these rows"
-        )
-    documents = sorted(pydoc_data.topics.topics.values(), key=len, reverse=True)
-    texts["documents"] = _continuations(tokenizer, documents, MAX_TEXTS["documents"])
-    for kind in list(texts):
-        if not texts[kind]:
-            notes.append(f"{kind}: no text here is long enough")
-            del texts[kind]
-    return texts, notes
-
-
 def measure_policy(policy: Policy, kind: str, texts: Sequence[Continuation]) -> PolicyFigure:
     """Takes all texts to their ends."""
-    answerer = Answerer()
+    count = _Count()
+    _follow(policy, texts, Answerer(), None, count)
+    return count.figure(policy, kind, len(texts))
+
+
+def measure_pooled_policy(policy: Policy, kind: str, texts: Sequence[Continuation]) -> PolicyFigure:
+    """Takes one text after the other to its end, and keeps its output for those that follow."""
+    count, answerer = _Count(), Answerer()
+    pools = PoolDrafts(PoolStore(_POOL_LIMITS, clock=lambda: 0.0, seed=1), on_work=lambda: None)
+    policy = replace(
+        policy, name=f"{policy.name}, pool", params=replace(policy.params, pool_id="all")
+    )
+    for text in texts:
+        [history] = _follow(policy, [text], answerer, pools, count)
+        pools.keep(history, Keep.OUTPUT, "")
+        pools.store.finish()
+    return count.figure(policy, kind, len(texts))
+
+
+class _Count:
+    def __init__(self) -> None:
+        self.num_tokens = self.num_steps = self.num_drafted = self.num_accepted = 0
+
+    def figure(self, policy: Policy, kind: str, num_texts: int) -> PolicyFigure:
+        return PolicyFigure(
+            policy=f"{policy.name}, k {policy.draft_tokens}",
+            kind=kind,
+            num_texts=num_texts,
+            tokens_per_step=self.num_tokens / self.num_steps,
+            drafted_per_accepted=self.num_drafted / max(self.num_accepted, 1),
+        )
+
+
+def _follow(
+    policy: Policy,
+    texts: Sequence[Continuation],
+    answerer: Answerer,
+    pools: PoolDrafts | None,
+    count: _Count,
+) -> list[History]:
     indexed = []
     for text in texts:
-        indexed_text = IndexedText(params=policy.params, max_tokens=1 << 20)
-        indexed_text.append(np.array(text.known_token_ids, dtype=np.uint32))
-        indexed.append(indexed_text)
+        history = History(
+            params=policy.params, prompt_length=len(text.known_token_ids), max_tokens=1 << 20
+        )
+        history.append(np.array(text.known_token_ids, dtype=np.uint32))
+        indexed.append(history)
     positions = [0] * len(texts)
-    num_tokens = num_steps = num_drafted = num_accepted = 0
     live = list(range(len(texts)))
     while live:
         wanted = []
@@ -114,7 +123,7 @@ def measure_policy(policy: Policy, kind: str, texts: Sequence[Continuation]) -> 
             # A draft leaves room for itself and the token that the step itself yields.
             remaining = len(texts[i].coming_token_ids) - positions[i]
             wanted.append(min(policy.draft_tokens, remaining - 1))
-        drafts = ask(answerer, [indexed[i] for i in live], wanted)
+        drafts = ask(answerer, [indexed[i] for i in live], wanted, pools)
         for i, (draft, _) in zip(live, drafts, strict=True):
             coming = texts[i].coming_token_ids
             accepted = 0
@@ -123,52 +132,9 @@ def measure_policy(policy: Policy, kind: str, texts: Sequence[Continuation]) -> 
             new = coming[positions[i] : positions[i] + accepted + 1]
             indexed[i].append(np.array(new, dtype=np.uint32))
             positions[i] += len(new)
-            num_tokens += len(new)
-            num_steps += 1
-            num_drafted += len(draft)
-            num_accepted += accepted
+            count.num_tokens += len(new)
+            count.num_steps += 1
+            count.num_drafted += len(draft)
+            count.num_accepted += accepted
         live = [i for i in live if positions[i] < len(texts[i].coming_token_ids)]
-    return PolicyFigure(
-        policy=f"{policy.name}, k {policy.draft_tokens}",
-        kind=kind,
-        num_texts=len(texts),
-        tokens_per_step=num_tokens / num_steps,
-        drafted_per_accepted=num_drafted / max(num_accepted, 1),
-    )
-
-
-def _renames(tokenizer: Tokenizer) -> list[Continuation]:
-    tasks = [json.loads(line) for line in HELD_OUT.read_text().splitlines()[: MAX_TEXTS["renames"]]]
-    return [
-        Continuation(
-            known_token_ids=tokenizer.encode(task["prompt"], add_special_tokens=False).ids,
-            coming_token_ids=tokenizer.encode(task["reference"], add_special_tokens=False).ids,
-        )
-        for task in tasks
-    ]
-
-
-def _source_texts() -> list[str]:
-    spec = importlib.util.find_spec("test")
-    folders = list(spec.submodule_search_locations or []) if spec is not None else []
-    paths = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
-    # From all over the folder, not the first of the alphabet.
-    return [path.read_text(encoding="utf-8", errors="replace") for path in paths[::3]]
-
-
-def _continuations(
-    tokenizer: Tokenizer, texts: Sequence[str], most_texts: int
-) -> list[Continuation]:
-    found: list[Continuation] = []
-    for text in texts:
-        if len(found) == most_texts:
-            break
-        ids = tokenizer.encode(text[:40_000], add_special_tokens=False).ids
-        if len(ids) >= KNOWN_TOKENS + CONTINUED_TOKENS:
-            found.append(
-                Continuation(
-                    known_token_ids=ids[:KNOWN_TOKENS],
-                    coming_token_ids=ids[KNOWN_TOKENS : KNOWN_TOKENS + CONTINUED_TOKENS],
-                )
-            )
-    return found
+    return indexed

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from drafter.answerer import Answerer
 from drafter.indexed_text import IndexedText
+from drafter.pool_drafts import PoolDrafts
 from drafter.proposal_kernel import DONE, MUST_GROW
 
 Draft = tuple[list[int], int]
@@ -11,7 +14,10 @@ Draft = tuple[list[int], int]
 
 
 def ask(
-    answerer: Answerer, texts: Sequence[IndexedText], most_tokens: Sequence[int]
+    answerer: Answerer,
+    texts: Sequence[IndexedText],
+    most_tokens: Sequence[int],
+    pools: PoolDrafts | None = None,
 ) -> list[Draft]:
     """Answers all of them; an empty draft where nothing matches."""
     drafts: list[Draft] = [([], 0)] * len(texts)
@@ -20,6 +26,9 @@ def ask(
         answers = answerer.answer(
             [texts[i] for i in still_open], [most_tokens[i] for i in still_open]
         )
+        if pools is not None:
+            wanted = np.array([most_tokens[i] for i in still_open], dtype=np.int64)
+            pools.choose([texts[i] for i in still_open], wanted, answers)
         waiting = []
         for j, i in enumerate(still_open):
             status = int(answers.statuses[j])

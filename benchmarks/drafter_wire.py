@@ -16,7 +16,6 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from benchmarks.echo_server import METHOD as ECHO_METHOD
-from drafter import wire
 from drafter.config import DrafterConfig
 from drafter.server import DrafterServer
 from servicekit.logs import get_logger
@@ -34,6 +33,8 @@ VOCABULARY = 4000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrip:
     num_sequences: int
+    pause_ms: float
+    """Between an answer and the next request, as a verifier's step takes; 0: none."""
     drafter_p50_ms: float
     drafter_p99_ms: float
     echo_p50_ms: float
@@ -51,25 +52,30 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCost:
-    """Microseconds per batch, in the server's own code, by what they go into."""
+    """Microseconds per batch, in the server's own code, by what they go into; best of all steps."""
 
     num_sequences: int
-    parse_us: float
-    check_us: float
-    take_us: float
-    kernel_us: float
+    read_us: float
+    answer_us: float
     respond_us: float
-    serialize_us: float
+    index_us: float
+    """After the answer is on its way."""
 
 
 async def measure_round_trips(
-    drafter: str, echo: str, num_sequences: int, *, num_rounds: int, num_steps: int
+    drafter: str,
+    echo: str,
+    num_sequences: int,
+    *,
+    pause_s: float,
+    num_rounds: int,
+    num_steps: int,
 ) -> RoundTrip:
     """Rounds to the one and to the other by turns."""
     async with grpc.aio.insecure_channel(drafter) as ours, grpc.aio.insecure_channel(echo) as bare:
         stream: Stream = ours.stream_stream(PROPOSE_METHOD)()
         echo_stream: Stream = bare.stream_stream(ECHO_METHOD)()
-        steps = Steps(f"rtt{num_sequences}", num_sequences)
+        steps = Steps(f"rtt{num_sequences}-{pause_s}", num_sequences)
         for request in steps.creations():
             await _exchange(stream, request)
         size, took_ms, echo_ms = 0, [], []
@@ -77,12 +83,14 @@ async def measure_round_trips(
             requests = [next(steps) for _ in range(num_steps)]
             sizes = []
             for request in requests:
+                await asyncio.sleep(pause_s)
                 start_s = time.perf_counter()
                 sizes.append(len(await _exchange(stream, request)))
                 took_ms.append((time.perf_counter() - start_s) * 1e3)
             size = round(statistics.mean(sizes))
             await _exchange(echo_stream, size.to_bytes(8, "little"))
             for request in requests:
+                await asyncio.sleep(pause_s)
                 start_s = time.perf_counter()
                 await _exchange(echo_stream, request)
                 echo_ms.append((time.perf_counter() - start_s) * 1e3)
@@ -91,6 +99,7 @@ async def measure_round_trips(
         echo_stream.cancel()
     return RoundTrip(
         num_sequences=num_sequences,
+        pause_ms=pause_s * 1e3,
         drafter_p50_ms=statistics.median(took_ms),
         drafter_p99_ms=statistics.quantiles(took_ms, n=100)[98],
         echo_p50_ms=statistics.median(echo_ms),
@@ -134,44 +143,29 @@ async def measure_batch_cost(num_sequences: int, *, num_steps: int) -> BatchCost
     config = DrafterConfig.model_validate({"server": {"listen": "127.0.0.1:0"}})
     server = DrafterServer(config, registry=CollectorRegistry(), logger=get_logger("benchmark"))
     await server.warm_up()
-    drafting = server.servicer._drafting
+    servicer = server.servicer
     steps = Steps("cost", num_sequences)
-    for request in steps.creations():
-        await server.servicer._answer(
-            pb.ProposeRequest.FromString(request),
-            list(pb.ProposeRequest.FromString(request).sequences),
-            lease=None,
-        )
     marks: list[list[float]] = []
-    for _ in range(num_steps):
-        payload = next(steps)
+    requests = [*steps.creations(), *(next(steps) for _ in range(num_steps))]
+    for payload in requests:
         times = [time.perf_counter()]
-        message = pb.ProposeRequest.FromString(payload)
+        batch = servicer._read(payload)
         times.append(time.perf_counter())
-        deltas = wire.check_propose_request(message)
+        rows, work = await servicer._answer(batch, (), is_bulk=batch.is_bulk, lease=None)
         times.append(time.perf_counter())
-        most = wire.most_draft_tokens(num_sequences)
-        questions = [drafting.take(wire.delta_from_proto(delta), None, most) for delta in deltas]
+        batch.respond(rows)
         times.append(time.perf_counter())
-        work = drafting.begin(questions)
-        while not work.step():
-            pass
-        times.append(time.perf_counter())
-        response = wire.response_to_proto(1, work.proposals)
-        times.append(time.perf_counter())
-        response.SerializeToString()
+        await servicer._index_answered(work)
         times.append(time.perf_counter())
         marks.append([(b - a) * 1e6 for a, b in itertools.pairwise(times)])
-    medians = [statistics.median(column) for column in zip(*marks, strict=True)]
+    best = [min(column) for column in zip(*marks[-num_steps:], strict=True)]
     await server.server.stop(0)
     return BatchCost(
         num_sequences=num_sequences,
-        parse_us=medians[0],
-        check_us=medians[1],
-        take_us=medians[2],
-        kernel_us=medians[3],
-        respond_us=medians[4],
-        serialize_us=medians[5],
+        read_us=best[0],
+        answer_us=best[1],
+        respond_us=best[2],
+        index_us=best[3],
     )
 
 

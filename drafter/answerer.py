@@ -23,12 +23,19 @@ PARALLEL_TEXTS = 512
 """From how many texts on a call is shared by threads: waking them takes as long as 200 texts do."""
 
 
+MOST_LACKING = 64
+"""How many of the last tokens may be missing in an index when a draft is asked for: they are looked
+through, and entered when the answer is on its way."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """What became of each text of a call."""
 
     statuses: npt.NDArray[np.int64]
     """`DONE`, `BEHIND` or `MUST_GROW + index`, see `proposal_kernel.py`."""
+    lengths: npt.NDArray[np.int64]
+    """How many tokens the text had."""
     reaches: npt.NDArray[np.int64]
     draft_starts: npt.NDArray[np.int64]
     draft_lengths: npt.NDArray[np.int64]
@@ -63,24 +70,47 @@ class Answerer:
         warm_up(lambda: self.answer(texts, [3, 3]))
         warm_up(lambda: texts[0].grow_table(0))
 
-    def answer(self, texts: Sequence[IndexedText], most_tokens: Sequence[int]) -> Answers:
-        """Brings indexes up to date and drafts, as far as one call's budget goes.
+    def answer(
+        self, texts: Sequence[IndexedText], most_tokens: Sequence[int], *, most_lacking: int = 0
+    ) -> Answers:
+        """Brings indexes up to date and drafts, see `answer_headers`.
 
         Args:
             texts: each once.
             most_tokens: how long each draft may be; 0: the index only.
+            most_lacking: see `answer_texts`.
         """
-        num_texts = len(texts)
-        headers = np.array([text.address for text in texts], dtype=np.int64)
         wanted = np.array(most_tokens, dtype=np.int64)
         ends = np.cumsum(wanted)
-        answers = Answers(
-            statuses=np.empty(num_texts, dtype=np.int64),
-            reaches=np.empty(num_texts, dtype=np.int64),
-            draft_starts=ends - wanted,
-            draft_lengths=np.empty(num_texts, dtype=np.int64),
-            drafts=np.empty(int(ends[-1]) if num_texts else 0, dtype=np.uint32),
+        return self.answer_headers(
+            np.array([text.address for text in texts], dtype=np.int64),
+            wanted,
+            ends - wanted,
+            np.empty(int(ends[-1]) if len(texts) else 0, dtype=np.uint32),
+            most_lacking=most_lacking,
         )
+
+    def answer_headers(
+        self,
+        headers: npt.NDArray[np.int64],
+        wanted: npt.NDArray[np.int64],
+        draft_starts: npt.NDArray[np.int64],
+        drafts: npt.NDArray[np.uint32],
+        *,
+        most_lacking: int,
+    ) -> Answers:
+        """Brings indexes up to date and drafts, as far as one call's budget goes.
+
+        Args:
+            headers: addresses of texts, each once, [num_texts].
+            wanted: how long each draft may be; 0: the index only, [num_texts].
+            draft_starts: where in `drafts` each draft goes, [num_texts].
+            drafts: takes the drafts.
+            most_lacking: see `answer_texts`.
+        """
+        num_texts = len(headers)
+        found = np.empty((4, num_texts), dtype=np.int64)
+        draft_lengths, reaches, lengths, statuses = found
 
         def answer_part(part: slice) -> None:
             answer_texts(
@@ -88,20 +118,29 @@ class Answerer:
                 wanted[part],
                 HASH_BASE,
                 BUDGET,
-                answers.draft_starts[part],
-                answers.drafts,
-                answers.draft_lengths[part],
-                answers.reaches[part],
-                answers.statuses[part],
+                most_lacking,
+                draft_starts[part],
+                drafts,
+                draft_lengths[part],
+                reaches[part],
+                lengths[part],
+                statuses[part],
             )
 
         if self._num_threads == 1 or num_texts < PARALLEL_TEXTS:
             answer_part(slice(num_texts))
-            return answers
-        size = -(-num_texts // self._num_threads)
-        parts = [slice(first, first + size) for first in range(0, num_texts, size)]
-        others = [self._threads.submit(answer_part, part) for part in parts[1:]]
-        answer_part(parts[0])
-        for other in others:
-            other.result()
-        return answers
+        else:
+            size = -(-num_texts // self._num_threads)
+            parts = [slice(first, first + size) for first in range(0, num_texts, size)]
+            others = [self._threads.submit(answer_part, part) for part in parts[1:]]
+            answer_part(parts[0])
+            for other in others:
+                other.result()
+        return Answers(
+            statuses=statuses,
+            lengths=lengths,
+            reaches=reaches,
+            draft_starts=draft_starts,
+            draft_lengths=draft_lengths,
+            drafts=drafts,
+        )

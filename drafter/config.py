@@ -6,7 +6,7 @@ import pydantic
 
 from drafter.history_store import StoreLimits
 from drafter.indexed_text import TOKEN_BYTES
-from drafter.pool_store import MAX_POOL_BYTES, MAX_POOLS_BYTES, MIN_POOL_BYTES, PoolLimits
+from drafter.pool_records import MAX_POOL_BYTES, MAX_POOLS_BYTES, MIN_POOL_BYTES, PoolLimits
 from servicekit.config import ServerOptions
 
 SERVICE = "drafter"
@@ -18,7 +18,7 @@ class DrafterConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     # Loopback only: any other address needs TLS or --allow-plaintext, which is the operator's say.
     server: ServerOptions = ServerOptions(listen="127.0.0.1:50051", metrics_listen="127.0.0.1:9101")
 
-    max_sequences: int = pydantic.Field(default=16_384, ge=1)
+    max_sequences: int = pydantic.Field(default=16_384, ge=1, le=1 << 20)
     """Most sequences known at a time; beyond, the least recently used is forgotten."""
 
     max_sequence_bytes: int = pydantic.Field(default=32 << 20, ge=TOKEN_BYTES)

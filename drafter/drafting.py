@@ -6,16 +6,19 @@ that are not waited for are indexed in the background, after everything that is.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from drafter.answerer import Answerer
+import numpy as np
+import numpy.typing as npt
+
+from drafter.answerer import MOST_LACKING, Answerer
+from drafter.batch_rows import BatchRows
+from drafter.batch_wire import APPENDED, DRAFT, NO_MATCH, OPEN, POOL_DRAFT
 from drafter.history import History
 from drafter.history_store import HistoryStore, StreamLease
-from drafter.messages import Keep, Proposal, ProposalStatus, SequenceDelta, Source
+from drafter.messages import Keep, Proposal, ProposalStatus, SequenceDelta
 from drafter.pool_drafts import PoolDrafts
 from drafter.proposal_kernel import DONE, MUST_GROW
-from drafter.proposer import Draft
 
 SLICE_S = 0.0005
 """How long a step goes on with one thing after the other."""
@@ -27,16 +30,9 @@ BACKGROUND_TOKENS = 256
 """A text that lacks more than this and is not asked for a draft is indexed in the background."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A sequence that waits for its proposal."""
-
-    sequence_id: str
-    history: History
-    most_tokens: int
-    """How long the draft may be; 0: there is no room for one."""
-    is_wanted: bool
-    """Whether a draft was asked for; else this only brings the index up to date."""
+MOST_AWAITED_NGRAMS = 16_384
+"""A text whose index lacks more is not waited for: it is indexed in the background, and gets no
+draft until that is done. So much takes about half a millisecond."""
 
 
 class Drafting:
@@ -63,8 +59,8 @@ class Drafting:
         self.answerer = answerer
         self.pools = pools
         self._on_failure = on_failure
-        # Their ids, in the order in which they are indexed.
-        self._behind: dict[History, str] = {}
+        # In the order in which they are indexed.
+        self._behind: dict[History, None] = {}
 
     @property
     def is_behind(self) -> bool:
@@ -72,32 +68,41 @@ class Drafting:
         return bool(self._behind)
 
     def take(
-        self, delta: SequenceDelta, lease: StreamLease | None, most_draft_tokens: int
-    ) -> Question:
-        """Appends the delta.
+        self,
+        delta: SequenceDelta,
+        lease: StreamLease | None,
+        most_draft_tokens: int,
+        rows: BatchRows,
+        i: int,
+    ) -> None:
+        """Appends the delta, and puts down in a row what is to be answered.
 
         Args:
             delta: of one sequence.
             lease: of the stream that it came on, if any.
             most_draft_tokens: what the answer has room for, whatever the delta wants.
-
-        Returns:
-            What is to be answered.
+            rows: of the delta's batch.
+            i: the delta's row.
 
         Raises:
             OutOfSyncError: the delta does not continue what is known.
             InvalidDeltaError: a field of it is wrong.
         """
         history = self.store.append(delta, lease)
+        is_wanted = delta.max_draft_tokens > 0
+        num_lacking = history.num_unindexed
+        if is_wanted:
+            is_behind = num_lacking * history.params.num_sizes > MOST_AWAITED_NGRAMS
+        else:
+            is_behind = num_lacking > BACKGROUND_TOKENS
+        if is_behind:
+            self._behind[history] = None
+            rows.answer_empty(i, history, is_wanted=is_wanted)
+            return
         num_wanted = min(delta.max_draft_tokens, most_draft_tokens)
         if delta.max_length > 0:
             num_wanted = max(0, min(num_wanted, delta.max_length - history.length))
-        return Question(
-            sequence_id=delta.sequence_id,
-            history=history,
-            most_tokens=num_wanted,
-            is_wanted=delta.max_draft_tokens > 0,
-        )
+        rows.ask(i, history, num_wanted, is_wanted=is_wanted)
 
     def release(self, sequence_id: str, keep: Keep, feed_id: str) -> None:
         """Forgets a sequence, and leaves its text in its pool as told. An unknown one is fine."""
@@ -105,129 +110,133 @@ class Drafting:
         if history is not None:
             self.pools.keep(history, keep, feed_id)
 
-    def put_behind(self, question: Question) -> None:
-        """Leaves a text to `index_step`."""
-        self._behind[question.history] = question.sequence_id
-
-    def grow_table(self, sequence_id: str, history: History, index: int) -> bool:
+    def grow_table(self, history: History, index: int) -> bool:
         """Makes room in a table; returns whether that worked. If not, the sequence is forgotten."""
         try:
             self.store.grow_table(history, index)
         except Exception:
             # A mistake of ours, or no memory left: what the index holds is in doubt.
-            self._on_failure(sequence_id)
-            if history.is_kept:
-                self.store.release(sequence_id)
+            self.forget(history)
             return False
         return True
 
-    def begin(self, questions: Sequence[Question]) -> "Work":
-        """Returns the work of answering them, not yet begun."""
-        return Work(self, questions)
+    def forget(self, history: History) -> None:
+        """Forgets a sequence that could not be indexed; called while the exception is handled."""
+        self._on_failure(history.sequence_id)
+        if history.is_kept:
+            self.store.release(history.sequence_id)
+
+    def begin(self, rows: BatchRows) -> "Work":
+        """Returns the work of answering the rows that are open, not yet begun."""
+        return Work(self, rows)
 
     def index_step(self) -> None:
         """Goes on indexing the first text that nobody waits for."""
-        history, sequence_id = next(iter(self._behind.items()))
-        answers = self.answerer.answer([history], [0])
-        status = int(answers.statuses[0])
-        if status >= MUST_GROW:
-            self.grow_table(sequence_id, history, status - MUST_GROW)
+        history = next(iter(self._behind))
+        status = DONE
+        try:
+            if history.is_kept:
+                status = int(self.answerer.answer([history], [0]).statuses[0])
+                if status >= MUST_GROW:
+                    self.store.grow_table(history, status - MUST_GROW)
+        except Exception:
+            self.forget(history)
         if status == DONE or not history.is_kept:
             del self._behind[history]
 
 
 class Work:
-    """The questions of one batch on their way to their proposals. Used by one request.
+    """The rows of one batch on their way to their answers. Used by one request, which has to call
+    `BatchRows.refresh` when others may have had their turn since the last step.
 
     A step looks at those that are still open; each is answered by the first step that finds its
-    index up to date, with what is known of the sequence by then.
+    index up to date, or nearly so, with what is known of the sequence by then. What is nearly so is
+    caught up with afterwards, by `index_step`, when nobody waits for it any more.
     """
 
-    def __init__(self, drafting: Drafting, questions: Sequence[Question]) -> None:
+    def __init__(self, drafting: Drafting, rows: BatchRows) -> None:
         self._drafting = drafting
-        self._questions = questions
-        self._proposals: list[Proposal | None] = [None] * len(questions)
-        self._open = []
-        for i, question in enumerate(questions):
-            if question.is_wanted or question.history.num_unindexed <= BACKGROUND_TOKENS:
-                self._open.append(i)
-            else:
-                drafting.put_behind(question)
-                self._proposals[i] = Proposal(
-                    sequence_id=question.sequence_id,
-                    status=ProposalStatus.OK,
-                    base_length=question.history.length,
-                )
-
-    @property
-    def proposals(self) -> list[Proposal]:
-        """One per question, in order, once all are answered."""
-        return [proposal for proposal in self._proposals if proposal is not None]
+        self._rows = rows
+        self._open = np.flatnonzero(rows.outcomes == OPEN)
+        self._to_index = self._open
+        rows.make_room()
 
     def step(self) -> bool:
         """Does up to about a millisecond's work; returns whether all are answered."""
-        if not self._open:
+        if len(self._open) == 0:
             return True
         end_s = time.perf_counter() + SLICE_S
+        rows = self._rows
         now, later = self._open[:TEXTS_PER_STEP], self._open[TEXTS_PER_STEP:]
-        questions = [self._questions[i] for i in now]
-        histories = [question.history for question in questions]
-        most_tokens = [question.most_tokens for question in questions]
-        answers = self._drafting.answerer.answer(histories, most_tokens)
-        is_from_pool = self._drafting.pools.choose(histories, most_tokens, answers)
-        drafts = answers.drafts
-        still_open = []
-        for i, question, status, reach, start, length, is_pooled in zip(
-            now,
-            questions,
-            answers.statuses.tolist(),
-            answers.reaches.tolist(),
-            answers.draft_starts.tolist(),
-            answers.draft_lengths.tolist(),
-            is_from_pool.tolist(),
-            strict=True,
-        ):
-            if status == DONE:
-                draft = None
-                if length > 0:
-                    draft = Draft(
-                        token_ids=drafts[start : start + length].tolist(),
-                        matched_ngram_length=reach,
-                        source=Source.POOL if is_pooled else Source.SEQUENCE,
-                    )
-                self._proposals[i] = _propose(question, draft)
+        answers = self._drafting.answerer.answer_headers(
+            rows.headers[now],
+            rows.wanted[now],
+            rows.draft_starts[now],
+            rows.drafts,
+            most_lacking=MOST_LACKING,
+        )
+        outcomes = np.where(
+            answers.draft_lengths > 0, DRAFT, np.where(rows.is_wanted[now], NO_MATCH, APPENDED)
+        )
+        if self._drafting.pools.store.num_pools > 0:
+            histories = [rows.histories[i] for i in now.tolist()]
+            is_from_pool = self._drafting.pools.choose(histories, rows.wanted[now], answers)
+            outcomes[is_from_pool] = POOL_DRAFT
+        is_open = answers.statuses != DONE
+        outcomes[is_open] = OPEN
+        rows.outcomes[now] = outcomes
+        rows.lengths[now] = answers.lengths
+        rows.reaches[now] = answers.reaches
+        rows.draft_lengths[now] = answers.draft_lengths
+        if is_open.any():
+            self._grow(now[is_open], answers.statuses[is_open], end_s)
+            # Those that have only just begun to wait come first: the others have more to do.
+            waiting = now[is_open]
+            self._open = np.concatenate([later, waiting[rows.outcomes[waiting] == OPEN]])
+        else:
+            self._open = later
+        return len(self._open) == 0
+
+    def index_step(self) -> bool:
+        """Goes on entering what the answered texts lack; returns whether all is done."""
+        rows = self._rows
+        histories = [rows.histories[i] for i in self._to_index.tolist()]
+        is_kept = [history is not None and history.is_kept for history in histories]
+        now = self._to_index[is_kept]
+        if len(now) == 0:
+            return True
+        rows.refresh(now)
+        now, later = now[:TEXTS_PER_STEP], now[TEXTS_PER_STEP:]
+        nothing = np.zeros(len(now), dtype=np.int64)
+        answers = self._drafting.answerer.answer_headers(
+            rows.headers[now], nothing, nothing, rows.drafts, most_lacking=0
+        )
+        is_open = answers.statuses != DONE
+        if is_open.any():
+            self._grow(now[is_open], answers.statuses[is_open], time.perf_counter() + SLICE_S)
+        self._to_index = np.concatenate([later, now[is_open]])
+        return len(self._to_index) == 0
+
+    def _grow(
+        self, waiting: npt.NDArray[np.int64], statuses: npt.NDArray[np.int64], end_s: float
+    ) -> None:
+        """Makes room for the rows that wait for it, as far as the time goes."""
+        rows = self._rows
+        for i, status in zip(waiting.tolist(), statuses.tolist(), strict=True):
+            history = rows.histories[i]
+            assert history is not None
+            if status < MUST_GROW or time.perf_counter() >= end_s:
                 continue
-            if (
-                status >= MUST_GROW
-                and time.perf_counter() < end_s
-                and not self._drafting.grow_table(
-                    question.sequence_id, question.history, status - MUST_GROW
-                )
-            ):
-                self._proposals[i] = Proposal(
-                    sequence_id=question.sequence_id,
-                    status=ProposalStatus.INVALID,
-                    message="internal error",
+            if self._drafting.grow_table(history, status - MUST_GROW):
+                rows.headers[i] = history.address
+            elif rows.outcomes[i] == OPEN:
+                rows.refuse(
+                    i,
+                    Proposal(
+                        sequence_id=history.sequence_id,
+                        status=ProposalStatus.INVALID,
+                        message="internal error",
+                    ),
                 )
             else:
-                still_open.append(i)
-        # Those that have only just begun to wait come first: the others have more to do.
-        self._open = later + still_open
-        return not self._open
-
-
-def _propose(question: Question, draft: Draft | None) -> Proposal:
-    if draft is None:
-        return Proposal(
-            sequence_id=question.sequence_id,
-            status=ProposalStatus.NO_MATCH if question.is_wanted else ProposalStatus.OK,
-            base_length=question.history.length,
-        )
-    return Proposal(
-        sequence_id=question.sequence_id,
-        status=ProposalStatus.OK,
-        base_length=question.history.length,
-        token_ids=draft.token_ids,
-        matched_ngram_length=draft.matched_ngram_length,
-        source=draft.source,
-    )
+                rows.histories[i] = None

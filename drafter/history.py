@@ -12,13 +12,19 @@ class History(IndexedText):
     """The known tokens of one sequence; owned by the event loop, through the store.
 
     Attributes:
+        sequence_id: whose they are.
         prompt_length: how many of its tokens are prompt, once all of that has arrived.
+        slot: its place in the store's table while it is kept; set by the store.
         is_kept: whether the store still knows it; set by the store.
     """
 
-    __slots__ = ("is_kept", "prompt_length")
+    __slots__ = ("is_kept", "prompt_length", "sequence_id", "slot")
 
-    def __init__(self, *, params: NgramParams, prompt_length: int, max_tokens: int) -> None:
+    def __init__(
+        self, *, params: NgramParams, prompt_length: int, max_tokens: int, sequence_id: str = ""
+    ) -> None:
         super().__init__(params=params, max_tokens=max_tokens)
+        self.sequence_id = sequence_id
         self.prompt_length = prompt_length
+        self.slot = -1
         self.is_kept = False

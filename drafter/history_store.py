@@ -13,7 +13,7 @@ Positions (`base_length`) make deltas idempotent. With K known tokens and a delt
     base > K          a gap: out of sync, send from K (0 if the sequence is unknown)
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +26,18 @@ from drafter.indexed_text import TOKEN_BYTES, most_tokens
 from drafter.messages import SequenceDelta
 from drafter.ngram_params import NgramParams
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
+from drafter.sequence_table import (
+    COUNT,
+    HEADER,
+    NEWEST,
+    OLDEST,
+    add,
+    make_table,
+    remove,
+    slot_of,
+    slots_in_order,
+    touch,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,21 +99,26 @@ class StreamLease:
 
 
 class _Entry:
-    __slots__ = ("history", "last_used_s", "lease")
+    __slots__ = ("history", "lease")
 
-    def __init__(self, history: History, lease: StreamLease | None, last_used_s: float) -> None:
+    def __init__(self, history: History, lease: StreamLease | None) -> None:
         self.history = history
         self.lease = lease
-        self.last_used_s = last_used_s
 
 
 class HistoryStore:
     """Owned by the event loop: every method runs to its end without an await, so streams may
     interleave between any two calls.
 
-    Invariants (see `check_integrity`): entries are ordered by last use; `history_bytes` is the sum
-    of what the entries' texts occupy and never above its bound; an entry is in the set of the
-    lease that it names, and in no other.
+    Invariants (see `check_integrity`): the table holds the entries, in the order of their last use;
+    `history_bytes` is the sum of what the entries' texts occupy and never above its bound; an entry
+    is in the set of the lease that it names, and in no other.
+
+    Attributes:
+        limits: the bounds.
+        history_bytes: what all histories occupy.
+        table: the sequences as kernels see them, which may append what fits where it is.
+        by_slot: the histories by their slots in the table; None: the slot is free.
     """
 
     def __init__(
@@ -122,12 +139,18 @@ class HistoryStore:
         self.history_bytes = 0
         self._clock = clock
         self._on_eviction = on_eviction
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: dict[str, _Entry] = {}
+        self.table = make_table(limits.max_sequences)
+        self.by_slot: list[History | None] = []
         self._ended_leases: deque[StreamLease] = deque()
 
     @property
     def num_sequences(self) -> int:
         return len(self._entries)
+
+    def now_s(self) -> float:
+        """The time by the store's clock."""
+        return self._clock()
 
     def start_stream(self) -> StreamLease:
         """Returns what `append` is given for the deltas of a stream."""
@@ -155,7 +178,7 @@ class HistoryStore:
             return self._create(delta, lease)
         now_s = self._clock()
         entry = self._entries.get(delta.sequence_id)
-        if entry is None or self._forget_if_expired(delta.sequence_id, entry, now_s):
+        if entry is None or self._forget_if_expired(entry, now_s):
             raise OutOfSyncError(0)
         history = entry.history
         num_overlapping = history.length - delta.base_length
@@ -170,8 +193,7 @@ class HistoryStore:
             token_ids = token_ids[num_overlapping:]
         _check_length(history.length + len(token_ids), history.max_tokens)
 
-        entry.last_used_s = now_s
-        self._entries.move_to_end(delta.sequence_id)
+        touch(self.table, history.slot, now_s)
         if len(token_ids) > 0:
             self._grow(history, token_ids)
         return history
@@ -187,6 +209,7 @@ class HistoryStore:
             self._make_room(history, history.table_growth_bytes(index))
         history.grow_table(index)
         if history.is_kept:
+            self.table.records[history.slot, HEADER] = history.address
             self.history_bytes += history.allocated_bytes - num_bytes
 
     def release(self, sequence_id: str) -> History | None:
@@ -194,7 +217,7 @@ class HistoryStore:
         entry = self._entries.get(sequence_id)
         if entry is None:
             return None
-        self._remove(sequence_id, entry)
+        self._remove(entry)
         return entry.history
 
     def forget_expired(self, most: int) -> int:
@@ -213,15 +236,17 @@ class HistoryStore:
             if lease.free_at_s > now_s:
                 break
             if lease.sequence_ids:
-                self._evict(next(iter(lease.sequence_ids)), EvictionReason.STREAM_ENDED)
+                self._evict(
+                    self._entries[next(iter(lease.sequence_ids))], EvictionReason.STREAM_ENDED
+                )
                 num_forgotten += 1
             else:
                 self._ended_leases.popleft()
         while self._entries and num_forgotten < most:
-            sequence_id, entry = next(iter(self._entries.items()))
-            if now_s - entry.last_used_s < self.limits.idle_ttl_s:
+            oldest = self._oldest()
+            if not self._is_idle(oldest, now_s):
                 break
-            self._evict(sequence_id, EvictionReason.IDLE)
+            self._evict(oldest, EvictionReason.IDLE)
             num_forgotten += 1
         return num_forgotten
 
@@ -231,12 +256,21 @@ class HistoryStore:
         assert self.history_bytes == sum(e.history.allocated_bytes for _, e in entries)
         assert self.history_bytes <= self.limits.max_history_bytes
         assert len(entries) <= self.limits.max_sequences
-        uses = [entry.last_used_s for _, entry in entries]
+        slots = slots_in_order(self.table)
+        assert sorted(slots) == sorted(entry.history.slot for _, entry in entries)
+        assert len(slots) == self.table.ends[COUNT]
+        assert not slots or slots[-1] == self.table.ends[NEWEST]
+        uses = self.table.last_used_s[slots].tolist()
         assert uses == sorted(uses), "entries are ordered by last use"
         for sequence_id, entry in entries:
             assert entry.history.allocated_bytes <= self.limits.max_sequence_bytes
             assert entry.history.is_kept
             entry.history.check_integrity()
+            slot = entry.history.slot
+            assert entry.history.sequence_id == sequence_id
+            assert slot_of(self.table, sequence_id) == slot
+            assert self.by_slot[slot] is entry.history
+            assert self.table.records[slot, HEADER] == entry.history.address
             assert entry.lease is None or sequence_id in entry.lease.sequence_ids
         for lease in self._ended_leases:
             for sequence_id in lease.sequence_ids:
@@ -258,13 +292,20 @@ class HistoryStore:
             )
         self.release(delta.sequence_id)
         while len(self._entries) >= self.limits.max_sequences:
-            self._evict(next(iter(self._entries)), EvictionReason.SEQUENCES)
+            self._evict(self._oldest(), EvictionReason.SEQUENCES)
         history = History(
+            sequence_id=delta.sequence_id,
             params=delta.params,
             prompt_length=delta.prompt_length,
             max_tokens=max_tokens,
         )
-        self._entries[delta.sequence_id] = _Entry(history, lease, self._clock())
+        id_bytes = np.frombuffer(delta.sequence_id.encode(), dtype=np.uint8)
+        slot = history.slot = add(self.table, id_bytes, history.address, self._clock())
+        if slot == len(self.by_slot):
+            self.by_slot.append(history)
+        else:
+            self.by_slot[slot] = history
+        self._entries[delta.sequence_id] = _Entry(history, lease)
         history.is_kept = True
         self._make_room(history, history.allocated_bytes)
         self.history_bytes += history.allocated_bytes
@@ -286,30 +327,41 @@ class HistoryStore:
         while self.history_bytes + num_new_bytes > self.limits.max_history_bytes:
             # Not the history itself, which fits if it is alone (`StoreLimits`); unless it was not
             # used for so long that all others came after it, and they are more than it.
-            self._evict(next(iter(self._entries)), EvictionReason.BYTES)
+            self._evict(self._oldest(), EvictionReason.BYTES)
             if not history.is_kept:
                 break
 
-    def _forget_if_expired(self, sequence_id: str, entry: _Entry, now_s: float) -> bool:
+    def _oldest(self) -> _Entry:
+        history = self.by_slot[int(self.table.ends[OLDEST])]
+        assert history is not None, "there is one"
+        return self._entries[history.sequence_id]
+
+    def _is_idle(self, entry: _Entry, now_s: float) -> bool:
+        return now_s - float(self.table.last_used_s[entry.history.slot]) >= self.limits.idle_ttl_s
+
+    def _forget_if_expired(self, entry: _Entry, now_s: float) -> bool:
         lease = entry.lease
         if lease is not None and lease.free_at_s is not None and lease.free_at_s <= now_s:
-            self._evict(sequence_id, EvictionReason.STREAM_ENDED)
+            self._evict(entry, EvictionReason.STREAM_ENDED)
             return True
-        if now_s - entry.last_used_s >= self.limits.idle_ttl_s:
-            self._evict(sequence_id, EvictionReason.IDLE)
+        if self._is_idle(entry, now_s):
+            self._evict(entry, EvictionReason.IDLE)
             return True
         return False
 
-    def _evict(self, sequence_id: str, reason: EvictionReason) -> None:
-        self._remove(sequence_id, self._entries[sequence_id])
+    def _evict(self, entry: _Entry, reason: EvictionReason) -> None:
+        self._remove(entry)
         self._on_eviction(reason)
 
-    def _remove(self, sequence_id: str, entry: _Entry) -> None:
-        del self._entries[sequence_id]
-        self.history_bytes -= entry.history.allocated_bytes
-        entry.history.is_kept = False
+    def _remove(self, entry: _Entry) -> None:
+        history = entry.history
+        del self._entries[history.sequence_id]
+        remove(self.table, history.slot)
+        self.by_slot[history.slot] = None
+        self.history_bytes -= history.allocated_bytes
+        history.is_kept = False
         if entry.lease is not None:
-            entry.lease.sequence_ids.discard(sequence_id)
+            entry.lease.sequence_ids.discard(history.sequence_id)
 
 
 def _check_length(num_tokens: int, max_tokens: int) -> None:

@@ -45,7 +45,6 @@ class IndexedText:
     Attributes:
         params: how this text is drafted from.
         buffer: the tokens and the free room after them, [capacity] uint32.
-        length: how many tokens of the buffer are known.
         max_tokens: how many it may have.
         address: of the header that `ngram_index.py` describes; growing a table may change it.
         allocated_bytes: what all of it occupies, free room included.
@@ -58,7 +57,6 @@ class IndexedText:
         "address",
         "allocated_bytes",
         "buffer",
-        "length",
         "max_tokens",
         "params",
     )
@@ -66,7 +64,6 @@ class IndexedText:
     def __init__(self, *, params: NgramParams, max_tokens: int) -> None:
         self.params = params
         self.buffer: npt.NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
-        self.length = 0
         self.max_tokens = max_tokens
         is_indexed = params.algorithm is Algorithm.INDEX
         num_tables = params.num_sizes if is_indexed else 0
@@ -92,6 +89,11 @@ class IndexedText:
         )
 
     @property
+    def length(self) -> int:
+        """How many tokens of the buffer are known; kernels append too."""
+        return int(self._header[ngram_index.LENGTH])
+
+    @property
     def token_ids(self) -> npt.NDArray[np.uint32]:
         """The known tokens, [length] uint32; a view."""
         return self.buffer[: self.length]
@@ -112,18 +114,19 @@ class IndexedText:
 
     def append(self, token_ids: npt.NDArray[np.uint32]) -> None:
         """Appends tokens, [n] uint32, in O(n) amortised; the index catches up in the kernel."""
-        length = self.length + len(token_ids)
+        known = self.length
+        length = known + len(token_ids)
         assert length <= self.max_tokens, "the store refuses what is too long"
         if length > len(self.buffer):
             grown = np.empty(
                 _capacity_for(length, len(self.buffer), self.max_tokens), dtype=np.uint32
             )
-            grown[: self.length] = self.buffer[: self.length]
+            grown[:known] = self.buffer[:known]
             self.allocated_bytes += grown.nbytes - self.buffer.nbytes
             self.buffer = grown
             self._header[ngram_index.TOKENS] = grown.ctypes.data
-        self.buffer[self.length : length] = token_ids
-        self.length = length
+            self._header[ngram_index.CAPACITY] = len(grown)
+        self.buffer[known:length] = token_ids
         self._header[ngram_index.LENGTH] = length
 
     def table_growth_bytes(self, index: int) -> int:
@@ -172,7 +175,7 @@ class IndexedText:
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
         assert self.length <= len(self.buffer) <= max(self.max_tokens, 0)
-        assert self._header[ngram_index.LENGTH] == self.length
+        assert self._header[ngram_index.CAPACITY] == len(self.buffer)
         slots_bytes = sum(chunk.nbytes for chunks in self._chunks for chunk in chunks)
         arrays_bytes = self._header.nbytes + self.buffer.nbytes + slots_bytes
         assert self.allocated_bytes == OBJECT_BYTES + arrays_bytes

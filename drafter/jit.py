@@ -5,7 +5,7 @@ start is quick; where neither can be written (a read-only container) it is compi
 
 A kernel holds the code of the kernels that it calls, in other files too, and numba looks at its own
 file only to see whether what was kept is still right. Here it is right as long as no file beside it
-has changed.
+that has kernels has changed. So kernels take their constants from such files only.
 """
 
 import functools
@@ -33,8 +33,9 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 @functools.cache
 def _stamp_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Returns what changes when any source file of the folder does."""
-    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.py"))]
+    """Returns what changes when any source file of the folder does that has kernels."""
+    paths = [path for path in sorted(folder.glob("*.py")) if b"@kernel\n" in path.read_bytes()]
+    stats = [(path.name, path.stat()) for path in paths]
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 

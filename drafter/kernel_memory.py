@@ -23,6 +23,26 @@ Code = tuple[Any, Callable[..., Any]]
 """A signature, and what emits the code; numba's form of an intrinsic."""
 
 
+def _load_u8(typing_context: Any, address: Any) -> Code:
+    """Returns the byte at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], _BYTE.as_pointer()), align=1)
+
+    return types.uint8(types.int64), generate
+
+
+def _store_u8(typing_context: Any, address: Any, value: Any) -> Code:
+    """Writes a byte to an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _BYTE.as_pointer())
+        builder.store(arguments[1], pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint8), generate
+
+
 def _load_u32(typing_context: Any, address: Any) -> Code:
     """Returns the uint32 at an address."""
 
@@ -50,6 +70,15 @@ def _load_i64(typing_context: Any, address: Any) -> Code:
         return builder.load(builder.inttoptr(arguments[0], _I64.as_pointer()), align=8)
 
     return types.int64(types.int64), generate
+
+
+def _load_unaligned_u64(typing_context: Any, address: Any) -> Code:
+    """Returns the uint64 at an address that need not be a multiple of 8."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], _I64.as_pointer()), align=1)
+
+    return types.uint64(types.int64), generate
 
 
 def _store_i64(typing_context: Any, address: Any, value: Any) -> Code:
@@ -89,9 +118,12 @@ def _as_pointer(typing_context: Any, address: Any) -> Code:
     return types.voidptr(types.int64), generate
 
 
+load_u8 = cast(Callable[[int], np.uint8], intrinsic(_load_u8))
+store_u8 = cast(Callable[[int, np.uint8], None], intrinsic(_store_u8))
 load_u32 = cast(Callable[[int], np.uint32], intrinsic(_load_u32))
 store_u32 = cast(Callable[[int, np.uint32], None], intrinsic(_store_u32))
 load_i64 = cast(Callable[[int], int], intrinsic(_load_i64))
+load_unaligned_u64 = cast(Callable[[int], np.uint64], intrinsic(_load_unaligned_u64))
 store_i64 = cast(Callable[[int, int], None], intrinsic(_store_i64))
 prefetch = cast(Callable[[int], None], intrinsic(_prefetch))
 as_pointer = cast(Callable[[int], Any], intrinsic(_as_pointer))

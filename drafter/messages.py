@@ -52,7 +52,7 @@ class ProposalStatus(Enum):
     OK = "ok"
     """Appended; the draft is empty only if none was asked for."""
     NO_MATCH = "no_match"
-    """Appended; no n-gram matched, or there is no room for a draft."""
+    """Appended; no n-gram matched, there is no room for a draft, or much is still to be indexed."""
     OUT_OF_SYNC = "out_of_sync"
     """Not appended; send again from `known_length`."""
     INVALID = "invalid"

@@ -4,13 +4,15 @@ Labels: `outcome` is what became of a delta (a draft, no match, appended without
 of sync, invalid); `source` is where the draft was copied from, `none` without one.
 """
 
-from collections.abc import Iterable
-
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from drafter.batch_rows import BatchRows
+from drafter.batch_wire import APPENDED, DRAFT, NO_MATCH, POOL_DRAFT, REFUSED
 from drafter.history_store import EvictionReason, HistoryStore
-from drafter.messages import Proposal, ProposalStatus, Source
-from drafter.pool_store import FeedOutcome, PoolStore, TextEviction
+from drafter.messages import ProposalStatus
+from drafter.pool_records import FeedOutcome, TextEviction
+from drafter.pool_store import PoolStore
 from drafter.snapshotter import SnapshotOutcome
 
 # From one short history to a batch of thousands.
@@ -18,12 +20,13 @@ _DURATION_BUCKETS_S = (
     0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5,
 )  # fmt: skip
 
-_DRAFT = ("draft", "sequence")
-_POOL_DRAFT = ("draft", "pool")
-_APPENDED = ("appended", "none")
-_DRAFTS = {Source.SEQUENCE: _DRAFT, Source.POOL: _POOL_DRAFT}
-_OUTCOMES = {
-    ProposalStatus.NO_MATCH: ("no_match", "none"),
+_ANSWERS = {
+    DRAFT: ("draft", "sequence"),
+    POOL_DRAFT: ("draft", "pool"),
+    APPENDED: ("appended", "none"),
+    NO_MATCH: ("no_match", "none"),
+}
+_REFUSALS = {
     ProposalStatus.OUT_OF_SYNC: ("out_of_sync", "none"),
     ProposalStatus.INVALID: ("invalid", "none"),
 }
@@ -47,11 +50,11 @@ class DrafterMetrics:
         )
         self._proposals = {
             labels: proposals.labels(*labels)
-            for labels in (_DRAFT, _POOL_DRAFT, _APPENDED, *_OUTCOMES.values())
+            for labels in (*_ANSWERS.values(), *_REFUSALS.values())
         }
         self._proposal_seconds = Histogram(
             "tandem_drafter_proposal_seconds",
-            "Time to answer one batch of deltas, in seconds.",
+            "Time to answer one batch of deltas, in seconds, without long text's wait for live batches.",
             registry=registry,
             buckets=_DURATION_BUCKETS_S,
         )
@@ -119,16 +122,13 @@ class DrafterMetrics:
     def count_eviction(self, reason: EvictionReason) -> None:
         self._evictions[reason].inc()
 
-    def observe_batch(self, proposals: Iterable[Proposal], duration_s: float) -> None:
+    def observe_batch(self, rows: BatchRows, duration_s: float) -> None:
         """Counts the answers of one batch."""
         # One lock and one float per kind of outcome, not per sequence.
-        num_by_outcome: dict[tuple[str, str], int] = {}
-        for proposal in proposals:
-            if proposal.status is ProposalStatus.OK:
-                outcome = _DRAFTS[proposal.source] if proposal.token_ids else _APPENDED
-            else:
-                outcome = _OUTCOMES[proposal.status]
-            num_by_outcome[outcome] = num_by_outcome.get(outcome, 0) + 1
-        for outcome, count in num_by_outcome.items():
-            self._proposals[outcome].inc(count)
+        num_by_outcome = np.bincount(rows.outcomes, minlength=REFUSED + 1).tolist()
+        for outcome, labels in _ANSWERS.items():
+            if num_by_outcome[outcome] > 0:
+                self._proposals[labels].inc(num_by_outcome[outcome])
+        for refusal in rows.refusals.values():
+            self._proposals[_REFUSALS[refusal.status]].inc()
         self._proposal_seconds.observe(duration_s)

@@ -24,8 +24,8 @@ A text's header, words of int64, from its address on:
     2  min_ngram                           10  distance of the last accepted draft's source
     3  max_ngram                           11  lag kind: 0: lag 1; 1: lag n; 2: lag 0
     4  disjoint: 0 or 1                    12  indexed: 1; else scanned (KMP)
-    5  tie: 0 earliest 1 latest 2 longest  13, 14, 15  not used
-    6  tokens_per_match
+    5  tie: 0 earliest 1 latest 2 longest  13  how many tokens fit where they are
+    6  tokens_per_match                   14, 15  not used
     7  chained: 0 or 1
     16 + 4 j, for n = min_ngram + j: address of the chunks' addresses; shape (number of chunks,
        the least 2^d - 1 that numbers them all << 24, log2(slots per chunk) << 48); entries; next
@@ -42,7 +42,7 @@ from drafter.jit import kernel
 from drafter.kernel_memory import load_i64, load_u32, prefetch, signed, store_i64, store_u32
 
 TOKENS, LENGTH, MIN_NGRAM, MAX_NGRAM, DISJOINT, TIE, TOKENS_PER_MATCH, CHAINED = range(8)
-DRAFT_DISTANCE, DRAFT_LENGTH, ACCEPTED_DISTANCE, LAG, INDEXED = range(8, 13)
+DRAFT_DISTANCE, DRAFT_LENGTH, ACCEPTED_DISTANCE, LAG, INDEXED, CAPACITY = range(8, 14)
 TABLES = 16
 TABLE_WORDS = 4
 DIRECTORY, SHAPE, ENTRIES, NEXT_END = range(4)

@@ -26,7 +26,8 @@ from drafter.jit import warm_up
 from drafter.messages import Keep
 from drafter.ngram_params import NgramParams
 from drafter.pool_kernel import draft_from_pools
-from drafter.pool_store import PoolLimits, PoolStore
+from drafter.pool_records import PoolLimits
+from drafter.pool_store import PoolStore
 
 
 class PoolDrafts:
@@ -62,13 +63,13 @@ class PoolDrafts:
         self._on_work()
 
     def choose(
-        self, texts: Sequence[IndexedText], most_tokens: Sequence[int], answers: Answers
+        self, texts: Sequence[IndexedText], wanted: npt.NDArray[np.int64], answers: Answers
     ) -> npt.NDArray[np.bool_]:
         """Gives each text its own draft or its pool's, by the law, in one kernel call.
 
         Args:
             texts: each once.
-            most_tokens: how long each draft may be.
+            wanted: how long each draft may be, [num_texts].
             answers: what the texts' own history offers; changed in place.
 
         Returns:
@@ -90,7 +91,7 @@ class PoolDrafts:
                 np.array(pools, dtype=np.int64),
                 np.array([text.params.pool_min_ngram for text in texts], dtype=np.int64),
                 np.array([text.address for text in texts], dtype=np.int64),
-                np.array(most_tokens, dtype=np.int64),
+                wanted,
                 answers.statuses,
                 answers.draft_starts,
                 answers.drafts,
@@ -120,7 +121,9 @@ def warm_up_pools(answerer: Answerer) -> None:
     def keep_and_forget() -> None:
         nonlocal now_s
         drafts.keep(history, Keep.ALL, "")
-        assert drafts.choose([short], [1], answerer.answer([short], [1])).all()
+        assert drafts.choose(
+            [short], np.ones(1, dtype=np.int64), answerer.answer([short], [1])
+        ).all()
         now_s += limits.pool_ttl_s
         store.finish()
 

@@ -12,8 +12,6 @@ pool is at its bound, else the oldest of all.
 import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -23,7 +21,6 @@ from drafter.pool_arena import (
     BLOCK_BITS,
     BLOCK_BYTES,
     HEAD,
-    MAX_ARENA_BYTES,
     MOST,
     NUM_TOKENS,
     POOL_BLOCKS,
@@ -33,10 +30,20 @@ from drafter.pool_arena import (
     has_room,
     make_arena,
 )
+from drafter.pool_lookup import copy_from_pool
+from drafter.pool_records import (
+    POOL_RECORD_BYTES,
+    TEXT_RECORD_BYTES,
+    FeedOutcome,
+    KeptText,
+    Pool,
+    PoolLimits,
+    Text,
+    TextEviction,
+)
 from drafter.pool_text import (
     NEW_POOL_BLOCKS,
     append_tokens,
-    copy_from_pool,
     evict,
     free_pool,
     index,
@@ -45,16 +52,6 @@ from drafter.pool_text import (
     position_after,
 )
 
-MIN_POOL_BYTES = 1 << 16
-"""A bound under this leaves no room worth having."""
-MAX_POOL_BYTES = 1 << 29
-"""What one pool's table can address."""
-MAX_POOLS_BYTES = MAX_ARENA_BYTES
-
-TEXT_RECORD_BYTES = 384
-"""What is held for a kept text beside its tokens and their index."""
-POOL_RECORD_BYTES = 2048
-"""What is held for a pool beside its blocks."""
 MIN_TEXT_TOKENS = 2
 """A shorter text continues nothing."""
 
@@ -63,99 +60,6 @@ _NGRAMS_PER_PIECE = 256
 _TOKENS_PER_PIECE = 960
 # Fewer free blocks than this, and the arena counts as full.
 _SPARE_BLOCKS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLimits:
-    """How much text is kept, and for how long.
-
-    Raises:
-        ValueError: bounds that do not fit together, or that pools cannot work with.
-    """
-
-    max_pool_bytes: int
-    """Of one pool, its index included."""
-    max_pools_bytes: int
-    """Of all pools together; an eighth of it is for texts that wait to be taken in."""
-    pool_ttl_s: float
-    """How long a text is kept."""
-
-    def __post_init__(self) -> None:
-        if not MIN_POOL_BYTES <= self.max_pool_bytes <= MAX_POOL_BYTES:
-            raise ValueError(
-                f"max_pool_bytes: {self.max_pool_bytes} is not in "
-                f"[{MIN_POOL_BYTES}, {MAX_POOL_BYTES}]"
-            )
-        if not 2 * self.max_pool_bytes <= self.max_pools_bytes <= MAX_POOLS_BYTES:
-            raise ValueError(
-                f"max_pools_bytes: {self.max_pools_bytes} is not in [twice max_pool_bytes "
-                f"{self.max_pool_bytes}, {MAX_POOLS_BYTES}]"
-            )
-
-    @property
-    def max_waiting_bytes(self) -> int:
-        return self.max_pools_bytes // 8
-
-
-class FeedOutcome(Enum):
-    """What became of a text that was to be kept."""
-
-    KEPT = "kept"
-    DUPLICATE = "duplicate"
-    """One with the same feed id is there."""
-    TOO_SHORT = "too_short"
-    DROPPED = "dropped"
-    """More was fed than could be taken in."""
-
-
-class TextEviction(Enum):
-    """Why a kept text was forgotten."""
-
-    POOL_FULL = "pool_full"
-    POOLS_FULL = "pools_full"
-    EXPIRED = "expired"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptText:
-    """A copy of one text; what a snapshot is made of."""
-
-    pool_id: str
-    token_ids: npt.NDArray[np.uint32]
-    feed_key: bytes
-    age_s: float
-    ngram_mask: int
-
-
-class _Pool:
-    __slots__ = ("block", "feed_keys", "ngram_mask", "num_kept", "pool_id", "texts")
-
-    def __init__(self, pool_id: str) -> None:
-        self.pool_id = pool_id
-        self.block = 0
-        self.ngram_mask = 0
-        self.texts: deque[_Text] = deque()
-        self.feed_keys: set[bytes] = set()
-        self.num_kept = 0
-
-
-class _Text:
-    """One kept text; `num_tokens` of it are in the pool, `waiting` are still to be appended."""
-
-    __slots__ = (
-        "fed_at_s", "feed_key", "num_tokens", "pool", "start", "waiting", "waiting_bytes",
-    )  # fmt: skip
-
-    def __init__(
-        self, pool: _Pool, token_ids: npt.NDArray[np.uint32], feed_key: bytes, fed_at_s: float
-    ) -> None:
-        self.pool = pool
-        self.feed_key = feed_key
-        self.fed_at_s = fed_at_s
-        self.num_tokens = 0
-        self.start = 0
-        self.waiting: npt.NDArray[np.uint32] | None = token_ids
-        self.waiting_bytes = 0
 
 
 class PoolStore:
@@ -200,13 +104,13 @@ class PoolStore:
     def forget_all(self) -> None:
         """Empties the store, whatever state it is in."""
         self.arena = self._make_arena()
-        self._pools: dict[str, _Pool] = {}
+        self._pools: dict[str, Pool] = {}
         # Texts of which something is in a pool, in the order they were fed; the last may be partly
         # waiting. Then those of which nothing is.
-        self._texts: OrderedDict[_Text, None] = OrderedDict()
-        self._waiting: deque[_Text] = deque()
+        self._texts: OrderedDict[Text, None] = OrderedDict()
+        self._waiting: deque[Text] = deque()
         self._waiting_bytes = 0
-        self._unindexed: deque[_Pool] = deque()
+        self._unindexed: deque[Pool] = deque()
         self._record_bytes = 0
         self._count_records(None, 0)
 
@@ -359,8 +263,8 @@ class PoolStore:
         if self._waiting_bytes + waiting_bytes > self.limits.max_waiting_bytes:
             return FeedOutcome.DROPPED
         if pool is None:
-            pool = self._pools[pool_id] = _Pool(pool_id)
-        text = _Text(pool, token_ids.copy(), feed_key, fed_at_s)
+            pool = self._pools[pool_id] = Pool(pool_id)
+        text = Text(pool, token_ids.copy(), feed_key, fed_at_s)
         text.waiting_bytes = waiting_bytes
         pool.texts.append(text)
         if feed_key:
@@ -370,17 +274,17 @@ class PoolStore:
         self._cover(pool, ngram_mask)
         return FeedOutcome.KEPT
 
-    def _cover(self, pool: _Pool, ngram_mask: int) -> None:
+    def _cover(self, pool: Pool, ngram_mask: int) -> None:
         pool.ngram_mask |= ngram_mask
         if pool.block:
             index_ngrams_of(self.arena, pool.block, pool.ngram_mask)
             self._index_later(pool)
 
-    def _index_later(self, pool: _Pool) -> None:
+    def _index_later(self, pool: Pool) -> None:
         if pool not in self._unindexed:
             self._unindexed.append(pool)
 
-    def _take_in_piece(self, text: _Text) -> None:
+    def _take_in_piece(self, text: Text) -> None:
         """Appends the next tokens of a text that waits, if there is room."""
         pool = text.pool
         if text not in self._texts and not self._make_record(text):
@@ -402,7 +306,7 @@ class PoolStore:
         if len(text.waiting) == 0:
             self._end_waiting(text)
 
-    def _make_record(self, text: _Text) -> bool:
+    def _make_record(self, text: Text) -> bool:
         """Counts a text, and its pool if it is the first, among what is kept, if there is room."""
         pool = text.pool
         needed = TEXT_RECORD_BYTES + (0 if pool.block else POOL_RECORD_BYTES)
@@ -418,7 +322,7 @@ class PoolStore:
         self._count_records(pool, needed)
         return True
 
-    def _make_room(self, pool: _Pool) -> None:
+    def _make_room(self, pool: Pool) -> None:
         """Evicts a piece of the oldest text: of the pool if that is at its bound, else of all."""
         is_pool_full = pool.block != 0 and (
             not has_room(self.arena, pool.block, 2)
@@ -438,7 +342,7 @@ class PoolStore:
             self._end_waiting(text)
             self._forget(text, TextEviction.POOLS_FULL)
 
-    def _evict_piece(self, text: _Text, reason: TextEviction) -> None:
+    def _evict_piece(self, text: Text, reason: TextEviction) -> None:
         """Evicts the next tokens of the oldest text of its pool, and forgets it with the last."""
         if text.num_tokens > 0:
             num_sizes = text.pool.ngram_mask.bit_count()
@@ -449,13 +353,13 @@ class PoolStore:
         if text.num_tokens == 0 and text.waiting is None:
             self._forget(text, reason)
 
-    def _end_waiting(self, text: _Text) -> None:
+    def _end_waiting(self, text: Text) -> None:
         assert self._waiting[0] is text
         self._waiting.popleft()
         self._waiting_bytes -= text.waiting_bytes
         text.waiting = None
 
-    def _forget(self, text: _Text, reason: TextEviction) -> None:
+    def _forget(self, text: Text, reason: TextEviction) -> None:
         """Removes the record of a text that has no tokens any more."""
         pool = text.pool
         pool.texts.remove(text)
@@ -474,7 +378,7 @@ class PoolStore:
                 self._unindexed.remove(pool)
             del self._pools[pool.pool_id]
 
-    def _count_records(self, pool: _Pool | None, num_bytes: int) -> None:
+    def _count_records(self, pool: Pool | None, num_bytes: int) -> None:
         """Leaves to blocks what records do not take, in the arena and in the pool."""
         limits = self.limits
         self._record_bytes += num_bytes
@@ -485,7 +389,7 @@ class PoolStore:
             header = pool.block << BLOCK_BITS
             self.arena[header + POOL_MOST] = (limits.max_pool_bytes - of_pool) // BLOCK_BYTES
 
-    def _copy(self, text: _Text) -> npt.NDArray[np.uint32]:
+    def _copy(self, text: Text) -> npt.NDArray[np.uint32]:
         """The tokens of a text, those that wait included."""
         pool = text.pool
         parts = []
@@ -503,9 +407,9 @@ class PoolStore:
         oldest = next(iter(self._texts), None)
         return oldest is not None and self._clock() - oldest.fed_at_s >= self.limits.pool_ttl_s
 
-    def _pool_bytes(self, pool: _Pool) -> int:
+    def _pool_bytes(self, pool: Pool) -> int:
         records = POOL_RECORD_BYTES + pool.num_kept * TEXT_RECORD_BYTES
         return self._header(pool, POOL_BLOCKS) * BLOCK_BYTES + records
 
-    def _header(self, pool: _Pool, word: int) -> int:
+    def _header(self, pool: Pool, word: int) -> int:
         return int(self.arena[(pool.block << BLOCK_BITS) + word])

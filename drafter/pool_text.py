@@ -1,8 +1,9 @@
-"""The tokens of one pool's texts, and the index over them: append, evict, look up.
+"""The tokens of one pool's texts, and the index over them: append, index, evict.
 
 Owns where tokens lie, where texts begin, and which n-grams are in the table (`pool_table.py`). Does
-not know why a text comes or goes (`pool_store.py`). Texts are appended at the tail and evicted from
-the head, token by token, so the work can stop after any of them.
+not know why a text comes or goes (`pool_store.py`), nor what is looked for (`pool_lookup.py`).
+Texts are appended at the tail and evicted from the head, token by token, so the work can stop after
+any of them.
 
     token block  previous block, next block, 32 link blocks, 30 words of 32 bits (a text begins
                  here), then 960 tokens
@@ -67,13 +68,9 @@ _MODULUS = 0xFFFFFFFF
 
 NEW_POOL_BLOCKS = 4
 
-EARLIEST = 0
-LATEST = 1
-LONGEST = 2
-
 
 @kernel
-def _before(arena: Arena, position: int) -> int:
+def position_before(arena: Arena, position: int) -> int:
     """The position before; meaningless where a text begins."""
     if position & _OFFSET == FIRST:
         previous = word(arena, ((position >> BLOCK_BITS) << BLOCK_BITS) + _PREVIOUS)
@@ -92,7 +89,7 @@ def position_after(arena: Arena, position: int) -> int:
 
 
 @kernel
-def _begins(arena: Arena, position: int) -> bool:
+def begins_at(arena: Arena, position: int) -> bool:
     """Whether a text begins at the token."""
     offset = (position & _OFFSET) - FIRST
     at = ((position >> BLOCK_BITS) << BLOCK_BITS) + _BEGINS + (offset >> 5)
@@ -111,9 +108,9 @@ def _key_before(arena: Arena, position: int, n: int) -> int:
     """The key of the n tokens before the position; -1 if its text has fewer before it."""
     ngram_hash = seed_of(arena)
     for _ in range(n):
-        if _begins(arena, position):
+        if begins_at(arena, position):
             return -1
-        position = _before(arena, position)
+        position = position_before(arena, position)
         ngram_hash = hash_further(ngram_hash, word(arena, position))
     return key_of(arena, ngram_hash, n)
 
@@ -122,8 +119,8 @@ def _key_before(arena: Arena, position: int, n: int) -> int:
 def _same_before(arena: Arena, one: int, other: int, n: int) -> bool:
     """Whether the n tokens before two positions, which have as many, agree."""
     for _ in range(n):
-        one = _before(arena, one)
-        other = _before(arena, other)
+        one = position_before(arena, one)
+        other = position_before(arena, other)
         if arena[one] != arena[other]:
             return False
     return True
@@ -333,96 +330,3 @@ def _free_token_block(arena: Arena, pool: int, block: int) -> None:
         if arena[at] != 0:
             give_back(arena, pool, word(arena, at))
     give_back(arena, pool, block)
-
-
-@kernel
-def _reach(
-    arena: Arena, position: int, buffer: npt.NDArray[np.uint32], num_tokens: int, most: int
-) -> int:
-    """How many tokens before the position agree with the end of the context, within its text."""
-    most = min(most, num_tokens)
-    reach = 0
-    while reach < most and not _begins(arena, position):
-        position = _before(arena, position)
-        if arena[position] != buffer[num_tokens - 1 - reach]:
-            break
-        reach += 1
-    return reach
-
-
-@kernel
-def find_in_pool(
-    arena: Arena,
-    pool: int,
-    buffer: npt.NDArray[np.uint32],
-    num_tokens: int,
-    min_ngram: int,
-    max_ngram: int,
-    tie: int,
-    max_reach: int,
-) -> tuple[int, int]:
-    """Finds the place in a pool's text that a context may be continued from.
-
-    An n-gram that is not there has no longer one, so the sizes are tried from the shortest on: a
-    context that the pool knows nothing of costs one look-up.
-
-    Args:
-        arena: all pools.
-        pool: the one that is looked into; its index must cover the sizes.
-        buffer: the context is its first `num_tokens` tokens, [capacity] uint32.
-        num_tokens: of the context.
-        min_ngram: shortest n-gram that counts.
-        max_ngram: longest that is looked up; the longest that is found wins.
-        tie: EARLIEST or LATEST occurrence, or LONGEST: whichever of the two reaches further back,
-            the latest if both do.
-        max_reach: how far back the match is followed, >= max_ngram.
-
-    Returns:
-        (position, reach): of the draft's first token, and how many tokens before it agree with the
-        end of the context. (0, 0): nothing.
-    """
-    earliest, latest = 0, 0
-    ngram_hash = seed_of(arena)
-    for n in range(1, min(max_ngram, num_tokens) + 1):
-        ngram_hash = hash_further(ngram_hash, buffer[num_tokens - n])
-        if n < min_ngram:
-            continue
-        key = key_of(arena, ngram_hash, n)
-        page = page_of(arena, pool, key)
-        at = next_slot(arena, page, first_slot(key), key)
-        while arena[at + 2] != 0:
-            if _reach(arena, word(arena, at + 2), buffer, num_tokens, n) == n:
-                break
-            at = next_slot(arena, page, slot_after(page, at), key)
-        if arena[at + 2] == 0:
-            break
-        earliest, latest = word(arena, at + 1), word(arena, at + 2)
-    if latest == 0:
-        return 0, 0
-    position = earliest if tie == EARLIEST else latest
-    reach = _reach(arena, position, buffer, num_tokens, max_reach)
-    if tie == LONGEST and earliest != latest:
-        reach_of_earliest = _reach(arena, earliest, buffer, num_tokens, max_reach)
-        if reach_of_earliest > reach:
-            return earliest, reach_of_earliest
-    return position, reach
-
-
-@kernel
-def copy_from_pool(
-    arena: Arena, pool: int, position: int, out: npt.NDArray[np.uint32], most: int
-) -> int:
-    """Copies the tokens from a position on to `out`, at most to the end of their text.
-
-    Returns:
-        How many.
-    """
-    tail = word(arena, (pool << BLOCK_BITS) + TAIL)
-    count = 0
-    while count < most:
-        out[count] = arena[position]
-        count += 1
-        position = position_after(arena, position)
-        if position == tail or _begins(arena, position):
-            break
-    return count

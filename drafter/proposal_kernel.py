@@ -34,7 +34,7 @@ from drafter.kernel_memory import (
     store_i64,
     store_u32,
 )
-from drafter.kmp import find_match
+from drafter.match_kernel import choose, match_draft, match_text, scan_text, token_at
 from drafter.ngram_index import (
     ACCEPTED_DISTANCE,
     BLOCK,
@@ -45,7 +45,6 @@ from drafter.ngram_index import (
     END_BITS,
     END_MASK,
     INDEXED,
-    LATEST,
     LENGTH,
     LONGEST,
     MAX_NGRAM,
@@ -59,8 +58,6 @@ from drafter.ngram_index import (
     TOKENS_PER_MATCH,
     catch_up_table,
     directory_entry,
-    find,
-    find_in_chunk,
     hash_at,
     home_of,
     last_end,
@@ -68,7 +65,6 @@ from drafter.ngram_index import (
     slot_bits_of,
     tag_of,
 )
-from drafter.proposer import MAX_REACH_TOKENS
 
 DONE, BEHIND, MUST_GROW = range(3)
 """What became of a text in a call: answered; the budget ran out; its table `status - MUST_GROW`
@@ -84,169 +80,6 @@ _SCAN_SHARE = 16
 
 
 @kernel
-def token_at(tokens: int, length: int, draft: int, position: int) -> np.uint32:
-    """Returns a token of text + draft."""
-    if position < length:
-        return load_u32(tokens + 4 * position)
-    return load_u32(draft + 4 * (position - length))
-
-
-@kernel
-def reach_of(tokens: int, length: int, draft: int, end: int, place: int) -> int:
-    """Returns how many tokens before `place` agree with those before `end`, up to 64."""
-    most = min(place, MAX_REACH_TOKENS)
-    reach = 0
-    while reach < most and token_at(tokens, length, draft, place - 1 - reach) == token_at(
-        tokens, length, draft, end - 1 - reach
-    ):
-        reach += 1
-    return reach
-
-
-@kernel
-def choose(
-    tokens: int,
-    length: int,
-    draft: int,
-    end: int,
-    size: int,
-    first: int,
-    second: int,
-    copy_distance: int,
-    disjoint: bool,
-    tie: int,
-) -> tuple[int, int]:
-    """Returns (place, reach) of the candidate that wins.
-
-    Args:
-        tokens: address of the text.
-        length: of the text.
-        draft: address of the draft that follows it.
-        end: of text and as much of the draft as there is.
-        size: n of the longest match.
-        first: an end of it; the earliest with `TIE_LONGEST`.
-        second: the latest, with `TIE_LONGEST`.
-        copy_distance: how far back the running copy reads; 0: there is none.
-        disjoint: whether an occurrence must not overlap the suffix that it matches.
-        tie: which policy.
-    """
-    place = first
-    reach = reach_of(tokens, length, draft, end, place)
-    if tie == LONGEST:
-        if second != first:
-            other = reach_of(tokens, length, draft, end, second)
-            if other >= reach:
-                place, reach = second, other
-        # No copy is that far back, or it lies within the suffix that it would have to match.
-        if 0 < copy_distance < end and not (disjoint and copy_distance < size):
-            running = end - copy_distance
-            other = reach_of(tokens, length, draft, end, running)
-            if other > reach or (other == reach and running > place):
-                place, reach = running, other
-    return place, reach
-
-
-@kernel
-def match_text(
-    header: int,
-    mixed: npt.NDArray[np.uint64],
-    chunks: npt.NDArray[np.int64],
-    longest: int,
-) -> tuple[int, int, int]:
-    """Finds the longest n-gram at the end of a text that occurred before.
-
-    Args:
-        header: address of the text, whose index is up to date.
-        mixed: the mixed hashes of its last n tokens, at [n].
-        chunks: the addresses of the chunks that they belong to, at [n].
-        longest: largest n.
-
-    Returns:
-        (n, end, latest end); n = 0: none.
-    """
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    tokens = load_i64(header + 8 * TOKENS)
-    length = load_i64(header + 8 * LENGTH)
-    slot_words = 2 if load_i64(header + 8 * TIE) == LONGEST else 1
-    for n in range(longest, min_ngram - 1, -1):
-        table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-        slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
-        pattern = tokens + 4 * (length - n)
-        first, second = find_in_chunk(
-            chunks[n], slot_bits, slot_words, tokens, mixed[n], pattern, n
-        )
-        if first != 0:
-            return n, first, second
-    return 0, 0, 0
-
-
-@kernel
-def scan_text(header: int, buffer: npt.NDArray[np.uint32], end: int) -> tuple[int, int, int]:
-    """Finds by a scan what `match_text` and `match_draft` find in the index."""
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    max_ngram = load_i64(header + 8 * MAX_NGRAM)
-    disjoint = load_i64(header + 8 * DISJOINT) != 0
-    tie = load_i64(header + 8 * TIE)
-    first, size = find_match(buffer, end, min_ngram, max_ngram, disjoint, tie == LATEST)
-    second = first
-    if tie == LONGEST and first != 0:
-        second, size = find_match(buffer, end, min_ngram, max_ngram, disjoint, True)
-    return size, first, second
-
-
-@kernel
-def match_draft(
-    header: int, base: np.uint64, draft: int, end: int, pattern: npt.NDArray[np.uint32]
-) -> tuple[int, int, int]:
-    """Finds the longest n-gram at the end of text + draft that occurred before in the two.
-
-    The index holds what ends far enough before the end of the text; the rest is a few tokens, and
-    is looked through.
-
-    Args:
-        header: address of the text, whose index is up to date.
-        base: of the polynomial.
-        draft: address of the draft.
-        end: of text + draft.
-        pattern: scratch, [32].
-
-    Returns:
-        (n, end, latest end); n = 0: none.
-    """
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    tokens = load_i64(header + 8 * TOKENS)
-    length = load_i64(header + 8 * LENGTH)
-    disjoint = load_i64(header + 8 * DISJOINT) != 0
-    tie = load_i64(header + 8 * TIE)
-    slot_words = 2 if tie == LONGEST else 1
-    longest = min(load_i64(header + 8 * MAX_NGRAM), end // 2 if disjoint else end - 1)
-    for n in range(longest, min_ngram - 1, -1):
-        hash_ = np.uint64(0)
-        for i in range(n):
-            pattern[i] = token_at(tokens, length, draft, end - n + i)
-            hash_ = hash_ * base + np.uint64(pattern[i])
-        table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-        first, second = find(table, slot_words, tokens, mix(hash_), pattern.ctypes.data, n)
-        if first == 0 or tie != 0:
-            lag = n if disjoint else 1
-            for other in range(max(n, last_end(header, n) + 1), end - lag + 1):
-                is_equal = True
-                for i in range(n):
-                    if token_at(tokens, length, draft, other - n + i) != pattern[i]:
-                        is_equal = False
-                        break
-                if is_equal:
-                    if first == 0 or tie == LATEST:
-                        first = other
-                    second = other
-                    if tie == 0:
-                        break
-        if first != 0:
-            return n, first, second
-    return 0, 0, 0
-
-
-@kernel
 def draft_of(
     header: int,
     base: np.uint64,
@@ -259,7 +92,7 @@ def draft_of(
     """Writes what may come next.
 
     Args:
-        header: address of the text, whose index is up to date.
+        header: address of the text.
         base: of the polynomial.
         mixed: the mixed hashes of its last n tokens, at [n].
         chunks: the addresses of the chunks that they belong to, at [n].
@@ -379,8 +212,9 @@ def prefetch_slots(
     base: np.uint64,
     mixed: npt.NDArray[np.uint64],
     chunks: npt.NDArray[np.int64],
+    enters: bool,
 ) -> None:
-    """Asks for the slots of a text's last n-grams, and of the first that are to be entered."""
+    """Asks for the slots of a text's last n-grams, and of the first if some are to be entered."""
     if load_i64(header + 8 * INDEXED) == 0:
         return
     tokens = load_i64(header + 8 * TOKENS)
@@ -394,7 +228,7 @@ def prefetch_slots(
             chunks[n] = load_i64(directory_entry(table, mixed[n]))
             prefetch(chunks[n] + 4 * slot_words * home_of(mixed[n], slot_bits))
         next_end = load_i64(table + 8 * NEXT_END)
-        if next_end <= last_end(header, n):
+        if enters and next_end <= last_end(header, n):
             spread = mix(hash_at(tokens, next_end, n, base))
             chunk = load_i64(directory_entry(table, spread))
             prefetch(chunk + 4 * slot_words * home_of(spread, slot_bits))
@@ -422,6 +256,16 @@ def catch_up(
         if load_i64(table + 8 * NEXT_END) <= last_end(header, min_ngram + index):
             return BEHIND, spent
     return DONE, spent
+
+
+@kernel
+def lacks(header: int) -> int:
+    """Returns how many n-grams are missing in the table that lacks most of a size."""
+    if load_i64(header + 8 * INDEXED) == 0:
+        return 0
+    n = load_i64(header + 8 * MAX_NGRAM)
+    table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
+    return last_end(header, n) + 1 - load_i64(table + 8 * NEXT_END)
 
 
 @kernel
@@ -460,23 +304,28 @@ def answer_texts(
     wanted: npt.NDArray[np.int64],
     base: np.uint64,
     budget: int,
+    most_lacking: int,
     draft_starts: npt.NDArray[np.int64],
     drafts: npt.NDArray[np.uint32],
     draft_lengths: npt.NDArray[np.int64],
     reaches: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
     statuses: npt.NDArray[np.int64],
 ) -> int:
-    """Brings indexes up to date and answers those that are.
+    """Brings indexes up to date and answers those that are, or nearly so.
 
     Args:
         headers: addresses of the texts, each once, [num_texts].
         wanted: most tokens of each draft; 0: the index only, [num_texts].
         base: of the polynomial.
         budget: how many n-grams may be entered in all; what is left over is `BEHIND`.
+        most_lacking: a text whose tables lack so few n-grams each, and of which a draft is wanted,
+            is answered as it is: they are looked through, and stay to be entered.
         draft_starts: where in `drafts` each draft goes, [num_texts].
         drafts: takes the drafts.
         draft_lengths: takes their lengths, [num_texts].
         reaches: takes how far back the matches reach, [num_texts].
+        lengths: takes how many tokens each text has, [num_texts].
         statuses: takes what became of each text, [num_texts].
 
     Returns:
@@ -487,6 +336,7 @@ def answer_texts(
     chunks = np.empty((_GROUP, _MAX_SIZES + 1), dtype=np.int64)
     block = np.empty(BLOCK, dtype=np.uint64)
     addresses = np.empty(BLOCK, dtype=np.int64)
+    is_near = np.zeros(_GROUP, dtype=np.bool_)
     pattern = np.empty(_MAX_SIZES, dtype=np.uint32)
     num_texts = len(headers)
     for t in range(min(_GROUP, num_texts)):
@@ -502,10 +352,16 @@ def answer_texts(
         for t in range(group, stop):
             hash_suffixes(headers[t], base, mixed[t - group])
         for t in range(group, stop):
-            prefetch_slots(headers[t], base, mixed[t - group], chunks[t - group])
+            is_near[t - group] = wanted[t] > 0 and lacks(headers[t]) <= most_lacking
+            prefetch_slots(
+                headers[t], base, mixed[t - group], chunks[t - group], not is_near[t - group]
+            )
         for t in range(group, stop):
-            statuses[t], cost = catch_up(headers[t], base, budget - spent, block, addresses)
-            spent += cost
+            statuses[t] = DONE
+            if not is_near[t - group]:
+                statuses[t], cost = catch_up(headers[t], base, budget - spent, block, addresses)
+                spent += cost
+            lengths[t] = load_i64(headers[t] + 8 * LENGTH)
             draft_lengths[t] = 0
             reaches[t] = 0
             if load_i64(headers[t] + 8 * INDEXED) == 0 and wanted[t] > 0:

@@ -13,6 +13,7 @@ from drafter.config import DrafterConfig
 from drafter.drafting import Drafting
 from drafter.errors import ERROR_TABLE
 from drafter.history_store import HistoryStore
+from drafter.live_batch import warm_up_live_batches
 from drafter.metrics import DrafterMetrics
 from drafter.pool_drafts import PoolDrafts, warm_up_pools
 from drafter.pool_keeper import PoolKeeper
@@ -21,7 +22,6 @@ from drafter.service import SERVICE_NAME, DrafterServicer
 from drafter.snapshotter import Snapshotter
 from servicekit.logs import Logger
 from servicekit.server import Server
-from tandem.v1 import drafter_pb2_grpc
 
 
 class DrafterServer:
@@ -99,7 +99,7 @@ class DrafterServer:
             registry=registry,
             logger=logger,
         )
-        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self.servicer, self.server.grpc)
+        self.servicer.add_to_server(self.server.grpc)
 
     async def start(self) -> None:
         """Binds every port, then gets ready; meanwhile RPCs are refused."""
@@ -110,6 +110,7 @@ class DrafterServer:
         """Compiles what needs it, and begins to take requests."""
         await asyncio.to_thread(self._answerer.warm_up)
         await asyncio.to_thread(warm_up_pools, self._answerer)
+        await asyncio.to_thread(warm_up_live_batches)
         if self.snapshotter is not None:
             await asyncio.to_thread(self.snapshotter.restore)
         self.servicer.open()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from drafter.pool_store import MAX_POOL_BYTES, KeptText
+from drafter.pool_records import MAX_POOL_BYTES, KeptText
 
 MAGIC = b"TNDMPOOL"
 VERSION = 1

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
-from drafter.pool_store import FeedOutcome, KeptText, PoolStore
+from drafter.pool_records import FeedOutcome, KeptText
+from drafter.pool_store import PoolStore
 from drafter.snapshot import (
     DamagedSnapshotError,
     read_pool,

@@ -27,11 +27,16 @@ LIVE_FOR_S = 0.1
 
 
 class Turn:
-    """One batch's permission to work; look at `is_over` between any two pieces of work."""
+    """One batch's permission to work; look at `is_over` between any two pieces of work.
 
-    def __init__(self, turns: "Turns", *, is_bulk: bool) -> None:
+    Attributes:
+        held_back_s: how long it was made to wait because it is bulk.
+    """
+
+    def __init__(self, turns: "Turns", *, is_bulk: bool, held_back_s: float = 0.0) -> None:
         self._turns = turns
         self._is_bulk = is_bulk
+        self.held_back_s = held_back_s
         self._slice_end_s = turns.clock() + SLICE_S
 
     @property
@@ -42,7 +47,9 @@ class Turn:
     async def pause(self) -> None:
         """Lets others work; returns when the next slice has begun."""
         if self._is_bulk:
+            start_s = self._turns.clock()
             await self._turns.rest()
+            self.held_back_s += self._turns.clock() - start_s
         else:
             await asyncio.sleep(0)
         self._slice_end_s = self._turns.clock() + SLICE_S
@@ -67,10 +74,11 @@ class Turns:
             self._last_live_s = self.clock()
             yield Turn(self, is_bulk=False)
             return
+        start_s = self.clock()
         async with self._bulk:
             try:
                 await self._wait_until_rested()
-                yield Turn(self, is_bulk=True)
+                yield Turn(self, is_bulk=True, held_back_s=self.clock() - start_s)
             finally:
                 self._end_slice()
 

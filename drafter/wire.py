@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.message import DecodeError as DecodeError
 
 from drafter.errors import MalformedBatchError
 from drafter.messages import Keep, Proposal, ProposalStatus, SequenceDelta, Source
@@ -20,15 +21,16 @@ from drafter.ngram_params import (
     Tie,
 )
 from drafter.refusals import InvalidDeltaError
+from drafter.sequence_table import MAX_ID_BYTES
 from tandem.v1 import drafter_pb2
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_SEQUENCES_PER_BATCH = 4096
+MAX_RELEASES = 4096
 MAX_TOKENS_PER_DELTA = 8192
-MAX_SEQUENCE_ID_BYTES = 64
 
-# A step brings a sequence some dozen tokens at most; more is a prompt, or a replayed history.
-_MAX_LIVE_TOKENS = 256
+MAX_LIVE_TOKENS = 256
+"""A step brings a sequence some dozen tokens at most; more is a prompt, or a replayed history."""
 
 # A proposal without its tokens: an id of the longest kind and every number at its longest.
 _PROPOSAL_OVERHEAD_BYTES = 112
@@ -106,11 +108,15 @@ def check_release_request(request: drafter_pb2.ReleaseRequest) -> None:
 
 
 def check_releases(releases: Sequence[drafter_pb2.Release]) -> None:
-    """Returns if every release names a sequence.
+    """Returns if there are not too many, and every one names a sequence.
 
     Raises:
-        MalformedBatchError: one has no proper id.
+        MalformedBatchError: there are, or one has no proper id.
     """
+    if len(releases) > MAX_RELEASES:
+        raise MalformedBatchError(
+            "releases", f"{len(releases)} are over {MAX_RELEASES} per message"
+        )
     _check_ids([release.sequence_id for release in releases], "releases")
 
 
@@ -157,7 +163,7 @@ def delta_from_proto(message: drafter_pb2.SequenceDelta) -> SequenceDelta:
 
 def is_bulk(deltas: Iterable[drafter_pb2.SequenceDelta]) -> bool:
     """Whether a batch brings long text, for which nobody should have to wait."""
-    return any(len(delta.token_ids) > _MAX_LIVE_TOKENS for delta in deltas)
+    return any(len(delta.token_ids) > MAX_LIVE_TOKENS for delta in deltas)
 
 
 def most_draft_tokens(num_sequences: int) -> int:
@@ -230,10 +236,10 @@ def _check_ids(sequence_ids: list[str], field: str) -> None:
     for i, sequence_id in enumerate(sequence_ids):
         if not sequence_id:
             raise MalformedBatchError(f"{field}[{i}].sequence_id", "it is empty")
-        if len(sequence_id.encode()) > MAX_SEQUENCE_ID_BYTES:
+        if len(sequence_id.encode()) > MAX_ID_BYTES:
             raise MalformedBatchError(
                 f"{field}[{i}].sequence_id",
-                f"{len(sequence_id.encode())} bytes are over {MAX_SEQUENCE_ID_BYTES}",
+                f"{len(sequence_id.encode())} bytes are over {MAX_ID_BYTES}",
             )
 
 

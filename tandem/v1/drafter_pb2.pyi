@@ -136,7 +136,9 @@ class _StatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Status.ValueTy
     STATUS_OK: _Status.ValueType  # 1
     """Appended; token_ids is the draft (empty if max_draft_tokens was 0)."""
     STATUS_NO_MATCH: _Status.ValueType  # 2
-    """Appended; no n-gram matched, or there is no room for a draft."""
+    """Appended; no n-gram matched, or there is no room for a draft, or so much new text is still to
+    be indexed (a few thousand tokens) that nobody should wait for it: ask again later.
+    """
     STATUS_OUT_OF_SYNC: _Status.ValueType  # 3
     """Not appended: the delta does not continue what is known. Send again from known_length."""
     STATUS_INVALID: _Status.ValueType  # 4
@@ -148,7 +150,9 @@ STATUS_UNSPECIFIED: Status.ValueType  # 0
 STATUS_OK: Status.ValueType  # 1
 """Appended; token_ids is the draft (empty if max_draft_tokens was 0)."""
 STATUS_NO_MATCH: Status.ValueType  # 2
-"""Appended; no n-gram matched, or there is no room for a draft."""
+"""Appended; no n-gram matched, or there is no room for a draft, or so much new text is still to
+be indexed (a few thousand tokens) that nobody should wait for it: ask again later.
+"""
 STATUS_OUT_OF_SYNC: Status.ValueType  # 3
 """Not appended: the delta does not continue what is known. Send again from known_length."""
 STATUS_INVALID: Status.ValueType  # 4
@@ -319,7 +323,7 @@ class ProposeRequest(_message.Message):
 
     @_builtins.property
     def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Release]:
-        """Applied before `sequences`."""
+        """Applied before `sequences`. At most 4,096."""
 
     def __init__(
         self,
@@ -440,7 +444,9 @@ class ReleaseRequest(_message.Message):
 
     RELEASES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Release]: ...
+    def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Release]:
+        """At most 4,096."""
+
     def __init__(
         self,
         *,

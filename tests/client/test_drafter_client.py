@@ -122,6 +122,13 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     await client.propose(sequence, text, max_draft_tokens=5)
     drafter.drafter.store.release(sequence.sequence_id)
     text += [3, 1]
+    await client.propose(sequence, text, max_draft_tokens=5)
+    [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
+    assert history.token_ids.tolist() == text
+    # So long a text is drafted from when it is indexed.
+    indexing = drafter.drafter.servicer._indexing
+    assert indexing is not None
+    await asyncio.wait_for(indexing, 20)
     assert await client.propose(sequence, text, max_draft_tokens=5) == expected(
         text, DrafterParams(), 5
     )

@@ -28,7 +28,10 @@ def text_of(context: Sequence[int], params: NgramParams) -> IndexedText:
 
 
 def ask(
-    texts: Sequence[IndexedText], most_tokens: Sequence[int], answerer: Answerer | None = None
+    texts: Sequence[IndexedText],
+    most_tokens: Sequence[int],
+    answerer: Answerer | None = None,
+    most_lacking: int = 0,
 ) -> list[Draft | None]:
     """Answers all of them, however many calls that takes."""
     answerer = Answerer() if answerer is None else answerer
@@ -36,7 +39,9 @@ def ask(
     while len(drafts) < len(texts):
         still_open = [i for i in range(len(texts)) if i not in drafts]
         answers = answerer.answer(
-            [texts[i] for i in still_open], [most_tokens[i] for i in still_open]
+            [texts[i] for i in still_open],
+            [most_tokens[i] for i in still_open],
+            most_lacking=most_lacking,
         )
         for j, i in enumerate(still_open):
             status = int(answers.statuses[j])

@@ -1,7 +1,9 @@
 """A started drafter with a client, and what tests ask of it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -35,7 +37,7 @@ class RunningDrafter:
     clock: FakeClock
     log: Sequence[Mapping[str, object]]
     """What it logged."""
-    streams: list[ProposeCall] = field(default_factory=list)
+    streams: list[grpc.aio.StreamStreamCall[Any, Any]] = field(default_factory=list)
 
     def open_stream(self) -> ProposeCall:
         """A stream that is cancelled at the end of the test, if it is still open then."""
@@ -48,6 +50,12 @@ class RunningDrafter:
         response = await self.stub.Propose(pb.ProposeRequest(batch_id=batch_id, sequences=deltas))
         assert response.batch_id == batch_id
         return list(response.proposals)
+
+    async def indexed(self) -> None:
+        """Returns when no text waits any more to be indexed in the background."""
+        indexing = self.drafter.servicer._indexing
+        if indexing is not None:
+            await asyncio.wait_for(indexing, 20)
 
     async def load(self) -> pb.GetDrafterLoadResponse:
         return await self.stub.GetDrafterLoad(pb.GetDrafterLoadRequest())

@@ -11,7 +11,7 @@ import pytest
 
 from drafter.turns import PAUSE_S, SLICE_S, Turn, Turns
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import FakeClock, ProposeCall, StartDrafter, ask
+from tests.drafter.running_drafter import FakeClock, ProposeCall, RunningDrafter, StartDrafter, ask
 
 REPLAYED_TOKENS = 131_072
 DELTA_TOKENS = 8_192
@@ -140,6 +140,39 @@ async def test_a_slice_of_bulk_leaves_the_loop_alone_for_a_while_after_a_live_ba
     assert min(gaps_s) >= PAUSE_S * 0.99
 
 
+async def test_a_turn_knows_how_long_it_was_held_back() -> None:
+    """What a batch takes is measured without that."""
+    clock = FakeClock()
+    turns = Turns(clock=clock)
+    async with contextlib.AsyncExitStack() as first:
+        await first.enter_async_context(turns.take(is_bulk=True))
+        waiting = asyncio.create_task(first_turn(turns))
+        await asyncio.sleep(0)
+        clock.now_s += 3.0
+        await first.aclose()
+        turn = await waiting
+    assert turn.held_back_s == 3.0
+    clock.now_s += 5.0
+    assert turn.held_back_s == 3.0, "its own work is not waiting"
+
+    def pass_the_time() -> None:
+        clock.now_s += 2.0
+
+    async with turns.take(is_bulk=True) as bulk:
+        asyncio.get_running_loop().call_soon(pass_the_time)
+        await bulk.pause()
+        assert bulk.held_back_s == 2.0
+    async with turns.take(is_bulk=False) as live:
+        clock.now_s += 1.0
+        await live.pause()
+        assert live.held_back_s == 0.0
+
+
+async def first_turn(turns: Turns) -> Turn:
+    async with turns.take(is_bulk=True) as turn:
+        return turn
+
+
 async def test_a_turn_is_over_after_a_slice_and_begins_anew_after_a_pause() -> None:
     clock = FakeClock()
     turns = Turns(clock=clock)
@@ -169,7 +202,7 @@ async def test_who_gives_up_waiting_for_a_turn_holds_nobody_up() -> None:
 NUM_UNREAD = 100
 
 
-async def ask_without_reading(stream: ProposeCall) -> None:
+async def ask_without_reading(running: RunningDrafter, stream: ProposeCall) -> None:
     """Asks for 20 MB of answers in a few hundred bytes, so that nothing but reading holds it up."""
     first = 2**32 - 40_000
     token_ids = [*range(first, first + 40_000), *range(first, first + 5)]
@@ -177,6 +210,7 @@ async def ask_without_reading(stream: ProposeCall) -> None:
         piece = token_ids[base : base + DELTA_TOKENS]
         delta = pb.SequenceDelta(sequence_id="unread", base_length=base, token_ids=piece)
         await ask(stream, pb.ProposeRequest(sequences=[delta]))
+    await running.indexed()
     again = pb.SequenceDelta(
         sequence_id="unread", base_length=len(token_ids), max_draft_tokens=40_000
     )
@@ -187,7 +221,7 @@ async def ask_without_reading(stream: ProposeCall) -> None:
 async def test_a_client_that_stops_reading_is_disconnected(start_drafter: StartDrafter) -> None:
     running = await start_drafter(unread_timeout_s=0.3)
     stream = running.open_stream()
-    await ask_without_reading(stream)
+    await ask_without_reading(running, stream)
     await asyncio.wait_for(running.drafter.servicer._no_streams.wait(), 30)
     # Nothing is read yet, and what was held for the stream goes as at any stream's end.
     assert running.drafter.store.num_sequences == 1
@@ -216,7 +250,7 @@ async def test_bystanders_notice_nothing_of_a_client_that_does_not_read(
     running = await start_drafter(unread_timeout_s=0.3)
     bystander, silent = running.open_stream(), running.open_stream()
     await ask(bystander, live_batch(0))
-    await ask_without_reading(silent)
+    await ask_without_reading(running, silent)
     step = 0
     async with asyncio.timeout(30):
         while running.drafter.servicer._num_streams == 2:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafter import ngram_index
+from drafter.answerer import MOST_LACKING
 from drafter.indexed_text import IndexedText
 from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
 from tests.drafter import brute_force
@@ -32,14 +33,14 @@ PARTS = st.lists(
 
 
 class GrowingText:
-    """One text three times: indexed, scanned, and in the oracle."""
+    """One text four times: indexed, scanned, indexed only now and then, and in the oracle."""
 
     def __init__(self, params: NgramParams) -> None:
         self.params = params
         self.context: list[int] = []
         self.texts = [
             IndexedText(params=replace(params, algorithm=algorithm), max_tokens=MAX_TOKENS)
-            for algorithm in Algorithm
+            for algorithm in (*Algorithm, Algorithm.INDEX)
         ]
         self.oracle = brute_force.Drafter(params)
 
@@ -54,13 +55,19 @@ class GrowingText:
     def ask(self, max_draft_tokens: int) -> bool:
         """Returns whether there was a draft."""
         expected = self.oracle.propose(self.context, max_draft_tokens)
-        for found in ask(self.texts, [max_draft_tokens] * len(self.texts)):
+        *prompt, late = self.texts
+        if len(self.context) % 5 == 0:
+            ask([late], [0])
+        for found in (
+            *ask(prompt, [max_draft_tokens] * len(prompt)),
+            *ask([late], [max_draft_tokens], most_lacking=MOST_LACKING),
+        ):
             assert found == expected, f"{self.params} {max_draft_tokens} on {self.context}"
         return expected is not None
 
 
 @pytest.mark.parametrize(("overlap", "tie"), OPTION_PAIRS)
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     parts=PARTS,
     sizes=st.tuples(st.integers(1, 32), st.integers(1, 32)).map(sorted),
@@ -103,7 +110,7 @@ def test_equals_the_oracle_at_every_length(
 def test_equals_the_oracle_on_thousands_of_growing_texts(overlap: Overlap, tie: Tie) -> None:
     rng = random.Random(f"{overlap}{tie}")
     num_asked = num_drafts = 0
-    for _ in range(1500):
+    for _ in range(1000):
         growing = GrowingText(random_params(rng, overlap, tie))
         alphabet = rng.choice([1, 2, 3, 5, 20, 200])
         num_tokens = rng.choice([5, 20, 60, 120])
@@ -111,7 +118,7 @@ def test_equals_the_oracle_on_thousands_of_growing_texts(overlap: Overlap, tie: 
             grow(growing, rng, alphabet)
             num_drafts += growing.ask(rng.choice([1, 3, 8, 40, 150]))
             num_asked += 1
-    assert num_asked > 8000
+    assert num_asked > 5000
     assert num_drafts > num_asked // 3
 
 

@@ -36,6 +36,10 @@ MALFORMED = [
         ),
     ),
     ("releases[0].sequence_id", pb.ProposeRequest(sequences=[GOOD], releases=[pb.Release()])),
+    (
+        "releases",
+        pb.ProposeRequest(sequences=[GOOD], releases=[pb.Release(sequence_id="x")] * 4097),
+    ),
 ]
 ids = [f"{i}-{field}" for i, (field, _) in enumerate(MALFORMED)]
 
@@ -90,4 +94,11 @@ async def test_a_malformed_release_is_refused_whole(start_drafter: StartDrafter)
         violation = field_violation(error.value)
         assert violation is not None
         assert violation[0] == "releases[1].sequence_id"
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await running.stub.Release(
+            pb.ReleaseRequest(releases=[pb.Release(sequence_id="good")] * 4097)
+        )
+    violation = field_violation(error.value)
+    assert violation is not None
+    assert violation[0] == "releases"
     assert (await running.load()).num_sequences == 1

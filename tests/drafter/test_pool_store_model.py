@@ -12,9 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from drafter.ngram_index import EARLIEST, LATEST, LONGEST
 from drafter.pool_arena import Arena
-from drafter.pool_store import FeedOutcome, KeptText, PoolLimits, PoolStore, TextEviction
-from drafter.pool_text import EARLIEST, LATEST, LONGEST, copy_from_pool, find_in_pool
+from drafter.pool_lookup import copy_from_pool, find_in_pool
+from drafter.pool_records import FeedOutcome, KeptText, PoolLimits, TextEviction
+from drafter.pool_store import PoolStore
 from drafter.snapshot import read_pool, snapshots_in, write_pool
 from tests.drafter import brute_force_pool
 from tests.drafter.running_drafter import FakeClock

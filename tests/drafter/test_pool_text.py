@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from drafter.pool_arena import BLOCK_BITS, DEPTH
-from drafter.pool_store import FeedOutcome, PoolLimits, PoolStore
-from drafter.pool_text import copy_from_pool, find_in_pool
+from drafter.pool_lookup import copy_from_pool, find_in_pool
+from drafter.pool_records import FeedOutcome, PoolLimits
+from drafter.pool_store import PoolStore
 
 ROOT = Path(__file__).parents[2]
 NGRAMS = 0b11110
@@ -159,7 +160,8 @@ import numpy as np
 from pathlib import Path
 from drafter.answerer import Answerer
 from drafter.pool_drafts import warm_up_pools
-from drafter.pool_store import FeedOutcome, PoolLimits, PoolStore
+from drafter.pool_records import FeedOutcome, PoolLimits
+from drafter.pool_store import PoolStore
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

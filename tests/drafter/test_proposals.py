@@ -77,7 +77,7 @@ def test_worked_examples_of_known_drafters(
 
 
 @pytest.mark.parametrize(("overlap", "tie"), OPTION_PAIRS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     context=st.one_of(
         st.lists(st.integers(0, 1), max_size=24),

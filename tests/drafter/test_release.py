@@ -3,6 +3,7 @@
 import grpc
 import pytest
 
+from drafter.turns import Turn
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.running_drafter import StartDrafter, ask
@@ -89,3 +90,24 @@ async def test_a_way_to_keep_that_only_newer_clients_know_does_not_end_a_stream(
             "value": "77",
         }
     ], "once per stream"
+
+
+async def test_many_releases_let_others_pass(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    num_pauses = 0
+    pause = Turn.pause
+
+    async def count(turn: Turn) -> None:
+        nonlocal num_pauses
+        num_pauses += 1
+        await pause(turn)
+
+    monkeypatch.setattr(Turn, "pause", count)
+    monkeypatch.setattr(Turn, "is_over", True)
+    releases = [pb.Release(sequence_id=f"{i}") for i in range(50)]
+    await running.stub.Release(pb.ReleaseRequest(releases=releases))
+    assert num_pauses == 50
+    await ask(running.open_stream(), pb.ProposeRequest(releases=releases))
+    assert num_pauses == 100

@@ -1,13 +1,11 @@
 """Propose, ProposeStream, Release and GetDrafterLoad over a real connection."""
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
 from drafter.answerer import Answerer, Answers
-from drafter.indexed_text import IndexedText
 from drafter.ngram_params import DEFAULT_PARAMS
 from drafter.proposal_kernel import MUST_GROW
 from tandem.v1 import drafter_pb2 as pb
@@ -146,6 +144,9 @@ async def test_a_text_in_many_deltas_is_one_text(start_drafter: StartDrafter) ->
         )
         [proposal] = (await ask(stream, request)).proposals
     assert proposal.base_length == len(text)
+    await running.indexed()
+    again = pb.ProposeRequest(sequences=[delta("a", len(text), [], max_draft_tokens=30)])
+    [proposal] = (await ask(stream, again)).proposals
     assert list(proposal.token_ids) == text[510:540]
     assert proposal.matched_ngram_length == 10
 
@@ -264,11 +265,9 @@ async def test_metrics_say_what_happened(start_drafter: StartDrafter) -> None:
 class BrittleAnswerer(Answerer):
     """Wants a table to grow that there is not, in texts of one certain length."""
 
-    def answer(self, texts: Sequence[IndexedText], most_tokens: Sequence[int]) -> Answers:
-        answers = super().answer(texts, most_tokens)
-        for i, text in enumerate(texts):
-            if text.length == 13:
-                answers.statuses[i] = MUST_GROW + 99
+    def answer_headers(self, *arguments: Any, **options: Any) -> Answers:
+        answers = super().answer_headers(*arguments, **options)
+        answers.statuses[answers.lengths == 13] = MUST_GROW + 99
         return answers
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import drafter.snapshotter
-from drafter.pool_store import KeptText, PoolLimits, PoolStore
+from drafter.pool_records import KeptText, PoolLimits
+from drafter.pool_store import PoolStore
 from drafter.snapshot import DamagedSnapshotError, path_of, read_pool, snapshots_in, write_pool
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc

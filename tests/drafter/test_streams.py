@@ -4,14 +4,13 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from drafter.answerer import Answerer, Answers
-from drafter.indexed_text import IndexedText
 from drafter.ngram_params import DEFAULT_PARAMS
 from drafter.proposal_kernel import BEHIND
 from drafter.service import SERVICE_NAME
@@ -31,12 +30,12 @@ class HardWorkingAnswerer(Answerer):
     def warm_up(self) -> None:
         Answerer().warm_up()
 
-    def answer(self, texts: Sequence[IndexedText], most_tokens: Sequence[int]) -> Answers:
+    def answer_headers(self, *arguments: Any, **options: Any) -> Answers:
         self.has_begun.set()
         end_s = time.perf_counter() + 1.2 * SLICE_S
         while time.perf_counter() < end_s:
             pass
-        answers = super().answer(texts, most_tokens)
+        answers = super().answer_headers(*arguments, **options)
         answers.statuses[1:] = BEHIND
         return answers
 

@@ -1,0 +1,124 @@
+"""The held-out texts that drafting policies are measured on, by kind.
+
+    renames     rename tasks of the demo model's held-out file: prompt known, reference to come
+    source      Python's own test modules
+    documents   Python's help topics: prose that shares little but words
+    licences    of the packages pinned in constraints.txt, each text once: documents that resemble
+                each other, as answers to one kind of question do
+    readmes     of the same packages: documents that do not
+
+Of all but the renames `KNOWN_TOKENS` are known and `CONTINUED_TOKENS` are to come.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import pydoc_data.topics
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from benchmarks.workloads import HELD_OUT
+
+KNOWN_TOKENS = 1500
+CONTINUED_TOKENS = 800
+MAX_TEXTS = {"renames": 80, "source": 150, "documents": 19, "licences": 40, "readmes": 40}
+
+_CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """A text: what is known at first, and what the model is going to say."""
+
+    known_token_ids: Sequence[int]
+    coming_token_ids: Sequence[int]
+
+
+def held_out_texts(tokenizer: Tokenizer) -> tuple[dict[str, list[Continuation]], list[str]]:
+    """Returns the texts by kind, and what to say of those kinds that are not to be had here."""
+    texts: dict[str, list[Continuation]] = {"renames": _renames(tokenizer)}
+    notes = []
+    source = _source_texts()
+    if source:
+        texts["source"] = _continuations(tokenizer, source, MAX_TEXTS["source"])
+    else:
+        notes.append(
+            "source: this Python comes without its test folder; install it (on Debian: "
+            "libpython3-testsuite) for these rows"
+        )
+    documents = sorted(pydoc_data.topics.topics.values(), key=len, reverse=True)
+    texts["documents"] = _continuations(tokenizer, documents, MAX_TEXTS["documents"])
+    by_kind, missing = _package_texts()
+    for kind, found in by_kind.items():
+        texts[kind] = _continuations(tokenizer, found, MAX_TEXTS[kind])
+    if missing:
+        notes.append(f"texts of {', '.join(missing)}: not installed in the pinned version")
+    for kind in list(texts):
+        if not texts[kind]:
+            notes.append(f"{kind}: no text here is long enough")
+            del texts[kind]
+    return texts, notes
+
+
+def _renames(tokenizer: Tokenizer) -> list[Continuation]:
+    tasks = [json.loads(line) for line in HELD_OUT.read_text().splitlines()[: MAX_TEXTS["renames"]]]
+    return [
+        Continuation(
+            known_token_ids=tokenizer.encode(task["prompt"], add_special_tokens=False).ids,
+            coming_token_ids=tokenizer.encode(task["reference"], add_special_tokens=False).ids,
+        )
+        for task in tasks
+    ]
+
+
+def _source_texts() -> list[str]:
+    spec = importlib.util.find_spec("test")
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    paths = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
+    # From all over the folder, not the first of the alphabet.
+    return [path.read_text(encoding="utf-8", errors="replace") for path in paths[::3]]
+
+
+def _package_texts() -> tuple[dict[str, list[str]], list[str]]:
+    """Returns each text once, in the order of the packages' names, and the packages without any."""
+    licences: dict[str, None] = {}
+    readmes: dict[str, None] = {}
+    missing = []
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)$", _CONSTRAINTS.read_text(), re.MULTILINE):
+        try:
+            package = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        if package.version.split("+")[0] != version:
+            missing.append(name)
+            continue
+        for file in sorted(package.files or (), key=str):
+            if file.parts[0].endswith(".dist-info"):
+                if file.name == "METADATA":
+                    readmes[file.read_text(encoding="utf-8")] = None
+                elif "LICEN" in file.name.upper():
+                    licences[file.read_text(encoding="utf-8")] = None
+    return {"licences": list(licences), "readmes": list(readmes)}, missing
+
+
+def _continuations(
+    tokenizer: Tokenizer, texts: Sequence[str], most_texts: int
+) -> list[Continuation]:
+    found: list[Continuation] = []
+    for text in texts:
+        if len(found) == most_texts:
+            break
+        ids = tokenizer.encode(text[:40_000], add_special_tokens=False).ids
+        if len(ids) >= KNOWN_TOKENS + CONTINUED_TOKENS:
+            found.append(
+                Continuation(
+                    known_token_ids=ids[:KNOWN_TOKENS],
+                    coming_token_ids=ids[KNOWN_TOKENS : KNOWN_TOKENS + CONTINUED_TOKENS],
+                )
+            )
+    return found

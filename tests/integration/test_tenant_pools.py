@@ -1,0 +1,47 @@
+"""Two tenants never see each other's text, whatever name they give their pools."""
+
+from dataclasses import replace
+
+from tandem.client import Generation, GenerationRequest, SpeculationParams
+from tests.integration.prompts import rename_prompts
+from tests.integration.stack import Stack, running_stack, settled
+
+DRAFTS_FROM_POOLS = {"outcome": "draft", "source": "pool"}
+
+
+async def generate_as(tenant: str, stack: Stack, prompt: list[int]) -> tuple[Generation, float]:
+    """Returns the generation, and how many of its drafts came from a pool.
+
+    There is one tenant until requests are authenticated: the gateway's word for it is changed here.
+    """
+    frontend = stack.gateway.frontend
+    frontend._defaults = replace(frontend._defaults, tenant=tenant)
+    name = "tandem_drafter_proposals_total"
+    before = stack.metric("drafter", name, **DRAFTS_FROM_POOLS)
+    num_texts = stack.drafter.pools.num_texts
+    generation = await stack.generate(
+        GenerationRequest(
+            prompt=prompt,
+            max_new_tokens=40,
+            ignore_eos=True,
+            speculation=SpeculationParams(pool="shared", tie="longest"),
+        )
+    )
+    await settled(lambda: stack.drafter.pools.num_texts == num_texts + 1)
+    await stack.drafter.pool_keeper.settle()
+    return generation, stack.metric("drafter", name, **DRAFTS_FROM_POOLS) - before
+
+
+async def test_two_tenants_never_draft_from_each_others_text() -> None:
+    prompt = rename_prompts(1, seed=3)[0][:12]
+    async with running_stack() as stack:
+        first, _ = await generate_as("a", stack, prompt)
+        # The very same text, under the same name of a pool: whatever this tenant drafts from must
+        # be its own, and of that there is nothing.
+        foreign, num_foreign = await generate_as("b", stack, prompt)
+        again, num_own = await generate_as("a", stack, prompt)
+        pools = set(stack.drafter.pools.pool_ids())
+    assert num_foreign == 0
+    assert num_own > 0, "with the same tenant's text there would have been drafts"
+    assert first.token_ids == foreign.token_ids == again.token_ids
+    assert pools == {"1:a/shared", "1:b/shared"}
