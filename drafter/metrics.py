@@ -54,7 +54,7 @@ class DrafterMetrics:
         }
         self._proposal_seconds = Histogram(
             "tandem_drafter_proposal_seconds",
-            "Time to answer one batch of deltas, in seconds; long text's wait for live ones left out.",
+            "Time to answer one batch of deltas, in seconds, without long text's wait.",
             registry=registry,
             buckets=_DURATION_BUCKETS_S,
         )

@@ -12,7 +12,7 @@ import torch
 
 from servicekit.config import ConfigError
 from verifier.batch_layout import BatchLayout
-from verifier.target_model import TargetModel
+from verifier.target_model import KeepsHiddenStates, TargetModel
 from verifier.tensor_parallel.collectives import TorchCollectives
 from verifier.tensor_parallel.connection import Connection, Kind
 from verifier.tensor_parallel.launch import Launch
@@ -120,13 +120,18 @@ class Leader:
 
 
 class ParallelModel:
-    """Implements `TargetModel`. Owned by the engine thread."""
+    """Implements `TargetModel` and `KeepsHiddenStates`. Owned by the engine thread."""
 
     def __init__(self, own: TargetModel, connections: list[Connection], watch: Watch) -> None:
         self.vocab_size = own.vocab_size
         self._own = own
         self._connections = connections
         self._watch = watch
+
+    @property
+    def hidden_states(self) -> torch.Tensor | None:
+        """Rank 0's: every rank has them whole."""
+        return self._own.hidden_states if isinstance(self._own, KeepsHiddenStates) else None
 
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         payload = encode(layout).tobytes()
