@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.workloads import rename_tasks
-from examples import orchestrator
+from examples import orchestrator, orchestrator_score
 from tandem.client import GenerationRequest, SpeculationParams
-from tests.integration.stack import MODEL, REPOSITORY, Stack, running_stack
+from tests.integration.stack import MODEL, REPOSITORY, Stack, running_stack, verifier_config
 
 EXAMPLES = REPOSITORY / "examples"
+BLOCK_SIZE = 16
 
 
 @pytest.fixture
@@ -64,9 +65,10 @@ async def test_a_refused_prompt_names_the_field(stack: Stack) -> None:
         await orchestrator.generate(stack.verifier.server.address, [], 8)
 
 
-async def test_the_command_prints_text_and_steps(stack: Stack) -> None:
+@pytest.mark.parametrize("name", ["orchestrator", "orchestrator_score"])
+async def test_the_command_prints_text_and_steps(stack: Stack, name: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(EXAMPLES / "orchestrator.py"), stack.verifier.server.address),
+        *(sys.executable, str(EXAMPLES / f"{name}.py"), stack.verifier.server.address),
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
     )
@@ -74,8 +76,52 @@ async def test_the_command_prints_text_and_steps(stack: Stack) -> None:
     assert process.returncode == 0
     *text, summary = out.decode().splitlines()
     assert text
-    assert re.fullmatch(r"# \d+ tokens in \d+ steps", summary)
+    assert re.fullmatch(r"# \d+ tokens in \d+ (steps|calls)", summary)
 
 
 def test_it_is_short() -> None:
     assert len((EXAMPLES / "orchestrator.py").read_text().splitlines()) < 60
+
+
+async def test_score_calls_with_a_growing_prompt_reuse_what_is_computed(stack: Stack) -> None:
+    prompt = some_prompt()
+    queries_and_hits = [cache_counts(stack)]
+    output, num_calls = await orchestrator_score.generate(
+        stack.verifier.server.address, prompt, 100
+    )
+    queries_and_hits.append(cache_counts(stack))
+    assert output == await plain(stack, prompt, 100)
+    assert num_calls < len(output) / 2
+    # Every call but the first finds the whole blocks of the call before it.
+    num_hits = queries_and_hits[1][1] - queries_and_hits[0][1]
+    assert num_hits >= (num_calls - 1) * ((len(prompt) - 1) // BLOCK_SIZE) * BLOCK_SIZE
+
+
+async def test_without_the_prefix_cache_score_calls_give_the_same() -> None:
+    prompt = some_prompt()
+    async with running_stack(verifier=verifier_config(prefix_cache=False)) as stack:
+        output, _ = await orchestrator_score.generate(stack.verifier.server.address, prompt, 40)
+        assert output == await plain(stack, prompt, 40)
+        assert cache_counts(stack) == (0, 0)
+        await stack.check_idle()
+
+
+async def test_an_open_with_a_grown_prompt_begins_with_the_blocks_of_the_one_before(
+    stack: Stack,
+) -> None:
+    prompt = some_prompt()
+    output = await plain(stack, prompt, 40)
+    request = GenerationRequest(prompt=prompt + output, max_new_tokens=8)
+    usage = (await stack.generate(request)).usage
+    # The last token's K/V is computed by the step that would follow it, so the request before
+    # left one token less than it has.
+    num_left = len(prompt) + len(output) - 1
+    assert usage.cached_tokens >= num_left // BLOCK_SIZE * BLOCK_SIZE
+
+
+def cache_counts(stack: Stack) -> tuple[float, float]:
+    """Tokens looked up in the prefix cache so far, and found."""
+    return (
+        stack.metric("verifier", "tandem_prefix_cache_queries_total"),
+        stack.metric("verifier", "tandem_prefix_cache_hits_total"),
+    )
