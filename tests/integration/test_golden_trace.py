@@ -80,7 +80,7 @@ def load_scripted(config: VerifierConfig) -> LoadedModel:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_speculative_tokens=TRACE["num_speculative_tokens"],
         vocab_size=VOCAB_SIZE,
-        block_size=config.block_size,
+        block_size=16,
         num_kv_blocks=8,
         eos_token_ids=frozenset(),
     )
@@ -88,7 +88,7 @@ def load_scripted(config: VerifierConfig) -> LoadedModel:
         model=ScriptedModel(script, vocab_size=VOCAB_SIZE),
         served=served,
         numerics=FAST,
-        trash_slot=8 * config.block_size,
+        trash_slot=8 * 16,
     )
 
 
