@@ -20,7 +20,7 @@ DEPLOY = REPOSITORY / "deploy"
 Manifest = dict[str, Any]
 
 #: Every kustomization that is delivered: overlays alone, and each component on the overlay that it
-#: is for. The monitoring component has tests of its own.
+#: is for.
 VARIANTS = {
     "dev": ("dev",),
     "gpu": ("gpu",),
@@ -30,6 +30,7 @@ VARIANTS = {
     "dev+gateway-api": ("dev", "gateway-api"),
     "dev+orchestrator": ("dev", "orchestrator"),
     "dev+drafter-clients": ("dev", "drafter-clients"),
+    "dev+monitoring": ("dev", "monitoring"),
     "gpu+tensor-parallel": ("gpu", "tensor-parallel"),
     "gpu+mtls+keda+hpa": ("gpu", "mtls", "keda", "hpa"),
 }

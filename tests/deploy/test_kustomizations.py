@@ -8,8 +8,11 @@ import subprocess
 import pytest
 import yaml
 
-from tests.deploy.custom_kinds import SCHEMAS
+from tests.deploy import custom_kinds
 from tests.deploy.manifests import DEPLOY, REPOSITORY, VARIANTS, find_tool, of_kind, resolve
+from tests.deploy.monitoring import operator_schemas
+
+SCHEMAS = custom_kinds.SCHEMAS | operator_schemas.SCHEMAS
 
 # The oldest that the manifests are for (`preStop: sleep`), and the newest there are schemas of.
 KUBERNETES_VERSIONS = ("1.30", "1.37")
@@ -80,7 +83,7 @@ def test_selectors_select_the_pods_that_they_are_for(variant: str) -> None:
 def test_every_component_is_in_a_variant() -> None:
     used = {component for _, *components in VARIANTS.values() for component in components}
     there = {folder.parent.name for folder in DEPLOY.glob("components/*/kustomization.yaml")}
-    assert there - {"monitoring"} == used
+    assert there == used
 
 
 def test_the_yaml_is_clean() -> None:
