@@ -1,0 +1,26 @@
+"""Flags of the verifier that don't go together."""
+
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from verifier.config import VerifierConfig
+
+
+def refusal(**options: object) -> str:
+    """What is said of these options."""
+    with pytest.raises(pydantic.ValidationError) as caught:
+        VerifierConfig(model=Path("somewhere"), **options)  # type: ignore[arg-type]
+    [error] = caught.value.errors()
+    return error["msg"]
+
+
+def test_every_running_sequence_has_room_in_a_step() -> None:
+    message = refusal(max_num_seqs=8, max_num_batched_tokens=7)
+    assert "--max-num-batched-tokens 7 is under --max-num-seqs 8" in message
+
+
+def test_a_model_is_either_quantised_or_cut() -> None:
+    message = refusal(quantization="fp8", tensor_parallel_size=2)
+    assert "--quantization fp8 is not offered with --tensor-parallel-size 2" in message
