@@ -204,7 +204,7 @@ async def test_who_gives_up_waiting_for_a_turn_holds_nobody_up() -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    async with asyncio.timeout(10), turns.take(is_bulk=True):
+    async with asyncio.timeout(60), turns.take(is_bulk=True):
         pass
 
 

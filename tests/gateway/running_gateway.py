@@ -15,7 +15,7 @@ from tandem.v1 import gateway_pb2_grpc as rpc
 StartGateway = Callable[..., Awaitable["RunningGateway"]]
 GenerateCall = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @dataclass

@@ -10,7 +10,7 @@ import grpc
 
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 Answer = Callable[[drafter_pb2.SequenceDelta], drafter_pb2.Proposal]
 

@@ -18,7 +18,7 @@ STOP = sampling_pb2.FINISH_REASON_STOP
 LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 CANCELLED = sampling_pb2.FINISH_REASON_CANCELLED
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 Continuation = Callable[[verifier_pb2.Open], Sequence[int]]
 

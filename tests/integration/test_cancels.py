@@ -17,7 +17,7 @@ from verifier.config import VerifierConfig
 NUM_REQUESTS = 200
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_two_hundred_requests_with_random_cancels_leave_nothing_behind() -> None:
     choice = random.Random(8)
     # Blocks for a quarter of what would like to run: the rest waits, and is cancelled there too.

@@ -47,7 +47,7 @@ class Phase:
     num_accepted_tokens: int = 0
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_a_killed_drafter_costs_no_token_and_drafts_again_when_it_is_back() -> None:
     models: list[PausableModel] = []
 

@@ -53,7 +53,7 @@ async def expecting_every_kind_of_draft(
     assert stack.hints(HintOutcome.REALIGNED) > realigned
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("law", ["greedy", "seeded"])
 async def test_output_is_the_same_drafted_or_not_alone_or_batched_whole_or_in_chunks(
@@ -87,7 +87,7 @@ async def test_output_is_the_same_drafted_or_not_alone_or_batched_whole_or_in_ch
         await stack.check_idle()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_greedy_output_is_that_of_transformers_but_for_near_ties(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

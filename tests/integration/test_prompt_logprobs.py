@@ -37,7 +37,7 @@ async def generate(stack: Stack, *, plain: bool, streams: int) -> list[Generatio
     return results
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_are_the_models_and_the_same_alone_and_in_chunks_beside_drafting_sequences() -> None:
     config = verifier_config(dtype="float32", max_num_batched_tokens=72)
     async with running_stack(verifier=config) as stack:

@@ -50,7 +50,7 @@ async def generate(stack: Stack, *, plain: bool, streams: int) -> list[Generatio
     return await stack.generate_all(asked, streams=streams)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_tokens_and_logprobs_are_the_same_with_and_without_drafts() -> None:
     async with running_stack(verifier=verifier_config(dtype="float32")) as stack:
         oracle = await generate(stack, plain=True, streams=1)

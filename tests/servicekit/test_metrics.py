@@ -12,7 +12,7 @@ from servicekit.metrics import MetricsServer, start_metrics_server
 
 
 def fetch(server: MetricsServer, path: str = "/metrics", **headers: str) -> tuple[int, str, str]:
-    connection = http.client.HTTPConnection(server.address, timeout=5)
+    connection = http.client.HTTPConnection(server.address, timeout=20)
     try:
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()
@@ -88,7 +88,7 @@ def test_a_connection_that_says_nothing_does_not_stop_others_or_the_stop(
 ) -> None:
     server = start_metrics_server(registry, "127.0.0.1:0")
     host, _, port = server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=5):
+    with socket.create_connection((host, int(port)), timeout=20):
         assert fetch(server)[0] == 200
         server.stop()
 

@@ -115,7 +115,7 @@ class Script:
 
     def end(self) -> tuple[int, str, list[dict[str, Any]]]:
         """Waits for it; its exit code, the rest of its output, and its log lines."""
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out, [json.loads(line) for line in err.splitlines()]
 
 
@@ -242,7 +242,7 @@ async def test_a_failure_of_the_service_is_logged_and_exits_with_1(start: Any) -
 
 def test_a_wrong_configuration_exits_with_2_and_one_line(start: Any) -> None:
     process = start(TANDEM_SCRIPT_LINGER_S="long").process
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "")
     assert err.startswith("script: error: TANDEM_SCRIPT_LINGER_S: 'long'")
     assert err.count("\n") == 1
@@ -252,7 +252,7 @@ async def test_a_taken_port_exits_with_2_and_names_the_flag(start: Any) -> None:
     first = start()
     address = first.read_address()
     process = start("--listen", address).process
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "")
     message = f"error: --listen: cannot listen on {address}: Address already in use\n"
     assert err.splitlines(keepends=True)[-1] == message
@@ -262,7 +262,7 @@ async def test_a_taken_port_exits_with_2_and_names_the_flag(start: Any) -> None:
 
 def test_plaintext_beyond_loopback_exits_with_2_unless_asked_for(start: Any) -> None:
     process = start("--listen", "0.0.0.0:0").process
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "error: --listen: 0.0.0.0:0 is not loopback" in err
     assert "--allow-plaintext" in err

@@ -51,7 +51,7 @@ def call(channel: grpc.aio.Channel, method: str = "/test.v1.EchoService/Echo") -
 async def check(address: str) -> int:
     async with open_channel(address, ChannelOptions()) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
         return int(response.status)
 
 
@@ -223,7 +223,7 @@ async def test_calls_beyond_the_limit_of_a_connection_wait(start_rig: Any) -> No
     # The client learns of the limit with the connection's settings.
     await rig.channel.channel_ready()
     calls = [rig.method("unary_unary")(StringValue()) for _ in range(3)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await two_started.wait()
         # Another connection is not held up by this one's calls; by then a third would be here.
         assert await check(rig.server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -262,7 +262,7 @@ async def serve() -> AsyncIterator[Callable[..., Awaitable[tuple[Server, asyncio
         arguments.setdefault("ready_line", ready_line)
         task = asyncio.create_task(serve_until_signalled(server, **arguments))
         tasks.append(task)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await ready.wait()
         return server, task
 
@@ -290,7 +290,7 @@ async def test_the_ready_line_is_on_stdout_once_health_says_serving(
         return "ready grpc=here"
 
     serving = asyncio.create_task(serve_until_signalled(server, ready_line=ready_line))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not statuses:  # noqa: ASYNC110 - it is printed in the task's first step
             await asyncio.sleep(0)
         kill_self()
@@ -312,7 +312,7 @@ async def test_a_signal_makes_it_say_not_serving_drain_and_stop(serve: Any, numb
     assert signal.getsignal(number) is not handler
     assert await check(server.address) == health_pb2.HealthCheckResponse.SERVING
     kill_self(number)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await draining.wait()
         # It still answers: those who ask are told to go elsewhere, also when the service, which
         # need not know, finds itself well again.
@@ -334,7 +334,7 @@ async def test_without_a_drain_calls_in_flight_get_the_timeout(serve: Any) -> No
         return b"answer"
 
     server, task = await serve(behaviour=answer)
-    async with open_channel(server.address, ChannelOptions()) as channel, asyncio.timeout(5):
+    async with open_channel(server.address, ChannelOptions()) as channel, asyncio.timeout(20):
         ongoing = call(channel)
         await started.wait()
         health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -359,7 +359,7 @@ async def test_a_call_that_does_not_end_is_cancelled_at_the_timeout(serve: Any) 
         return b""
 
     server, task = await serve(behaviour=hang, drain_timeout_s=0.1)
-    async with open_channel(server.address, ChannelOptions()) as channel, asyncio.timeout(5):
+    async with open_channel(server.address, ChannelOptions()) as channel, asyncio.timeout(20):
         ongoing = call(channel)
         await started.wait()
         kill_self()
@@ -381,10 +381,10 @@ async def test_a_drain_that_hangs_is_cancelled_at_the_timeout(serve: Any) -> Non
     server, task = await serve(drain=drain, drain_timeout_s=0.1)
     start_s = time.monotonic()
     kill_self()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await task
     assert cancelled.is_set()
-    assert 0.1 <= time.monotonic() - start_s < 3
+    assert 0.1 <= time.monotonic() - start_s < 20
     await assert_stopped(server)
 
 
@@ -404,7 +404,7 @@ async def test_streams_that_only_their_client_would_end_do_not_hold_up_the_stop(
         ongoing = call(channel)
         await started.wait()
         kill_self()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await task
             with pytest.raises(grpc.aio.AioRpcError):
                 await ongoing
@@ -422,7 +422,7 @@ async def test_a_second_signal_stops_at_once(serve: Any) -> None:
 
     server, task = await serve(drain=drain)
     kill_self()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await draining.wait()
         kill_self(signal.SIGINT)
         await task
@@ -439,7 +439,7 @@ async def test_a_second_signal_does_not_wait_for_calls_in_flight(serve: Any) -> 
         return b""
 
     server, task = await serve(behaviour=hang)
-    async with open_channel(server.address, ChannelOptions()) as channel, asyncio.timeout(5):
+    async with open_channel(server.address, ChannelOptions()) as channel, asyncio.timeout(20):
         ongoing = call(channel)
         await started.wait()
         health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -464,7 +464,7 @@ async def test_a_failure_ends_it_with_its_error_and_without_drain(
         await asyncio.Event().wait()
 
     server, task = await serve(drain=drain, failed=failed)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         if is_draining:
             kill_self()
             await draining.wait()
@@ -479,7 +479,7 @@ async def test_the_failure_future_stays_the_callers(serve: Any) -> None:
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     _, task = await serve(failed=failed)
     kill_self()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await task
     assert not failed.done()
 
@@ -490,7 +490,7 @@ async def test_an_error_of_the_drain_is_raised_after_the_stop(serve: Any) -> Non
 
     server, task = await serve(drain=drain)
     kill_self()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         with pytest.raises(TimeoutError, match="the drain's own"):
             await task
     await assert_stopped(server)
@@ -499,7 +499,7 @@ async def test_an_error_of_the_drain_is_raised_after_the_stop(serve: Any) -> Non
 async def test_a_cancelled_serving_stops_the_server(serve: Any) -> None:
     server, task = await serve()
     task.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         with pytest.raises(asyncio.CancelledError):
             await task
     await assert_stopped(server)

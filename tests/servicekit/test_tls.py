@@ -75,7 +75,7 @@ async def served(files: dict[str, Path], *, mtls: bool, **options: Any) -> Async
 async def check(address: str, **options: Any) -> int:
     async with open_channel(address, ChannelOptions(**options)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)).status)
+        return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)).status)
 
 
 async def assert_refused(address: str, **options: Any) -> None:

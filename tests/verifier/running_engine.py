@@ -31,7 +31,7 @@ from verifier.rejection_sampler import TokenLogprob
 from verifier.scheduler import Scheduler
 
 # Nothing here takes a hundredth of it, unless it never comes.
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 StartEngine = Callable[..., "RunningEngine"]
 

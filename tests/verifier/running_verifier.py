@@ -16,7 +16,7 @@ from verifier.server import VerifierServer
 StartVerifier = Callable[..., Awaitable["RunningVerifier"]]
 SessionCall = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class ClientSession:
