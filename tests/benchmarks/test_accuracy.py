@@ -127,7 +127,7 @@ def test_it_compares_the_whole_of_tandem_with_transformers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = tmp_path / "found.json"
-    flags = ["--limit", "3", "--batch-size", "2", "--max-new-tokens", "40", "--json", str(found)]
+    flags = ["--limit", "3", "--batch-size", "2", "--max-new-tokens", "24", "--json", str(found)]
     assert run(monkeypatch, *flags, "--min-rouge1", "0.999") == 1
     result = json.loads(found.read_text())
     assert (result["num_prompts"], result["num_references"]) == (3, 3)
@@ -135,7 +135,7 @@ def test_it_compares_the_whole_of_tandem_with_transformers(
     assert result["rouge"]["tandem"] == result["rouge"]["transformers"]
     captured = capsys.readouterr()
     assert captured.out.startswith("3 prompts, float32, strict: 100.0% equal, 0 diverge.\n")
-    assert "failed: ROUGE-1" in captured.err  # answers cut at 40 tokens
+    assert "failed: ROUGE-1" in captured.err  # answers cut at 24 tokens
 
 
 @pytest.mark.parametrize(

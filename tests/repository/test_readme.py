@@ -73,7 +73,7 @@ def test_the_quickstart_shows_the_flow_step_by_step_and_a_summary() -> None:
 @pytest.mark.timeout(600)
 def test_the_benchmark_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    options = ["--model", str(MODEL), "--prompts", "2", "--rounds", "1", "--json", str(file)]
+    options = ["--model", str(MODEL), "--prompts", "1", "--rounds", "1", "--json", str(file)]
     shown = run(commands()[3], *options, timeout_s=580)
     assert "| strict, speculation | 16 |" in shown
     figures = {(f["name"], f["streams"]): f for f in json.loads(file.read_text())["figures"]}
