@@ -2,6 +2,14 @@
 
 import signal
 
+import hypothesis
+
+# The same cases in every run, so that nobody's change fails for a case that it did not bring.
+# `pytest --hypothesis-profile explore` looks for new ones.
+hypothesis.settings.register_profile("fixed", derandomize=True)
+hypothesis.settings.register_profile("explore", derandomize=False)
+hypothesis.settings.load_profile("fixed")
+
 
 def pytest_configure() -> None:
     """Takes SIGINT as a terminal gives it.
