@@ -1,8 +1,8 @@
 """The memory of all pools: one array of 4 KiB blocks, and who holds how many.
 
 Owns taking and giving back blocks, and the bounds on both the arena and each pool. Does not know
-what blocks hold (`pool_table.py`, `pool_text.py`). One array for everything, so that a kernel that
-answers a whole batch needs no more than it and one block number per sequence. Untouched memory
+what blocks hold (`pool_table.py`, `pool_tokens.py`). One array for everything, so that a kernel
+that answers a whole batch needs no more than it and one block number per sequence. Untouched memory
 costs nothing: the operating system commits it as it is written.
 
     arena     [capacity * BLOCK_WORDS] uint32

@@ -1,6 +1,6 @@
 """What a context may be continued with from one pool: look-up and copy. Kernels only.
 
-Where tokens lie and what is in the table is known to `pool_text.py`.
+Where tokens lie is known to `pool_tokens.py`, what is in the table to `pool_index.py`.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from drafter.pool_table import (
     seed_of,
     slot_after,
 )
-from drafter.pool_text import begins_at, position_after, position_before
+from drafter.pool_tokens import begins_at, position_after, position_before
 
 
 @kernel

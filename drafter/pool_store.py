@@ -30,6 +30,7 @@ from drafter.pool_arena import (
     has_room,
     make_arena,
 )
+from drafter.pool_index import index, index_ngrams_of
 from drafter.pool_lookup import copy_from_pool
 from drafter.pool_records import (
     POOL_RECORD_BYTES,
@@ -41,16 +42,8 @@ from drafter.pool_records import (
     Text,
     TextEviction,
 )
-from drafter.pool_text import (
-    NEW_POOL_BLOCKS,
-    append_tokens,
-    evict,
-    free_pool,
-    index,
-    index_ngrams_of,
-    make_pool,
-    position_after,
-)
+from drafter.pool_text import NEW_POOL_BLOCKS, append_tokens, evict, free_pool, make_pool
+from drafter.pool_tokens import position_after
 
 MIN_TEXT_TOKENS = 2
 """A shorter text continues nothing."""
