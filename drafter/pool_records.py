@@ -1,6 +1,6 @@
 """What is kept in pools, as records: their bounds, the texts, and what becomes of them.
 
-Plain types, whose only user that changes them is `pool_store.py`.
+Who changes them: `pool_store.py`, and what it is made of, `pool_memory.py` and `waiting_texts.py`.
 """
 
 from collections import deque
@@ -87,7 +87,10 @@ class KeptText:
 
 
 class Pool:
-    """One pool's record; its tokens and its index are behind `block`, 0: not made yet."""
+    """One pool's record; its tokens and its index are behind `block`, 0: not made yet.
+
+    `texts` are in the order they were fed, and `feed_keys` those of them that have one.
+    """
 
     __slots__ = ("block", "feed_keys", "ngram_mask", "num_kept", "pool_id", "texts")
 
@@ -98,6 +101,17 @@ class Pool:
         self.texts: deque[Text] = deque()
         self.feed_keys: set[bytes] = set()
         self.num_kept = 0
+
+    def add(self, text: "Text") -> None:
+        """Adds the newest text."""
+        self.texts.append(text)
+        if text.feed_key:
+            self.feed_keys.add(text.feed_key)
+
+    def remove(self, text: "Text") -> None:
+        """Removes a text."""
+        self.texts.remove(text)
+        self.feed_keys.discard(text.feed_key)
 
 
 class Text:

@@ -1,7 +1,8 @@
 """All pools: which texts are kept, in which pool, for how long, within which bounds.
 
 Owns feeding, the order of texts and every reason to forget one: the pool is full, all pools
-together are, the text is too old. Does not know why a text is fed, nor who runs the work.
+together are, the text is too old. Does not know why a text is fed, who runs the work, nor how
+memory is laid out and counted (`pool_memory.py`).
 
 A text is fed at once, but taken in by `work`, piece by piece, so that nobody waits for it: appended
 at the end of its pool, indexed, and drafted from up to where it is indexed. Where room is needed
@@ -10,40 +11,16 @@ pool is at its bound, else the oldest of all.
 """
 
 import hashlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from drafter.pool_arena import (
-    BLOCK_BITS,
-    BLOCK_BYTES,
-    HEAD,
-    MOST,
-    NUM_TOKENS,
-    POOL_BLOCKS,
-    POOL_MOST,
-    TAIL,
-    USED,
-    has_room,
-    make_arena,
-)
-from drafter.pool_index import index, index_ngrams_of
-from drafter.pool_lookup import copy_from_pool
-from drafter.pool_records import (
-    POOL_RECORD_BYTES,
-    TEXT_RECORD_BYTES,
-    FeedOutcome,
-    KeptText,
-    Pool,
-    PoolLimits,
-    Text,
-    TextEviction,
-)
-from drafter.pool_text import NEW_POOL_BLOCKS, append_tokens, evict, free_pool, make_pool
-from drafter.pool_tokens import position_after
+from drafter.pool_memory import PoolMemory
+from drafter.pool_records import FeedOutcome, KeptText, Pool, PoolLimits, Text, TextEviction
+from drafter.waiting_texts import WaitingTexts
 
 MIN_TEXT_TOKENS = 2
 """A shorter text continues nothing."""
@@ -51,16 +28,13 @@ MIN_TEXT_TOKENS = 2
 # What one call of `work` does at most: each about a hundred microseconds.
 _NGRAMS_PER_PIECE = 256
 _TOKENS_PER_PIECE = 960
-# Fewer free blocks than this, and the arena counts as full.
-_SPARE_BLOCKS = 8
 
 
 class PoolStore:
     """Owned by the event loop: every method runs to its end without an await.
 
-    Invariants (see `check_integrity`): `occupied_bytes` is never above `max_pools_bytes`, nor what
-    a pool occupies above `max_pool_bytes`; texts are ordered by when they were fed, in each pool
-    and over all; a pool without any text is not there.
+    Invariants (see `check_integrity`): `occupied_bytes` is never above `max_pools_bytes`; texts are
+    ordered by when they were fed, in each pool and over all; a pool without any text is not there.
 
     Attributes:
         limits: the bounds.
@@ -88,7 +62,7 @@ class PoolStore:
             key_bits: see `make_arena`; for tests.
         """
         self.limits = limits
-        self._make_arena = partial(make_arena, limits.max_pools_bytes, seed=seed, key_bits=key_bits)
+        self._make_memory = partial(PoolMemory, limits, seed=seed, key_bits=key_bits)
         self._clock = clock
         self._on_feed = on_feed
         self._on_eviction = on_eviction
@@ -96,16 +70,15 @@ class PoolStore:
 
     def forget_all(self) -> None:
         """Empties the store, whatever state it is in."""
-        self.arena = self._make_arena()
+        self._memory = self._make_memory()
+        self.arena = self._memory.arena
         self._pools: dict[str, Pool] = {}
         # Texts of which something is in a pool, in the order they were fed; the last may be partly
         # waiting. Then those of which nothing is.
         self._texts: OrderedDict[Text, None] = OrderedDict()
-        self._waiting: deque[Text] = deque()
-        self._waiting_bytes = 0
-        self._unindexed: deque[Pool] = deque()
-        self._record_bytes = 0
-        self._count_records(None, 0)
+        self._waiting = WaitingTexts(self.limits.max_waiting_bytes)
+        # In the order in which they are indexed.
+        self._unindexed: dict[Pool, None] = {}
 
     @property
     def num_pools(self) -> int:
@@ -113,19 +86,17 @@ class PoolStore:
 
     @property
     def num_texts(self) -> int:
-        return len(self._texts) + len(self._waiting)
+        return len(self._texts) + len(self._waiting.texts)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that are in pools, not those that wait."""
-        return sum(self._header(pool, NUM_TOKENS) for pool in self._pools.values() if pool.block)
+        return sum(self._memory.num_tokens(pool) for pool in self._pools.values())
 
     @property
     def occupied_bytes(self) -> int:
         """What all pools occupy, their indexes, records and waiting texts included."""
-        # The arena's own block is there without any pool.
-        num_blocks = int(self.arena[USED]) - 1
-        return num_blocks * BLOCK_BYTES + self._record_bytes + self._waiting_bytes
+        return self._memory.occupied_bytes + self._waiting.num_bytes
 
     def feed(
         self, pool_id: str, token_ids: npt.NDArray[np.uint32], *, feed_id: str, ngram_mask: int
@@ -170,21 +141,21 @@ class PoolStore:
     @property
     def has_work(self) -> bool:
         """Whether `work` has anything to do."""
-        return bool(self._unindexed or self._waiting or self._has_expired())
+        return bool(self._unindexed or self._waiting.texts or self._has_expired())
 
     def work(self) -> bool:
         """Does one small piece of what is to do; returns `has_work`."""
         if self._has_expired():
             self._evict_piece(next(iter(self._texts)), TextEviction.EXPIRED)
         elif self._unindexed:
-            pool = self._unindexed[0]
-            num_indexed = index(self.arena, pool.block, _NGRAMS_PER_PIECE)
+            pool = next(iter(self._unindexed))
+            num_indexed = self._memory.index(pool, _NGRAMS_PER_PIECE)
             if num_indexed < 0:
                 self._make_room(pool)
             elif num_indexed < _NGRAMS_PER_PIECE:
-                self._unindexed.popleft()
-        elif self._waiting:
-            self._take_in_piece(self._waiting[0])
+                del self._unindexed[pool]
+        elif self._waiting.texts:
+            self._take_in_piece(self._waiting.texts[0])
         return self.has_work
 
     def finish(self) -> None:
@@ -206,7 +177,9 @@ class PoolStore:
             return
         now_s = self._clock()
         for text in list(pool.texts):
-            token_ids = self._copy(text)
+            token_ids = self._memory.copy(text)
+            if text.waiting is not None:
+                token_ids = np.concatenate((token_ids, text.waiting))
             if len(token_ids) >= MIN_TEXT_TOKENS:
                 yield KeptText(
                     pool_id=pool_id,
@@ -219,23 +192,15 @@ class PoolStore:
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
         assert self.occupied_bytes <= self.limits.max_pools_bytes
-        blocks = 1
+        self._memory.check_integrity(self._pools.values())
+        self._waiting.check_integrity()
         for pool in self._pools.values():
             assert pool.texts, "a pool without text is not there"
             assert pool.feed_keys == {text.feed_key for text in pool.texts if text.feed_key}
+            assert pool.num_kept == sum(text in self._texts for text in pool.texts)
             fed_at = [text.fed_at_s for text in pool.texts]
             assert fed_at == sorted(fed_at)
-            if pool.block:
-                blocks += self._header(pool, POOL_BLOCKS)
-                assert self._pool_bytes(pool) <= self.limits.max_pool_bytes
-                assert self._header(pool, NUM_TOKENS) == sum(t.num_tokens for t in pool.texts)
-        assert int(self.arena[USED]) == blocks, "every block has one owner"
-        assert all(text.waiting is not None for text in self._waiting)
-        assert self._waiting_bytes == sum(text.waiting_bytes for text in self._waiting)
-        made = [pool for pool in self._pools.values() if pool.block]
-        records = TEXT_RECORD_BYTES * len(self._texts) + POOL_RECORD_BYTES * len(made)
-        assert self._record_bytes == records
-        fed_at = [text.fed_at_s for text in (*self._texts, *self._waiting)]
+        fed_at = [text.fed_at_s for text in (*self._texts, *self._waiting.texts)]
         assert fed_at == sorted(fed_at)
 
     def _feed(
@@ -251,79 +216,43 @@ class PoolStore:
         pool = self._pools.get(pool_id)
         if pool is not None and feed_key in pool.feed_keys:
             return FeedOutcome.DUPLICATE
-        # What waits is counted with its record and a pool's: neither is bounded otherwise.
-        waiting_bytes = token_ids.nbytes + TEXT_RECORD_BYTES + POOL_RECORD_BYTES
-        if self._waiting_bytes + waiting_bytes > self.limits.max_waiting_bytes:
+        if not self._waiting.has_room_for(token_ids):
             return FeedOutcome.DROPPED
         if pool is None:
             pool = self._pools[pool_id] = Pool(pool_id)
         text = Text(pool, token_ids.copy(), feed_key, fed_at_s)
-        text.waiting_bytes = waiting_bytes
-        pool.texts.append(text)
-        if feed_key:
-            pool.feed_keys.add(feed_key)
-        self._waiting.append(text)
-        self._waiting_bytes += waiting_bytes
+        pool.add(text)
+        self._waiting.add(text)
         self._cover(pool, ngram_mask)
         return FeedOutcome.KEPT
 
     def _cover(self, pool: Pool, ngram_mask: int) -> None:
         pool.ngram_mask |= ngram_mask
         if pool.block:
-            index_ngrams_of(self.arena, pool.block, pool.ngram_mask)
-            self._index_later(pool)
-
-    def _index_later(self, pool: Pool) -> None:
-        if pool not in self._unindexed:
-            self._unindexed.append(pool)
+            self._memory.cover(pool)
+            self._unindexed[pool] = None
 
     def _take_in_piece(self, text: Text) -> None:
         """Appends the next tokens of a text that waits, if there is room."""
         pool = text.pool
-        if text not in self._texts and not self._make_record(text):
-            return
+        if text not in self._texts:
+            if not self._memory.add(text):
+                self._make_room(pool)
+                return
+            self._texts[text] = None
         assert text.waiting is not None
-        piece = text.waiting[:_TOKENS_PER_PIECE]
-        tail, was_empty = self._header(pool, TAIL), self._header(pool, NUM_TOKENS) == 0
-        num_appended = append_tokens(self.arena, pool.block, piece, text.num_tokens == 0)
+        num_appended = self._memory.append(text, text.waiting[:_TOKENS_PER_PIECE])
         if num_appended == 0:
             self._make_room(pool)
             return
-        if text.num_tokens == 0:
-            text.start = (
-                self._header(pool, HEAD) if was_empty else position_after(self.arena, tail - 1)
-            )
-        text.num_tokens += num_appended
         text.waiting = text.waiting[num_appended:]
-        self._index_later(pool)
+        self._unindexed[pool] = None
         if len(text.waiting) == 0:
-            self._end_waiting(text)
-
-    def _make_record(self, text: Text) -> bool:
-        """Counts a text, and its pool if it is the first, among what is kept, if there is room."""
-        pool = text.pool
-        needed = TEXT_RECORD_BYTES + (0 if pool.block else POOL_RECORD_BYTES)
-        needed_blocks = 1 - (-needed // BLOCK_BYTES) + (0 if pool.block else NEW_POOL_BLOCKS)
-        if not has_room(self.arena, pool.block, needed_blocks):
-            self._make_room(pool)
-            return False
-        if pool.block == 0:
-            pool.block = make_pool(self.arena, self.limits.max_pool_bytes // BLOCK_BYTES)
-            index_ngrams_of(self.arena, pool.block, pool.ngram_mask)
-        self._texts[text] = None
-        pool.num_kept += 1
-        self._count_records(pool, needed)
-        return True
+            self._waiting.end(text)
 
     def _make_room(self, pool: Pool) -> None:
         """Evicts a piece of the oldest text: of the pool if that is at its bound, else of all."""
-        is_pool_full = pool.block != 0 and (
-            not has_room(self.arena, pool.block, 2)
-            and self._header(pool, POOL_BLOCKS) + 2 > self._header(pool, POOL_MOST)
-        )
-        is_arena_full = int(self.arena[USED]) + _SPARE_BLOCKS > int(self.arena[MOST])
-        # Neither: one table has come to its end, and its own texts are what fills it.
-        is_of_pool = is_pool_full or (pool.block != 0 and not is_arena_full)
+        is_of_pool = self._memory.is_at_bound(pool)
         candidates = pool.texts if is_of_pool else self._texts
         oldest = next((text for text in candidates if text.num_tokens > 0), None)
         if oldest is not None:
@@ -331,78 +260,33 @@ class PoolStore:
             self._evict_piece(oldest, reason)
         else:
             # Nothing is left to go: the text would wait for ever.
-            text = self._waiting[0]
-            self._end_waiting(text)
+            text = self._waiting.texts[0]
+            self._waiting.end(text)
             self._forget(text, TextEviction.POOLS_FULL)
 
     def _evict_piece(self, text: Text, reason: TextEviction) -> None:
         """Evicts the next tokens of the oldest text of its pool, and forgets it with the last."""
         if text.num_tokens > 0:
             num_sizes = text.pool.ngram_mask.bit_count()
-            most = max(1, _NGRAMS_PER_PIECE // num_sizes)
-            text.num_tokens -= evict(self.arena, text.pool.block, text.num_tokens, most)
+            self._memory.evict(text, max(1, _NGRAMS_PER_PIECE // num_sizes))
         if text.num_tokens == 0 and text.waiting is not None and reason is TextEviction.EXPIRED:
-            self._end_waiting(text)
+            self._waiting.end(text)
         if text.num_tokens == 0 and text.waiting is None:
             self._forget(text, reason)
-
-    def _end_waiting(self, text: Text) -> None:
-        assert self._waiting[0] is text
-        self._waiting.popleft()
-        self._waiting_bytes -= text.waiting_bytes
-        text.waiting = None
 
     def _forget(self, text: Text, reason: TextEviction) -> None:
         """Removes the record of a text that has no tokens any more."""
         pool = text.pool
-        pool.texts.remove(text)
-        pool.feed_keys.discard(text.feed_key)
+        pool.remove(text)
         if text in self._texts:
             del self._texts[text]
-            pool.num_kept -= 1
-            self._count_records(pool, -TEXT_RECORD_BYTES)
+            self._memory.remove(text)
         self._on_eviction(reason)
         if not pool.texts:
-            if pool.block:
-                free_pool(self.arena, pool.block)
-                pool.block = 0
-                self._count_records(pool, -POOL_RECORD_BYTES)
-            if pool in self._unindexed:
-                self._unindexed.remove(pool)
+            self._memory.free(pool)
+            self._unindexed.pop(pool, None)
             del self._pools[pool.pool_id]
-
-    def _count_records(self, pool: Pool | None, num_bytes: int) -> None:
-        """Leaves to blocks what records do not take, in the arena and in the pool."""
-        limits = self.limits
-        self._record_bytes += num_bytes
-        for_blocks = limits.max_pools_bytes - limits.max_waiting_bytes - self._record_bytes
-        self.arena[MOST] = for_blocks // BLOCK_BYTES
-        if pool is not None and pool.block:
-            of_pool = POOL_RECORD_BYTES + pool.num_kept * TEXT_RECORD_BYTES
-            header = pool.block << BLOCK_BITS
-            self.arena[header + POOL_MOST] = (limits.max_pool_bytes - of_pool) // BLOCK_BYTES
-
-    def _copy(self, text: Text) -> npt.NDArray[np.uint32]:
-        """The tokens of a text, those that wait included."""
-        pool = text.pool
-        parts = []
-        if text.num_tokens > 0:
-            start = self._header(pool, HEAD) if pool.texts[0] is text else text.start
-            out = np.empty(text.num_tokens, dtype=np.uint32)
-            num_copied = copy_from_pool(self.arena, pool.block, start, out, len(out))
-            assert num_copied == len(out), "a text lies between its bounds"
-            parts.append(out)
-        if text.waiting is not None:
-            parts.append(text.waiting)
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
 
     def _has_expired(self) -> bool:
         oldest = next(iter(self._texts), None)
         return oldest is not None and self._clock() - oldest.fed_at_s >= self.limits.pool_ttl_s
-
-    def _pool_bytes(self, pool: Pool) -> int:
-        records = POOL_RECORD_BYTES + pool.num_kept * TEXT_RECORD_BYTES
-        return self._header(pool, POOL_BLOCKS) * BLOCK_BYTES + records
-
-    def _header(self, pool: Pool, word: int) -> int:
-        return int(self.arena[(pool.block << BLOCK_BITS) + word])
