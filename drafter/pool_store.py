@@ -86,7 +86,7 @@ class PoolStore:
 
     @property
     def num_texts(self) -> int:
-        return len(self._texts) + len(self._waiting.texts)
+        return sum(len(pool.texts) for pool in self._pools.values())
 
     @property
     def num_tokens(self) -> int:
@@ -177,6 +177,9 @@ class PoolStore:
             return
         now_s = self._clock()
         for text in list(pool.texts):
+            if self._pools.get(pool_id) is not pool:
+                # Nothing of it is left, and in its place there may be text of others by now.
+                return
             token_ids = self._memory.copy(text)
             if text.waiting is not None:
                 token_ids = np.concatenate((token_ids, text.waiting))

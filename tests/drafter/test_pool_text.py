@@ -154,6 +154,33 @@ def test_more_text_than_may_wait_is_dropped_and_counted() -> None:
     assert store.feed("p", text, feed_id="", ngram_mask=NGRAMS).value == "kept"
 
 
+def test_a_text_that_is_partly_taken_in_counts_once() -> None:
+    limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
+    store = PoolStore(limits, clock=lambda: 0.0, seed=3)
+    store.feed("p", np.arange(3000, dtype=np.uint32), feed_id="", ngram_mask=NGRAMS)
+    assert store.num_texts == 1
+    store.work()
+    assert 0 < store.num_tokens < 3000
+    assert store.num_texts == 1
+    store.finish()
+    assert store.num_texts == 1
+
+
+def test_who_copies_a_pool_s_texts_gets_none_of_another_s_after_all_were_forgotten() -> None:
+    limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
+    store = PoolStore(limits, clock=lambda: 0.0, seed=3)
+    for first in (0, 100, 200):
+        text = np.arange(first, first + 10, dtype=np.uint32)
+        store.feed("ours", text, feed_id="", ngram_mask=NGRAMS)
+        store.finish()
+    copied = store.texts_of("ours")
+    assert next(copied).token_ids.tolist() == list(range(10))
+    store.forget_all()
+    store.feed("theirs", np.arange(7000, 7300, dtype=np.uint32), feed_id="", ngram_mask=NGRAMS)
+    store.finish()
+    assert [text.token_ids.tolist() for text in copied] == []
+
+
 _MEASURE = """
 import sys
 import numpy as np
