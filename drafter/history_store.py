@@ -1,8 +1,8 @@
-"""All sequences' histories: what is known of which sequence, for how long, within which bounds.
+"""All sequences' histories: what a delta may say of which sequence, and for how long it is known.
 
-Owns creation, appending by position, release and every reason to forget: too many sequences, too
-many bytes, idle too long, the stream that created them is gone. Does not know how drafts are found,
-nor anything of RPCs.
+Owns creation, appending by position, release, and which stream created what: a sequence is
+forgotten when it is idle for too long or its stream is gone. Does not know how histories are found
+and room is made for them (`kept_histories.py`), how drafts are found, nor anything of RPCs.
 
 Positions (`base_length`) make deltas idempotent. With K known tokens and a delta [base, end):
 
@@ -16,28 +16,15 @@ Positions (`base_length`) make deltas idempotent. With K known tokens and a delt
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
 from drafter.history import History
 from drafter.indexed_text import TOKEN_BYTES, most_tokens
+from drafter.kept_histories import EvictionReason, KeptHistories
 from drafter.messages import SequenceDelta
 from drafter.ngram_params import NgramParams
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
-from drafter.sequence_table import (
-    COUNT,
-    HEADER,
-    NEWEST,
-    OLDEST,
-    add,
-    make_table,
-    remove,
-    slot_of,
-    slots_in_order,
-    touch,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +61,6 @@ class StoreLimits:
         return most_tokens(params, self.max_sequence_bytes)
 
 
-class EvictionReason(Enum):
-    """Why a sequence was forgotten that nobody released."""
-
-    SEQUENCES = "sequences"
-    BYTES = "bytes"
-    IDLE = "idle"
-    STREAM_ENDED = "stream_ended"
-
-
 class StreamLease:
     """Which sequences a stream created; the store's record of that stream.
 
@@ -98,25 +76,15 @@ class StreamLease:
         self.free_at_s: float | None = None
 
 
-class _Entry:
-    __slots__ = ("history", "lease")
-
-    def __init__(self, history: History, lease: StreamLease | None) -> None:
-        self.history = history
-        self.lease = lease
-
-
 class HistoryStore:
     """Owned by the event loop: every method runs to its end without an await, so streams may
     interleave between any two calls.
 
-    Invariants (see `check_integrity`): the table holds the entries, in the order of their last use;
-    `history_bytes` is the sum of what the entries' texts occupy and never above its bound; an entry
-    is in the set of the lease that it names, and in no other.
+    Invariant (see `check_integrity`): a sequence that was created on a stream is in the set of that
+    stream's lease for as long as it is known, and in no other.
 
     Attributes:
         limits: the bounds.
-        history_bytes: what all histories occupy.
         table: the sequences as kernels see them, which may append what fits where it is.
         by_slot: the histories by their slots in the table; None: the slot is free.
     """
@@ -136,17 +104,27 @@ class HistoryStore:
             on_eviction: called for every sequence forgotten that nobody released.
         """
         self.limits = limits
-        self.history_bytes = 0
         self._clock = clock
-        self._on_eviction = on_eviction
-        self._entries: dict[str, _Entry] = {}
-        self.table = make_table(limits.max_sequences)
-        self.by_slot: list[History | None] = []
+        self._kept = KeptHistories(
+            max_sequences=limits.max_sequences,
+            max_bytes=limits.max_history_bytes,
+            on_removal=self._untie,
+            on_eviction=on_eviction,
+        )
+        self.table = self._kept.table
+        self.by_slot = self._kept.by_slot
+        # Of the sequences that came on a stream, by their ids.
+        self._leases: dict[str, StreamLease] = {}
         self._ended_leases: deque[StreamLease] = deque()
 
     @property
     def num_sequences(self) -> int:
-        return len(self._entries)
+        return len(self._kept.by_id)
+
+    @property
+    def history_bytes(self) -> int:
+        """What all histories occupy."""
+        return self._kept.num_bytes
 
     def now_s(self) -> float:
         """The time by the store's clock."""
@@ -177,10 +155,9 @@ class HistoryStore:
         if delta.base_length == 0:
             return self._create(delta, lease)
         now_s = self._clock()
-        entry = self._entries.get(delta.sequence_id)
-        if entry is None or self._forget_if_expired(entry, now_s):
+        history = self._kept.by_id.get(delta.sequence_id)
+        if history is None or self._forget_if_expired(history, now_s):
             raise OutOfSyncError(0)
-        history = entry.history
         num_overlapping = history.length - delta.base_length
         if num_overlapping < 0:
             raise OutOfSyncError(history.length)
@@ -193,9 +170,9 @@ class HistoryStore:
             token_ids = token_ids[num_overlapping:]
         _check_length(history.length + len(token_ids), history.max_tokens)
 
-        touch(self.table, history.slot, now_s)
+        self._kept.touch(history, now_s)
         if len(token_ids) > 0:
-            self._grow(history, token_ids)
+            self._kept.append(history, token_ids)
         return history
 
     def grow_table(self, history: History, index: int) -> None:
@@ -204,21 +181,14 @@ class HistoryStore:
         The history may have been forgotten since it was asked about; then only its last answer is
         still to be made.
         """
-        num_bytes = history.allocated_bytes
-        if history.is_kept:
-            self._make_room(history, history.table_growth_bytes(index))
-        history.grow_table(index)
-        if history.is_kept:
-            self.table.records[history.slot, HEADER] = history.address
-            self.history_bytes += history.allocated_bytes - num_bytes
+        self._kept.grow_table(history, index)
 
     def release(self, sequence_id: str) -> History | None:
         """Forgets a sequence, and returns what was known of it; None: it is unknown."""
-        entry = self._entries.get(sequence_id)
-        if entry is None:
-            return None
-        self._remove(entry)
-        return entry.history
+        history = self._kept.by_id.get(sequence_id)
+        if history is not None:
+            self._kept.remove(history)
+        return history
 
     def forget_expired(self, most: int) -> int:
         """Forgets up to `most` sequences that are idle too long or whose stream is gone.
@@ -236,45 +206,30 @@ class HistoryStore:
             if lease.free_at_s > now_s:
                 break
             if lease.sequence_ids:
-                self._evict(
-                    self._entries[next(iter(lease.sequence_ids))], EvictionReason.STREAM_ENDED
-                )
+                history = self._kept.by_id[next(iter(lease.sequence_ids))]
+                self._kept.evict(history, EvictionReason.STREAM_ENDED)
                 num_forgotten += 1
             else:
                 self._ended_leases.popleft()
-        while self._entries and num_forgotten < most:
-            oldest = self._oldest()
+        while self._kept.by_id and num_forgotten < most:
+            oldest = self._kept.oldest()
             if not self._is_idle(oldest, now_s):
                 break
-            self._evict(oldest, EvictionReason.IDLE)
+            self._kept.evict(oldest, EvictionReason.IDLE)
             num_forgotten += 1
         return num_forgotten
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
-        entries = list(self._entries.items())
-        assert self.history_bytes == sum(e.history.allocated_bytes for _, e in entries)
-        assert self.history_bytes <= self.limits.max_history_bytes
-        assert len(entries) <= self.limits.max_sequences
-        slots = slots_in_order(self.table)
-        assert sorted(slots) == sorted(entry.history.slot for _, entry in entries)
-        assert len(slots) == self.table.ends[COUNT]
-        assert not slots or slots[-1] == self.table.ends[NEWEST]
-        uses = self.table.last_used_s[slots].tolist()
-        assert uses == sorted(uses), "entries are ordered by last use"
-        for sequence_id, entry in entries:
-            assert entry.history.allocated_bytes <= self.limits.max_sequence_bytes
-            assert entry.history.is_kept
-            entry.history.check_integrity()
-            slot = entry.history.slot
-            assert entry.history.sequence_id == sequence_id
-            assert slot_of(self.table, sequence_id) == slot
-            assert self.by_slot[slot] is entry.history
-            assert self.table.records[slot, HEADER] == entry.history.address
-            assert entry.lease is None or sequence_id in entry.lease.sequence_ids
-        for lease in self._ended_leases:
+        self._kept.check_integrity()
+        for history in self._kept.by_id.values():
+            assert history.allocated_bytes <= self.limits.max_sequence_bytes
+        for sequence_id, lease in self._leases.items():
+            assert sequence_id in self._kept.by_id
+            assert sequence_id in lease.sequence_ids
+        for lease in {*self._leases.values(), *self._ended_leases}:
             for sequence_id in lease.sequence_ids:
-                assert self._entries[sequence_id].lease is lease
+                assert self._leases[sequence_id] is lease
 
     def _create(self, delta: SequenceDelta, lease: StreamLease | None) -> History:
         max_tokens = self.limits.max_sequence_tokens(delta.params)
@@ -291,77 +246,38 @@ class HistoryStore:
                 f"{delta.prompt_length} is over the {max_tokens} tokens kept of such a sequence",
             )
         self.release(delta.sequence_id)
-        while len(self._entries) >= self.limits.max_sequences:
-            self._evict(self._oldest(), EvictionReason.SEQUENCES)
         history = History(
             sequence_id=delta.sequence_id,
             params=delta.params,
             prompt_length=delta.prompt_length,
             max_tokens=max_tokens,
         )
-        id_bytes = np.frombuffer(delta.sequence_id.encode(), dtype=np.uint8)
-        slot = history.slot = add(self.table, id_bytes, history.address, self._clock())
-        if slot == len(self.by_slot):
-            self.by_slot.append(history)
-        else:
-            self.by_slot[slot] = history
-        self._entries[delta.sequence_id] = _Entry(history, lease)
-        history.is_kept = True
-        self._make_room(history, history.allocated_bytes)
-        self.history_bytes += history.allocated_bytes
+        self._kept.add(history, self._clock())
         if lease is not None:
+            self._leases[delta.sequence_id] = lease
             lease.sequence_ids.add(delta.sequence_id)
         if len(delta.token_ids) > 0:
-            self._grow(history, delta.token_ids)
+            self._kept.append(history, delta.token_ids)
         return history
 
-    def _grow(self, history: History, token_ids: npt.NDArray[np.uint32]) -> None:
-        """Appends to the most recently used sequence, evicting others to make room."""
-        num_bytes = history.allocated_bytes
-        self._make_room(history, history.bytes_after(len(token_ids)) - num_bytes)
-        history.append(token_ids)
-        self.history_bytes += history.allocated_bytes - num_bytes
+    def _untie(self, sequence_id: str) -> None:
+        """Says that a sequence is not known any more."""
+        lease = self._leases.pop(sequence_id, None)
+        if lease is not None:
+            lease.sequence_ids.discard(sequence_id)
 
-    def _make_room(self, history: History, num_new_bytes: int) -> None:
-        """Evicts others before a history grows."""
-        while self.history_bytes + num_new_bytes > self.limits.max_history_bytes:
-            # Not the history itself, which fits if it is alone (`StoreLimits`); unless it was not
-            # used for so long that all others came after it, and they are more than it.
-            self._evict(self._oldest(), EvictionReason.BYTES)
-            if not history.is_kept:
-                break
+    def _is_idle(self, history: History, now_s: float) -> bool:
+        return now_s - self._kept.last_used_s(history) >= self.limits.idle_ttl_s
 
-    def _oldest(self) -> _Entry:
-        history = self.by_slot[int(self.table.ends[OLDEST])]
-        assert history is not None, "there is one"
-        return self._entries[history.sequence_id]
-
-    def _is_idle(self, entry: _Entry, now_s: float) -> bool:
-        return now_s - float(self.table.last_used_s[entry.history.slot]) >= self.limits.idle_ttl_s
-
-    def _forget_if_expired(self, entry: _Entry, now_s: float) -> bool:
-        lease = entry.lease
+    def _forget_if_expired(self, history: History, now_s: float) -> bool:
+        lease = self._leases.get(history.sequence_id)
         if lease is not None and lease.free_at_s is not None and lease.free_at_s <= now_s:
-            self._evict(entry, EvictionReason.STREAM_ENDED)
+            self._kept.evict(history, EvictionReason.STREAM_ENDED)
             return True
-        if self._is_idle(entry, now_s):
-            self._evict(entry, EvictionReason.IDLE)
+        if self._is_idle(history, now_s):
+            self._kept.evict(history, EvictionReason.IDLE)
             return True
         return False
-
-    def _evict(self, entry: _Entry, reason: EvictionReason) -> None:
-        self._remove(entry)
-        self._on_eviction(reason)
-
-    def _remove(self, entry: _Entry) -> None:
-        history = entry.history
-        del self._entries[history.sequence_id]
-        remove(self.table, history.slot)
-        self.by_slot[history.slot] = None
-        self.history_bytes -= history.allocated_bytes
-        history.is_kept = False
-        if entry.lease is not None:
-            entry.lease.sequence_ids.discard(history.sequence_id)
 
 
 def _check_length(num_tokens: int, max_tokens: int) -> None:

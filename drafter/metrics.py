@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from drafter.batch_rows import BatchRows
 from drafter.batch_wire import APPENDED, DRAFT, NO_MATCH, POOL_DRAFT, REFUSED
-from drafter.history_store import EvictionReason, HistoryStore
+from drafter.history_store import HistoryStore
+from drafter.kept_histories import EvictionReason
 from drafter.messages import ProposalStatus
 from drafter.pool_records import FeedOutcome, TextEviction
 from drafter.pool_store import PoolStore

@@ -3,7 +3,7 @@
 Owns, per known sequence, a *slot*: its id, the address of its text's header, when it was last used,
 and its place among all by last use. A batch's kernel finds sequences by their ids' bytes and moves
 them to the end of that order without any Python object. Does not know texts, nor why a sequence
-comes or goes (`history_store.py`).
+comes or goes (`kept_histories.py`).
 
     buckets   [2^k] int32: slot + 1, or 0; linear probing from the id's hash, closed up at removal
     ids       [capacity, MAX_ID_BYTES] uint8, zeros after the id's end

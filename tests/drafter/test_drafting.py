@@ -45,7 +45,7 @@ async def test_text_that_nobody_waits_for_is_answered_at_once_and_indexed_in_the
     assert running.drafter.servicer._indexing is not None
     await running.indexed()
     assert not running.drafter.servicer._drafting.is_behind
-    history = running.drafter.store._entries["a"].history
+    history = running.drafter.store._kept.by_id["a"]
     assert history.num_unindexed <= 5
     running.drafter.store.check_integrity()
 
@@ -102,7 +102,7 @@ async def test_a_text_that_cannot_be_indexed_in_the_background_stops_no_other(
         await running.propose(*parts(sequence_id, list(range(8_000))))
     await running.indexed()
     assert store.num_sequences == 1
-    assert store._entries["good"].history.num_unindexed <= 5
+    assert store._kept.by_id["good"].num_unindexed <= 5
     [entry] = running.log
     assert (entry["event"], entry["sequence_id"]) == ("sequence_failed", "bad")
     store.check_integrity()

@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from drafter.history_store import EvictionReason, HistoryStore, StoreLimits, StreamLease
+from drafter.history_store import HistoryStore, StoreLimits, StreamLease
+from drafter.kept_histories import EvictionReason
 from drafter.messages import SequenceDelta
 from drafter.ngram_params import Algorithm, NgramParams, Overlap
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
