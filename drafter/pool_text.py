@@ -30,7 +30,6 @@ from drafter.pool_tokens import (
     free_token_block,
     position_after,
     set_begins,
-    unchain_block,
 )
 
 NEW_POOL_BLOCKS = 4
@@ -85,7 +84,7 @@ def append_tokens(arena: Arena, pool: int, token_ids: npt.NDArray[np.uint32], be
             move_cursors(arena, pool, tail, start)
             if arena[header + HEAD] == tail:
                 arena[header + HEAD] = start
-                unchain_block(arena, pool, last)
+                free_token_block(arena, pool, last)
             tail = start
         arena[tail] = token_ids[i]
         arena[header + TAIL] = tail + 1
@@ -115,7 +114,7 @@ def evict(arena: Arena, pool: int, num_text_tokens: int, most: int) -> int:
         arena[header + HEAD_INDEX] += 1
         arena[header + NUM_TOKENS] -= 1
         if after_head & OFFSET == FIRST:
-            unchain_block(arena, pool, head >> BLOCK_BITS)
+            free_token_block(arena, pool, head >> BLOCK_BITS)
         if i + 1 < num_text_tokens:
             set_begins(arena, after_head)
     return count

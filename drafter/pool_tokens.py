@@ -27,7 +27,7 @@ OFFSET = BLOCK_WORDS - 1
 
 @kernel
 def position_before(arena: Arena, position: int) -> int:
-    """The position before; meaningless where a text begins."""
+    """The position before; meaningless where a text begins, as one does at the oldest token."""
     if position & OFFSET == FIRST:
         previous = word(arena, ((position >> BLOCK_BITS) << BLOCK_BITS) + _PREVIOUS)
         return (previous << BLOCK_BITS) + _LAST
@@ -69,14 +69,6 @@ def chain_block(arena: Arena, pool: int, last: int) -> int:
     arena[(last << BLOCK_BITS) + _NEXT] = block
     arena[(block << BLOCK_BITS) + _PREVIOUS] = last
     return (block << BLOCK_BITS) + FIRST
-
-
-@kernel
-def unchain_block(arena: Arena, pool: int, block: int) -> None:
-    """Frees the oldest token block, and the link blocks beside it; others follow it."""
-    following = word(arena, (block << BLOCK_BITS) + _NEXT)
-    arena[(following << BLOCK_BITS) + _PREVIOUS] = 0
-    free_token_block(arena, pool, block)
 
 
 @kernel

@@ -7,14 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafter.pool_arena import BLOCK_BITS, DEPTH
+from drafter.pool_arena import BLOCK_BITS, BLOCK_WORDS, DEPTH
 from drafter.pool_lookup import copy_from_pool, find_in_pool
 from drafter.pool_records import FeedOutcome, PoolLimits
 from drafter.pool_store import PoolStore
+from drafter.pool_tokens import FIRST
 
 ROOT = Path(__file__).parents[2]
 NGRAMS = 0b11110
 EARLIEST, LATEST = 0, 1
+TOKENS_PER_BLOCK = BLOCK_WORDS - FIRST
 
 
 class FakePools:
@@ -102,6 +104,25 @@ def test_positions_keep_their_order_over_many_lives_of_a_small_pool() -> None:
         if i % 50 == 49:
             pools.check_samples(100)
     assert pools.store.num_texts < 100, "it has been full many times over"
+
+
+def test_a_pool_that_was_emptied_to_the_end_of_a_block_goes_on_in_the_next() -> None:
+    limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
+    pools = FakePools(limits)
+    pools.feed(np.arange(TOKENS_PER_BLOCK, dtype=np.uint32))
+    pools.now_s = 999.0
+    following = np.arange(5000, 5300, dtype=np.uint32)
+    pools.store.feed("p", following, feed_id="", ngram_mask=NGRAMS)
+    # The first has expired, so it goes before the second is taken in.
+    pools.now_s = 1000.0
+    pools.store.finish()
+    pools.store.check_integrity()
+    [kept] = pools.store.texts_of("p")
+    assert kept.token_ids.tolist() == following.tolist()
+    pools.check_samples(100)
+    pools.now_s = 1e6
+    pools.store.finish()
+    assert pools.store.occupied_bytes == 0, "the block before was given back"
 
 
 def test_a_text_larger_than_its_pool_keeps_its_end() -> None:
