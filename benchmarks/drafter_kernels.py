@@ -16,8 +16,9 @@ import numpy.typing as npt
 from benchmarks.drafter_texts import ask
 from drafter.answerer import Answerer
 from drafter.indexed_text import HASH_BASE, IndexedText
+from drafter.ngram_index import DONE
 from drafter.ngram_params import Algorithm, NgramParams, Tie
-from drafter.proposal_kernel import DONE, answer_texts
+from drafter.proposal_kernel import answer_texts
 
 BATCH = 256
 DRAFT_TOKENS = 8
