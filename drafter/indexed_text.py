@@ -178,9 +178,12 @@ class IndexedText:
         if slots == CHUNK_SLOTS:
             return CHUNK_SLOTS
         slots *= 2
-        # A long text that has just arrived is not followed doubling by doubling; but of the larger
-        # n-grams there may be few.
-        while index == 0 and slots < CHUNK_SLOTS and self.length * 100 > slots * MAX_LOAD_PERCENT:
+        # A long text that has just arrived is not followed doubling by doubling: it is expected to
+        # go on like the part of it that is indexed.
+        indexed = max(1, int(self._header[ngram_table.INDEXED_LENGTH]))
+        entries = int(self._header[_word(index, ngram_table.ENTRIES)])
+        expected = entries * self.length // indexed
+        while slots < CHUNK_SLOTS and expected * 100 > slots * MAX_LOAD_PERCENT:
             slots *= 2
         return slots
 
@@ -231,23 +234,18 @@ def _most_tokens(algorithm: Algorithm, num_sizes: int, tie: Tie, max_bytes: int)
 def _worst_bytes(algorithm: Algorithm, num_sizes: int, tie: Tie, num_tokens: int) -> int:
     """Returns what a text occupies at most, whatever its tokens are.
 
-    A table holds one n-gram of each kind. Of n tokens, let o be entered (of the smallest size all
-    are), s kinds of them once and r kinds more often. Then o - s >= 2 r of the next size are, and
-    s + r <= o - (o - s) / 2: added up over k sizes, (k + 1) / 2 kinds per token. A table has at
-    most 2.5 slots per entry (`room_in`), but for the smallest one and what a block wants ready.
-
     The buffer's free room is left out: the text's own limit cuts that.
     """
     num_bytes = OBJECT_BYTES + TABLES * 8 + num_tokens * TOKEN_BYTES
     if algorithm is Algorithm.KMP:
         return num_bytes
+    # A table has at most 2.5 slots per entry, see `room_in`, or per entry that was expected.
     slots_per_entry = 200 / MAX_LOAD_PERCENT
-    num_slots = slots_per_entry * num_tokens * (num_sizes + 1) / 2
-    num_slots += (MIN_SLOTS + 2 * slots_per_entry) * num_sizes
+    num_slots = MIN_SLOTS + slots_per_entry * (num_tokens + 2)
     directory = 2 * (1 + num_tokens * slots_per_entry / CHUNK_SLOTS)
-    words_bytes = (ngram_table.TABLE_WORDS + directory) * 8 * num_sizes
     slot_bytes = 8 if tie is Tie.LONGEST else 4
-    return num_bytes + math.ceil(num_slots * slot_bytes + words_bytes)
+    table_bytes = num_slots * slot_bytes + (ngram_table.TABLE_WORDS + directory) * 8
+    return num_bytes + math.ceil(num_sizes * table_bytes)
 
 
 def _capacity_for(num_tokens: int, capacity: int, max_tokens: int) -> int:

@@ -158,8 +158,6 @@ def match(
 ) -> tuple[int, int, int]:
     """Finds the longest n-gram at the end of text + draft that occurred before in the two.
 
-    From the smallest size on, as `ngram_index.py` says: a size that has no match ends the search.
-
     Args:
         header: address of the text; what its index does not know is looked through.
         base: of the polynomial.
@@ -170,6 +168,38 @@ def match(
     Returns:
         (n, end, latest end); n = 0: none.
     """
+    disjoint = load_i64(header + 8 * DISJOINT) != 0
+    longest = min(load_i64(header + 8 * MAX_NGRAM), end // 2 if disjoint else end - 1)
+    size, first, second = descend(header, base, draft, end, longest, pattern, False)
+    if size < 0:
+        return descend(header, base, draft, end, longest, pattern, True)
+    return size, first, second
+
+
+@kernel
+def descend(
+    header: int,
+    base: np.uint64,
+    draft: int,
+    end: int,
+    longest: int,
+    pattern: npt.NDArray[np.uint32],
+    confirms: bool,
+) -> tuple[int, int, int]:
+    """Follows the n-grams at the end of text + draft from the smallest size on, see `match`.
+
+    As `ngram_index.py` says: a size that has no match ends the search.
+
+    Args:
+        header, base, draft, end, pattern: see there.
+        longest: the largest size.
+        confirms: whether the n-grams of all sizes are compared with what the index says, each
+            somewhere else in the text; else only the largest: what agrees with that agrees with
+            those that led there.
+
+    Returns:
+        As `match` does; n = -1: hash bits were alike by chance, and all must be compared.
+    """
     min_ngram = load_i64(header + 8 * MIN_NGRAM)
     tokens = load_i64(header + 8 * TOKENS)
     length = load_i64(header + 8 * LENGTH)
@@ -177,7 +207,6 @@ def match(
     disjoint = load_i64(header + 8 * DISJOINT) != 0
     tie = load_i64(header + 8 * TIE)
     slot_words = 2 if tie == LONGEST else 1
-    longest = min(load_i64(header + 8 * MAX_NGRAM), end // 2 if disjoint else end - 1)
     last_token = token_at(tokens, length, draft, end - 1)
     num_alike = 0
     for other in range(max(1, indexed + 1 - lag_of(longest, disjoint)), end):
@@ -185,7 +214,9 @@ def match(
 
     size, first, second = 0, 0, 0
     hash_, power = np.uint64(0), np.uint64(1)
+    # Whether the table of the next size knows all that match; if not, the one that may.
     looks_up, alone = True, 0
+    known, known_size = 0, 0
     for n in range(1, longest + 1):
         token = token_at(tokens, length, draft, end - n)
         pattern[_MAX_SIZES - n] = token
@@ -197,13 +228,15 @@ def match(
         earliest, latest = 0, 0
         if looks_up:
             table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-            suffix = pattern.ctypes.data + 4 * (_MAX_SIZES - n)
-            earliest, latest, looks_up = find(table, slot_words, tokens, mix(hash_), suffix, n)
+            suffix = pattern.ctypes.data + 4 * (_MAX_SIZES - n) if confirms else 0
+            earliest, latest, looks_up = find(table, slot_words, mix(hash_), tokens, suffix, n)
             alone = earliest
         elif alone != 0:
             if n > alone or alone > end - lag or load_u32(tokens + 4 * (alone - n)) != token:
                 alone = 0
             earliest, latest = alone, alone
+        if earliest != 0:
+            known, known_size = earliest, n
         if num_alike > 0 and (earliest == 0 or tie != EARLIEST):
             earliest, latest = look_through(
                 *(tokens, length, draft, end, n, indexed + 1 - lag, end - lag, tie),
@@ -212,4 +245,6 @@ def match(
         if earliest == 0:
             break
         size, first, second = n, earliest, latest
+    if not confirms and reach_of(tokens, length, draft, end, known, known_size) < known_size:
+        return -1, 0, 0
     return size, first, second

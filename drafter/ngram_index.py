@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.jit import kernel
-from drafter.kernel_memory import load_i64, prefetch, store_i64
+from drafter.kernel_memory import load_i64, load_u32, prefetch, signed, store_i64
 from drafter.ngram_table import (
     DIRECTORY,
     DISJOINT,
+    END_MASK,
     ENTRIES,
     INDEXED,
     INDEXED_LENGTH,
@@ -120,6 +121,9 @@ def enter_all(
         mixed[i] = spread
         chunks[i] = load_i64(directory + 8 * chunk_number(shape, spread))
         prefetch(chunks[i] + slot_bytes * home_of(spread, slot_bits))
+    for i in range(count):
+        known = signed(load_u32(chunks[i] + slot_bytes * home_of(mixed[i], slot_bits))) & END_MASK
+        prefetch(tokens + 4 * (known - n))
     entries = load_i64(table + 8 * ENTRIES)
     for i in range(count):
         ends[i] = enter(chunks[i], slot_bits, tie, tokens, mixed[i], ends[i], n)

@@ -142,16 +142,17 @@ def hash_at(tokens: int, end: int, n: int, base: np.uint64) -> np.uint64:
 
 @kernel
 def find(
-    table: int, slot_words: int, tokens: int, mixed: np.uint64, pattern: int, n: int
+    table: int, slot_words: int, mixed: np.uint64, tokens: int, pattern: int, n: int
 ) -> tuple[int, int, bool]:
     """Looks an n-gram up.
 
     Args:
         table: address of the table's words.
         slot_words: words per slot: 2 with `TIE_LONGEST`, else 1.
-        tokens: address of the tokens of the text.
         mixed: the n-gram's mixed hash.
-        pattern: address of the n-gram's own tokens, in this text or elsewhere.
+        tokens: address of the tokens of the text.
+        pattern: address of the n-gram's own tokens; 0: the hash bits in a slot are believed, and
+            what is found may be another n-gram; but what is there is never missed.
         n: its size.
 
     Returns:
@@ -170,7 +171,7 @@ def find(
             break
         if word >> (END_BITS + 1) == tag:
             end = word & END_MASK
-            if equal_tokens(tokens + 4 * (end - n), pattern, n):
+            if pattern == 0 or equal_tokens(tokens + 4 * (end - n), pattern, n):
                 latest = signed(load_u32(address + 4)) if slot_words == 2 else end
                 return end, latest, word & REPEATED != 0
         slot = (slot + 1) & slot_mask

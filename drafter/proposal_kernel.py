@@ -214,26 +214,23 @@ def prefetch_directory(header: int, n: int, mixed: np.uint64) -> None:
 
 
 @kernel
-def prefetch_source(header: int, slot: int, mixed: np.uint64) -> int:
-    """Asks for the text that the end of a text will be compared with, and copied from.
-
-    Most hits are in the first slot: what that one names is believed, for this purpose.
-
-    Returns:
-        Whether the n-gram was met again: then the larger ones are looked up.
-    """
+def is_alike(slot: int, mixed: np.uint64) -> bool:
+    """Whether the hash bits in a slot are those of an n-gram."""
     word = signed(load_u32(slot))
-    if word == 0 or word >> (END_BITS + 1) != tag_of(mixed):
-        return False
+    return word != 0 and word >> (END_BITS + 1) == tag_of(mixed)
+
+
+@kernel
+def prefetch_source(header: int, slot: int) -> None:
+    """Asks for the text that a slot's n-gram will be compared with, and copied from."""
     tokens = load_i64(header + 8 * TOKENS)
-    end = word & END_MASK
+    end = signed(load_u32(slot)) & END_MASK
     prefetch(tokens + 4 * end - 32)
     prefetch(tokens + 4 * end + 28)
     if load_i64(header + 8 * TIE) == LONGEST:
         end = signed(load_u32(slot + 4))
         prefetch(tokens + 4 * end - 32)
         prefetch(tokens + 4 * end + 28)
-    return word & REPEATED != 0
 
 
 @kernel
@@ -316,17 +313,22 @@ def answer_texts(
                 min_ngram = load_i64(headers[t] + 8 * MIN_NGRAM)
                 slots[t - group] = slot_of(headers[t], min_ngram, mixed[t - group, min_ngram])
                 prefetch(slots[t - group])
+        # Most n-grams are in their first slots: what those say is believed, for this purpose.
         for t in range(group, stop):
             if slots[t - group] == 0:
                 continue
             header = headers[t]
+            slot = slots[t - group]
+            slots[t - group] = 0
             min_ngram = load_i64(header + 8 * MIN_NGRAM)
-            if not prefetch_source(header, slots[t - group], mixed[t - group, min_ngram]):
-                slots[t - group] = 0
-                continue
-            for n in range(min_ngram + 1, load_i64(header + 8 * MAX_NGRAM) + 1):
-                mixed[t - group, n] = hash_end(header, n, base)
-                prefetch_directory(header, n, mixed[t - group, n])
+            if is_alike(slot, mixed[t - group, min_ngram]):
+                if signed(load_u32(slot)) & REPEATED == 0:
+                    prefetch_source(header, slot)
+                    continue
+                slots[t - group] = slot
+                for n in range(min_ngram + 1, load_i64(header + 8 * MAX_NGRAM) + 1):
+                    mixed[t - group, n] = hash_end(header, n, base)
+                    prefetch_directory(header, n, mixed[t - group, n])
         for t in range(group, stop):
             if slots[t - group] != 0:
                 header = headers[t]
@@ -334,6 +336,17 @@ def answer_texts(
                     load_i64(header + 8 * MIN_NGRAM) + 1, load_i64(header + 8 * MAX_NGRAM) + 1
                 ):
                     prefetch(slot_of(header, n, mixed[t - group, n]))
+        for t in range(group, stop):
+            if slots[t - group] != 0:
+                header = headers[t]
+                for n in range(
+                    load_i64(header + 8 * MIN_NGRAM) + 1, load_i64(header + 8 * MAX_NGRAM) + 1
+                ):
+                    slot = slot_of(header, n, mixed[t - group, n])
+                    if not is_alike(slot, mixed[t - group, n]):
+                        break
+                    slots[t - group] = slot
+                prefetch_source(header, slots[t - group])
         for t in range(group, stop):
             if statuses[t] == DONE and wanted[t] > 0:
                 draft = drafts.ctypes.data + 4 * draft_starts[t]
