@@ -179,13 +179,16 @@ class IndexedText:
             return CHUNK_SLOTS
         slots *= 2
         # A long text that has just arrived is not followed doubling by doubling: it is expected to
-        # go on like the part of it that is indexed.
-        indexed = max(1, int(self._header[ngram_table.INDEXED_LENGTH]))
+        # go on like the part of it that is indexed, and large n-grams may become more.
+        unindexed = self.num_unindexed
+        if unindexed > 2 * slots:
+            slots *= 2
+        indexed = max(1, self.length - unindexed)
         entries = int(self._header[_word(index, ngram_table.ENTRIES)])
         expected = entries * self.length // indexed
         while slots < CHUNK_SLOTS and expected * 100 > slots * MAX_LOAD_PERCENT:
             slots *= 2
-        return slots
+        return min(slots, CHUNK_SLOTS)
 
     def _double_directories(self) -> None:
         self._directory_capacity *= 2
