@@ -1,8 +1,8 @@
 """One text and its index: an append-only buffer of tokens, and a table over it per n-gram size.
 
 Owns the arrays whose addresses the kernels are given, their growth, and what they occupy. Does not
-know whose text it is: a sequence's history and a piece of a pool are the same here. How the tables
-are laid out is written in `ngram_table.py`.
+know whose text it is, nor which n-grams are entered (`ngram_index.py`). How the tables are laid out
+is written in `ngram_table.py`.
 """
 
 import functools
@@ -160,6 +160,10 @@ class IndexedText:
             self._write_chunk(index, len(chunks) - 1)
         ngram_table.move_entries(self.address, index, HASH_BASE, old.ctypes.data, old_slots)
         self.allocated_bytes += growth_bytes
+
+    def num_entries(self, n: int) -> int:
+        """How many n-grams of a size are in the index; for tests."""
+        return int(self._header[_word(n - self.params.min_ngram, ngram_table.ENTRIES)])
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""

@@ -3,14 +3,17 @@
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drafter.indexed_text import IndexedText, most_tokens
-from drafter.ngram_params import Algorithm, NgramParams, Tie
+from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
 from tests.drafter.asked_text import MAX_TOKENS, ask, text_of
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +60,35 @@ def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_by
         ask([text], [0])
     text.check_integrity()
     assert text.allocated_bytes <= max_bytes
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    parts=st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=8),
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted),
+    overlap=st.sampled_from(Overlap),
+    tie=st.sampled_from(Tie),
+)
+def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
+    parts: list[list[int]], sizes: list[int], overlap: Overlap, tie: Tie
+) -> None:
+    smallest, largest = sizes
+    text = text_of([], NgramParams(min_ngram=smallest, max_ngram=largest, overlap=overlap, tie=tie))
+    context: list[int] = []
+    for part in parts:
+        context += part
+        text.append(np.array(part, dtype=np.uint32))
+        ask([text], [0])
+    text.check_integrity()
+
+    def that_count(n: int) -> list[tuple[int, ...]]:
+        lag = n if overlap is Overlap.DISJOINT else 1
+        return [tuple(context[end - n : end]) for end in range(n, len(context) - lag + 1)]
+
+    for n in range(smallest, largest + 1):
+        shorter = Counter(that_count(n - 1))
+        kinds = {ngram for ngram in that_count(n) if n == smallest or shorter[ngram[1:]] > 1}
+        assert text.num_entries(n) == len(kinds), f"{n}-grams of {context}"
 
 
 def test_nothing_fits_into_nothing() -> None:
