@@ -14,9 +14,10 @@ import json
 import multiprocessing
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -24,9 +25,11 @@ from benchmarks.drafter_kernels import (
     BATCH,
     LENGTHS,
     POLICIES,
+    MemoryCheck,
     ProposalCost,
     TextCost,
-    measure_kernels,
+    measure_proposals,
+    measure_texts,
 )
 from benchmarks.drafter_policies import (
     PolicyFigure,
@@ -45,6 +48,10 @@ from benchmarks.drafter_wire import (
 from benchmarks.held_out_texts import held_out_texts
 from benchmarks.services import running_service
 from benchmarks.workloads import BUNDLED_MODEL
+from drafter.ngram_params import Algorithm
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 BATCHES = (1, 64, 256)
 PAUSES_S = (0.005, 0.0)
@@ -75,41 +82,52 @@ def main() -> None:
         arguments.json.write_text(json.dumps({**by_kind, "notes": notes}, indent=1) + "\n")
 
 
-def measure_all_kernels(*, num_rounds: int) -> list[ProposalCost | TextCost]:
+def measure_all_kernels(*, num_rounds: int) -> list[ProposalCost | TextCost | MemoryCheck]:
     """Each policy and length in a process of its own, whose memory is its own."""
     print(
-        f"Proposals: {BATCH} distinct histories in shuffled order, cold caches, one thread, n 2..5,"
-        " k 8; ns each, best / median\n"
+        f"Proposals: {BATCH} distinct histories in shuffled order, a token appended to each, cold"
+        " caches, one thread, n 2..5, k 8; ns each, best / median\n"
     )
-    print(f"{'':18}{'tokens':>8}{'':>6}{'proposal':>16}{'with append':>16}")
-    costs: list[ProposalCost | TextCost] = []
-    context = multiprocessing.get_context("spawn")
+    print(f"{'':18}{'tokens':>8}{'':>6}{'proposal':>16}{'index, later':>16}")
+    costs: list[ProposalCost | TextCost | MemoryCheck] = []
     for policy in POLICIES:
         for num_tokens in LENGTHS:
-            with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-                found = pool.submit(measure_kernels, policy, num_tokens, num_rounds=num_rounds)
-                rows = found.result()
-            for row in rows:
+            for row in _in_new_process(
+                measure_proposals, policy, num_tokens, num_rounds=num_rounds
+            ):
                 if isinstance(row, ProposalCost):
                     print(
                         f"{policy:18}{num_tokens:8}{'hit' if row.hits else 'miss':>6}"
                         f"{row.best_proposal_ns:9.0f} /{row.proposal_ns:5.0f}"
-                        f"{row.best_append_and_proposal_ns:9.0f} /{row.append_and_proposal_ns:5.0f}"
+                        f"{row.best_index_ns:9.0f} /{row.index_ns:5.0f}"
                     )
-            costs += rows
+                costs.append(row)
     _print_ratios([row for row in costs if isinstance(row, ProposalCost)])
-    print(
-        "\nTexts, no n-gram twice: ns per appended token (deltas of 8,192), bytes per token,"
-        " reported / resident bytes\n"
-    )
-    for row in costs:
-        if isinstance(row, TextCost):
+    checks = [
+        # Of less, the process itself may have grown by as much.
+        row.reported_to_resident
+        for row in costs
+        if isinstance(row, MemoryCheck) and row.num_tokens >= 8000
+    ]
+    print(f"bytes reported / resident: {min(checks):.2f} to {max(checks):.2f}")
+    print("\nTexts: ns per token, appended in deltas of 8,192 and indexed; bytes per token\n")
+    for policy, params in POLICIES.items():
+        if params.algorithm is Algorithm.KMP:
+            continue
+        for text_row in _in_new_process(measure_texts, policy):
             print(
-                f"{row.policy:18}{row.num_tokens:8}{row.append_ns_per_token:8.0f} ns"
-                f"{row.bytes_per_token:7.1f} (at most {row.worst_bytes_per_token:.1f} on the way)"
-                f"{row.reported_to_resident:7.2f}"
+                f"{policy:18}{text_row.kind:10}{text_row.num_tokens:8}"
+                f"{text_row.append_ns_per_token:8.0f} ns{text_row.bytes_per_token:7.1f}"
+                f" (at most {text_row.worst_bytes_per_token:.1f} on the way)"
             )
+            costs.append(text_row)
     return costs
+
+
+def _in_new_process(measure: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(measure, *arguments, **keywords).result()
 
 
 def measure_all_policies() -> tuple[list[PolicyFigure], list[str]]:

@@ -4,6 +4,7 @@ Histories differ, come in shuffled order, and everything else is driven out of t
 each measurement, as it is in a server that serves hundreds of long contexts.
 """
 
+import functools
 import resource
 import statistics
 import time
@@ -12,47 +13,82 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
 from benchmarks.drafter_texts import ask
-from drafter.answerer import Answerer
+from benchmarks.held_out_texts import held_out_texts
+from benchmarks.workloads import BUNDLED_MODEL
+from drafter.answerer import MOST_LACKING, Answerer
 from drafter.indexed_text import HASH_BASE, IndexedText
+from drafter.ngram_index import DONE
 from drafter.ngram_params import Algorithm, NgramParams, Tie
-from drafter.proposal_kernel import DONE, answer_texts
+from drafter.proposal_kernel import answer_texts
+
+Tokens = npt.NDArray[np.uint32]
 
 BATCH = 256
 DRAFT_TOKENS = 8
 LENGTHS = (1_000, 8_000, 32_000, 131_000)
 MAX_TOKENS = 1 << 20
+TEXT_LENGTHS = (1_000, 8_000, 131_000)
+FEW_TEXTS = 16
 # Larger than any cache: writing it leaves nothing else there.
 _FLUSH_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalCost:
-    """Of one sequence of the batch, without and with the append: median and best of the rounds."""
+    """Of one sequence of the batch, with one token appended: median and best of the rounds.
+
+    Attributes:
+        policy: a key of `POLICIES`.
+        num_tokens: how long the histories are.
+        hits: whether there is a match.
+        proposal_ns, best_proposal_ns: the proposal, while the new token is not indexed yet, as the
+            server answers.
+        index_ns, best_index_ns: indexing that token, which the server does after it has answered.
+        num_drafts: of the last round.
+    """
 
     policy: str
     num_tokens: int
     hits: bool
     proposal_ns: float
     best_proposal_ns: float
-    append_and_proposal_ns: float
-    best_append_and_proposal_ns: float
+    index_ns: float
+    best_index_ns: float
     num_drafts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCost:
-    """Of texts in which no n-gram occurs twice: the worst for an index."""
+    """What it costs to index whole texts, and what they occupy.
+
+    Attributes:
+        policy: a key of `POLICIES`.
+        kind: "distinct": no n-gram twice; "twice": each n-gram twice, in another order the second
+            time; "source": Python's test modules.
+        num_tokens: how long each text is.
+        append_ns_per_token: appended in deltas of 8,192 tokens, and indexed.
+        bytes_per_token: when that is done.
+        worst_bytes_per_token: at any length on the way there, from 1,000 tokens on.
+    """
 
     policy: str
+    kind: str
     num_tokens: int
     append_ns_per_token: float
     bytes_per_token: float
     worst_bytes_per_token: float
-    """At any length on the way there, from 1,000 tokens on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCheck:
+    """Reported bytes over what the process really grew by, for all texts of a batch."""
+
+    policy: str
+    num_tokens: int
     reported_to_resident: float
-    """Reported bytes over what the process really grew by, for all texts of the batch."""
 
 
 POLICIES = {
@@ -63,9 +99,9 @@ POLICIES = {
 }
 
 
-def measure_kernels(
+def measure_proposals(
     policy: str, num_tokens: int, *, num_rounds: int
-) -> list[ProposalCost | TextCost]:
+) -> list[ProposalCost | MemoryCheck]:
     """Builds a batch of histories, then asks for proposals that miss and that hit."""
     params = POLICIES[policy]
     answerer = Answerer()
@@ -74,45 +110,89 @@ def measure_kernels(
     # Every token only once in a history, so that nothing ever matches but what is made to.
     source = rng.permutation(num_tokens + (BATCH + 1) * 64).astype(np.uint32)
     resident_bytes = _resident_bytes()
-    texts, append_s, worst = [], 0.0, 0.0
-    rows: list[ProposalCost | TextCost] = []
-    for i in range(BATCH):
-        text = IndexedText(params=params, max_tokens=MAX_TOKENS)
-        tokens = source[i * 64 : i * 64 + num_tokens]
-        start_s = time.perf_counter()
-        for start in range(0, num_tokens, 8192):
-            text.append(tokens[start : start + 8192])
-            ask(answerer, [text], [0])
-        append_s += time.perf_counter() - start_s
-        texts.append(text)
+    texts = [_build(answerer, params, source[i * 64 : i * 64 + num_tokens]) for i in range(BATCH)]
     reported = sum(text.allocated_bytes for text in texts)
-    grown_bytes = _resident_bytes() - resident_bytes
-    if params.algorithm is Algorithm.INDEX:
-        text = IndexedText(params=params, max_tokens=MAX_TOKENS)
-        for start in range(0, num_tokens, 100):
-            text.append(source[start : min(start + 100, num_tokens)])
-            ask(answerer, [text], [0])
-            if text.length >= 1000:
-                worst = max(worst, text.allocated_bytes / text.length)
-        rows.append(
-            TextCost(
-                policy=policy,
-                num_tokens=num_tokens,
-                append_ns_per_token=append_s / num_tokens / BATCH * 1e9,
-                bytes_per_token=reported / num_tokens / BATCH,
-                worst_bytes_per_token=worst,
-                reported_to_resident=reported / grown_bytes,
-            )
+    rows: list[ProposalCost | MemoryCheck] = [
+        MemoryCheck(
+            policy=policy,
+            num_tokens=num_tokens,
+            reported_to_resident=reported / (_resident_bytes() - resident_bytes),
         )
+    ]
     for hits in (False, True):
-        rows.append(_measure_proposals(policy, texts, source, num_tokens, num_rounds, hits=hits))
+        rows.append(_ask_batch(policy, texts, source, num_tokens, num_rounds, hits=hits))
     return rows
 
 
-def _measure_proposals(
+def measure_texts(policy: str) -> list[TextCost]:
+    """Indexes texts of every kind and length, a few of each."""
+    params = POLICIES[policy]
+    answerer = Answerer()
+    answerer.warm_up()
+    rng = np.random.default_rng(1)
+    rows = []
+    for kind in ("distinct", "twice", "source"):
+        for num_tokens in TEXT_LENGTHS:
+            texts = [_text_of(kind, num_tokens, rng) for _ in range(FEW_TEXTS)]
+            if len(texts[0]) < num_tokens:
+                continue
+            start_s = time.perf_counter()
+            built = [_build(answerer, params, tokens) for tokens in texts]
+            elapsed_s = time.perf_counter() - start_s
+            worst = 0.0
+            text = IndexedText(params=params, max_tokens=MAX_TOKENS)
+            for start in range(0, num_tokens, 100):
+                text.append(texts[0][start : start + 100])
+                ask(answerer, [text], [0])
+                if text.length >= 1000:
+                    worst = max(worst, text.allocated_bytes / text.length)
+            rows.append(
+                TextCost(
+                    policy=policy,
+                    kind=kind,
+                    num_tokens=num_tokens,
+                    append_ns_per_token=elapsed_s / num_tokens / FEW_TEXTS * 1e9,
+                    bytes_per_token=statistics.mean(t.allocated_bytes for t in built) / num_tokens,
+                    worst_bytes_per_token=worst,
+                )
+            )
+    return rows
+
+
+def _text_of(kind: str, num_tokens: int, rng: np.random.Generator) -> Tokens:
+    if kind == "source":
+        tokens = _source_tokens()
+        start = int(rng.integers(0, max(1, len(tokens) - num_tokens)))
+        return tokens[start : start + num_tokens]
+    if kind == "distinct":
+        return rng.permutation(num_tokens).astype(np.uint32)
+    first = rng.permutation(-(-num_tokens // 2)).astype(np.uint32)
+    # The second time in pieces of 40.
+    pieces = np.array_split(first, max(1, len(first) // 40))
+    again = [pieces[i] for i in rng.permutation(len(pieces))]
+    return np.concatenate([first, *again])[:num_tokens]
+
+
+@functools.cache
+def _source_tokens() -> Tokens:
+    tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
+    texts, _ = held_out_texts(tokenizer)
+    parts = [[*text.known_token_ids, *text.coming_token_ids] for text in texts.get("source", [])]
+    return np.array([token for part in parts for token in part], dtype=np.uint32)
+
+
+def _build(answerer: Answerer, params: NgramParams, tokens: Tokens) -> IndexedText:
+    text = IndexedText(params=params, max_tokens=MAX_TOKENS)
+    for start in range(0, len(tokens), 8192):
+        text.append(tokens[start : start + 8192])
+        ask(answerer, [text], [0])
+    return text
+
+
+def _ask_batch(
     policy: str,
     texts: list[IndexedText],
-    source: npt.NDArray[np.uint32],
+    source: Tokens,
     num_tokens: int,
     num_rounds: int,
     *,
@@ -121,9 +201,9 @@ def _measure_proposals(
     rng = np.random.default_rng(1)
     answerer = Answerer()
     flush = np.zeros(_FLUSH_BYTES, dtype=np.uint8)
-    separate_ns, joint_ns, num_drafts = [], [], 0
+    proposal_ns, index_ns, num_drafts = [], [], 0
     fresh = 2**31
-    for round_ in range(2 * num_rounds):
+    for _ in range(num_rounds):
         order = rng.permutation(BATCH)
         for i in order:
             if hits:
@@ -136,25 +216,21 @@ def _measure_proposals(
             texts[i].append(appended[:4])
             ask(answerer, [texts[i]], [0])
             texts[i].append(appended[4:])
-        flush += 1
         batch = [texts[i] for i in order]
-        if round_ % 2:
-            elapsed_ns, found = _time_call(batch, DRAFT_TOKENS)
-            joint_ns.append(elapsed_ns / BATCH)
-            num_drafts = found
-        else:
-            _time_call(batch, 0)
-            flush += 1
-            elapsed_ns, found = _time_call(batch, DRAFT_TOKENS)
-            separate_ns.append(elapsed_ns / BATCH)
+        flush += 1
+        elapsed_ns, num_drafts = _time_call(batch, DRAFT_TOKENS)
+        proposal_ns.append(elapsed_ns / BATCH)
+        flush += 1
+        elapsed_ns, _ = _time_call(batch, 0)
+        index_ns.append(elapsed_ns / BATCH)
     return ProposalCost(
         policy=policy,
         num_tokens=num_tokens,
         hits=hits,
-        proposal_ns=statistics.median(separate_ns),
-        best_proposal_ns=min(separate_ns),
-        append_and_proposal_ns=statistics.median(joint_ns),
-        best_append_and_proposal_ns=min(joint_ns),
+        proposal_ns=statistics.median(proposal_ns),
+        best_proposal_ns=min(proposal_ns),
+        index_ns=statistics.median(index_ns),
+        best_index_ns=min(index_ns),
         num_drafts=num_drafts,
     )
 
@@ -169,7 +245,8 @@ def _time_call(texts: list[IndexedText], most_tokens: int) -> tuple[float, int]:
     lengths, reaches, known, statuses = np.empty((4, count), dtype=np.int64)
     start_ns = time.perf_counter_ns()
     answer_texts(
-        headers, wanted, HASH_BASE, 1 << 40, 0, starts, drafts, lengths, reaches, known, statuses
+        *(headers, wanted, HASH_BASE, 1 << 40, MOST_LACKING, starts, drafts),
+        *(lengths, reaches, known, statuses),
     )
     elapsed_ns = time.perf_counter_ns() - start_ns
     for text, status in zip(texts, statuses.tolist(), strict=True):

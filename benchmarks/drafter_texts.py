@@ -6,8 +6,8 @@ import numpy as np
 
 from drafter.answerer import Answerer
 from drafter.indexed_text import IndexedText
+from drafter.ngram_index import DONE, MUST_GROW
 from drafter.pool_drafts import PoolDrafts
-from drafter.proposal_kernel import DONE, MUST_GROW
 
 Draft = tuple[list[int], int]
 """Its tokens, and how far back the match reaches."""

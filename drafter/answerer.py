@@ -16,7 +16,7 @@ from drafter.jit import warm_up
 from drafter.ngram_params import Algorithm, NgramParams, Tie
 from drafter.proposal_kernel import answer_texts
 
-BUDGET = 16_384
+BUDGET = 8_192
 """How much one call may do, in n-grams entered: about 0.3 ms."""
 
 PARALLEL_TEXTS = 512

@@ -17,8 +17,8 @@ from drafter.batch_wire import APPENDED, DRAFT, NO_MATCH, OPEN, POOL_DRAFT
 from drafter.history import History
 from drafter.history_store import HistoryStore, StreamLease
 from drafter.messages import Keep, Proposal, ProposalStatus, SequenceDelta
+from drafter.ngram_index import DONE, MUST_GROW
 from drafter.pool_drafts import PoolDrafts
-from drafter.proposal_kernel import DONE, MUST_GROW
 
 SLICE_S = 0.0005
 """How long a step goes on with one thing after the other."""

@@ -1,19 +1,26 @@
 """One text and its index: an append-only buffer of tokens, and a table over it per n-gram size.
 
 Owns the arrays whose addresses the kernels are given, their growth, and what they occupy. Does not
-know whose text it is: a sequence's history and a piece of a pool are the same here. How the tables
-are laid out is written in `ngram_index.py`.
+know whose text it is, nor which n-grams are entered (`ngram_index.py`). How the tables are laid out
+is written in `ngram_table.py`.
 """
 
 import functools
+import math
 import secrets
 
 import numpy as np
 import numpy.typing as npt
 
-from drafter import ngram_index
-from drafter.ngram_index import CHUNK_SLOTS, MAX_LOAD, MAX_TEXT_TOKENS, MIN_SLOTS, TABLES
+from drafter import ngram_table
 from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
+from drafter.ngram_table import (
+    CHUNK_SLOTS,
+    MAX_LOAD_PERCENT,
+    MAX_TEXT_TOKENS,
+    MIN_SLOTS,
+    TABLES,
+)
 
 TOKEN_BYTES = 4
 MIN_CAPACITY_TOKENS = 256
@@ -28,9 +35,9 @@ OBJECT_BYTES = 1200
 _DOUBLING_TOKENS = 8192
 
 _TIES = {
-    Tie.EARLIEST: ngram_index.EARLIEST,
-    Tie.LATEST: ngram_index.LATEST,
-    Tie.LONGEST: ngram_index.LONGEST,
+    Tie.EARLIEST: ngram_table.EARLIEST,
+    Tie.LATEST: ngram_table.LATEST,
+    Tie.LONGEST: ngram_table.LONGEST,
 }
 
 
@@ -39,14 +46,14 @@ class IndexedText:
 
     Owned by the event loop. A kernel that was given `address` reads and writes what is behind it,
     so nothing here may be called while it runs. Invariants: `length <= len(buffer) <= max_tokens`;
-    tokens below `length` never change, so a slice of them stays true for ever; every n-gram before
-    a table's next end is in that table.
+    tokens below `length` never change, so a slice of them stays true for ever; the index is that
+    of the text's first tokens, see `ngram_index.py`.
 
     Attributes:
         params: how this text is drafted from.
         buffer: the tokens and the free room after them, [capacity] uint32.
         max_tokens: how many it may have.
-        address: of the header that `ngram_index.py` describes; growing a table may change it.
+        address: of the header that `ngram_table.py` describes; growing a table may change it.
         allocated_bytes: what all of it occupies, free room included.
     """
 
@@ -72,17 +79,14 @@ class IndexedText:
         self._header = np.zeros(_header_words(num_tables, 1), dtype=np.int64)
         self.address = self._header.ctypes.data
         header = self._header
-        header[ngram_index.MIN_NGRAM] = params.min_ngram
-        header[ngram_index.MAX_NGRAM] = params.max_ngram
+        header[ngram_table.MIN_NGRAM] = params.min_ngram
+        header[ngram_table.MAX_NGRAM] = params.max_ngram
         is_disjoint = params.overlap is Overlap.DISJOINT
-        header[ngram_index.DISJOINT] = is_disjoint
-        header[ngram_index.LAG] = ngram_index.LAG_N if is_disjoint else ngram_index.LAG_ONE
-        header[ngram_index.TIE] = _TIES[params.tie]
-        header[ngram_index.TOKENS_PER_MATCH] = params.tokens_per_match
-        header[ngram_index.CHAINED] = params.chained
-        header[ngram_index.INDEXED] = is_indexed
-        for index in range(num_tables):
-            header[_word(index, ngram_index.NEXT_END)] = params.min_ngram + index
+        header[ngram_table.DISJOINT] = is_disjoint
+        header[ngram_table.TIE] = _TIES[params.tie]
+        header[ngram_table.TOKENS_PER_MATCH] = params.tokens_per_match
+        header[ngram_table.CHAINED] = params.chained
+        header[ngram_table.INDEXED] = is_indexed
         self._write_directories()
         self.allocated_bytes = (
             OBJECT_BYTES + header.nbytes + sum(chunks[0].nbytes for chunks in self._chunks)
@@ -91,7 +95,7 @@ class IndexedText:
     @property
     def length(self) -> int:
         """How many tokens of the buffer are known; kernels append too."""
-        return int(self._header[ngram_index.LENGTH])
+        return int(self._header[ngram_table.LENGTH])
 
     @property
     def token_ids(self) -> npt.NDArray[np.uint32]:
@@ -100,12 +104,10 @@ class IndexedText:
 
     @property
     def num_unindexed(self) -> int:
-        """How many of the last tokens no table holds anything of, about."""
+        """How many of the last tokens the index does not know."""
         if not self._chunks:
             return 0
-        return (
-            self.length + 1 - int(self._header[_word(len(self._chunks) - 1, ngram_index.NEXT_END)])
-        )
+        return self.length - int(self._header[ngram_table.INDEXED_LENGTH])
 
     def bytes_after(self, num_new_tokens: int) -> int:
         """What `allocated_bytes` will be after this many more tokens, before the index grows."""
@@ -124,10 +126,10 @@ class IndexedText:
             grown[:known] = self.buffer[:known]
             self.allocated_bytes += grown.nbytes - self.buffer.nbytes
             self.buffer = grown
-            self._header[ngram_index.TOKENS] = grown.ctypes.data
-            self._header[ngram_index.CAPACITY] = len(grown)
+            self._header[ngram_table.TOKENS] = grown.ctypes.data
+            self._header[ngram_table.CAPACITY] = len(grown)
         self.buffer[known:length] = token_ids
-        self._header[ngram_index.LENGTH] = length
+        self._header[ngram_table.LENGTH] = length
 
     def table_growth_bytes(self, index: int) -> int:
         """What `allocated_bytes` will rise by when this table grows."""
@@ -156,49 +158,47 @@ class IndexedText:
             if len(chunks) > self._directory_capacity:
                 self._double_directories()
             self._write_chunk(index, len(chunks) - 1)
-        ngram_index.move_entries(self.address, index, HASH_BASE, old.ctypes.data, old_slots)
+        ngram_table.move_entries(self.address, index, HASH_BASE, old.ctypes.data, old_slots)
         self.allocated_bytes += growth_bytes
 
-    def seal(self) -> None:
-        """Says that the text is whole, and what comes next is another: no n-gram spans the two.
-
-        Lets the index catch up to the very end of this one; call `begin` when it has.
-        """
-        self._header[ngram_index.LAG] = ngram_index.LAG_NONE
-
-    def begin(self) -> None:
-        """Begins the next text after a sealed one whose index has caught up."""
-        for index in range(len(self._chunks)):
-            first_end = self.length + self.params.min_ngram + index
-            self._header[_word(index, ngram_index.NEXT_END)] = first_end
+    def num_entries(self, n: int) -> int:
+        """How many n-grams of a size are in the index; for tests."""
+        return int(self._header[_word(n - self.params.min_ngram, ngram_table.ENTRIES)])
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
         assert self.length <= len(self.buffer) <= max(self.max_tokens, 0)
-        assert self._header[ngram_index.CAPACITY] == len(self.buffer)
+        assert self._header[ngram_table.CAPACITY] == len(self.buffer)
         slots_bytes = sum(chunk.nbytes for chunks in self._chunks for chunk in chunks)
         arrays_bytes = self._header.nbytes + self.buffer.nbytes + slots_bytes
         assert self.allocated_bytes == OBJECT_BYTES + arrays_bytes
         words = _slot_bytes(self.params) // 4
         for index, chunks in enumerate(self._chunks):
             entries = sum(int(np.count_nonzero(chunk[::words])) for chunk in chunks)
-            assert entries == self._header[_word(index, ngram_index.ENTRIES)]
+            assert entries == self._header[_word(index, ngram_table.ENTRIES)]
 
     def _slots_after_growth(self, index: int) -> int:
         slots = len(self._chunks[index][0]) * 4 // _slot_bytes(self.params)
         if slots == CHUNK_SLOTS:
             return CHUNK_SLOTS
         slots *= 2
-        # A long text that has just arrived is not followed doubling by doubling.
-        while slots < CHUNK_SLOTS and self.length > slots * MAX_LOAD:
+        # A long text that has just arrived is not followed doubling by doubling: it is expected to
+        # go on like the part of it that is indexed, and large n-grams may become more.
+        unindexed = self.num_unindexed
+        if unindexed > 2 * slots:
             slots *= 2
-        return slots
+        indexed = max(1, self.length - unindexed)
+        entries = int(self._header[_word(index, ngram_table.ENTRIES)])
+        expected = entries * self.length // indexed
+        while slots < CHUNK_SLOTS and expected * 100 > slots * MAX_LOAD_PERCENT:
+            slots *= 2
+        return min(slots, CHUNK_SLOTS)
 
     def _double_directories(self) -> None:
         self._directory_capacity *= 2
         num_tables = len(self._chunks)
         header = np.zeros(_header_words(num_tables, self._directory_capacity), dtype=np.int64)
-        fixed = TABLES + ngram_index.TABLE_WORDS * num_tables
+        fixed = TABLES + ngram_table.TABLE_WORDS * num_tables
         header[:fixed] = self._header[:fixed]
         self._header = header
         self.address = header.ctypes.data
@@ -207,7 +207,7 @@ class IndexedText:
     def _write_directories(self) -> None:
         for index, chunks in enumerate(self._chunks):
             start = self._directory_start(index)
-            self._header[_word(index, ngram_index.DIRECTORY)] = self.address + 8 * start
+            self._header[_word(index, ngram_table.DIRECTORY)] = self.address + 8 * start
             for i in range(len(chunks)):
                 self._write_chunk(index, i)
 
@@ -215,7 +215,7 @@ class IndexedText:
         chunks = self._chunks[index]
         self._header[self._directory_start(index) + i] = chunks[i].ctypes.data
         slots = len(chunks[0]) * 4 // _slot_bytes(self.params)
-        self._header[_word(index, ngram_index.SHAPE)] = ngram_index.shape_of(len(chunks), slots)
+        self._header[_word(index, ngram_table.SHAPE)] = ngram_table.shape_of(len(chunks), slots)
 
     def _directory_start(self, index: int) -> int:
         return _header_words(len(self._chunks), 0) + self._directory_capacity * index
@@ -239,24 +239,20 @@ def _most_tokens(algorithm: Algorithm, num_sizes: int, tie: Tie, max_bytes: int)
 
 
 def _worst_bytes(algorithm: Algorithm, num_sizes: int, tie: Tie, num_tokens: int) -> int:
-    """Returns what a text occupies if no n-gram of it occurs twice.
+    """Returns what a text occupies at most, whatever its tokens are.
 
     The buffer's free room is left out: the text's own limit cuts that.
     """
     num_bytes = OBJECT_BYTES + TABLES * 8 + num_tokens * TOKEN_BYTES
     if algorithm is Algorithm.KMP:
         return num_bytes
-    num_slots = MIN_SLOTS
-    while num_slots < CHUNK_SLOTS and num_tokens > num_slots * MAX_LOAD:
-        num_slots *= 2
-    directory = 1
-    if num_slots == CHUNK_SLOTS:
-        num_chunks = max(1, int(num_tokens / (CHUNK_SLOTS * MAX_LOAD / 2)))
-        num_slots *= num_chunks
-        directory = 2 * num_chunks
+    # A table has at most 2.5 slots per entry, see `room_in`, or per entry that was expected.
+    slots_per_entry = 200 / MAX_LOAD_PERCENT
+    num_slots = MIN_SLOTS + slots_per_entry * (num_tokens + 2)
+    directory = 2 * (1 + num_tokens * slots_per_entry / CHUNK_SLOTS)
     slot_bytes = 8 if tie is Tie.LONGEST else 4
-    table_bytes = num_slots * slot_bytes + (ngram_index.TABLE_WORDS + directory) * 8
-    return num_bytes + num_sizes * table_bytes
+    table_bytes = num_slots * slot_bytes + (ngram_table.TABLE_WORDS + directory) * 8
+    return num_bytes + math.ceil(num_sizes * table_bytes)
 
 
 def _capacity_for(num_tokens: int, capacity: int, max_tokens: int) -> int:
@@ -278,8 +274,8 @@ def _new_slots(num_slots: int, params: NgramParams) -> npt.NDArray[np.uint32]:
 
 
 def _header_words(num_tables: int, directory_capacity: int) -> int:
-    return TABLES + (ngram_index.TABLE_WORDS + directory_capacity) * num_tables
+    return TABLES + (ngram_table.TABLE_WORDS + directory_capacity) * num_tables
 
 
 def _word(index: int, field: int) -> int:
-    return TABLES + ngram_index.TABLE_WORDS * index + field
+    return TABLES + ngram_table.TABLE_WORDS * index + field

@@ -11,30 +11,28 @@ import numpy.typing as npt
 from drafter.jit import kernel
 from drafter.kernel_memory import load_i64, load_u32
 from drafter.kmp import find_match
-from drafter.ngram_index import (
+from drafter.ngram_index import lag_of
+from drafter.ngram_table import (
     DISJOINT,
     EARLIEST,
+    INDEXED_LENGTH,
     LATEST,
     LENGTH,
     LONGEST,
     MAX_NGRAM,
     MIN_NGRAM,
-    NEXT_END,
-    SHAPE,
     TABLE_WORDS,
     TABLES,
     TIE,
     TOKENS,
-    equal_tokens,
     find,
-    find_in_chunk,
-    last_end,
     mix,
-    slot_bits_of,
 )
 
 MAX_REACH_TOKENS = 64
 """How far back a match is followed to say how good it is."""
+
+_MAX_SIZES = 32
 
 
 @kernel
@@ -46,9 +44,9 @@ def token_at(tokens: int, length: int, draft: int, position: int) -> np.uint32:
 
 
 @kernel
-def reach_of(tokens: int, length: int, draft: int, end: int, place: int) -> int:
-    """Returns how many tokens before `place` agree with those before `end`, up to 64."""
-    most = min(place, MAX_REACH_TOKENS)
+def reach_of(tokens: int, length: int, draft: int, end: int, place: int, most: int) -> int:
+    """Returns how many tokens before `place` agree with those before `end`, up to `most`."""
+    most = min(place, most)
     reach = 0
     while reach < most and token_at(tokens, length, draft, place - 1 - reach) == token_at(
         tokens, length, draft, end - 1 - reach
@@ -85,95 +83,24 @@ def choose(
         tie: which policy.
     """
     place = first
-    reach = reach_of(tokens, length, draft, end, place)
+    reach = reach_of(tokens, length, draft, end, place, MAX_REACH_TOKENS)
     if tie == LONGEST:
         if second != first:
-            other = reach_of(tokens, length, draft, end, second)
+            other = reach_of(tokens, length, draft, end, second, MAX_REACH_TOKENS)
             if other >= reach:
                 place, reach = second, other
         # No copy is that far back, or it lies within the suffix that it would have to match.
         if 0 < copy_distance < end and not (disjoint and copy_distance < size):
             running = end - copy_distance
-            other = reach_of(tokens, length, draft, end, running)
+            other = reach_of(tokens, length, draft, end, running, MAX_REACH_TOKENS)
             if other > reach or (other == reach and running > place):
                 place, reach = running, other
     return place, reach
 
 
 @kernel
-def look_through(
-    tokens: int, first_end: int, last: int, n: int, end: int, tie: int, first: int, second: int
-) -> tuple[int, int]:
-    """Adds to what an index found what the tokens say that it does not hold yet.
-
-    Args:
-        tokens: address of the text.
-        first_end: first end of an n-gram that is not in the index.
-        last: last end that counts.
-        n: size of the n-gram.
-        end: where the n-gram itself ends.
-        tie: which policy.
-        first: an end of it that the index holds; 0: none.
-        second: the latest such end.
-
-    Returns:
-        (end, latest end), see `match_text`.
-    """
-    token = load_u32(tokens + 4 * (end - 1))
-    for other in range(max(n, first_end), last + 1):
-        if load_u32(tokens + 4 * (other - 1)) == token and equal_tokens(
-            tokens + 4 * (other - n), tokens + 4 * (end - n), n
-        ):
-            if first == 0 or tie == LATEST:
-                first = other
-            second = other
-            if tie == EARLIEST:
-                break
-    return first, second
-
-
-@kernel
-def match_text(
-    header: int,
-    mixed: npt.NDArray[np.uint64],
-    chunks: npt.NDArray[np.int64],
-    longest: int,
-) -> tuple[int, int, int]:
-    """Finds the longest n-gram at the end of a text that occurred before.
-
-    Args:
-        header: address of the text; what its index lacks is looked through.
-        mixed: the mixed hashes of its last n tokens, at [n].
-        chunks: the addresses of the chunks that they belong to, at [n].
-        longest: largest n.
-
-    Returns:
-        (n, end, latest end); n = 0: none.
-    """
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    tokens = load_i64(header + 8 * TOKENS)
-    length = load_i64(header + 8 * LENGTH)
-    tie = load_i64(header + 8 * TIE)
-    slot_words = 2 if tie == LONGEST else 1
-    for n in range(longest, min_ngram - 1, -1):
-        table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-        slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
-        pattern = tokens + 4 * (length - n)
-        first, second = find_in_chunk(
-            chunks[n], slot_bits, slot_words, tokens, mixed[n], pattern, n
-        )
-        next_end = load_i64(table + 8 * NEXT_END)
-        last = last_end(header, n)
-        if next_end <= last and (first == 0 or tie != EARLIEST):
-            first, second = look_through(tokens, next_end, last, n, length, tie, first, second)
-        if first != 0:
-            return n, first, second
-    return 0, 0, 0
-
-
-@kernel
 def scan_text(header: int, buffer: npt.NDArray[np.uint32], end: int) -> tuple[int, int, int]:
-    """Finds by a scan what `match_text` and `match_draft` find in the index."""
+    """Finds by a scan what `match` finds in the index."""
     min_ngram = load_i64(header + 8 * MIN_NGRAM)
     max_ngram = load_i64(header + 8 * MAX_NGRAM)
     disjoint = load_i64(header + 8 * DISJOINT) != 0
@@ -186,51 +113,138 @@ def scan_text(header: int, buffer: npt.NDArray[np.uint32], end: int) -> tuple[in
 
 
 @kernel
-def match_draft(
+def look_through(
+    tokens: int,
+    length: int,
+    draft: int,
+    end: int,
+    n: int,
+    first_end: int,
+    last: int,
+    tie: int,
+    first: int,
+    second: int,
+) -> tuple[int, int]:
+    """Adds to what an index says of the last n-gram what the tokens say that it does not know yet.
+
+    Args:
+        tokens: address of the text.
+        length: of the text.
+        draft: address of the draft that follows it.
+        end: of text and as much of the draft as there is.
+        n: size of the n-gram.
+        first_end: first end that is looked at.
+        last: last end that counts.
+        tie: which policy.
+        first: an end of it that the index knows; 0: none.
+        second: the latest such end.
+
+    Returns:
+        (end, latest end).
+    """
+    for other in range(max(n, first_end), last + 1):
+        if reach_of(tokens, length, draft, end, other, n) == n:
+            if first == 0 or tie == LATEST:
+                first = other
+            second = other
+            if tie == EARLIEST:
+                break
+    return first, second
+
+
+@kernel
+def match(
     header: int, base: np.uint64, draft: int, end: int, pattern: npt.NDArray[np.uint32]
 ) -> tuple[int, int, int]:
     """Finds the longest n-gram at the end of text + draft that occurred before in the two.
 
-    What the index does not hold is a few tokens, and is looked through.
-
     Args:
-        header: address of the text.
+        header: address of the text; what its index does not know is looked through.
         base: of the polynomial.
         draft: address of the draft.
-        end: of text + draft.
+        end: of text and as much of the draft as there is.
         pattern: scratch, [32].
 
     Returns:
         (n, end, latest end); n = 0: none.
     """
+    disjoint = load_i64(header + 8 * DISJOINT) != 0
+    longest = min(load_i64(header + 8 * MAX_NGRAM), end // 2 if disjoint else end - 1)
+    size, first, second = descend(header, base, draft, end, longest, pattern, False)
+    if size < 0:
+        return descend(header, base, draft, end, longest, pattern, True)
+    return size, first, second
+
+
+@kernel
+def descend(
+    header: int,
+    base: np.uint64,
+    draft: int,
+    end: int,
+    longest: int,
+    pattern: npt.NDArray[np.uint32],
+    confirms: bool,
+) -> tuple[int, int, int]:
+    """Follows the n-grams at the end of text + draft from the smallest size on, see `match`.
+
+    As `ngram_index.py` says: a size that has no match ends the search.
+
+    Args:
+        header, base, draft, end, pattern: see there.
+        longest: the largest size.
+        confirms: whether the n-grams of all sizes are compared with what the index says, each
+            somewhere else in the text; else only the largest: what agrees with that agrees with
+            those that led there.
+
+    Returns:
+        As `match` does; n = -1: hash bits were alike by chance, and all must be compared.
+    """
     min_ngram = load_i64(header + 8 * MIN_NGRAM)
     tokens = load_i64(header + 8 * TOKENS)
     length = load_i64(header + 8 * LENGTH)
+    indexed = load_i64(header + 8 * INDEXED_LENGTH)
     disjoint = load_i64(header + 8 * DISJOINT) != 0
     tie = load_i64(header + 8 * TIE)
     slot_words = 2 if tie == LONGEST else 1
-    longest = min(load_i64(header + 8 * MAX_NGRAM), end // 2 if disjoint else end - 1)
-    for n in range(longest, min_ngram - 1, -1):
-        hash_ = np.uint64(0)
-        for i in range(n):
-            pattern[i] = token_at(tokens, length, draft, end - n + i)
-            hash_ = hash_ * base + np.uint64(pattern[i])
-        table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-        first, second = find(table, slot_words, tokens, mix(hash_), pattern.ctypes.data, n)
-        if first == 0 or tie != EARLIEST:
-            lag = n if disjoint else 1
-            for other in range(max(n, load_i64(table + 8 * NEXT_END)), end - lag + 1):
-                is_equal = True
-                for i in range(n):
-                    if token_at(tokens, length, draft, other - n + i) != pattern[i]:
-                        is_equal = False
-                        break
-                if is_equal:
-                    if first == 0 or tie == LATEST:
-                        first = other
-                    second = other
-                    if tie == EARLIEST:
-                        break
-        if first != 0:
-            return n, first, second
-    return 0, 0, 0
+    last_token = token_at(tokens, length, draft, end - 1)
+    num_alike = 0
+    for other in range(max(1, indexed + 1 - lag_of(longest, disjoint)), end):
+        num_alike += token_at(tokens, length, draft, other - 1) == last_token
+
+    size, first, second = 0, 0, 0
+    hash_, power = np.uint64(0), np.uint64(1)
+    # Whether the table of the next size knows all that match; if not, the one that may.
+    looks_up, alone = True, 0
+    known, known_size = 0, 0
+    for n in range(1, longest + 1):
+        token = token_at(tokens, length, draft, end - n)
+        pattern[_MAX_SIZES - n] = token
+        hash_ += np.uint64(token) * power
+        power *= base
+        if n < min_ngram:
+            continue
+        lag = lag_of(n, disjoint)
+        earliest, latest = 0, 0
+        if looks_up:
+            table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
+            suffix = pattern.ctypes.data + 4 * (_MAX_SIZES - n) if confirms else 0
+            earliest, latest, looks_up = find(table, slot_words, mix(hash_), tokens, suffix, n)
+            alone = earliest
+        elif alone != 0:
+            if n > alone or alone > end - lag or load_u32(tokens + 4 * (alone - n)) != token:
+                alone = 0
+            earliest, latest = alone, alone
+        if earliest != 0:
+            known, known_size = earliest, n
+        if num_alike > 0 and (earliest == 0 or tie != EARLIEST):
+            earliest, latest = look_through(
+                *(tokens, length, draft, end, n, indexed + 1 - lag, end - lag, tie),
+                *(earliest, latest),
+            )
+        if earliest == 0:
+            break
+        size, first, second = n, earliest, latest
+    if not confirms and reach_of(tokens, length, draft, end, known, known_size) < known_size:
+        return -1, 0, 0
+    return size, first, second

@@ -1,351 +1,217 @@
-"""The hash index of a text: per n-gram size, a table from n-gram to where it occurs. Kernels only;
-the arrays they work on belong to `indexed_text.py`.
+"""Which n-grams of a text are in its index, and how the index follows the text. Kernels only; where
+they lie is known to `ngram_table.py`.
 
-An occurrence is named by its *end*: the n-gram is tokens [end - n, end), and a draft from it starts
-at token `end`. A table's slot holds one end and 10 bits of the n-gram's hash,
+An n-gram that occurs once is found by any part of it. So the table of the smallest size holds every
+n-gram of that size, and each larger size only those whose last n - 1 tokens were met before: when
+an (n-1)-gram is met for the second time, what ends at the first goes into the table of n, and so
+does what ends at the second, and so on from size to size. Text that does not repeat costs one entry
+per token, whatever sizes are asked for; and of what repeats, that (`match_kernel.py` reads it from
+the smallest size on):
 
-    bit  31 ........ 22 | 21 ........ 0        TIE_LONGEST: a second word, the latest end
-         10 bits of hash | end (> 0)           0: an empty slot
+- An (n-1)-gram that is not in its table has no n-gram in the next one.
+- One that was met once has one n-gram that it can belong to: the tokens before it say which.
+- All n-grams that end in one that was met again are in the table of n.
 
-and what the bits let through is confirmed against the tokens, so that a collision never changes an
-answer. Slots are probed linearly within a chunk. A table is one chunk that doubles up to
-`CHUNK_SLOTS`, and from then on linear hashing over chunks: one chunk is split at a time, in order
-(chunk s into s and s + 2^d), so growing moves a few thousand n-grams at most and the memory per
-n-gram stays the same at every size.
-
-An n-gram that ends at `end` is entered when the text has `end + lag` tokens: lag n where an
-occurrence may not overlap the suffix that it matches, else 1. The latest end in a table is then
-always one that counts.
-
-A text's header, words of int64, from its address on:
-
-    0  address of the tokens, uint32       8   distance of the last draft's source (0: none)
-    1  length: how many are known          9   text length at which that draft was made
-    2  min_ngram                           10  distance of the last accepted draft's source
-    3  max_ngram                           11  lag kind: 0: lag 1; 1: lag n; 2: lag 0
-    4  disjoint: 0 or 1                    12  indexed: 1; else scanned (KMP)
-    5  tie: 0 earliest 1 latest 2 longest  13  how many tokens fit where they are
-    6  tokens_per_match                   14, 15  not used
-    7  chained: 0 or 1
-    16 + 4 j, for n = min_ngram + j: address of the chunks' addresses; shape (number of chunks,
-       the least 2^d - 1 that numbers them all << 24, log2(slots per chunk) << 48); entries; next
-       end to be entered
-
-Source of the growth: Litwin, "Linear hashing", VLDB 1980. Hash: a polynomial over the n-gram's
-tokens with a secret odd base, mod 2^64, then multiplied and shifted.
+An n-gram that ends at `end` counts when the text has `end + lag` tokens: lag n where an occurrence
+may not overlap the suffix that it matches, else 1. The index is always that of one length of the
+text, `INDEXED_LENGTH`, in all sizes: the latest end in a table is one that counts. With lag n the
+sizes are one token apart, so that the last of the smaller one's ends has yet to go into the larger
+one's table: a table's `PENDING` word says whether it is to.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from drafter.jit import kernel
-from drafter.kernel_memory import load_i64, load_u32, prefetch, signed, store_i64, store_u32
+from drafter.kernel_memory import load_i64, load_u32, prefetch, signed, store_i64
+from drafter.ngram_table import (
+    DIRECTORY,
+    DISJOINT,
+    END_MASK,
+    ENTRIES,
+    INDEXED,
+    INDEXED_LENGTH,
+    LENGTH,
+    LONGEST,
+    MAX_NGRAM,
+    MIN_NGRAM,
+    PENDING,
+    SHAPE,
+    TABLE_WORDS,
+    TABLES,
+    TIE,
+    TOKENS,
+    chunk_number,
+    enter,
+    hash_at,
+    home_of,
+    mix,
+    room_in,
+    slot_bits_of,
+)
 
-TOKENS, LENGTH, MIN_NGRAM, MAX_NGRAM, DISJOINT, TIE, TOKENS_PER_MATCH, CHAINED = range(8)
-DRAFT_DISTANCE, DRAFT_LENGTH, ACCEPTED_DISTANCE, LAG, INDEXED, CAPACITY = range(8, 14)
-TABLES = 16
-TABLE_WORDS = 4
-DIRECTORY, SHAPE, ENTRIES, NEXT_END = range(4)
+DONE, BEHIND, MUST_GROW = range(3)
+"""What became of a text: all is entered; the budget ran out; its table `status - MUST_GROW` must
+grow first."""
 
-LAG_ONE, LAG_N, LAG_NONE = range(3)
-EARLIEST, LATEST, LONGEST = range(3)
-
-END_BITS = 22
-MAX_TEXT_TOKENS = (1 << END_BITS) - 1
-"""Longest text that can be indexed."""
-
-MIN_SLOTS = 64
-"""Slots of a new table."""
-
-CHUNK_SLOTS = 8192
-MAX_LOAD = 0.8
-"""Entries per slot at which a single chunk is doubled; the fullest chunk of several."""
-
-END_MASK = (1 << END_BITS) - 1
 BLOCK = 16
-"""N-grams that are entered together: their slots are fetched before the first is looked at."""
-MOVED_TOGETHER = 32
-"""Entries of a chunk whose tokens are fetched while those before them are entered."""
+"""Ends that are entered together: their slots are fetched before the first is looked at."""
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_U0 = np.uint64(0)
+MOST_ENTERED = 2 * BLOCK
+"""N-grams of one size that a block brings: its own ends, and first ones of those met again."""
 
 
 @kernel
-def mix(hash_: np.uint64) -> np.uint64:
-    """Spreads a polynomial's bits over the word."""
-    mixed = (hash_ ^ (hash_ >> np.uint64(32))) * _MULTIPLIER
-    return mixed ^ (mixed >> np.uint64(29))
+def lag_of(n: int, disjoint: bool) -> int:
+    """Returns by how much an n-gram lies before the end of the text when it counts."""
+    return n if disjoint else 1
 
 
 @kernel
-def num_chunks_of(shape: int) -> int:
-    """Returns how many chunks a table of this shape has."""
-    return shape & 0xFFFFFF
+def lacks(header: int) -> int:
+    """Returns how many of a text's last tokens its index does not know."""
+    if load_i64(header + 8 * INDEXED) == 0:
+        return 0
+    return load_i64(header + 8 * LENGTH) - load_i64(header + 8 * INDEXED_LENGTH)
 
 
 @kernel
-def slot_bits_of(shape: int) -> int:
-    """Returns log2 of the slots per chunk."""
-    return shape >> 48
-
-
-def shape_of(num_chunks: int, num_slots: int) -> int:
-    """Returns the shape of a table, as its header holds it."""
-    mask = (1 << (num_chunks - 1).bit_length()) - 1
-    return num_chunks | mask << 24 | (num_slots.bit_length() - 1) << 48
-
-
-@kernel
-def chunk_number(shape: int, mixed: np.uint64) -> int:
-    """Returns which chunk of a table an n-gram belongs to."""
-    # The number of chunks lies in [2^d, 2^(d + 1)): those already split use one more bit.
-    mask = (shape >> 24) & 0xFFFFFF
-    chunk = signed(mixed & np.uint64(0xFFFFFF)) & mask
-    if chunk >= shape & 0xFFFFFF:
-        chunk &= mask >> 1
-    return chunk
+def room_for_block(header: int) -> tuple[int, int]:
+    """Returns (how many ends may be entered, the table that says so)."""
+    num_tables = load_i64(header + 8 * MAX_NGRAM) - load_i64(header + 8 * MIN_NGRAM) + 1
+    most, fullest = room_in(header + 8 * TABLES), 0
+    for index in range(1, num_tables):
+        room = room_in(header + 8 * (TABLES + TABLE_WORDS * index)) // 2
+        if room < most:
+            most, fullest = room, index
+    return most, fullest
 
 
 @kernel
-def directory_entry(table: int, mixed: np.uint64) -> int:
-    """Returns the address of the address of the chunk that an n-gram belongs to."""
-    number = chunk_number(load_i64(table + 8 * SHAPE), mixed)
-    return load_i64(table + 8 * DIRECTORY) + 8 * number
-
-
-@kernel
-def home_of(mixed: np.uint64, slot_bits: int) -> int:
-    """Returns the slot of a chunk at which an n-gram's probing begins."""
-    return signed(mixed >> np.uint64(26)) & ((1 << slot_bits) - 1)
-
-
-@kernel
-def tag_of(mixed: np.uint64) -> int:
-    """Returns the hash bits that a slot holds."""
-    return signed(mixed >> np.uint64(64 - 32 + END_BITS))
-
-
-@kernel
-def equal_tokens(first: int, second: int, count: int) -> bool:
-    """Whether the tokens at two addresses agree."""
-    for i in range(count):  # noqa: SIM110  # all() of a generator is slower
-        if load_u32(first + 4 * i) != load_u32(second + 4 * i):
-            return False
-    return True
-
-
-@kernel
-def hash_at(tokens: int, end: int, n: int, base: np.uint64) -> np.uint64:
-    """Returns the polynomial of tokens [end - n, end): the last token has the power 0."""
-    hash_ = _U0
-    for i in range(end - n, end):
-        hash_ = hash_ * base + np.uint64(load_u32(tokens + 4 * i))
-    return hash_
-
-
-@kernel
-def find_in_chunk(
-    chunk: int,
-    slot_bits: int,
-    slot_words: int,
-    tokens: int,
-    mixed: np.uint64,
-    pattern: int,
-    n: int,
-) -> tuple[int, int]:
-    """Looks an n-gram up where it would be.
-
-    Args:
-        chunk: address of its chunk.
-        slot_bits: log2 of the slots per chunk.
-        slot_words: words per slot: 2 with `TIE_LONGEST`, else 1.
-        tokens: address of the tokens of the text that the table indexes.
-        mixed: the n-gram's mixed hash.
-        pattern: address of the n-gram's own tokens, in this text or any other.
-        n: its size.
-
-    Returns:
-        (end, latest end): twice the same without a second word; (0, 0) if it does not occur.
-    """
-    slot = home_of(mixed, slot_bits)
-    tag = tag_of(mixed)
-    slot_mask = (1 << slot_bits) - 1
-    for _ in range(slot_mask + 1):
-        address = chunk + 4 * slot_words * slot
-        word = signed(load_u32(address))
-        if word == 0:
-            return 0, 0
-        if word >> END_BITS == tag:
-            end = word & END_MASK
-            if equal_tokens(tokens + 4 * (end - n), pattern, n):
-                if slot_words == 2:
-                    return end, signed(load_u32(address + 4))
-                return end, end
-        slot = (slot + 1) & slot_mask
-    return 0, 0
-
-
-@kernel
-def find(
-    table: int, slot_words: int, tokens: int, mixed: np.uint64, pattern: int, n: int
-) -> tuple[int, int]:
-    """Looks an n-gram up, see `find_in_chunk`; `table` is the address of the table's words."""
-    chunk = load_i64(directory_entry(table, mixed))
-    slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
-    return find_in_chunk(chunk, slot_bits, slot_words, tokens, mixed, pattern, n)
-
-
-@kernel
-def last_end(header: int, n: int) -> int:
-    """Returns the last end that a table of n-grams should hold by now."""
-    lag_kind = load_i64(header + 8 * LAG)
-    lag = n if lag_kind == LAG_N else 1 - lag_kind // 2
-    return load_i64(header + 8 * LENGTH) - lag
-
-
-@kernel
-def catch_up_table(
+def enter_all(
     header: int,
     index: int,
     base: np.uint64,
-    most: int,
+    count: int,
+    ends: npt.NDArray[np.int64],
     mixed: npt.NDArray[np.uint64],
-    addresses: npt.NDArray[np.int64],
-) -> int:
-    """Enters the n-grams that a table lacks.
+    chunks: npt.NDArray[np.int64],
+) -> None:
+    """Enters n-grams of one size.
 
     Args:
         header: address of the text.
-        index: which table.
+        index: of the table, in which there is room for all.
         base: of the polynomial.
-        most: how many n-grams may be entered.
-        mixed: scratch, [BLOCK].
-        addresses: scratch, [BLOCK].
-
-    Returns:
-        How many were entered; -1 - that many if the table must grow before it can go on.
+        count: how many.
+        ends: where they end, [MOST_ENTERED]; takes what became of each, see `enter`.
+        mixed: scratch, [MOST_ENTERED].
+        chunks: scratch, [MOST_ENTERED].
     """
     n = load_i64(header + 8 * MIN_NGRAM) + index
     table = header + 8 * (TABLES + TABLE_WORDS * index)
-    next_end = load_i64(table + 8 * NEXT_END)
-    stop = min(last_end(header, n) + 1, next_end + most)
-    if next_end >= stop:
-        return 0
-    tie = load_i64(header + 8 * TIE)
-    slot_words = 2 if tie == LONGEST else 1
     tokens = load_i64(header + 8 * TOKENS)
+    tie = load_i64(header + 8 * TIE)
+    slot_bytes = 8 if tie == LONGEST else 4
     shape = load_i64(table + 8 * SHAPE)
     slot_bits = slot_bits_of(shape)
-    slot_mask = (1 << slot_bits) - 1
     directory = load_i64(table + 8 * DIRECTORY)
+    for i in range(count):
+        spread = mix(hash_at(tokens, ends[i], n, base))
+        mixed[i] = spread
+        chunks[i] = load_i64(directory + 8 * chunk_number(shape, spread))
+        prefetch(chunks[i] + slot_bytes * home_of(spread, slot_bits))
+    for i in range(count):
+        known = signed(load_u32(chunks[i] + slot_bytes * home_of(mixed[i], slot_bits))) & END_MASK
+        prefetch(tokens + 4 * (known - n))
     entries = load_i64(table + 8 * ENTRIES)
-    # So much that the chunks of which none was split yet reach the highest load just before the
-    # last of them is: the others hold half as much.
-    most_entries = signed(MAX_LOAD / 2 * (slot_mask + 1) * (num_chunks_of(shape) + 1))
-
-    top = np.uint64(1)
-    for _ in range(n):
-        top *= base
-    is_first = True
-    hash_ = hash_at(tokens, next_end, n, base)
-    end = next_end
-    while end < stop:
-        block = min(BLOCK, stop - end)
-        for i in range(block):
-            if is_first:
-                is_first = False
-            else:
-                out = np.uint64(load_u32(tokens + 4 * (end + i - n - 1)))
-                hash_ = hash_ * base + np.uint64(load_u32(tokens + 4 * (end + i - 1))) - out * top
-            spread = mix(hash_)
-            mixed[i] = spread
-            chunk = load_i64(directory + 8 * chunk_number(shape, spread))
-            addresses[i] = chunk
-            prefetch(chunk + 4 * slot_words * home_of(spread, slot_bits))
-        for i in range(block):
-            spread = mixed[i]
-            slot = home_of(spread, slot_bits)
-            tag = tag_of(spread)
-            chunk = addresses[i]
-            is_done = False
-            for _ in range(slot_mask + 1):
-                address = chunk + 4 * slot_words * slot
-                word = signed(load_u32(address))
-                if word == 0:
-                    if entries >= most_entries:
-                        break
-                    store_u32(address, np.uint32((tag << END_BITS) | end))
-                    if slot_words == 2:
-                        store_u32(address + 4, np.uint32(end))
-                    entries += 1
-                    is_done = True
-                    break
-                if word >> END_BITS == tag:
-                    known = word & END_MASK
-                    if equal_tokens(tokens + 4 * (known - n), tokens + 4 * (end - n), n):
-                        if tie == LATEST:
-                            store_u32(address, np.uint32((tag << END_BITS) | end))
-                        elif tie == LONGEST:
-                            store_u32(address + 4, np.uint32(end))
-                        is_done = True
-                        break
-                slot = (slot + 1) & slot_mask
-            if not is_done:
-                store_i64(table + 8 * ENTRIES, entries)
-                store_i64(table + 8 * NEXT_END, end)
-                return -1 - (end - next_end)
-            end += 1
+    for i in range(count):
+        ends[i] = enter(chunks[i], slot_bits, tie, tokens, mixed[i], ends[i], n)
+        entries += ends[i] == 0
     store_i64(table + 8 * ENTRIES, entries)
-    store_i64(table + 8 * NEXT_END, end)
-    return end - next_end
 
 
 @kernel
-def move_entries(header: int, index: int, base: np.uint64, source: int, source_slots: int) -> None:
-    """Enters what one chunk held, once the table has its new shape; the chunk is emptied.
+def enter_block(
+    header: int,
+    base: np.uint64,
+    block: int,
+    ends: npt.NDArray[np.int64],
+    mixed: npt.NDArray[np.uint64],
+    chunks: npt.NDArray[np.int64],
+) -> int:
+    """Brings the index of a text on by up to `BLOCK` tokens; returns how many n-grams it entered.
 
     Args:
-        header: address of the text.
-        index: which table; its directory and shape are the new ones.
+        header: address of the text; every table has room, and so many tokens are not indexed.
         base: of the polynomial.
-        source: address of the chunk; it may be one that the table goes on using.
-        source_slots: how many slots it has.
+        block: how many tokens.
+        ends: scratch, [MOST_ENTERED].
+        mixed: scratch, [MOST_ENTERED].
+        chunks: scratch, [MOST_ENTERED].
     """
-    n = load_i64(header + 8 * MIN_NGRAM) + index
-    table = header + 8 * (TABLES + TABLE_WORDS * index)
-    slot_words = 2 if load_i64(header + 8 * TIE) == LONGEST else 1
-    tokens = load_i64(header + 8 * TOKENS)
-    directory = load_i64(table + 8 * DIRECTORY)
-    shape = load_i64(table + 8 * SHAPE)
-    slot_bits = slot_bits_of(shape)
-    slot_mask = (1 << slot_bits) - 1
+    min_ngram = load_i64(header + 8 * MIN_NGRAM)
+    max_ngram = load_i64(header + 8 * MAX_NGRAM)
+    disjoint = load_i64(header + 8 * DISJOINT) != 0
+    indexed = load_i64(header + 8 * INDEXED_LENGTH)
+    num_entered = 0
+    # Bit i: the i-th end of this block is to be entered.
+    marks = (1 << block) - 1
+    # First ends of n-grams that this block has met again: they come first in `ends`.
+    num_first = 0
+    for n in range(min_ngram, max_ngram + 1):
+        index = n - min_ngram
+        table = header + 8 * (TABLES + TABLE_WORDS * index)
+        first_end = indexed + 1 - lag_of(n, disjoint)
+        if index > 0 and disjoint:
+            marks = marks << 1 | load_i64(table + 8 * PENDING)
+            store_i64(table + 8 * PENDING, marks >> block)
+        count = num_first
+        for i in range(max(0, n - first_end), block):
+            ends[count] = first_end + i
+            count += marks >> i & 1
+        if count == 0:
+            marks = 0
+            continue
+        enter_all(header, index, base, count, ends, mixed, chunks)
+        num_entered += count
+        at = num_first
+        num_first = 0
+        met = 0
+        for i in range(max(0, n - first_end), block):
+            if marks >> i & 1:
+                known = ends[at]
+                at += 1
+                if known != 0:
+                    met |= 1 << i
+                # One that begins the text has no larger one.
+                if known > n:
+                    ends[num_first] = known
+                    num_first += 1
+        marks = met
+    store_i64(header + 8 * INDEXED_LENGTH, indexed + block)
+    return num_entered
 
-    # Step by step over all of them, so that neither a branch that cannot be predicted nor a wait
-    # for memory holds up what comes after it.
-    words = np.empty(source_slots * slot_words, dtype=np.uint32)
-    count = 0
-    for slot in range(source_slots):
-        address = source + 4 * slot_words * slot
-        word = load_u32(address)
-        words[count * slot_words] = word
-        if slot_words == 2:
-            words[2 * count + 1] = load_u32(address + 4)
-            store_u32(address + 4, np.uint32(0))
-        store_u32(address, np.uint32(0))
-        count += signed(word != 0)
-    for first in range(0, count, MOVED_TOGETHER):
-        stop = min(first + MOVED_TOGETHER, count)
-        for i in range(stop, min(stop + MOVED_TOGETHER, count)):
-            prefetch(tokens + 4 * ((signed(words[i * slot_words]) & END_MASK) - n))
-        for i in range(first, stop):
-            word = words[i * slot_words]
-            spread = mix(hash_at(tokens, signed(word) & END_MASK, n, base))
-            chunk = load_i64(directory + 8 * chunk_number(shape, spread))
-            slot = home_of(spread, slot_bits)
-            while load_u32(chunk + 4 * slot_words * slot) != 0:
-                slot = (slot + 1) & slot_mask
-            address = chunk + 4 * slot_words * slot
-            store_u32(address, word)
-            if slot_words == 2:
-                store_u32(address + 4, words[2 * i + 1])
+
+@kernel
+def catch_up(
+    header: int,
+    base: np.uint64,
+    budget: int,
+    ends: npt.NDArray[np.int64],
+    mixed: npt.NDArray[np.uint64],
+    chunks: npt.NDArray[np.int64],
+) -> tuple[int, int]:
+    """Enters what a text's index lacks, and returns (status, how many n-grams were entered)."""
+    spent = 0
+    lacking = lacks(header)
+    while lacking > 0:
+        if spent >= budget:
+            return BEHIND, spent
+        room, fullest = room_for_block(header)
+        if room == 0:
+            return MUST_GROW + fullest, spent
+        block = min(BLOCK, lacking, room)
+        spent += enter_block(header, base, block, ends, mixed, chunks)
+        lacking -= block
+    return DONE, spent

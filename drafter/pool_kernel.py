@@ -11,10 +11,10 @@ from numba import carray  # type: ignore[attr-defined]
 from drafter.jit import kernel
 from drafter.kernel_memory import as_pointer, load_i64
 from drafter.match_kernel import MAX_REACH_TOKENS
-from drafter.ngram_index import LENGTH, LONGEST, MAX_NGRAM, MIN_NGRAM, TIE, TOKENS, TOKENS_PER_MATCH
+from drafter.ngram_index import DONE
+from drafter.ngram_table import LENGTH, LONGEST, MAX_NGRAM, MIN_NGRAM, TIE, TOKENS, TOKENS_PER_MATCH
 from drafter.pool_arena import Arena
 from drafter.pool_lookup import copy_from_pool, find_in_pool
-from drafter.proposal_kernel import DONE
 
 
 @kernel

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.jit import kernel
-from drafter.ngram_index import EARLIEST, LONGEST
+from drafter.ngram_table import EARLIEST, LONGEST
 from drafter.pool_arena import BLOCK_BITS, TAIL, Arena, word
 from drafter.pool_table import (
     first_slot,

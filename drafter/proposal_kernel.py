@@ -34,10 +34,10 @@ from drafter.kernel_memory import (
     store_i64,
     store_u32,
 )
-from drafter.match_kernel import choose, match_draft, match_text, scan_text, token_at
-from drafter.ngram_index import (
+from drafter.match_kernel import choose, match, scan_text, token_at
+from drafter.ngram_index import BEHIND, DONE, MOST_ENTERED, catch_up, lacks
+from drafter.ngram_table import (
     ACCEPTED_DISTANCE,
-    BLOCK,
     CHAINED,
     DISJOINT,
     DRAFT_DISTANCE,
@@ -49,26 +49,20 @@ from drafter.ngram_index import (
     LONGEST,
     MAX_NGRAM,
     MIN_NGRAM,
-    NEXT_END,
+    REPEATED,
     SHAPE,
     TABLE_WORDS,
     TABLES,
     TIE,
     TOKENS,
     TOKENS_PER_MATCH,
-    catch_up_table,
     directory_entry,
     hash_at,
     home_of,
-    last_end,
     mix,
     slot_bits_of,
     tag_of,
 )
-
-DONE, BEHIND, MUST_GROW = range(3)
-"""What became of a text in a call: answered; the budget ran out; its table `status - MUST_GROW`
-must grow first."""
 
 MAX_CHAINED_TOKENS = 64
 """How far past the end of the text a chained draft goes."""
@@ -83,8 +77,6 @@ _SCAN_SHARE = 16
 def draft_of(
     header: int,
     base: np.uint64,
-    mixed: npt.NDArray[np.uint64],
-    chunks: npt.NDArray[np.int64],
     most: int,
     draft: int,
     pattern: npt.NDArray[np.uint32],
@@ -94,8 +86,6 @@ def draft_of(
     Args:
         header: address of the text.
         base: of the polynomial.
-        mixed: the mixed hashes of its last n tokens, at [n].
-        chunks: the addresses of the chunks that they belong to, at [n].
         most: most tokens wanted, >= 1.
         draft: address that the tokens are written to.
         pattern: scratch, [32].
@@ -114,7 +104,7 @@ def draft_of(
         return 0, 0
 
     if indexed:
-        size, first, second = match_text(header, mixed, chunks, longest)
+        size, first, second = match(header, base, draft, length, pattern)
     else:
         known = carray(as_pointer(tokens), (length,), np.uint32)
         size, first, second = scan_text(header, known, length)
@@ -160,7 +150,7 @@ def draft_of(
     while count < most:
         end = length + count
         if indexed:
-            size, first, second = match_draft(header, base, draft, end, pattern)
+            size, first, second = match(header, base, draft, end, pattern)
         else:
             size, first, second = scan_text(header, scanned, end)
         if size == 0:
@@ -187,115 +177,64 @@ def prefetch_header(header: int) -> None:
 
 
 @kernel
-def hash_suffixes(header: int, base: np.uint64, mixed: npt.NDArray[np.uint64]) -> None:
-    """Hashes the last n tokens of a text for each n, and asks for their places in directories."""
-    if load_i64(header + 8 * INDEXED) == 0:
-        return
+def prefetch_end(header: int) -> None:
+    """Asks for the end of a text, and for the places where a running copy may have arrived."""
     tokens = load_i64(header + 8 * TOKENS)
     length = load_i64(header + 8 * LENGTH)
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    hash_ = np.uint64(0)
-    power = np.uint64(1)
-    for n in range(1, min(load_i64(header + 8 * MAX_NGRAM), length - 1) + 1):
-        hash_ += np.uint64(load_u32(tokens + 4 * (length - n))) * power
-        power *= base
-        if n >= min_ngram:
-            spread = mix(hash_)
-            mixed[n] = spread
-            table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-            prefetch(directory_entry(table, spread))
+    prefetch(tokens + 4 * length - 4)
+    prefetch(tokens + 4 * length - 68)
+    if load_i64(header + 8 * TIE) == LONGEST:
+        for word in (DRAFT_DISTANCE, ACCEPTED_DISTANCE):
+            place = tokens + 4 * (length - load_i64(header + 8 * word))
+            prefetch(place - 32)
+            prefetch(place + 28)
 
 
 @kernel
-def prefetch_slots(
-    header: int,
-    base: np.uint64,
-    mixed: npt.NDArray[np.uint64],
-    chunks: npt.NDArray[np.int64],
-    enters: bool,
-) -> None:
-    """Asks for the slots of a text's last n-grams, and of the first if some are to be entered."""
-    if load_i64(header + 8 * INDEXED) == 0:
-        return
+def hash_end(header: int, n: int, base: np.uint64) -> np.uint64:
+    """Returns the mixed hash of the last n tokens of a text that has as many."""
     tokens = load_i64(header + 8 * TOKENS)
-    length = load_i64(header + 8 * LENGTH)
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    slot_words = 2 if load_i64(header + 8 * TIE) == LONGEST else 1
-    for n in range(min_ngram, load_i64(header + 8 * MAX_NGRAM) + 1):
-        table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-        slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
-        if n < length:
-            chunks[n] = load_i64(directory_entry(table, mixed[n]))
-            prefetch(chunks[n] + 4 * slot_words * home_of(mixed[n], slot_bits))
-        next_end = load_i64(table + 8 * NEXT_END)
-        if enters and next_end <= last_end(header, n):
-            spread = mix(hash_at(tokens, next_end, n, base))
-            chunk = load_i64(directory_entry(table, spread))
-            prefetch(chunk + 4 * slot_words * home_of(spread, slot_bits))
+    return mix(hash_at(tokens, load_i64(header + 8 * LENGTH), n, base))
 
 
 @kernel
-def catch_up(
-    header: int,
-    base: np.uint64,
-    budget: int,
-    block: npt.NDArray[np.uint64],
-    addresses: npt.NDArray[np.int64],
-) -> tuple[int, int]:
-    """Enters what a text's tables lack, and returns (status, how many n-grams were entered)."""
-    if load_i64(header + 8 * INDEXED) == 0:
-        return DONE, 0
-    spent = 0
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    for index in range(load_i64(header + 8 * MAX_NGRAM) - min_ngram + 1):
-        entered = catch_up_table(header, index, base, max(budget - spent, 0), block, addresses)
-        if entered < 0:
-            return MUST_GROW + index, spent - 1 - entered
-        spent += entered
-        table = header + 8 * (TABLES + TABLE_WORDS * index)
-        if load_i64(table + 8 * NEXT_END) <= last_end(header, min_ngram + index):
-            return BEHIND, spent
-    return DONE, spent
-
-
-@kernel
-def lacks(header: int) -> int:
-    """Returns how many n-grams are missing in the table that lacks most of a size."""
-    if load_i64(header + 8 * INDEXED) == 0:
-        return 0
-    n = load_i64(header + 8 * MAX_NGRAM)
+def slot_of(header: int, n: int, mixed: np.uint64) -> int:
+    """Returns the address of the slot at which the look-up of an n-gram begins."""
     table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
-    return last_end(header, n) + 1 - load_i64(table + 8 * NEXT_END)
+    slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
+    slot = home_of(mixed, slot_bits_of(load_i64(table + 8 * SHAPE)))
+    return load_i64(directory_entry(table, mixed)) + slot_bytes * slot
 
 
 @kernel
-def prefetch_source(
-    header: int, mixed: npt.NDArray[np.uint64], chunks: npt.NDArray[np.int64]
-) -> None:
-    """Asks for the text that the longest match will be compared with, and copied from.
+def prefetch_directory(header: int, n: int, mixed: np.uint64) -> None:
+    """Asks for what names the chunk that an n-gram belongs to."""
+    table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
+    prefetch(directory_entry(table, mixed))
 
-    Most hits are in the first slot: what that one names is believed, for this purpose.
-    """
-    if load_i64(header + 8 * INDEXED) == 0:
-        return
+
+@kernel
+def is_alike(slot: int, mixed: np.uint64) -> bool:
+    """Whether the hash bits in a slot are those of an n-gram."""
+    word = signed(load_u32(slot))
+    return word != 0 and word >> (END_BITS + 1) == tag_of(mixed)
+
+
+@kernel
+def prefetch_source(header: int, slot: int) -> None:
+    """Asks for the text that a slot's n-gram will be compared with, and copied from."""
     tokens = load_i64(header + 8 * TOKENS)
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    slot_words = 2 if load_i64(header + 8 * TIE) == LONGEST else 1
-    longest = min(load_i64(header + 8 * MAX_NGRAM), load_i64(header + 8 * LENGTH) - 1)
-    for n in range(longest, min_ngram - 1, -1):
-        table = header + 8 * (TABLES + TABLE_WORDS * (n - min_ngram))
-        slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
-        address = chunks[n] + 4 * slot_words * home_of(mixed[n], slot_bits)
-        word = signed(load_u32(address))
-        if word != 0 and word >> END_BITS == tag_of(mixed[n]):
-            end = word & END_MASK
-            prefetch(tokens + 4 * end - 32)
-            prefetch(tokens + 4 * end + 28)
-            if slot_words == 2:
-                end = signed(load_u32(address + 4))
-                prefetch(tokens + 4 * end - 32)
-                prefetch(tokens + 4 * end + 28)
-            break
+    end = signed(load_u32(slot)) & END_MASK
+    prefetch(tokens + 4 * end - 32)
+    prefetch(tokens + 4 * end + 28)
+    prefetch(tokens + 4 * end + 92)
+    prefetch(tokens + 4 * end - 96)
+    if load_i64(header + 8 * TIE) == LONGEST:
+        end = signed(load_u32(slot + 4))
+        prefetch(tokens + 4 * end - 32)
+        prefetch(tokens + 4 * end + 28)
+        prefetch(tokens + 4 * end + 92)
+        prefetch(tokens + 4 * end - 96)
 
 
 @kernel
@@ -333,10 +272,10 @@ def answer_texts(
     """
     spent = 0
     mixed = np.empty((_GROUP, _MAX_SIZES + 1), dtype=np.uint64)
-    chunks = np.empty((_GROUP, _MAX_SIZES + 1), dtype=np.int64)
-    block = np.empty(BLOCK, dtype=np.uint64)
-    addresses = np.empty(BLOCK, dtype=np.int64)
-    is_near = np.zeros(_GROUP, dtype=np.bool_)
+    slots = np.empty(_GROUP, dtype=np.int64)
+    ends = np.empty(MOST_ENTERED, dtype=np.int64)
+    entered = np.empty(MOST_ENTERED, dtype=np.uint64)
+    chunks = np.empty(MOST_ENTERED, dtype=np.int64)
     pattern = np.empty(_MAX_SIZES, dtype=np.uint32)
     num_texts = len(headers)
     for t in range(min(_GROUP, num_texts)):
@@ -344,43 +283,76 @@ def answer_texts(
     for group in range(0, num_texts, _GROUP):
         stop = min(group + _GROUP, num_texts)
         for t in range(group, stop):
-            last = load_i64(headers[t] + 8 * TOKENS) + 4 * load_i64(headers[t] + 8 * LENGTH) - 4
-            prefetch(last)
-            prefetch(last - 64)
+            prefetch_end(headers[t])
         for t in range(stop, min(stop + _GROUP, num_texts)):
             prefetch_header(headers[t])
         for t in range(group, stop):
-            hash_suffixes(headers[t], base, mixed[t - group])
-        for t in range(group, stop):
-            is_near[t - group] = wanted[t] > 0 and lacks(headers[t]) <= most_lacking
-            prefetch_slots(
-                headers[t], base, mixed[t - group], chunks[t - group], not is_near[t - group]
-            )
-        for t in range(group, stop):
+            header = headers[t]
+            length = load_i64(header + 8 * LENGTH)
             statuses[t] = DONE
-            if not is_near[t - group]:
-                statuses[t], cost = catch_up(headers[t], base, budget - spent, block, addresses)
+            if wanted[t] == 0 or lacks(header) > most_lacking:
+                statuses[t], cost = catch_up(header, base, budget - spent, ends, entered, chunks)
                 spent += cost
-            lengths[t] = load_i64(headers[t] + 8 * LENGTH)
-            draft_lengths[t] = 0
-            reaches[t] = 0
-            if load_i64(headers[t] + 8 * INDEXED) == 0 and wanted[t] > 0:
+            if load_i64(header + 8 * INDEXED) == 0 and wanted[t] > 0:
                 if spent > 0 and spent >= budget:
                     statuses[t] = BEHIND
-                spent += load_i64(headers[t] + 8 * LENGTH) // _SCAN_SHARE
+                spent += length // _SCAN_SHARE
+            lengths[t] = length
+            draft_lengths[t] = 0
+            reaches[t] = 0
+            # The slot at which the look-up begins; 0: there is none.
+            slots[t - group] = 0
+            min_ngram = load_i64(header + 8 * MIN_NGRAM)
+            if (
+                statuses[t] == DONE
+                and wanted[t] > 0
+                and load_i64(header + 8 * INDEXED) != 0
+                and length > load_i64(header + 8 * MAX_NGRAM)
+            ):
+                slots[t - group] = 1
+                mixed[t - group, min_ngram] = hash_end(header, min_ngram, base)
+                prefetch_directory(header, min_ngram, mixed[t - group, min_ngram])
         for t in range(group, stop):
-            if statuses[t] == DONE and wanted[t] > 0:
-                prefetch_source(headers[t], mixed[t - group], chunks[t - group])
+            if slots[t - group] != 0:
+                min_ngram = load_i64(headers[t] + 8 * MIN_NGRAM)
+                slots[t - group] = slot_of(headers[t], min_ngram, mixed[t - group, min_ngram])
+                prefetch(slots[t - group])
+        # Most n-grams are in their first slots: what those say is believed, for this purpose.
+        for t in range(group, stop):
+            if slots[t - group] == 0:
+                continue
+            header = headers[t]
+            slot = slots[t - group]
+            slots[t - group] = 0
+            min_ngram = load_i64(header + 8 * MIN_NGRAM)
+            if is_alike(slot, mixed[t - group, min_ngram]):
+                if signed(load_u32(slot)) & REPEATED == 0:
+                    prefetch_source(header, slot)
+                    continue
+                slots[t - group] = slot
+                for n in range(min_ngram + 1, load_i64(header + 8 * MAX_NGRAM) + 1):
+                    mixed[t - group, n] = hash_end(header, n, base)
+                    prefetch_directory(header, n, mixed[t - group, n])
+        for t in range(group, stop):
+            if slots[t - group] != 0:
+                header = headers[t]
+                for n in range(
+                    load_i64(header + 8 * MIN_NGRAM) + 1, load_i64(header + 8 * MAX_NGRAM) + 1
+                ):
+                    prefetch(slot_of(header, n, mixed[t - group, n]))
+        for t in range(group, stop):
+            if slots[t - group] != 0:
+                header = headers[t]
+                for n in range(
+                    load_i64(header + 8 * MIN_NGRAM) + 1, load_i64(header + 8 * MAX_NGRAM) + 1
+                ):
+                    slot = slot_of(header, n, mixed[t - group, n])
+                    if not is_alike(slot, mixed[t - group, n]):
+                        break
+                    slots[t - group] = slot
+                prefetch_source(header, slots[t - group])
         for t in range(group, stop):
             if statuses[t] == DONE and wanted[t] > 0:
                 draft = drafts.ctypes.data + 4 * draft_starts[t]
-                draft_lengths[t], reaches[t] = draft_of(
-                    headers[t],
-                    base,
-                    mixed[t - group],
-                    chunks[t - group],
-                    wanted[t],
-                    draft,
-                    pattern,
-                )
+                draft_lengths[t], reaches[t] = draft_of(headers[t], base, wanted[t], draft, pattern)
     return spent

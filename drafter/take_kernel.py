@@ -21,8 +21,8 @@ from drafter.batch_wire import (
 )
 from drafter.jit import kernel
 from drafter.kernel_memory import load_i64, load_u8, prefetch, signed, store_i64, store_u32
-from drafter.ngram_index import CAPACITY, LENGTH, TABLE_WORDS, TABLES, TOKENS
-from drafter.proposal_kernel import lacks
+from drafter.ngram_index import lacks
+from drafter.ngram_table import CAPACITY, LENGTH, TABLE_WORDS, TABLES, TOKENS
 from drafter.sequence_table import HEADER, SequenceTable, find_slot, home_bucket, touch
 
 _GROUP = 16

@@ -6,8 +6,8 @@ import numpy as np
 
 from drafter.answerer import Answerer
 from drafter.indexed_text import IndexedText
+from drafter.ngram_index import DONE, MUST_GROW
 from drafter.ngram_params import Algorithm, NgramParams
-from drafter.proposal_kernel import DONE, MUST_GROW
 
 MAX_TOKENS = 1 << 20
 

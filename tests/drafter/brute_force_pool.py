@@ -7,7 +7,7 @@ follows it. The first n that occurs wins.
 
 from collections.abc import Sequence
 
-from drafter.ngram_index import EARLIEST, LATEST, LONGEST
+from drafter.ngram_table import EARLIEST, LATEST, LONGEST
 
 
 def find(

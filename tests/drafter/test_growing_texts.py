@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter import ngram_index
+from drafter import ngram_table
 from drafter.answerer import MOST_LACKING
 from drafter.indexed_text import IndexedText
 from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
@@ -159,7 +159,10 @@ def test_index_and_scan_agree_where_tables_have_many_chunks(overlap: Overlap, ti
             assert indexed == scanned
             num_long += indexed is not None and indexed[1] >= 2
     texts[0].check_integrity()
-    assert texts[0]._header[ngram_index.TABLES + 4 * 4 + ngram_index.SHAPE] & 0xFFFF > 10
+    assert (
+        texts[0]._header[ngram_table.TABLES + ngram_table.TABLE_WORDS + ngram_table.SHAPE] & 0xFFFF
+        > 10
+    )
     assert num_long > 20
 
 

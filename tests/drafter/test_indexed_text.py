@@ -3,25 +3,39 @@
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from drafter import ngram_index
-from drafter.indexed_text import HASH_BASE, IndexedText, most_tokens
+from drafter.indexed_text import IndexedText, most_tokens
 from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
 from tests.drafter.asked_text import MAX_TOKENS, ask, text_of
 
 ROOT = Path(__file__).parents[2]
 
 
+def text_that_fills_tables(num_tokens: int) -> npt.NDArray[np.uint32]:
+    """Every n-gram of up to 5 tokens twice, the second time with another one before it."""
+    first = np.arange(num_tokens // 2, dtype=np.uint32)
+    # Pieces of 40 tokens in another order.
+    pieces = np.array_split(first, max(1, len(first) // 40))
+    random.Random(1).shuffle(pieces)
+    return np.concatenate([first, *pieces])
+
+
+@pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize(
-    ("tie", "most_bytes"), [(Tie.EARLIEST, 64), (Tie.LATEST, 64), (Tie.LONGEST, 96)]
+    ("tie", "most_bytes"), [(Tie.EARLIEST, 36), (Tie.LATEST, 36), (Tie.LONGEST, 64)]
 )
-def test_at_no_length_a_token_takes_more_than_promised(tie: Tie, most_bytes: int) -> None:
-    # No n-gram twice: the worst that a text can be.
-    tokens = np.arange(150_000, dtype=np.uint32)
+def test_at_no_length_a_token_takes_more_than_promised(
+    tie: Tie, most_bytes: int, repeats: bool
+) -> None:
+    tokens = text_that_fills_tables(150_000) if repeats else np.arange(150_000, dtype=np.uint32)
     text = IndexedText(params=NgramParams(tie=tie), max_tokens=MAX_TOKENS)
     worst = 0.0
     for start in range(0, len(tokens), 250):
@@ -40,11 +54,41 @@ def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_by
     num_tokens = most_tokens(params, max_bytes)
     assert num_tokens > max_bytes / 130 - 40
     text = IndexedText(params=params, max_tokens=num_tokens)
-    for start in range(0, num_tokens, 777):
-        text.append(np.arange(start, min(start + 777, num_tokens), dtype=np.uint32))
+    tokens = text_that_fills_tables(num_tokens)
+    for start in range(0, len(tokens), 777):
+        text.append(tokens[start : start + 777])
         ask([text], [0])
     text.check_integrity()
     assert text.allocated_bytes <= max_bytes
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    parts=st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=8),
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted),
+    overlap=st.sampled_from(Overlap),
+    tie=st.sampled_from(Tie),
+)
+def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
+    parts: list[list[int]], sizes: list[int], overlap: Overlap, tie: Tie
+) -> None:
+    smallest, largest = sizes
+    text = text_of([], NgramParams(min_ngram=smallest, max_ngram=largest, overlap=overlap, tie=tie))
+    context: list[int] = []
+    for part in parts:
+        context += part
+        text.append(np.array(part, dtype=np.uint32))
+        ask([text], [0])
+    text.check_integrity()
+
+    def that_count(n: int) -> list[tuple[int, ...]]:
+        lag = n if overlap is Overlap.DISJOINT else 1
+        return [tuple(context[end - n : end]) for end in range(n, len(context) - lag + 1)]
+
+    for n in range(smallest, largest + 1):
+        shorter = Counter(that_count(n - 1))
+        kinds = {ngram for ngram in that_count(n) if n == smallest or shorter[ngram[1:]] > 1}
+        assert text.num_entries(n) == len(kinds), f"{n}-grams of {context}"
 
 
 def test_nothing_fits_into_nothing() -> None:
@@ -115,40 +159,3 @@ def test_the_reported_bytes_are_what_the_process_grows_by(
     )  # fmt: skip
     real, reported = map(int, result.stdout.split())
     assert reported == pytest.approx(real, rel=0.1)
-
-
-@pytest.mark.parametrize("overlap", Overlap)
-def test_a_text_behind_a_sealed_one_shares_no_ngram_with_it(overlap: Overlap) -> None:
-    text = text_of([1, 2, 3, 4], NgramParams(min_ngram=2, max_ngram=3, overlap=overlap))
-    for following in ([5, 6, 7], [8], [9, 10]):
-        text.seal()
-        ask([text], [0])
-        text.begin()
-        text.append(np.array(following, dtype=np.uint32))
-    text.seal()
-    ask([text], [0])
-    whole = text.token_ids.tolist()
-    for n in (2, 3):
-        for end in range(n, len(whole) + 1):
-            within_one = any(
-                first <= end - n and end <= last
-                for first, last in ((0, 4), (4, 7), (7, 8), (8, 10))
-            )
-            assert find_end(text, whole[end - n : end]) == (end if within_one else 0)
-
-
-def find_end(text: IndexedText, pattern: list[int]) -> int:
-    """Where the n-gram ends in the text; 0: nowhere."""
-    tokens = np.array(pattern, dtype=np.uint32)
-    n = len(pattern)
-    index = n - text.params.min_ngram
-    hash_ = np.uint64(ngram_index.hash_at(tokens.ctypes.data, n, n, HASH_BASE))
-    end, _ = ngram_index.find(
-        text.address + 8 * (ngram_index.TABLES + ngram_index.TABLE_WORDS * index),
-        1,
-        text.buffer.ctypes.data,
-        np.uint64(ngram_index.mix(hash_)),
-        tokens.ctypes.data,
-        n,
-    )
-    return int(end)

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from drafter.ngram_index import EARLIEST, LATEST, LONGEST
+from drafter.ngram_table import EARLIEST, LATEST, LONGEST
 from drafter.pool_arena import Arena
 from drafter.pool_lookup import copy_from_pool, find_in_pool
 from drafter.pool_records import FeedOutcome, KeptText, PoolLimits, TextEviction

@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from drafter.answerer import Answerer, Answers
+from drafter.ngram_index import BEHIND
 from drafter.ngram_params import DEFAULT_PARAMS
-from drafter.proposal_kernel import BEHIND
 from drafter.service import SERVICE_NAME
 from drafter.turns import SLICE_S
 from tandem.v1 import drafter_pb2 as pb
