@@ -14,10 +14,6 @@ reaches at least as far as the n-gram and, under disjoint, lies at least n token
 
 Chained. A draft that has reached the end of the text goes on as though it had been accepted and
 asked for again: text + draft is matched anew, under the same options, up to 64 tokens past the end.
-
-The work on one text waits for memory in several steps that depend on each other (header, tokens,
-slots, tokens again). Texts are taken in groups, and each step asks for the next one's cache lines
-of the whole group: the waits overlap.
 """
 
 import numpy as np
@@ -29,8 +25,6 @@ from drafter.kernel_memory import (
     as_pointer,
     load_i64,
     load_u32,
-    prefetch,
-    signed,
     store_i64,
     store_u32,
 )
@@ -42,27 +36,16 @@ from drafter.ngram_table import (
     DISJOINT,
     DRAFT_DISTANCE,
     DRAFT_LENGTH,
-    END_BITS,
-    END_MASK,
     INDEXED,
     LENGTH,
     LONGEST,
     MAX_NGRAM,
     MIN_NGRAM,
-    REPEATED,
-    SHAPE,
-    TABLE_WORDS,
-    TABLES,
     TIE,
     TOKENS,
     TOKENS_PER_MATCH,
-    directory_entry,
-    hash_at,
-    home_of,
-    mix,
-    slot_bits_of,
-    tag_of,
 )
+from drafter.prefetch_kernel import prefetch_end, prefetch_header, prefetch_matches
 
 MAX_CHAINED_TOKENS = 64
 """How far past the end of the text a chained draft goes."""
@@ -170,74 +153,6 @@ def draft_of(
 
 
 @kernel
-def prefetch_header(header: int) -> None:
-    """Asks for a text's header, with four tables and the beginning of their directories."""
-    for line in range(0, TABLES + 4 * TABLE_WORDS + 8, 8):
-        prefetch(header + 8 * line)
-
-
-@kernel
-def prefetch_end(header: int) -> None:
-    """Asks for the end of a text, and for the places where a running copy may have arrived."""
-    tokens = load_i64(header + 8 * TOKENS)
-    length = load_i64(header + 8 * LENGTH)
-    prefetch(tokens + 4 * length - 4)
-    prefetch(tokens + 4 * length - 68)
-    if load_i64(header + 8 * TIE) == LONGEST:
-        for word in (DRAFT_DISTANCE, ACCEPTED_DISTANCE):
-            place = tokens + 4 * (length - load_i64(header + 8 * word))
-            prefetch(place - 32)
-            prefetch(place + 28)
-
-
-@kernel
-def hash_end(header: int, n: int, base: np.uint64) -> np.uint64:
-    """Returns the mixed hash of the last n tokens of a text that has as many."""
-    tokens = load_i64(header + 8 * TOKENS)
-    return mix(hash_at(tokens, load_i64(header + 8 * LENGTH), n, base))
-
-
-@kernel
-def slot_of(header: int, n: int, mixed: np.uint64) -> int:
-    """Returns the address of the slot at which the look-up of an n-gram begins."""
-    table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
-    slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
-    slot = home_of(mixed, slot_bits_of(load_i64(table + 8 * SHAPE)))
-    return load_i64(directory_entry(table, mixed)) + slot_bytes * slot
-
-
-@kernel
-def prefetch_directory(header: int, n: int, mixed: np.uint64) -> None:
-    """Asks for what names the chunk that an n-gram belongs to."""
-    table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
-    prefetch(directory_entry(table, mixed))
-
-
-@kernel
-def is_alike(slot: int, mixed: np.uint64) -> bool:
-    """Whether the hash bits in a slot are those of an n-gram."""
-    word = signed(load_u32(slot))
-    return word != 0 and word >> (END_BITS + 1) == tag_of(mixed)
-
-
-@kernel
-def prefetch_source(header: int, slot: int) -> None:
-    """Asks for the text that a slot's n-gram will be compared with, and copied from."""
-    tokens = load_i64(header + 8 * TOKENS)
-    end = signed(load_u32(slot)) & END_MASK
-    prefetch(tokens + 4 * end - 32)
-    prefetch(tokens + 4 * end + 28)
-    prefetch(tokens + 4 * end + 92)
-    prefetch(tokens + 4 * end - 96)
-    if load_i64(header + 8 * TIE) == LONGEST:
-        end = signed(load_u32(slot + 4))
-        prefetch(tokens + 4 * end - 32)
-        prefetch(tokens + 4 * end + 28)
-        prefetch(tokens + 4 * end + 92)
-        prefetch(tokens + 4 * end - 96)
-
-
-@kernel
 def answer_texts(
     headers: npt.NDArray[np.int64],
     wanted: npt.NDArray[np.int64],
@@ -273,6 +188,7 @@ def answer_texts(
     spent = 0
     mixed = np.empty((_GROUP, _MAX_SIZES + 1), dtype=np.uint64)
     slots = np.empty(_GROUP, dtype=np.int64)
+    is_asked = np.zeros(_GROUP, dtype=np.bool_)
     ends = np.empty(MOST_ENTERED, dtype=np.int64)
     entered = np.empty(MOST_ENTERED, dtype=np.uint64)
     chunks = np.empty(MOST_ENTERED, dtype=np.int64)
@@ -300,59 +216,10 @@ def answer_texts(
             lengths[t] = length
             draft_lengths[t] = 0
             reaches[t] = 0
-            # The slot at which the look-up begins; 0: there is none.
-            slots[t - group] = 0
-            min_ngram = load_i64(header + 8 * MIN_NGRAM)
-            if (
-                statuses[t] == DONE
-                and wanted[t] > 0
-                and load_i64(header + 8 * INDEXED) != 0
-                and length > load_i64(header + 8 * MAX_NGRAM)
-            ):
-                slots[t - group] = 1
-                mixed[t - group, min_ngram] = hash_end(header, min_ngram, base)
-                prefetch_directory(header, min_ngram, mixed[t - group, min_ngram])
+            is_asked[t - group] = statuses[t] == DONE and wanted[t] > 0
+        prefetch_matches(headers[group:stop], is_asked, base, mixed, slots)
         for t in range(group, stop):
-            if slots[t - group] != 0:
-                min_ngram = load_i64(headers[t] + 8 * MIN_NGRAM)
-                slots[t - group] = slot_of(headers[t], min_ngram, mixed[t - group, min_ngram])
-                prefetch(slots[t - group])
-        # Most n-grams are in their first slots: what those say is believed, for this purpose.
-        for t in range(group, stop):
-            if slots[t - group] == 0:
-                continue
-            header = headers[t]
-            slot = slots[t - group]
-            slots[t - group] = 0
-            min_ngram = load_i64(header + 8 * MIN_NGRAM)
-            if is_alike(slot, mixed[t - group, min_ngram]):
-                if signed(load_u32(slot)) & REPEATED == 0:
-                    prefetch_source(header, slot)
-                    continue
-                slots[t - group] = slot
-                for n in range(min_ngram + 1, load_i64(header + 8 * MAX_NGRAM) + 1):
-                    mixed[t - group, n] = hash_end(header, n, base)
-                    prefetch_directory(header, n, mixed[t - group, n])
-        for t in range(group, stop):
-            if slots[t - group] != 0:
-                header = headers[t]
-                for n in range(
-                    load_i64(header + 8 * MIN_NGRAM) + 1, load_i64(header + 8 * MAX_NGRAM) + 1
-                ):
-                    prefetch(slot_of(header, n, mixed[t - group, n]))
-        for t in range(group, stop):
-            if slots[t - group] != 0:
-                header = headers[t]
-                for n in range(
-                    load_i64(header + 8 * MIN_NGRAM) + 1, load_i64(header + 8 * MAX_NGRAM) + 1
-                ):
-                    slot = slot_of(header, n, mixed[t - group, n])
-                    if not is_alike(slot, mixed[t - group, n]):
-                        break
-                    slots[t - group] = slot
-                prefetch_source(header, slots[t - group])
-        for t in range(group, stop):
-            if statuses[t] == DONE and wanted[t] > 0:
+            if is_asked[t - group]:
                 draft = drafts.ctypes.data + 4 * draft_starts[t]
                 draft_lengths[t], reaches[t] = draft_of(headers[t], base, wanted[t], draft, pattern)
     return spent
