@@ -6,6 +6,8 @@
     licences    of the packages pinned in constraints.txt, each text once: documents that resemble
                 each other, as answers to one kind of question do
     readmes     of the same packages: documents that do not
+    copyrights  of the packages of Debian's base system, one text per package, copies kept: some
+                resemble each other, some do not
 
 Of all but the renames `KNOWN_TOKENS` are known and `CONTINUED_TOKENS` are to come.
 """
@@ -21,11 +23,19 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from benchmarks.debian_copyrights import base_system_copyrights
 from benchmarks.workloads import HELD_OUT
 
 KNOWN_TOKENS = 1500
 CONTINUED_TOKENS = 800
-MAX_TEXTS = {"renames": 80, "source": 150, "documents": 19, "licences": 40, "readmes": 40}
+MAX_TEXTS = {
+    "renames": 80,
+    "source": 150,
+    "documents": 19,
+    "licences": 40,
+    "readmes": 40,
+    "copyrights": 80,
+}
 
 _CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 
@@ -38,8 +48,15 @@ class Continuation:
     coming_token_ids: Sequence[int]
 
 
-def held_out_texts(tokenizer: Tokenizer) -> tuple[dict[str, list[Continuation]], list[str]]:
-    """Returns the texts by kind, and what to say of those kinds that are not to be had here."""
+def held_out_texts(
+    tokenizer: Tokenizer, *, debian: Path = Path("/")
+) -> tuple[dict[str, list[Continuation]], list[str]]:
+    """Returns the texts by kind, and what to say of those kinds that are not to be had here.
+
+    Args:
+        tokenizer: cuts them into tokens.
+        debian: the root of the Debian system that the copyrights are of.
+    """
     texts: dict[str, list[Continuation]] = {"renames": _renames(tokenizer)}
     notes = []
     source = _source_texts()
@@ -57,6 +74,11 @@ def held_out_texts(tokenizer: Tokenizer) -> tuple[dict[str, list[Continuation]],
         texts[kind] = _continuations(tokenizer, found, MAX_TEXTS[kind])
     if missing:
         notes.append(f"texts of {', '.join(missing)}: not installed in the pinned version")
+    copyrights = base_system_copyrights(debian)
+    if copyrights:
+        texts["copyrights"] = _continuations(tokenizer, copyrights, MAX_TEXTS["copyrights"])
+    else:
+        notes.append("copyrights: dpkg keeps no packages here")
     for kind in list(texts):
         if not texts[kind]:
             notes.append(f"{kind}: no text here is long enough")
