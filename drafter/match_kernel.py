@@ -114,10 +114,8 @@ def scan_text(header: int, buffer: npt.NDArray[np.uint32], end: int) -> tuple[in
 
 @kernel
 def look_through(
-    tokens: int,
-    length: int,
-    draft: int,
-    end: int,
+    alike: npt.NDArray[np.int64],
+    num_alike: int,
     n: int,
     first_end: int,
     last: int,
@@ -128,12 +126,10 @@ def look_through(
     """Adds to what an index says of the last n-gram what the tokens say that it does not know yet.
 
     Args:
-        tokens: address of the text.
-        length: of the text.
-        draft: address of the draft that follows it.
-        end: of text and as much of the draft as there is.
+        alike: the ends that agree with that of the text at all, and how far, [2, >= num_alike].
+        num_alike: how many, in ascending order.
         n: size of the n-gram.
-        first_end: first end that is looked at.
+        first_end: first end that the index does not know.
         last: last end that counts.
         tie: which policy.
         first: an end of it that the index knows; 0: none.
@@ -142,8 +138,9 @@ def look_through(
     Returns:
         (end, latest end).
     """
-    for other in range(max(n, first_end), last + 1):
-        if reach_of(tokens, length, draft, end, other, n) == n:
+    for i in range(num_alike):
+        other = alike[0, i]
+        if alike[1, i] >= n and first_end <= other <= last:
             if first == 0 or tie == LATEST:
                 first = other
             second = other
@@ -154,7 +151,12 @@ def look_through(
 
 @kernel
 def match(
-    header: int, base: np.uint64, draft: int, end: int, pattern: npt.NDArray[np.uint32]
+    header: int,
+    base: np.uint64,
+    draft: int,
+    end: int,
+    pattern: npt.NDArray[np.uint32],
+    alike: npt.NDArray[np.int64],
 ) -> tuple[int, int, int]:
     """Finds the longest n-gram at the end of text + draft that occurred before in the two.
 
@@ -164,15 +166,16 @@ def match(
         draft: address of the draft.
         end: of text and as much of the draft as there is.
         pattern: scratch, [32].
+        alike: scratch, [2, as many as there are tokens that the index does not know, and 32 more].
 
     Returns:
         (n, end, latest end); n = 0: none.
     """
     disjoint = load_i64(header + 8 * DISJOINT) != 0
     longest = min(load_i64(header + 8 * MAX_NGRAM), end // 2 if disjoint else end - 1)
-    size, first, second = descend(header, base, draft, end, longest, pattern, False)
+    size, first, second = descend(header, base, draft, end, longest, pattern, alike, False)
     if size < 0:
-        return descend(header, base, draft, end, longest, pattern, True)
+        return descend(header, base, draft, end, longest, pattern, alike, True)
     return size, first, second
 
 
@@ -184,6 +187,7 @@ def descend(
     end: int,
     longest: int,
     pattern: npt.NDArray[np.uint32],
+    alike: npt.NDArray[np.int64],
     confirms: bool,
 ) -> tuple[int, int, int]:
     """Follows the n-grams at the end of text + draft from the smallest size on, see `match`.
@@ -191,7 +195,7 @@ def descend(
     As `ngram_index.py` says: a size that has no match ends the search.
 
     Args:
-        header, base, draft, end, pattern: see there.
+        header, base, draft, end, pattern, alike: see there.
         longest: the largest size.
         confirms: whether the n-grams of all sizes are compared with what the index says, each
             somewhere else in the text; else only the largest: what agrees with that agrees with
@@ -207,10 +211,13 @@ def descend(
     disjoint = load_i64(header + 8 * DISJOINT) != 0
     tie = load_i64(header + 8 * TIE)
     slot_words = 2 if tie == LONGEST else 1
-    last_token = token_at(tokens, length, draft, end - 1)
     num_alike = 0
     for other in range(max(1, indexed + 1 - lag_of(longest, disjoint)), end):
-        num_alike += token_at(tokens, length, draft, other - 1) == last_token
+        reach = reach_of(tokens, length, draft, end, other, longest)
+        if reach > 0:
+            alike[0, num_alike] = other
+            alike[1, num_alike] = reach
+            num_alike += 1
 
     size, first, second = 0, 0, 0
     hash_, power = np.uint64(0), np.uint64(1)
@@ -239,8 +246,7 @@ def descend(
             known, known_size = earliest, n
         if num_alike > 0 and (earliest == 0 or tie != EARLIEST):
             earliest, latest = look_through(
-                *(tokens, length, draft, end, n, indexed + 1 - lag, end - lag, tie),
-                *(earliest, latest),
+                alike, num_alike, n, indexed + 1 - lag, end - lag, tie, earliest, latest
             )
         if earliest == 0:
             break

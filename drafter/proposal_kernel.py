@@ -63,6 +63,7 @@ def draft_of(
     most: int,
     draft: int,
     pattern: npt.NDArray[np.uint32],
+    alike: npt.NDArray[np.int64],
 ) -> tuple[int, int]:
     """Writes what may come next.
 
@@ -71,7 +72,7 @@ def draft_of(
         base: of the polynomial.
         most: most tokens wanted, >= 1.
         draft: address that the tokens are written to.
-        pattern: scratch, [32].
+        pattern, alike: scratch, see `match`.
 
     Returns:
         (number of tokens, reach of the first match); (0, 0): nothing matches.
@@ -87,7 +88,7 @@ def draft_of(
         return 0, 0
 
     if indexed:
-        size, first, second = match(header, base, draft, length, pattern)
+        size, first, second = match(header, base, draft, length, pattern, alike)
     else:
         known = carray(as_pointer(tokens), (length,), np.uint32)
         size, first, second = scan_text(header, known, length)
@@ -133,7 +134,7 @@ def draft_of(
     while count < most:
         end = length + count
         if indexed:
-            size, first, second = match(header, base, draft, end, pattern)
+            size, first, second = match(header, base, draft, end, pattern, alike)
         else:
             size, first, second = scan_text(header, scanned, end)
         if size == 0:
@@ -193,6 +194,11 @@ def answer_texts(
     entered = np.empty(MOST_ENTERED, dtype=np.uint64)
     chunks = np.empty(MOST_ENTERED, dtype=np.int64)
     pattern = np.empty(_MAX_SIZES, dtype=np.uint32)
+    # A chained draft is matched again on up to all of its tokens.
+    most_wanted = 0
+    for t in range(len(headers)):
+        most_wanted = max(most_wanted, wanted[t])
+    alike = np.empty((2, most_lacking + most_wanted + _MAX_SIZES), dtype=np.int64)
     num_texts = len(headers)
     for t in range(min(_GROUP, num_texts)):
         prefetch_header(headers[t])
@@ -221,5 +227,7 @@ def answer_texts(
         for t in range(group, stop):
             if is_asked[t - group]:
                 draft = drafts.ctypes.data + 4 * draft_starts[t]
-                draft_lengths[t], reaches[t] = draft_of(headers[t], base, wanted[t], draft, pattern)
+                draft_lengths[t], reaches[t] = draft_of(
+                    headers[t], base, wanted[t], draft, pattern, alike
+                )
     return spent
