@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter import wire
+from drafter.answer_wire import write_response
 from drafter.batch_rows import BatchRows
 from drafter.batch_wire import (
     END,
@@ -22,7 +23,6 @@ from drafter.batch_wire import (
     NO_MATCH,
     START,
     scan_request,
-    write_response,
 )
 from drafter.drafting import BACKGROUND_TOKENS
 from drafter.history_store import HistoryStore, StoreLimits
