@@ -72,6 +72,7 @@ class PoolStore:
     Attributes:
         limits: the bounds.
         arena: all pools' memory; what a kernel looks pools up in.
+        generation: 1 or more; another after every change of what `block_of` may return.
     """
 
     def __init__(
@@ -99,11 +100,13 @@ class PoolStore:
         self._clock = clock
         self._on_feed = on_feed
         self._on_eviction = on_eviction
+        self.generation = 0
         self.forget_all()
 
     def forget_all(self) -> None:
         """Empties the store, whatever state it is in."""
         self.arena = self._make_arena()
+        self.generation += 1
         self._pools: dict[str, Pool] = {}
         # Texts of which something is in a pool, in the order they were fed; the last may be partly
         # waiting. Then those of which nothing is.
@@ -316,6 +319,7 @@ class PoolStore:
             return False
         if pool.block == 0:
             pool.block = make_pool(self.arena, self.limits.max_pool_bytes // BLOCK_BYTES)
+            self.generation += 1
             index_ngrams_of(self.arena, pool.block, pool.ngram_mask)
         self._texts[text] = None
         pool.num_kept += 1
@@ -373,6 +377,7 @@ class PoolStore:
             if pool.block:
                 free_pool(self.arena, pool.block)
                 pool.block = 0
+                self.generation += 1
                 self._count_records(pool, -POOL_RECORD_BYTES)
             if pool in self._unindexed:
                 self._unindexed.remove(pool)
