@@ -145,6 +145,16 @@ class HistoryStore:
         self._ended_leases: deque[StreamLease] = deque()
 
     @property
+    def has_expired_streams(self) -> bool:
+        """Whether `forget_expired` may have something to do for a stream that has ended."""
+        leases = self._ended_leases
+        if not leases:
+            return False
+        free_at_s = leases[0].free_at_s
+        assert free_at_s is not None
+        return free_at_s <= self._clock()
+
+    @property
     def num_sequences(self) -> int:
         return len(self._entries)
 
@@ -197,6 +207,22 @@ class HistoryStore:
         if len(token_ids) > 0:
             self._grow(history, token_ids)
         return history
+
+    def extend(self, history: History, token_ids: npt.NDArray[np.uint32], now_s: float) -> bool:
+        """Appends to a sequence that has not expired, if nobody has to go for that.
+
+        Returns:
+            Whether it was done; if not, `append` says why, or makes room.
+        """
+        num_new_bytes = history.bytes_after(len(token_ids)) - history.allocated_bytes
+        if (
+            history.length + len(token_ids) > history.max_tokens
+            or self.history_bytes + num_new_bytes > self.limits.max_history_bytes
+        ):
+            return False
+        touch(self.table, history.slot, now_s)
+        self._grow(history, token_ids)
+        return True
 
     def grow_table(self, history: History, index: int) -> None:
         """Makes room in a table of a history's index, evicting others if need be.

@@ -1,0 +1,347 @@
+"""A live batch answered in one kernel call: from the message's bytes to the answer's.
+
+Owns the order of that: the message is scanned; the tokens of all sequences are taken; drafts are
+found in the sequences themselves and in their pools; the answer is written. It goes on as long as
+everything is plain (`take_kernel.py`), and says where it stopped, for others to go on from there.
+
+A call that is given many arrays takes longer to begin than a small batch takes to be answered. So
+whatever lasts from one call to the next is named by one array of int64, the *desk*: addresses,
+sizes, and what came of the last call. Who owns it, `live_answerer.py`, keeps the arrays alive.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
+
+from drafter.answer_wire import put_number, put_proposal
+from drafter.batch_wire import (
+    APPENDED,
+    BASE,
+    BATCH_ID,
+    DRAFT,
+    FIELDS,
+    ID_BYTES,
+    ID_START,
+    IRREGULAR,
+    IS_PLAIN,
+    NO_MATCH,
+    NUM_TOKENS,
+    POOL_DRAFT,
+    TOKENS_END,
+    TOKENS_START,
+    read_varint,
+    scan_request,
+)
+from drafter.jit import kernel
+from drafter.kernel_memory import as_pointer, load_i64
+from drafter.ngram_index import CAPACITY, LENGTH
+from drafter.pool_arena import Arena
+from drafter.pool_kernel import draft_from_pools
+from drafter.pool_link import has_old_link
+from drafter.proposal_kernel import DONE, answer_texts, lacks
+from drafter.sequence_table import HEADER, MAX_ID_BYTES, OLDEST, RECORD_WORDS, SequenceTable
+from drafter.take_kernel import note_wanted, take_plain
+
+MOST_ROWS = 512
+"""A batch of more sequences is not answered in one call: that would take too long."""
+
+(
+    # Addresses. The message, and its answer:
+    REQUEST,
+    ANSWER,
+    # One row per sequence of the batch, `MOST_ROWS` of them; see `take_plain`:
+    ROWS,
+    SLOTS,
+    HEADERS,
+    WANTED,
+    IS_WANTED,
+    STATUSES,  # of those that `index_live` left
+    # What an answer has room for per sequence, by the number of sequences:
+    MOST_DRAFT_TOKENS,
+    # Of the sequence table, and of all pools:
+    BUCKETS,
+    IDS,
+    RECORDS,
+    LAST_USED_S,
+    ENDS,
+    ARENA,
+    # Sizes and settings.
+    NUM_BUCKETS,
+    MOST_SEQUENCES,
+    ARENA_WORDS,
+    GENERATION,
+    HASH_BASE,
+    MOST_TOKENS,
+    MOST_PLAIN_TOKENS,
+    MOST_LACKING_WHEN_TAKEN,
+    MOST_LACKING_WHEN_ANSWERED,
+    BUDGET,
+    # Results: rows; the batch id and the number of releases; rows taken; bytes of the answer.
+    NUM_ROWS,
+    HEADS,
+    _NUM_RELEASES,
+    NUM_TAKEN,
+    NUM_BYTES,
+    # How many rows came to each of `batch_wire.OPEN` and so on, as far as `POOL_DRAFT`.
+    NUM_BY_OUTCOME,
+) = range(31)
+DESK_WORDS = NUM_BY_OUTCOME + POOL_DRAFT + 1
+
+Desk = npt.NDArray[np.int64]
+
+ANSWERED, NOT_PLAIN, STOPPED, MUST_EXTEND, MUST_LINK = range(5)
+"""What came of a call: the answer is there; nothing was done; rows from `NUM_TAKEN` on are not
+taken, or all are and some cannot be answered in one call; the row `NUM_TAKEN` needs room for its
+tokens; a text's link to its pool is old."""
+
+
+@kernel
+def _numbers(desk: Desk, name: int, count: int) -> npt.NDArray[np.int64]:
+    """Returns the first of the numbers that the desk has an address of."""
+    return carray(as_pointer(desk[name]), (count,), np.int64)
+
+
+@kernel
+def _request(desk: Desk, num_bytes: int) -> npt.NDArray[np.uint8]:
+    return carray(as_pointer(desk[REQUEST]), (num_bytes,), np.uint8)
+
+
+@kernel
+def _rows(desk: Desk) -> npt.NDArray[np.int64]:
+    return carray(as_pointer(desk[ROWS]), (MOST_ROWS, FIELDS), np.int64)
+
+
+@kernel
+def _is_wanted(desk: Desk) -> npt.NDArray[np.bool_]:
+    return carray(as_pointer(desk[IS_WANTED]), (MOST_ROWS,), np.bool_)
+
+
+@kernel
+def _table(desk: Desk) -> SequenceTable:
+    most = desk[MOST_SEQUENCES]
+    return SequenceTable(
+        carray(as_pointer(desk[BUCKETS]), (desk[NUM_BUCKETS],), np.int32),
+        carray(as_pointer(desk[IDS]), (most, MAX_ID_BYTES), np.uint8),
+        carray(as_pointer(desk[RECORDS]), (most, RECORD_WORDS), np.int64),
+        carray(as_pointer(desk[LAST_USED_S]), (most,), np.float64),
+        carray(as_pointer(desk[ENDS]), (5,), np.int64),
+        np.uint64(desk[HASH_BASE]),
+    )
+
+
+@kernel
+def _arena(desk: Desk) -> Arena:
+    return carray(as_pointer(desk[ARENA]), (desk[ARENA_WORDS],), np.uint32)
+
+
+@kernel
+def answer_live(desk: Desk, num_bytes: int, now_s: float, idle_ttl_s: float) -> int:
+    """Answers a batch, if everything about it is plain.
+
+    Args:
+        desk: with the message where `REQUEST` says.
+        num_bytes: of the message.
+        now_s: when its sequences are used.
+        idle_ttl_s: if one was not used for so long, nothing is done: it has to be forgotten first.
+
+    Returns:
+        See `ANSWERED`.
+    """
+    table = _table(desk)
+    oldest = table.ends[OLDEST]
+    if oldest >= 0 and now_s - table.last_used_s[oldest] >= idle_ttl_s:
+        return NOT_PLAIN
+    rows = _rows(desk)
+    heads = desk[HEADS : HEADS + 2]
+    count = scan_request(
+        _request(desk, num_bytes),
+        table.seed,
+        desk[MOST_TOKENS],
+        desk[MOST_PLAIN_TOKENS],
+        rows,
+        heads,
+    )
+    if count == IRREGULAR or heads[1] > 0:
+        return NOT_PLAIN
+    for i in range(count):
+        if rows[i, IS_PLAIN] == 0:
+            return NOT_PLAIN
+    desk[NUM_ROWS] = count
+    desk[NUM_TAKEN] = 0
+    return go_on_live(desk, now_s)
+
+
+@kernel
+def skip_row(desk: Desk) -> None:
+    """Says that the tokens of the row `NUM_TAKEN` have been appended."""
+    i = desk[NUM_TAKEN]
+    header = _numbers(desk, HEADERS, MOST_ROWS)[i]
+    most = _numbers(desk, MOST_DRAFT_TOKENS, MOST_ROWS + 1)[desk[NUM_ROWS]]
+    wanted = _numbers(desk, WANTED, MOST_ROWS)
+    note_wanted(_rows(desk), i, load_i64(header + 8 * LENGTH), most, wanted, _is_wanted(desk))
+    desk[NUM_TAKEN] = i + 1
+
+
+@kernel
+def go_on_live(desk: Desk, now_s: float) -> int:
+    """Goes on with the row `NUM_TAKEN`. See `answer_live`."""
+    count = desk[NUM_ROWS]
+    rows = _rows(desk)
+    slots = _numbers(desk, SLOTS, MOST_ROWS)
+    headers = _numbers(desk, HEADERS, MOST_ROWS)
+    taken = take_plain(
+        _request(desk, 0),
+        rows,
+        desk[NUM_TAKEN],
+        count,
+        _table(desk),
+        now_s,
+        _numbers(desk, MOST_DRAFT_TOKENS, MOST_ROWS + 1)[count],
+        desk[MOST_LACKING_WHEN_TAKEN],
+        slots,
+        headers,
+        _numbers(desk, WANTED, MOST_ROWS),
+        _is_wanted(desk),
+    )
+    desk[NUM_TAKEN] = taken
+    if taken < count:
+        if slots[taken] < 0:
+            return STOPPED
+        header, num_tokens = headers[taken], rows[taken, NUM_TOKENS]
+        length = load_i64(header + 8 * LENGTH)
+        if (
+            rows[taken, BASE] == length
+            and length + num_tokens > load_i64(header + 8 * CAPACITY)
+            and lacks(header) + num_tokens <= desk[MOST_LACKING_WHEN_TAKEN]
+        ):
+            return MUST_EXTEND
+        return STOPPED
+    if has_old_link(headers[:count], desk[GENERATION]):
+        return MUST_LINK
+    return _answer_taken(desk)
+
+
+@kernel
+def _answer_taken(desk: Desk) -> int:
+    """Answers a batch that is taken."""
+    count = desk[NUM_ROWS]
+    all_headers = _numbers(desk, HEADERS, MOST_ROWS)
+    all_wanted = _numbers(desk, WANTED, MOST_ROWS)
+    # Rows that want nothing are indexed with the others, when the answer is on its way.
+    headers, wanted, starts, lengths, reaches, known, statuses = np.empty(
+        (7, count), dtype=np.int64
+    )
+    num_asked, num_draft_tokens = 0, 0
+    for i in range(count):
+        if all_wanted[i] > 0:
+            headers[num_asked] = all_headers[i]
+            wanted[num_asked] = all_wanted[i]
+            starts[num_asked] = num_draft_tokens
+            num_draft_tokens += all_wanted[i]
+            num_asked += 1
+    drafts = np.empty(num_draft_tokens, dtype=np.uint32)
+    is_from_pool = np.zeros(num_asked, dtype=np.bool_)
+    headers, wanted, starts = headers[:num_asked], wanted[:num_asked], starts[:num_asked]
+    answer_texts(
+        headers,
+        wanted,
+        np.uint64(desk[HASH_BASE]),
+        desk[BUDGET],
+        desk[MOST_LACKING_WHEN_ANSWERED],
+        starts,
+        drafts,
+        lengths,
+        reaches,
+        known,
+        statuses,
+    )
+    for t in range(num_asked):
+        if statuses[t] != DONE:
+            return STOPPED
+    draft_from_pools(
+        _arena(desk), headers, wanted, statuses, starts, drafts, lengths, reaches, is_from_pool
+    )
+
+    rows = _rows(desk)
+    is_wanted = _is_wanted(desk)
+    desk[NUM_BY_OUTCOME : NUM_BY_OUTCOME + POOL_DRAFT + 1] = 0
+    out = put_number(desk[ANSWER], BATCH_ID, desk[HEADS])
+    t = 0
+    for i in range(count):
+        outcome = NO_MATCH if is_wanted[i] else APPENDED
+        reach, num_tokens, tokens = 0, 0, 0
+        if all_wanted[i] > 0:
+            if lengths[t] > 0:
+                outcome = POOL_DRAFT if is_from_pool[t] else DRAFT
+                reach, num_tokens = reaches[t], lengths[t]
+                tokens = drafts.ctypes.data + 4 * starts[t]
+            t += 1
+        desk[NUM_BY_OUTCOME + outcome] += 1
+        out = put_proposal(
+            out,
+            desk[REQUEST] + rows[i, ID_START],
+            rows[i, ID_BYTES],
+            outcome,
+            load_i64(all_headers[i] + 8 * LENGTH),
+            reach,
+            tokens,
+            num_tokens,
+        )
+    desk[NUM_BYTES] = out - desk[ANSWER]
+    return ANSWERED
+
+
+@kernel
+def tokens_of_row(desk: Desk, i: int) -> npt.NDArray[np.uint32]:
+    """Returns the tokens that a row brings."""
+    rows = _rows(desk)
+    token_ids = np.empty(rows[i, NUM_TOKENS], dtype=np.uint32)
+    at = rows[i, TOKENS_START]
+    for k in range(len(token_ids)):
+        value, at = read_varint(desk[REQUEST], at, rows[i, TOKENS_END])
+        token_ids[k] = value
+    return token_ids
+
+
+@kernel
+def index_live(desk: Desk, slots: npt.NDArray[np.int64]) -> int:
+    """Enters into the indexes what answered texts lack, as far as one call's budget goes.
+
+    Args:
+        desk: `STATUSES` takes what became of those that are left over, see `answer_texts`.
+        slots: of the sequences, up to `MOST_ROWS`; whatever is at a slot by now is indexed. Those
+            that are left over are moved to its beginning.
+
+    Returns:
+        How many are left over.
+    """
+    headers, nothing, lengths, reaches, known, kept = np.empty((6, len(slots)), dtype=np.int64)
+    statuses = _numbers(desk, STATUSES, MOST_ROWS)
+    records = _table(desk).records
+    num_texts = 0
+    for slot in slots:
+        if records[slot, HEADER] != 0:
+            headers[num_texts] = records[slot, HEADER]
+            kept[num_texts] = slot
+            nothing[num_texts] = 0
+            num_texts += 1
+    answer_texts(
+        headers[:num_texts],
+        nothing,
+        np.uint64(desk[HASH_BASE]),
+        desk[BUDGET],
+        0,
+        nothing,
+        np.empty(0, dtype=np.uint32),
+        lengths,
+        reaches,
+        known,
+        statuses,
+    )
+    num_left = 0
+    for t in range(num_texts):
+        if statuses[t] != DONE:
+            slots[num_left] = kept[t]
+            statuses[num_left] = statuses[t]
+            num_left += 1
+    return num_left
