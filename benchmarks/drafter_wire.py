@@ -147,9 +147,9 @@ async def measure_batch_cost(num_sequences: int, *, num_steps: int) -> BatchCost
     answer_s, index_s = [], []
     for payload in itertools.chain(steps.creations(), itertools.islice(steps, num_steps)):
         start_s = time.perf_counter()
-        _, to_index = await batches.answer_message(payload, lease, lambda releases: None)
+        _, work = await batches.answer_message(payload, lease, lambda releases: None)
         answered_s = time.perf_counter()
-        await batches.index(to_index)
+        await batches.index(work)
         index_s.append(time.perf_counter() - answered_s)
         answer_s.append(answered_s - start_s)
         if batches.indexing is not None:

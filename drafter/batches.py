@@ -31,12 +31,12 @@ from tandem.v1 import drafter_pb2
 MAX_FORGOTTEN_AT_ONCE = 64
 """How many sequences are forgotten at one go: a few hundred microseconds."""
 
-ToIndex = Work | npt.NDArray[np.int64]
-"""What an answered batch brought, for `Batches.index`: its rows, or the slots of its sequences."""
-
 
 class Batches:
     """Owned by the event loop.
+
+    What is to be noted of a batch that one kernel call answered waits until the answer is on its
+    way, or the next batch comes: after a pause each line of that is as slow as a sequence's draft.
 
     Attributes:
         turns: whose turn it is.
@@ -59,6 +59,10 @@ class Batches:
         self._logger = logger
         self._scratch = Scratch()
         self._live = LiveAnswerer(drafting)
+        # How long the last live batch took, until that is noted.
+        self._live_s: float | None = None
+        # The slots of live batches that are still to be indexed.
+        self._unindexed: list[npt.NDArray[np.int64]] = []
         self._is_closing = False
 
     async def close(self) -> None:
@@ -73,7 +77,7 @@ class Batches:
         payload: bytes,
         lease: StreamLease,
         see_releases: Callable[[Sequence[drafter_pb2.Release]], None],
-    ) -> tuple[bytes, ToIndex]:
+    ) -> tuple[bytes, Work | None]:
         """Answers a ProposeRequest.
 
         Args:
@@ -88,12 +92,13 @@ class Batches:
             DecodeError: it is none.
             MalformedBatchError: it is not one that a client may send.
         """
+        self._note_live_batch()
         start_s = time.perf_counter()
         response = self._live.answer(payload)
         if response is not None:
             self.turns.note_live()
-            self._metrics.observe(self._live.num_by_outcome, time.perf_counter() - start_s)
-            return response, self._live.slots
+            self._live_s = time.perf_counter() - start_s
+            return response, None
         batch = LiveBatch(payload, self._store, self._scratch)
         rows = BatchRows(len(batch))
         self._live.hand_over(rows)
@@ -113,7 +118,7 @@ class Batches:
         self,
         deltas: Sequence[drafter_pb2.SequenceDelta],
         releases: Sequence[drafter_pb2.Release],
-    ) -> tuple[BatchRows, ToIndex]:
+    ) -> tuple[BatchRows, Work]:
         """Answers a batch that was checked; its sequences are tied to no stream."""
         rows = BatchRows(len(deltas))
         work = await self._answer(
@@ -121,18 +126,17 @@ class Batches:
         )
         return rows, work
 
-    async def index(self, to_index: ToIndex) -> None:
+    async def index(self, work: Work | None) -> None:
         """Enters into the indexes what an answered batch brought."""
-        if isinstance(to_index, Work):
-            while not to_index.index_step():  # noqa: ASYNC110  # not a wait: others get their turn
+        if work is not None:
+            while not work.index_step():  # noqa: ASYNC110  # not a wait: others get their turn
                 await asyncio.sleep(0)
-            return
-        if self._drafting.pools.store.num_pools > 0:
-            self._drafting.pools.see_to_work()
-        to_index = self._live.index_step(to_index)
-        while len(to_index) > 0:
-            await asyncio.sleep(0)
-            to_index = self._live.index_step(to_index)
+        self._note_live_batch()
+        while self._unindexed:
+            slots = self._live.index_step(self._unindexed.pop())
+            if len(slots) > 0:
+                self._unindexed.append(slots)
+                await asyncio.sleep(0)
 
     async def release(self, releases: Iterable[drafter_pb2.Release]) -> None:
         """Forgets sequences."""
@@ -186,6 +190,16 @@ class Batches:
         self._index_in_background()
         self._metrics.observe_batch(rows, time.perf_counter() - start_s - turn.held_back_s)
         return work
+
+    def _note_live_batch(self) -> None:
+        """Notes what came of the last live batch, if that was not done yet."""
+        if self._live_s is None:
+            return
+        self._metrics.observe(self._live.num_by_outcome, self._live_s)
+        self._unindexed.append(self._live.slots)
+        self._live_s = None
+        if self._drafting.pools.store.num_pools > 0:
+            self._drafting.pools.see_to_work()
 
     def _forget_expired(self) -> bool:
         """Forgets what expired; returns whether more of that may be left."""

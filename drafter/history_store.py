@@ -144,15 +144,12 @@ class HistoryStore:
         self.by_slot: list[History | None] = []
         self._ended_leases: deque[StreamLease] = deque()
 
-    @property
-    def has_expired_streams(self) -> bool:
+    def has_expired_stream(self, now_s: float) -> bool:
         """Whether `forget_expired` may have something to do for a stream that has ended."""
-        leases = self._ended_leases
-        if not leases:
+        if not self._ended_leases:
             return False
-        free_at_s = leases[0].free_at_s
-        assert free_at_s is not None
-        return free_at_s <= self._clock()
+        free_at_s = self._ended_leases[0].free_at_s
+        return free_at_s is not None and free_at_s <= now_s
 
     @property
     def num_sequences(self) -> int:

@@ -46,6 +46,7 @@ class LiveAnswerer:
         self._drafting = drafting
         self._store = drafting.store
         self._pools = drafting.pools
+        self._idle_ttl_s = drafting.store.limits.idle_ttl_s
         self._desk = np.zeros(DESK_WORDS, dtype=np.int64)
         # Reads and writes single words faster than the array does.
         self._words = self._desk.data
@@ -114,13 +115,13 @@ class LiveAnswerer:
         words = self._words
         words[NUM_TAKEN] = 0
         num_bytes = len(payload)
-        if num_bytes > len(self._request) or self._store.has_expired_streams:
+        now_s = self._store.now_s()
+        if num_bytes > len(self._request) or self._store.has_expired_stream(now_s):
             return None
         self._request[:num_bytes] = payload
         if self._pools.store.generation != words[live_kernel.GENERATION]:
             self._see_pools()
-        now_s = self._store.now_s()
-        came_to = answer_live(self._desk, num_bytes, now_s, self._store.limits.idle_ttl_s)
+        came_to = answer_live(self._desk, num_bytes, now_s, self._idle_ttl_s)
         while came_to != ANSWERED:
             if came_to == MUST_LINK:
                 self._link()

@@ -114,10 +114,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._check_serving()
         deltas = wire.check_propose_request(request)
         _refuse_unsupported_keep(request.releases)
-        rows, to_index = await self.batches.answer_deltas(deltas, request.releases)
+        rows, work = await self.batches.answer_deltas(deltas, request.releases)
         sequence_ids = [delta.sequence_id for delta in deltas]
         response = wire.response_to_proto(request.batch_id, rows.proposals(sequence_ids))
-        await self.batches.index(to_index)
+        await self.batches.index(work)
         return response
 
     async def ProposeStream(  # type: ignore[override]  # bytes, and it writes its responses itself
@@ -148,11 +148,11 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                     if not isinstance(payload, bytes):  # the client has ended the stream
                         break
                     answer = self.batches.answer_message(payload, lease, see_releases)
-                    response, to_index = await answer
+                    response, work = await answer
                     stream.begin_write()
                     await context.write(response)
                     stream.go_on()
-                    await self.batches.index(to_index)
+                    await self.batches.index(work)
             except wire.DecodeError as error:
                 raise MalformedRequestError(f"/{SERVICE_NAME}/{STREAM_METHOD}") from error
             finally:
