@@ -23,6 +23,7 @@ from drafter.config import DrafterConfig
 from drafter.errors import MalformedBatchError
 from drafter.history_store import StreamLease
 from drafter.indexed_text import MIN_CAPACITY_TOKENS
+from drafter.pool_link import pool_block_of
 from drafter.sequence_table import slots_in_order
 from drafter.server import DrafterServer
 from servicekit.logs import get_logger
@@ -397,10 +398,15 @@ async def test_a_live_batch_follows_its_pool_as_that_comes_and_goes() -> None:
     await feed("mine", [300, *known[-3:], 7, 8, 9, 9])
     found, source = await ask_live()
     assert (found, source) == ([9, 9], pb.SOURCE_POOL)
+    history = side.drafter.store._entries["asks"].history
+    assert pool_block_of(history.address) != 0
 
     side.clock.now_s += 6
     await side.settle()
     assert side.drafter.pools.num_pools == 0
+    found, source = await ask_live()
+    assert source != pb.SOURCE_POOL, "what is gone is never shown"
+    assert pool_block_of(history.address) == 0
     # Another takes its place in memory.
     await feed("theirs", [300, *known[-3:], 7, 8, 9, 9])
     found, source = await ask_live()
