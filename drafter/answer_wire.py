@@ -31,7 +31,14 @@ from drafter.batch_wire import (
     VARINT,
 )
 from drafter.jit import kernel
-from drafter.kernel_memory import load_u8, load_u32, signed, store_u8
+from drafter.kernel_memory import (
+    load_u8,
+    load_u32,
+    load_unaligned_u64,
+    signed,
+    store_u8,
+    store_unaligned_u64,
+)
 from drafter.sequence_table import MAX_ID_BYTES
 
 PROPOSAL_BYTES = 40
@@ -77,7 +84,10 @@ def _put_head(out: int, field: int, num_bytes: int) -> int:
 
 @kernel
 def _put_bytes(out: int, source: int, num_bytes: int) -> int:
-    for i in range(num_bytes):
+    whole = num_bytes & ~7
+    for i in range(0, whole, 8):
+        store_unaligned_u64(out + i, load_unaligned_u64(source + i))
+    for i in range(whole, num_bytes):
         store_u8(out + i, load_u8(source + i))
     return out + num_bytes
 

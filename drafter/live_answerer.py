@@ -1,7 +1,6 @@
 """Answers live batches whole, in one kernel call, and indexes what they brought.
 
-Owns the desk that the kernel works on (`live_kernel.py`), and what has to be done between two
-calls: a text's buffer grows, a sequence's link to its pool is made anew. What is not plain is left
+Owns the desk that the kernel works on (`live_desk.py`), and what has to be done between two calls: a text's buffer grows, a sequence's link to its pool is made anew. What is not plain is left
 to `LiveBatch`, and those who go on are told how far it came (`hand_over`).
 """
 
@@ -10,21 +9,23 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from drafter import live_kernel, wire
+from drafter import live_desk, wire
 from drafter.answerer import BUDGET, MOST_LACKING
 from drafter.batch_rows import BatchRows
 from drafter.batch_wire import FIELDS
 from drafter.drafting import BACKGROUND_TOKENS, SLICE_S, Drafting
-from drafter.live_kernel import (
-    ANSWERED,
+from drafter.live_desk import (
     DESK_WORDS,
     MOST_ROWS,
-    MUST_EXTEND,
-    MUST_LINK,
     NUM_BY_OUTCOME,
     NUM_BYTES,
     NUM_ROWS,
     NUM_TAKEN,
+)
+from drafter.live_kernel import (
+    ANSWERED,
+    MUST_EXTEND,
+    MUST_LINK,
     answer_live,
     go_on_live,
     index_live,
@@ -57,34 +58,34 @@ class LiveAnswerer:
         )
         self._is_wanted = np.zeros(MOST_ROWS, dtype=np.bool_)
         self._arrays: dict[int, npt.NDArray[np.generic]] = {
-            live_kernel.REQUEST: np.asarray(self._request),
-            live_kernel.ANSWER: np.asarray(self._answer),
-            live_kernel.ROWS: np.zeros((MOST_ROWS, FIELDS), dtype=np.int64),
-            live_kernel.SLOTS: self._slots,
-            live_kernel.HEADERS: self._headers,
-            live_kernel.WANTED: self._wanted,
-            live_kernel.IS_WANTED: self._is_wanted,
-            live_kernel.STATUSES: self._statuses,
-            live_kernel.MOST_DRAFT_TOKENS: np.array(
+            live_desk.REQUEST: np.asarray(self._request),
+            live_desk.ANSWER: np.asarray(self._answer),
+            live_desk.ROWS: np.zeros((MOST_ROWS, FIELDS), dtype=np.int64),
+            live_desk.SLOTS: self._slots,
+            live_desk.HEADERS: self._headers,
+            live_desk.WANTED: self._wanted,
+            live_desk.IS_WANTED: self._is_wanted,
+            live_desk.STATUSES: self._statuses,
+            live_desk.MOST_DRAFT_TOKENS: np.array(
                 [wire.most_draft_tokens(count) for count in range(MOST_ROWS + 1)], dtype=np.int64
             ),
-            live_kernel.BUCKETS: self._store.table.buckets,
-            live_kernel.IDS: self._store.table.ids,
-            live_kernel.RECORDS: self._store.table.records,
-            live_kernel.LAST_USED_S: self._store.table.last_used_s,
-            live_kernel.ENDS: self._store.table.ends,
+            live_desk.BUCKETS: self._store.table.buckets,
+            live_desk.IDS: self._store.table.ids,
+            live_desk.RECORDS: self._store.table.records,
+            live_desk.LAST_USED_S: self._store.table.last_used_s,
+            live_desk.ENDS: self._store.table.ends,
         }
         for name, array in self._arrays.items():
             self._desk[name] = array.ctypes.data
         for name, number in (
-            (live_kernel.NUM_BUCKETS, len(self._store.table.buckets)),
-            (live_kernel.MOST_SEQUENCES, len(self._store.table.records)),
-            (live_kernel.HASH_BASE, int(self._store.table.seed.view(np.int64))),
-            (live_kernel.MOST_TOKENS, wire.MAX_TOKENS_PER_DELTA),
-            (live_kernel.MOST_PLAIN_TOKENS, wire.MAX_LIVE_TOKENS),
-            (live_kernel.MOST_LACKING_WHEN_TAKEN, BACKGROUND_TOKENS),
-            (live_kernel.MOST_LACKING_WHEN_ANSWERED, MOST_LACKING),
-            (live_kernel.BUDGET, BUDGET),
+            (live_desk.NUM_BUCKETS, len(self._store.table.buckets)),
+            (live_desk.MOST_SEQUENCES, len(self._store.table.records)),
+            (live_desk.HASH_BASE, int(self._store.table.seed.view(np.int64))),
+            (live_desk.MOST_TOKENS, wire.MAX_TOKENS_PER_DELTA),
+            (live_desk.MOST_PLAIN_TOKENS, wire.MAX_LIVE_TOKENS),
+            (live_desk.MOST_LACKING_WHEN_TAKEN, BACKGROUND_TOKENS),
+            (live_desk.MOST_LACKING_WHEN_ANSWERED, MOST_LACKING),
+            (live_desk.BUDGET, BUDGET),
         ):
             self._desk[name] = number
 
@@ -119,7 +120,7 @@ class LiveAnswerer:
         if num_bytes > len(self._request) or self._store.has_expired_stream(now_s):
             return None
         self._request[:num_bytes] = payload
-        if self._pools.store.generation != words[live_kernel.GENERATION]:
+        if self._pools.store.generation != words[live_desk.GENERATION]:
             self._see_pools()
         came_to = answer_live(self._desk, num_bytes, now_s, self._idle_ttl_s)
         while came_to != ANSWERED:
@@ -160,10 +161,10 @@ class LiveAnswerer:
     def _see_pools(self) -> None:
         """Puts down where the pools are by now."""
         arena = self._pools.store.arena
-        self._arrays[live_kernel.ARENA] = arena
-        self._desk[live_kernel.ARENA] = arena.ctypes.data
-        self._desk[live_kernel.ARENA_WORDS] = len(arena)
-        self._desk[live_kernel.GENERATION] = self._pools.store.generation
+        self._arrays[live_desk.ARENA] = arena
+        self._desk[live_desk.ARENA] = arena.ctypes.data
+        self._desk[live_desk.ARENA_WORDS] = len(arena)
+        self._desk[live_desk.GENERATION] = self._pools.store.generation
 
     def _link(self) -> None:
         histories = [self._store.by_slot[slot] for slot in self.slots.tolist()]

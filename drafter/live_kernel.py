@@ -4,14 +4,11 @@ Owns the order of that: the message is scanned; the tokens of all sequences are 
 found in the sequences themselves and in their pools; the answer is written. It goes on as long as
 everything is plain (`take_kernel.py`), and says where it stopped, for others to go on from there.
 
-A call that is given many arrays takes longer to begin than a small batch takes to be answered. So
-whatever lasts from one call to the next is named by one array of int64, the *desk*: addresses,
-sizes, and what came of the last call. Who owns it, `live_answerer.py`, keeps the arrays alive.
+What it works on is named by the desk (`live_desk.py`), which belongs to `live_answerer.py`.
 """
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray  # type: ignore[attr-defined]
 
 from drafter.answer_wire import put_number, put_proposal
 from drafter.batch_wire import (
@@ -19,7 +16,6 @@ from drafter.batch_wire import (
     BASE,
     BATCH_ID,
     DRAFT,
-    FIELDS,
     ID_BYTES,
     ID_START,
     IRREGULAR,
@@ -33,105 +29,47 @@ from drafter.batch_wire import (
     scan_request,
 )
 from drafter.jit import kernel
-from drafter.kernel_memory import as_pointer, load_i64
+from drafter.kernel_memory import load_i64
+from drafter.live_desk import (
+    ANSWER,
+    BUDGET,
+    GENERATION,
+    HASH_BASE,
+    HEADERS,
+    HEADS,
+    MOST_DRAFT_TOKENS,
+    MOST_LACKING_WHEN_ANSWERED,
+    MOST_LACKING_WHEN_TAKEN,
+    MOST_PLAIN_TOKENS,
+    MOST_ROWS,
+    MOST_TOKENS,
+    NUM_BY_OUTCOME,
+    NUM_BYTES,
+    NUM_ROWS,
+    NUM_TAKEN,
+    REQUEST,
+    SLOTS,
+    STATUSES,
+    WANTED,
+    Desk,
+    arena_of,
+    is_wanted_of,
+    numbers_of,
+    request_of,
+    rows_of,
+    table_of,
+)
 from drafter.ngram_index import CAPACITY, LENGTH
-from drafter.pool_arena import Arena
 from drafter.pool_kernel import draft_from_pools
 from drafter.pool_link import has_old_link
 from drafter.proposal_kernel import DONE, answer_texts, lacks
-from drafter.sequence_table import HEADER, MAX_ID_BYTES, OLDEST, RECORD_WORDS, SequenceTable
+from drafter.sequence_table import HEADER, OLDEST
 from drafter.take_kernel import note_wanted, take_plain
-
-MOST_ROWS = 512
-"""A batch of more sequences is not answered in one call: that would take too long."""
-
-(
-    # Addresses. The message, and its answer:
-    REQUEST,
-    ANSWER,
-    # One row per sequence of the batch, `MOST_ROWS` of them; see `take_plain`:
-    ROWS,
-    SLOTS,
-    HEADERS,
-    WANTED,
-    IS_WANTED,
-    STATUSES,  # of those that `index_live` left
-    # What an answer has room for per sequence, by the number of sequences:
-    MOST_DRAFT_TOKENS,
-    # Of the sequence table, and of all pools:
-    BUCKETS,
-    IDS,
-    RECORDS,
-    LAST_USED_S,
-    ENDS,
-    ARENA,
-    # Sizes and settings.
-    NUM_BUCKETS,
-    MOST_SEQUENCES,
-    ARENA_WORDS,
-    GENERATION,
-    HASH_BASE,
-    MOST_TOKENS,
-    MOST_PLAIN_TOKENS,
-    MOST_LACKING_WHEN_TAKEN,
-    MOST_LACKING_WHEN_ANSWERED,
-    BUDGET,
-    # Results: rows; the batch id and the number of releases; rows taken; bytes of the answer.
-    NUM_ROWS,
-    HEADS,
-    _NUM_RELEASES,
-    NUM_TAKEN,
-    NUM_BYTES,
-    # How many rows came to each of `batch_wire.OPEN` and so on, as far as `POOL_DRAFT`.
-    NUM_BY_OUTCOME,
-) = range(31)
-DESK_WORDS = NUM_BY_OUTCOME + POOL_DRAFT + 1
-
-Desk = npt.NDArray[np.int64]
 
 ANSWERED, NOT_PLAIN, STOPPED, MUST_EXTEND, MUST_LINK = range(5)
 """What came of a call: the answer is there; nothing was done; rows from `NUM_TAKEN` on are not
 taken, or all are and some cannot be answered in one call; the row `NUM_TAKEN` needs room for its
 tokens; a text's link to its pool is old."""
-
-
-@kernel
-def _numbers(desk: Desk, name: int, count: int) -> npt.NDArray[np.int64]:
-    """Returns the first of the numbers that the desk has an address of."""
-    return carray(as_pointer(desk[name]), (count,), np.int64)
-
-
-@kernel
-def _request(desk: Desk, num_bytes: int) -> npt.NDArray[np.uint8]:
-    return carray(as_pointer(desk[REQUEST]), (num_bytes,), np.uint8)
-
-
-@kernel
-def _rows(desk: Desk) -> npt.NDArray[np.int64]:
-    return carray(as_pointer(desk[ROWS]), (MOST_ROWS, FIELDS), np.int64)
-
-
-@kernel
-def _is_wanted(desk: Desk) -> npt.NDArray[np.bool_]:
-    return carray(as_pointer(desk[IS_WANTED]), (MOST_ROWS,), np.bool_)
-
-
-@kernel
-def _table(desk: Desk) -> SequenceTable:
-    most = desk[MOST_SEQUENCES]
-    return SequenceTable(
-        carray(as_pointer(desk[BUCKETS]), (desk[NUM_BUCKETS],), np.int32),
-        carray(as_pointer(desk[IDS]), (most, MAX_ID_BYTES), np.uint8),
-        carray(as_pointer(desk[RECORDS]), (most, RECORD_WORDS), np.int64),
-        carray(as_pointer(desk[LAST_USED_S]), (most,), np.float64),
-        carray(as_pointer(desk[ENDS]), (5,), np.int64),
-        np.uint64(desk[HASH_BASE]),
-    )
-
-
-@kernel
-def _arena(desk: Desk) -> Arena:
-    return carray(as_pointer(desk[ARENA]), (desk[ARENA_WORDS],), np.uint32)
 
 
 @kernel
@@ -147,14 +85,14 @@ def answer_live(desk: Desk, num_bytes: int, now_s: float, idle_ttl_s: float) -> 
     Returns:
         See `ANSWERED`.
     """
-    table = _table(desk)
+    table = table_of(desk)
     oldest = table.ends[OLDEST]
     if oldest >= 0 and now_s - table.last_used_s[oldest] >= idle_ttl_s:
         return NOT_PLAIN
-    rows = _rows(desk)
+    rows = rows_of(desk)
     heads = desk[HEADS : HEADS + 2]
     count = scan_request(
-        _request(desk, num_bytes),
+        request_of(desk, num_bytes),
         table.seed,
         desk[MOST_TOKENS],
         desk[MOST_PLAIN_TOKENS],
@@ -175,10 +113,10 @@ def answer_live(desk: Desk, num_bytes: int, now_s: float, idle_ttl_s: float) -> 
 def skip_row(desk: Desk) -> None:
     """Says that the tokens of the row `NUM_TAKEN` have been appended."""
     i = desk[NUM_TAKEN]
-    header = _numbers(desk, HEADERS, MOST_ROWS)[i]
-    most = _numbers(desk, MOST_DRAFT_TOKENS, MOST_ROWS + 1)[desk[NUM_ROWS]]
-    wanted = _numbers(desk, WANTED, MOST_ROWS)
-    note_wanted(_rows(desk), i, load_i64(header + 8 * LENGTH), most, wanted, _is_wanted(desk))
+    header = numbers_of(desk, HEADERS, MOST_ROWS)[i]
+    most = numbers_of(desk, MOST_DRAFT_TOKENS, MOST_ROWS + 1)[desk[NUM_ROWS]]
+    wanted = numbers_of(desk, WANTED, MOST_ROWS)
+    note_wanted(rows_of(desk), i, load_i64(header + 8 * LENGTH), most, wanted, is_wanted_of(desk))
     desk[NUM_TAKEN] = i + 1
 
 
@@ -186,22 +124,22 @@ def skip_row(desk: Desk) -> None:
 def go_on_live(desk: Desk, now_s: float) -> int:
     """Goes on with the row `NUM_TAKEN`. See `answer_live`."""
     count = desk[NUM_ROWS]
-    rows = _rows(desk)
-    slots = _numbers(desk, SLOTS, MOST_ROWS)
-    headers = _numbers(desk, HEADERS, MOST_ROWS)
+    rows = rows_of(desk)
+    slots = numbers_of(desk, SLOTS, MOST_ROWS)
+    headers = numbers_of(desk, HEADERS, MOST_ROWS)
     taken = take_plain(
-        _request(desk, 0),
+        request_of(desk, 0),
         rows,
         desk[NUM_TAKEN],
         count,
-        _table(desk),
+        table_of(desk),
         now_s,
-        _numbers(desk, MOST_DRAFT_TOKENS, MOST_ROWS + 1)[count],
+        numbers_of(desk, MOST_DRAFT_TOKENS, MOST_ROWS + 1)[count],
         desk[MOST_LACKING_WHEN_TAKEN],
         slots,
         headers,
-        _numbers(desk, WANTED, MOST_ROWS),
-        _is_wanted(desk),
+        numbers_of(desk, WANTED, MOST_ROWS),
+        is_wanted_of(desk),
     )
     desk[NUM_TAKEN] = taken
     if taken < count:
@@ -225,8 +163,8 @@ def go_on_live(desk: Desk, now_s: float) -> int:
 def _answer_taken(desk: Desk) -> int:
     """Answers a batch that is taken."""
     count = desk[NUM_ROWS]
-    all_headers = _numbers(desk, HEADERS, MOST_ROWS)
-    all_wanted = _numbers(desk, WANTED, MOST_ROWS)
+    all_headers = numbers_of(desk, HEADERS, MOST_ROWS)
+    all_wanted = numbers_of(desk, WANTED, MOST_ROWS)
     # Rows that want nothing are indexed with the others, when the answer is on its way.
     headers, wanted, starts, lengths, reaches, known, statuses = np.empty(
         (7, count), dtype=np.int64
@@ -259,11 +197,11 @@ def _answer_taken(desk: Desk) -> int:
         if statuses[t] != DONE:
             return STOPPED
     draft_from_pools(
-        _arena(desk), headers, wanted, statuses, starts, drafts, lengths, reaches, is_from_pool
+        arena_of(desk), headers, wanted, statuses, starts, drafts, lengths, reaches, is_from_pool
     )
 
-    rows = _rows(desk)
-    is_wanted = _is_wanted(desk)
+    rows = rows_of(desk)
+    is_wanted = is_wanted_of(desk)
     desk[NUM_BY_OUTCOME : NUM_BY_OUTCOME + POOL_DRAFT + 1] = 0
     out = put_number(desk[ANSWER], BATCH_ID, desk[HEADS])
     t = 0
@@ -294,7 +232,7 @@ def _answer_taken(desk: Desk) -> int:
 @kernel
 def tokens_of_row(desk: Desk, i: int) -> npt.NDArray[np.uint32]:
     """Returns the tokens that a row brings."""
-    rows = _rows(desk)
+    rows = rows_of(desk)
     token_ids = np.empty(rows[i, NUM_TOKENS], dtype=np.uint32)
     at = rows[i, TOKENS_START]
     for k in range(len(token_ids)):
@@ -316,8 +254,8 @@ def index_live(desk: Desk, slots: npt.NDArray[np.int64]) -> int:
         How many are left over.
     """
     headers, nothing, lengths, reaches, known, kept = np.empty((6, len(slots)), dtype=np.int64)
-    statuses = _numbers(desk, STATUSES, MOST_ROWS)
-    records = _table(desk).records
+    statuses = numbers_of(desk, STATUSES, MOST_ROWS)
+    records = table_of(desk).records
     num_texts = 0
     for slot in slots:
         if records[slot, HEADER] != 0:
