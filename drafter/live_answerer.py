@@ -1,7 +1,8 @@
 """Answers live batches whole, in one kernel call, and indexes what they brought.
 
-Owns the desk that the kernel works on (`live_desk.py`), and what has to be done between two calls: a text's buffer grows, a sequence's link to its pool is made anew. What is not plain is left
-to `LiveBatch`, and those who go on are told how far it came (`hand_over`).
+Owns the desk that the kernel works on (`live_desk.py`), and what has to be done between two calls:
+a text's buffer grows, a sequence's link to its pool is made anew. What is not plain is left to
+`LiveBatch`, and those who go on are told how far it came (`hand_over`).
 """
 
 import time
