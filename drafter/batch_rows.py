@@ -1,7 +1,7 @@
 """One batch on its way to its answer: a row per delta, in order.
 
 Owned by the request that it belongs to. Does not know how answers are found (`drafting.py`), nor
-how they look on the wire (`batch_wire.py`, `wire.py`).
+how they look on the wire (`answer_wire.py`, `wire.py`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,6 +6,7 @@ Does not know why tokens are appended or refused, nor that there are other seque
 
 from drafter.indexed_text import IndexedText
 from drafter.ngram_params import NgramParams
+from drafter.pool_link import NEVER, link_to_pool
 
 
 class History(IndexedText):
@@ -28,3 +29,5 @@ class History(IndexedText):
         self.prompt_length = prompt_length
         self.slot = -1
         self.is_kept = False
+        if params.pool_id:
+            link_to_pool(self.address, NEVER, 0, params.pool_min_ngram)

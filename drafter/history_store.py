@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from drafter.history import History
 from drafter.indexed_text import TOKEN_BYTES, most_tokens
@@ -117,6 +118,10 @@ class HistoryStore:
         self._leases: dict[str, StreamLease] = {}
         self._ended_leases: deque[StreamLease] = deque()
 
+    def has_expired_stream(self, now_s: float) -> bool:
+        """Whether `forget_expired` may have something to do for a stream that has ended."""
+        return bool(self._ended_leases) and (self._ended_leases[0].free_at_s or 0.0) <= now_s
+
     @property
     def num_sequences(self) -> int:
         return len(self._kept.by_id)
@@ -174,6 +179,12 @@ class HistoryStore:
         if len(token_ids) > 0:
             self._kept.append(history, token_ids)
         return history
+
+    def extend(self, history: History, token_ids: npt.NDArray[np.uint32], now_s: float) -> bool:
+        """Appends to a sequence that has not expired; False: `append` has to say why not."""
+        if history.length + len(token_ids) > history.max_tokens:
+            return False
+        return self._kept.append_if_room(history, token_ids, now_s)
 
     def grow_table(self, history: History, index: int) -> None:
         """Makes room in a table of a history's index, evicting others if need be.

@@ -81,6 +81,17 @@ def _load_unaligned_u64(typing_context: Any, address: Any) -> Code:
     return types.uint64(types.int64), generate
 
 
+def _store_unaligned_u64(typing_context: Any, address: Any, value: Any) -> Code:
+    """Writes a uint64 to an address that need not be a multiple of 8."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _I64.as_pointer())
+        builder.store(arguments[1], pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.uint64), generate
+
+
 def _store_i64(typing_context: Any, address: Any, value: Any) -> Code:
     """Writes an int64 to an address."""
 
@@ -124,6 +135,7 @@ load_u32 = cast(Callable[[int], np.uint32], intrinsic(_load_u32))
 store_u32 = cast(Callable[[int, np.uint32], None], intrinsic(_store_u32))
 load_i64 = cast(Callable[[int], int], intrinsic(_load_i64))
 load_unaligned_u64 = cast(Callable[[int], np.uint64], intrinsic(_load_unaligned_u64))
+store_unaligned_u64 = cast(Callable[[int, np.uint64], None], intrinsic(_store_unaligned_u64))
 store_i64 = cast(Callable[[int, int], None], intrinsic(_store_i64))
 prefetch = cast(Callable[[int], None], intrinsic(_prefetch))
 as_pointer = cast(Callable[[int], Any], intrinsic(_as_pointer))

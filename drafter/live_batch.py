@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter import wire
+from drafter.answer_wire import write_response
+from drafter.answerer import Answerer
 from drafter.batch_rows import BatchRows
 from drafter.batch_wire import (
     END,
@@ -22,12 +24,18 @@ from drafter.batch_wire import (
     NO_MATCH,
     START,
     scan_request,
-    write_response,
 )
-from drafter.drafting import BACKGROUND_TOKENS
+from drafter.drafting import BACKGROUND_TOKENS, Drafting
 from drafter.history_store import HistoryStore, StoreLimits
+from drafter.indexed_text import MIN_CAPACITY_TOKENS
 from drafter.jit import warm_up
+from drafter.live_answerer import LiveAnswerer
+from drafter.live_kernel import LEAST_INDEXED
 from drafter.messages import SequenceDelta
+from drafter.ngram_params import NgramParams
+from drafter.pool_drafts import PoolDrafts
+from drafter.pool_records import PoolLimits
+from drafter.pool_store import PoolStore
 from drafter.take_kernel import take_plain
 from tandem.v1 import drafter_pb2
 
@@ -187,22 +195,54 @@ class LiveBatch:
         self._deltas = dict(zip(odd, rest.sequences, strict=True))
 
 
-def warm_up_live_batches() -> None:
-    """Compiles the kernels, or loads them from disk: takes a delta, and answers it."""
-    limits = StoreLimits(
-        max_sequences=2, max_sequence_bytes=1 << 16, max_history_bytes=1 << 17, idle_ttl_s=1.0
-    )
-    store = HistoryStore(limits, clock=lambda: 0.0, on_eviction=lambda reason: None)
+def warm_up_live_batches(answerer: Answerer) -> None:
+    """Compiles the kernels, or loads them from disk: answers deltas, whole and step by step.
 
-    def take_and_release() -> None:
+    Args:
+        answerer: warm already.
+    """
+    limits = StoreLimits(
+        max_sequences=2, max_sequence_bytes=1 << 18, max_history_bytes=1 << 20, idle_ttl_s=1.0
+    )
+    pool_limits = PoolLimits(max_pool_bytes=1 << 19, max_pools_bytes=1 << 20, pool_ttl_s=1.0)
+    store = HistoryStore(limits, clock=lambda: 0.0, on_eviction=lambda reason: None)
+    pools = PoolStore(pool_limits, clock=lambda: 0.0, seed=1)
+    drafting = Drafting(
+        store=store,
+        answerer=answerer,
+        pools=PoolDrafts(pools, on_work=lambda: None),
+        on_failure=lambda sequence_id: None,
+    )
+    live = LiveAnswerer(drafting)
+
+    def message(sequence_id: str, base_length: int, num_tokens: int) -> bytes:
+        delta = drafter_pb2.SequenceDelta(
+            sequence_id=sequence_id,
+            base_length=base_length,
+            token_ids=range(num_tokens),
+            max_draft_tokens=1,
+        )
+        return drafter_pb2.ProposeRequest(sequences=[delta]).SerializeToString()
+
+    def answer_and_release() -> None:
         for sequence_id in ("a", "b"):
-            token_ids = np.arange(3, dtype=np.uint32)
-            store.append(SequenceDelta(sequence_id=sequence_id, base_length=0, token_ids=token_ids))
-        known = np.ones(1, dtype=np.uint32)
-        store.append(SequenceDelta(sequence_id="a", base_length=3, token_ids=known))
-        message = drafter_pb2.SequenceDelta(sequence_id="b", base_length=3, token_ids=[1])
-        request = drafter_pb2.ProposeRequest(sequences=[message])
-        batch = LiveBatch(request.SerializeToString(), store, Scratch())
+            created = SequenceDelta(
+                sequence_id=sequence_id,
+                base_length=0,
+                token_ids=np.arange(LEAST_INDEXED, dtype=np.uint32),
+                params=NgramParams(pool_id="warm"),
+            )
+            store.append(created)
+        assert live.answer(message("a", LEAST_INDEXED, 1)) is not None
+        assert len(live.index_step(live.slots)) == 0
+        # There is no room for so many where the others are, and then there is much to be indexed.
+        assert (
+            live.answer(message("a", LEAST_INDEXED + 1, MIN_CAPACITY_TOKENS - LEAST_INDEXED))
+            is None
+        )
+        assert live.num_taken == 1
+
+        batch = LiveBatch(message("b", LEAST_INDEXED, 1), store, Scratch())
         rows = BatchRows(1)
         assert batch.take(0, 1, rows) == 1
         rows.outcomes[:] = NO_MATCH
@@ -210,4 +250,4 @@ def warm_up_live_batches() -> None:
         for sequence_id in ("a", "b"):
             store.release(sequence_id)
 
-    warm_up(take_and_release)
+    warm_up(answer_and_release)

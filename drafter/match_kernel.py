@@ -211,12 +211,12 @@ def descend(
     disjoint = load_i64(header + 8 * DISJOINT) != 0
     tie = load_i64(header + 8 * TIE)
     slot_words = 2 if tie == LONGEST else 1
+    last_token = token_at(tokens, length, draft, end - 1)
     num_alike = 0
     for other in range(max(1, indexed + 1 - lag_of(longest, disjoint)), end):
-        reach = reach_of(tokens, length, draft, end, other, longest)
-        if reach > 0:
+        if token_at(tokens, length, draft, other - 1) == last_token:
             alike[0, num_alike] = other
-            alike[1, num_alike] = reach
+            alike[1, num_alike] = reach_of(tokens, length, draft, end, other, longest)
             num_alike += 1
 
     size, first, second = 0, 0, 0

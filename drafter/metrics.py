@@ -4,6 +4,8 @@ Labels: `outcome` is what became of a delta (a draft, no match, appended without
 of sync, invalid); `source` is where the draft was copied from, `none` without one.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -125,11 +127,19 @@ class DrafterMetrics:
 
     def observe_batch(self, rows: BatchRows, duration_s: float) -> None:
         """Counts the answers of one batch."""
+        for refusal in rows.refusals.values():
+            self._proposals[_REFUSALS[refusal.status]].inc()
+        self.observe(np.bincount(rows.outcomes, minlength=REFUSED).tolist(), duration_s)
+
+    def observe(self, num_by_outcome: Sequence[int], duration_s: float) -> None:
+        """Counts the answers of one batch of which none was refused.
+
+        Args:
+            num_by_outcome: how many sequences came to what, by `batch_wire.OPEN` and so on.
+            duration_s: how long it took.
+        """
         # One lock and one float per kind of outcome, not per sequence.
-        num_by_outcome = np.bincount(rows.outcomes, minlength=REFUSED + 1).tolist()
         for outcome, labels in _ANSWERS.items():
             if num_by_outcome[outcome] > 0:
                 self._proposals[labels].inc(num_by_outcome[outcome])
-        for refusal in rows.refusals.values():
-            self._proposals[_REFUSALS[refusal.status]].inc()
         self._proposal_seconds.observe(duration_s)

@@ -23,7 +23,7 @@ A text's header, words of int64, from its address on:
     3  max_ngram                           11  how long the text was that the index is of
     4  disjoint: 0 or 1                    12  indexed: 1; else scanned (KMP)
     5  tie: 0 earliest 1 latest 2 longest  13  how many tokens fit where they are
-    6  tokens_per_match                   14, 15  not used
+    6  tokens_per_match                   14, 15  its pool, see `pool_link.py`
     7  chained: 0 or 1
     16 + 4 j, for n = min_ngram + j: address of the chunks' addresses; shape (number of chunks,
        the least 2^d - 1 that numbers them all << 24, log2(slots per chunk) << 48); entries;

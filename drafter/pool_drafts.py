@@ -14,7 +14,7 @@ The law, beside the one for the sequence's own text (`proposal_kernel.py`):
 Knows neither how pools are kept (`pool_store.py`) nor who runs their work (`pool_keeper.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from drafter.jit import warm_up
 from drafter.messages import Keep
 from drafter.ngram_params import NgramParams
 from drafter.pool_kernel import draft_from_pools
+from drafter.pool_link import has_old_link, link_to_pool
 from drafter.pool_records import PoolLimits
 from drafter.pool_store import PoolStore
 
@@ -68,9 +69,9 @@ class PoolDrafts:
         """Gives each text its own draft or its pool's, by the law, in one kernel call.
 
         Args:
-            texts: each once.
+            texts: each once; those that name a pool are histories, which have a link to it.
             wanted: how long each draft may be, [num_texts].
-            answers: what the texts' own history offers; changed in place.
+            answers: what the texts themselves offer; changed in place.
 
         Returns:
             Whether the draft is the pool's, [num_texts].
@@ -78,28 +79,30 @@ class PoolDrafts:
         is_from_pool = np.zeros(len(texts), dtype=np.bool_)
         if self.store.num_pools == 0:
             return is_from_pool
-        pools = [
-            self.store.block_of(text.params.pool_id, text.params.ngram_mask)
-            if text.params.pool_id
-            else 0
-            for text in texts
-        ]
+        headers = np.array([text.address for text in texts], dtype=np.int64)
+        if has_old_link(headers, self.store.generation):
+            self.link(texts)
         self.see_to_work()
-        if any(pools):
-            draft_from_pools(
-                self.store.arena,
-                np.array(pools, dtype=np.int64),
-                np.array([text.params.pool_min_ngram for text in texts], dtype=np.int64),
-                np.array([text.address for text in texts], dtype=np.int64),
-                wanted,
-                answers.statuses,
-                answers.draft_starts,
-                answers.drafts,
-                answers.draft_lengths,
-                answers.reaches,
-                is_from_pool,
-            )
+        draft_from_pools(
+            self.store.arena,
+            headers,
+            wanted,
+            answers.statuses,
+            answers.draft_starts,
+            answers.drafts,
+            answers.draft_lengths,
+            answers.reaches,
+            is_from_pool,
+        )
         return is_from_pool
+
+    def link(self, texts: Iterable[IndexedText]) -> None:
+        """Puts down in each text where its pool is, by now."""
+        for text in texts:
+            params = text.params
+            if params.pool_id:
+                block = self.store.block_of(params.pool_id, params.ngram_mask)
+                link_to_pool(text.address, self.store.generation, block, params.pool_min_ngram)
 
 
 def warm_up_pools(answerer: Answerer) -> None:

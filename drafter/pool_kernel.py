@@ -14,14 +14,13 @@ from drafter.match_kernel import MAX_REACH_TOKENS
 from drafter.ngram_index import DONE
 from drafter.ngram_table import LENGTH, LONGEST, MAX_NGRAM, MIN_NGRAM, TIE, TOKENS, TOKENS_PER_MATCH
 from drafter.pool_arena import Arena
+from drafter.pool_link import pool_block_of, pool_min_ngram_of
 from drafter.pool_lookup import copy_from_pool, find_in_pool
 
 
 @kernel
 def draft_from_pools(
     arena: Arena,
-    pools: npt.NDArray[np.int64],
-    pool_min_ngrams: npt.NDArray[np.int64],
     headers: npt.NDArray[np.int64],
     wanted: npt.NDArray[np.int64],
     statuses: npt.NDArray[np.int64],
@@ -35,9 +34,7 @@ def draft_from_pools(
 
     Args:
         arena: all pools.
-        pools: block of each text's pool; 0: there is nothing to find, [num_texts].
-        pool_min_ngrams: how far the own match must reach to make the pool needless, [num_texts].
-        headers: addresses of the texts, [num_texts].
+        headers: addresses of the texts, whose links are of the arena's generation, [num_texts].
         wanted: most tokens of each draft, [num_texts].
         statuses: only what is `DONE` is looked at, [num_texts].
         draft_starts: where in `drafts` each draft lies, [num_texts].
@@ -48,18 +45,19 @@ def draft_from_pools(
     """
     for t in range(len(headers)):
         is_from_pool[t] = False
-        if pools[t] == 0 or wanted[t] == 0 or statuses[t] != DONE:
-            continue
         header = headers[t]
+        pool = pool_block_of(header)
+        if pool == 0 or wanted[t] == 0 or statuses[t] != DONE:
+            continue
         tie = load_i64(header + 8 * TIE)
         own_reach = reaches[t] if draft_lengths[t] > 0 else 0
-        if own_reach > 0 and own_reach >= pool_min_ngrams[t] and tie != LONGEST:
+        if own_reach > 0 and own_reach >= pool_min_ngram_of(header) and tie != LONGEST:
             continue
         length = load_i64(header + 8 * LENGTH)
         text = carray(as_pointer(load_i64(header + 8 * TOKENS)), (length,), np.uint32)
         position, reach = find_in_pool(
             arena,
-            pools[t],
+            pool,
             text,
             length,
             load_i64(header + 8 * MIN_NGRAM),
@@ -74,8 +72,6 @@ def draft_from_pools(
         if tie == LONGEST and tokens_per_match > 0:
             most = min(most, tokens_per_match * reach)
         start = draft_starts[t]
-        draft_lengths[t] = copy_from_pool(
-            arena, pools[t], position, drafts[start : start + most], most
-        )
+        draft_lengths[t] = copy_from_pool(arena, pool, position, drafts[start : start + most], most)
         reaches[t] = reach
         is_from_pool[t] = True

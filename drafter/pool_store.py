@@ -39,6 +39,7 @@ class PoolStore:
     Attributes:
         limits: the bounds.
         arena: all pools' memory; what a kernel looks pools up in.
+        generation: 1 or more; another after every change of what `block_of` may return.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class PoolStore:
         self._clock = clock
         self._on_feed = on_feed
         self._on_eviction = on_eviction
+        self.generation = 0
         self.forget_all()
 
     def forget_all(self) -> None:
         """Empties the store, whatever state it is in."""
         self._memory = self._make_memory()
         self.arena = self._memory.arena
+        self.generation += 1
         self._pools: dict[str, Pool] = {}
         # Texts of which something is in a pool, in the order they were fed; the last may be partly
         # waiting. Then those of which nothing is.
@@ -239,6 +242,7 @@ class PoolStore:
         """Appends the next tokens of a text that waits, if there is room."""
         pool = text.pool
         if text not in self._texts:
+            self.generation += pool.block == 0
             if not self._memory.add(text):
                 self._make_room(pool)
                 return
@@ -287,6 +291,7 @@ class PoolStore:
         self._on_eviction(reason)
         if not pool.texts:
             self._memory.free(pool)
+            self.generation += 1
             self._unindexed.pop(pool, None)
             del self._pools[pool.pool_id]
 

@@ -25,7 +25,7 @@ from drafter.kernel_memory import load_u8, load_unaligned_u64, signed
 MAX_ID_BYTES = 64
 
 HASH, ID_BYTES, HEADER, PREVIOUS, NEXT = range(5)
-_RECORD_WORDS = 8
+RECORD_WORDS = 8
 OLDEST, NEWEST, _FREE, COUNT, _FRESH = range(5)
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -49,7 +49,7 @@ def make_table(capacity: int) -> SequenceTable:
     return SequenceTable(
         buckets=np.zeros(num_buckets, dtype=np.int32),
         ids=np.zeros((capacity, MAX_ID_BYTES), dtype=np.uint8),
-        records=np.zeros((capacity, _RECORD_WORDS), dtype=np.int64),
+        records=np.zeros((capacity, RECORD_WORDS), dtype=np.int64),
         last_used_s=np.zeros(capacity, dtype=np.float64),
         ends=ends,
         seed=HASH_BASE,

@@ -110,7 +110,7 @@ class DrafterServer:
         """Compiles what needs it, and begins to take requests."""
         await asyncio.to_thread(self._answerer.warm_up)
         await asyncio.to_thread(warm_up_pools, self._answerer)
-        await asyncio.to_thread(warm_up_live_batches)
+        await asyncio.to_thread(warm_up_live_batches, self._answerer)
         if self.snapshotter is not None:
             await asyncio.to_thread(self.snapshotter.restore)
         self.servicer.open()

@@ -1,32 +1,23 @@
 """The DrafterService RPCs: requests to the drafting core and back.
 
-Owns the order of things within a batch and across streams, and the life of streams. A batch is
-answered on the event loop: first its deltas are taken in order, then all of its sequences are
-answered together, step by step, and when the answer of a stream's batch is on its way, what was
-new in it is indexed. Batches of several streams may interleave between deltas and between steps,
-and after every slice of about a millisecond the loop gets its turn (`turns.py`: replayed text goes
-behind what is live). What bounds a stream: it has one request in flight, read
-only when the one before was answered and handed to the transport; and a client that leaves its
-answers unread, so that the transport takes no more, is disconnected.
+Owns the life of streams. What bounds a stream: it has one request in flight, read only when the one
+before was answered and handed to the transport; and a client that leaves its answers unread, so
+that the transport takes no more, is disconnected. How batches are answered is known to
+`batches.py`.
 """
 
 import asyncio
 import enum
-import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 
 import grpc
 
 from drafter import wire
-from drafter.batch_rows import BatchRows
-from drafter.drafting import Drafting, Work
-from drafter.errors import NotServingError, UnreadAnswersError, UnsupportedFieldError
-from drafter.history_store import StreamLease
-from drafter.live_batch import LiveBatch, Scratch
-from drafter.messages import Proposal, ProposalStatus
+from drafter.batches import MAX_FORGOTTEN_AT_ONCE, Batches
+from drafter.drafting import Drafting
+from drafter.errors import NotServingError, UnsupportedFieldError
 from drafter.metrics import DrafterMetrics
-from drafter.refusals import InvalidDeltaError, OutOfSyncError
-from drafter.turns import Turn, Turns
+from drafter.open_streams import OpenStreams
 from servicekit.errors import MalformedRequestError
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
@@ -36,9 +27,6 @@ STREAM_METHOD = "ProposeStream"
 
 SWEEP_INTERVAL_S = 1.0
 """How often expired sequences are looked for when no request does it."""
-
-# How many sequences are forgotten at one go: a few hundred microseconds.
-_MAX_FORGOTTEN_AT_ONCE = 64
 
 _StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 _ProposeContext = grpc.aio.ServicerContext[drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse]
@@ -55,7 +43,12 @@ class _State(enum.Enum):
 
 
 class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
-    """Answers batches. Owned by the event loop; refuses all of them until `open`."""
+    """Answers batches. Owned by the event loop; refuses all of them until `open`.
+
+    Attributes:
+        batches: how they are answered.
+        streams: those that are open.
+    """
 
     def __init__(
         self,
@@ -77,19 +70,11 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         """
         self._drafting = drafting
         self._store = drafting.store
-        self._metrics = metrics
+        self.batches = Batches(drafting, metrics=metrics, logger=logger)
+        self.streams = OpenStreams(unread_timeout_s=unread_timeout_s)
         self._instance_id = instance_id
         self._logger = logger
-        self._unread_timeout_s = unread_timeout_s
-        self._turns = Turns()
-        self._scratch = Scratch()
         self._state = _State.STARTING
-        # One for each stream that waits for its next request; drain ends these waits.
-        self._waits: set[asyncio.Timeout] = set()
-        self._indexing: asyncio.Task[None] | None = None
-        self._num_streams = 0
-        self._no_streams = asyncio.Event()
-        self._no_streams.set()
 
     def open(self) -> None:
         """Begins to take requests: the proposer is warm."""
@@ -98,13 +83,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     async def drain(self) -> None:
         """Answers what has been read, and ends all streams and what goes on behind them."""
         self._state = _State.DRAINING
-        now = asyncio.get_running_loop().time()
-        for wait in self._waits:
-            wait.reschedule(now)
-        await self._no_streams.wait()
-        if self._indexing is not None:
-            self._indexing.cancel()
-            await asyncio.wait([self._indexing])
+        self.streams.end_waits()
+        await self.streams.all_closed.wait()
+        await self.batches.close()
 
     async def sweep_forever(self) -> None:
         """Forgets what expires while no requests come; runs until cancelled."""
@@ -113,7 +94,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             await asyncio.sleep(pause_s)
             self._drafting.pools.see_to_work()
             may_have_more = (
-                self._store.forget_expired(_MAX_FORGOTTEN_AT_ONCE) == _MAX_FORGOTTEN_AT_ONCE
+                self._store.forget_expired(MAX_FORGOTTEN_AT_ONCE) == MAX_FORGOTTEN_AT_ONCE
             )
             pause_s = 0.0 if may_have_more else SWEEP_INTERVAL_S
 
@@ -133,12 +114,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._check_serving()
         deltas = wire.check_propose_request(request)
         _refuse_unsupported_keep(request.releases)
-        rows, work = await self._answer(
-            deltas, request.releases, is_bulk=wire.is_bulk(deltas), lease=None
-        )
+        rows, work = await self.batches.answer_deltas(deltas, request.releases)
         sequence_ids = [delta.sequence_id for delta in deltas]
         response = wire.response_to_proto(request.batch_id, rows.proposals(sequence_ids))
-        await self._index_answered(work)
+        await self.batches.index(work)
         return response
 
     async def ProposeStream(  # type: ignore[override]  # bytes, and it writes its responses itself
@@ -148,33 +127,36 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
 
         Raises:
             MalformedRequestError: a message is no ProposeRequest.
+            NotServingError: the drafter is shutting down.
             UnreadAnswersError: the client does not read them.
         """
         self._check_serving()
         lease = self._store.start_stream()
-        self._num_streams += 1
-        self._no_streams.clear()
         has_warned = False
-        try:
-            while (payload := await self._next_request(request_iterator)) is not None:
-                batch = self._read(payload)
-                if not has_warned:
-                    has_warned = self._warn_of_unsupported_keep(batch.releases)
-                rows, work = await self._answer(
-                    batch, batch.releases, is_bulk=batch.is_bulk, lease=lease
-                )
-                response = batch.respond(rows)
-                try:
-                    async with asyncio.timeout(self._unread_timeout_s):
-                        await context.write(response)
-                except TimeoutError:
-                    raise UnreadAnswersError(self._unread_timeout_s) from None
-                await self._index_answered(work)
-        finally:
-            self._store.end_stream(lease)
-            self._num_streams -= 1
-            if self._num_streams == 0:
-                self._no_streams.set()
+
+        def see_releases(releases: Iterable[drafter_pb2.Release]) -> None:
+            nonlocal has_warned
+            has_warned = has_warned or self._warn_of_unsupported_keep(releases)
+
+        async with self.streams.open() as stream:
+            try:
+                while True:
+                    self._check_serving()
+                    stream.begin_wait()
+                    payload: object = await context.read()
+                    stream.go_on()
+                    if not isinstance(payload, bytes):  # the client has ended the stream
+                        break
+                    answer = self.batches.answer_message(payload, lease, see_releases)
+                    response, work = await answer
+                    stream.begin_write()
+                    await context.write(response)
+                    stream.go_on()
+                    await self.batches.index(work)
+            except wire.DecodeError as error:
+                raise MalformedRequestError(f"/{SERVICE_NAME}/{STREAM_METHOD}") from error
+            finally:
+                self._store.end_stream(lease)
 
     async def Release(
         self, request: drafter_pb2.ReleaseRequest, context: _ReleaseContext
@@ -182,15 +164,14 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         """Forgets sequences."""
         wire.check_release_request(request)
         _refuse_unsupported_keep(request.releases)
-        async with self._turns.take(is_bulk=False) as turn:
-            await self._release(request.releases, turn)
+        await self.batches.release(request.releases)
         return drafter_pb2.ReleaseResponse()
 
     async def GetDrafterLoad(
         self, request: drafter_pb2.GetDrafterLoadRequest, context: _LoadContext
     ) -> drafter_pb2.GetDrafterLoadResponse:
         """Says how full this drafter is."""
-        self._store.forget_expired(_MAX_FORGOTTEN_AT_ONCE)
+        self._store.forget_expired(MAX_FORGOTTEN_AT_ONCE)
         limits = self._store.limits
         return drafter_pb2.GetDrafterLoadResponse(
             instance_id=self._instance_id,
@@ -200,139 +181,6 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             max_history_bytes=limits.max_history_bytes,
             pool_bytes=self._drafting.pools.store.occupied_bytes,
         )
-
-    async def _next_request(self, requests: AsyncIterator[bytes]) -> bytes | None:
-        """Returns None at the end of the stream.
-
-        Raises:
-            NotServingError: the drafter is shutting down.
-        """
-        self._check_serving()
-        try:
-            async with asyncio.timeout(None) as wait:
-                self._waits.add(wait)
-                try:
-                    return await anext(requests, None)
-                finally:
-                    self._waits.discard(wait)
-        except TimeoutError:
-            raise NotServingError(self._state.value) from None
-
-    def _read(self, payload: bytes) -> LiveBatch:
-        try:
-            return LiveBatch(payload, self._store, self._scratch)
-        except wire.DecodeError as error:
-            raise MalformedRequestError(f"/{SERVICE_NAME}/{STREAM_METHOD}") from error
-
-    async def _answer(
-        self,
-        batch: LiveBatch | Sequence[drafter_pb2.SequenceDelta],
-        releases: Sequence[drafter_pb2.Release],
-        *,
-        is_bulk: bool,
-        lease: StreamLease | None,
-    ) -> tuple[BatchRows, Work]:
-        """Applies a batch that was checked, in order, and answers every sequence of it."""
-        start_s = time.perf_counter()
-        num_sequences = len(batch)
-        most_draft_tokens = wire.most_draft_tokens(num_sequences)
-        rows = BatchRows(num_sequences)
-        async with self._turns.take(is_bulk=is_bulk) as turn:
-            # If some that have expired are left, each delta has to see whether its own is one.
-            has_expired = (
-                self._store.forget_expired(_MAX_FORGOTTEN_AT_ONCE) == _MAX_FORGOTTEN_AT_ONCE
-            )
-            await self._release(releases, turn)
-            i = 0
-            while i < num_sequences:
-                if turn.is_over:
-                    await turn.pause()
-                    rows.refresh()
-                    has_expired = (
-                        self._store.forget_expired(_MAX_FORGOTTEN_AT_ONCE) == _MAX_FORGOTTEN_AT_ONCE
-                    )
-                if isinstance(batch, LiveBatch) and batch.is_scanned and not has_expired:
-                    after = batch.take(i, most_draft_tokens, rows)
-                    if after > i:
-                        i = after
-                        continue
-                self._take(batch[i], lease, most_draft_tokens, rows, i)
-                i += 1
-            work = self._drafting.begin(rows)
-            while not work.step():
-                await turn.pause()
-                rows.refresh()
-        self._index_in_background()
-        self._metrics.observe_batch(rows, time.perf_counter() - start_s - turn.held_back_s)
-        return rows, work
-
-    async def _index_answered(self, work: Work) -> None:
-        """Enters into the indexes what an answered batch brought."""
-        while not work.index_step():  # noqa: ASYNC110  # not a wait: others get their turn
-            await asyncio.sleep(0)
-
-    def _take(
-        self,
-        message: drafter_pb2.SequenceDelta,
-        lease: StreamLease | None,
-        most_draft_tokens: int,
-        rows: BatchRows,
-        i: int,
-    ) -> None:
-        """Appends to one sequence; whatever is wrong with it harms no other."""
-        try:
-            delta = wire.delta_from_proto(message)
-            self._drafting.take(delta, lease, most_draft_tokens, rows, i)
-        except OutOfSyncError as error:
-            rows.refuse(
-                i,
-                Proposal(
-                    sequence_id=message.sequence_id,
-                    status=ProposalStatus.OUT_OF_SYNC,
-                    known_length=error.known_length,
-                ),
-            )
-        except InvalidDeltaError as error:
-            rows.refuse(
-                i,
-                Proposal(
-                    sequence_id=message.sequence_id,
-                    status=ProposalStatus.INVALID,
-                    message=str(error),
-                ),
-            )
-        except Exception:
-            # A mistake of ours, or no memory left: what is known of the sequence is in doubt.
-            self._logger.exception("sequence_failed", sequence_id=message.sequence_id)
-            self._store.release(message.sequence_id)
-            rows.refuse(
-                i,
-                Proposal(
-                    sequence_id=message.sequence_id,
-                    status=ProposalStatus.INVALID,
-                    message="internal error",
-                ),
-            )
-
-    def _index_in_background(self) -> None:
-        """Sees to it that texts are indexed that nobody waits for."""
-        if self._state is not _State.SERVING or not self._drafting.is_behind:
-            return
-        if self._indexing is None or self._indexing.done():
-            self._indexing = asyncio.create_task(self._index())
-
-    async def _index(self) -> None:
-        """Indexes step by step; whatever else there is to do comes first."""
-        while self._drafting.is_behind:
-            await self._turns.rest()
-            self._drafting.index_step()
-
-    async def _release(self, releases: Iterable[drafter_pb2.Release], turn: Turn) -> None:
-        for release in releases:
-            if turn.is_over:
-                await turn.pause()
-            keep = wire.keep_from_proto(release.keep)
-            self._drafting.release(release.sequence_id, keep, release.feed_id)
 
     def _warn_of_unsupported_keep(self, releases: Iterable[drafter_pb2.Release]) -> bool:
         """Says in the log that a release wants its text kept in a way that only newer clients know.

@@ -118,9 +118,22 @@ def take_plain(
             length += count
             store_i64(header + 8 * LENGTH, length)
             touch(table, slots[i], now_s)
-            most = min(rows[i, MOST_DRAFT_TOKENS], most_draft_tokens)
-            if rows[i, LENGTH_LIMIT] > 0:
-                most = max(0, min(most, rows[i, LENGTH_LIMIT] - length))
-            wanted[i] = most
-            is_wanted[i] = rows[i, MOST_DRAFT_TOKENS] > 0
+            note_wanted(rows, i, length, most_draft_tokens, wanted, is_wanted)
     return stop
+
+
+@kernel
+def note_wanted(
+    rows: npt.NDArray[np.int64],
+    i: int,
+    length: int,
+    most_draft_tokens: int,
+    wanted: npt.NDArray[np.int64],
+    is_wanted: npt.NDArray[np.bool_],
+) -> None:
+    """Puts down how long a draft row i may have, whose text has so many tokens by now."""
+    most = min(rows[i, MOST_DRAFT_TOKENS], most_draft_tokens)
+    if rows[i, LENGTH_LIMIT] > 0:
+        most = max(0, min(most, rows[i, LENGTH_LIMIT] - length))
+    wanted[i] = most
+    is_wanted[i] = rows[i, MOST_DRAFT_TOKENS] > 0

@@ -71,7 +71,7 @@ class Turns:
     async def take(self, *, is_bulk: bool) -> AsyncIterator[Turn]:
         """Waits for the batch's turn; bulk batches get it in the order of their coming."""
         if not is_bulk:
-            self._last_live_s = self.clock()
+            self.note_live()
             yield Turn(self, is_bulk=False)
             return
         start_s = self.clock()
@@ -81,6 +81,10 @@ class Turns:
                 yield Turn(self, is_bulk=True, held_back_s=self.clock() - start_s)
             finally:
                 self._end_slice()
+
+    def note_live(self) -> None:
+        """Says that a live batch was answered which took no turn, being done in one go."""
+        self._last_live_s = self.clock()
 
     async def rest(self) -> None:
         """Ends a slice of bulk, and waits until the next may begin."""

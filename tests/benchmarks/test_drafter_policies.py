@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.drafter_policies import Policy, measure_policy, measure_pooled_policy
 from benchmarks.held_out_texts import Continuation
-from drafter.ngram_index import EARLIEST, LATEST, LONGEST
 from drafter.ngram_params import NgramParams, Tie
+from drafter.ngram_table import EARLIEST, LATEST, LONGEST
 from tests.drafter import brute_force, brute_force_pool
 
 POOL_TIES = {Tie.EARLIEST: EARLIEST, Tie.LATEST: LATEST, Tie.LONGEST: LONGEST}

@@ -126,7 +126,7 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
     assert history.token_ids.tolist() == text
     # So long a text is drafted from when it is indexed.
-    indexing = drafter.drafter.servicer._indexing
+    indexing = drafter.drafter.servicer.batches.indexing
     assert indexing is not None
     await asyncio.wait_for(indexing, 20)
     assert await client.propose(sequence, text, max_draft_tokens=5) == expected(
@@ -253,7 +253,7 @@ async def test_a_streams_sequences_outlive_it_by_the_grace_only(drafter: Running
         await client.propose(sequence, text, max_draft_tokens=1)
         assert client._stream is not None
         client._stream.drop()  # as when the connection breaks
-        await drafter.drafter.servicer._no_streams.wait()
+        await drafter.drafter.servicer.streams.all_closed.wait()
         drafter.clock.now_s += 29
         draft = await client.propose(sequence, text, max_draft_tokens=1)
         assert draft.token_ids == (3,)

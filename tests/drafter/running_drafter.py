@@ -53,7 +53,7 @@ class RunningDrafter:
 
     async def indexed(self) -> None:
         """Returns when no text waits any more to be indexed in the background."""
-        indexing = self.drafter.servicer._indexing
+        indexing = self.drafter.servicer.batches.indexing
         if indexing is not None:
             await asyncio.wait_for(indexing, 20)
 

@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from drafter import batch_wire, wire
-from drafter.batch_wire import FIELDS, IRREGULAR, scan_request, write_response
+from drafter.answer_wire import write_response
+from drafter.batch_wire import FIELDS, IRREGULAR, scan_request
 from drafter.messages import Proposal, ProposalStatus, Source
 from drafter.sequence_table import MAX_ID_BYTES
 from tandem.v1 import drafter_pb2 as pb

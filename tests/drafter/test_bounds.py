@@ -121,7 +121,7 @@ async def test_expired_sequences_go_while_nobody_asks(
 
 async def has_ended(running: RunningDrafter) -> None:
     """Returns when the server knows that all streams have ended."""
-    await asyncio.wait_for(running.drafter.servicer._no_streams.wait(), 10)
+    await asyncio.wait_for(running.drafter.servicer.streams.all_closed.wait(), 10)
 
 
 @pytest.mark.parametrize("how", ["half-close", "cancel", "connection lost"])

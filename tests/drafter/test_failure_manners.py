@@ -75,7 +75,7 @@ class CountingTurns(Turns):
 
 async def test_replays_of_many_gateways_let_live_batches_pass(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
-    turns = running.drafter.servicer._turns = CountingTurns()
+    turns = running.drafter.servicer.batches.turns = CountingTurns()
     live = running.open_stream()
     await ask(live, live_batch(0))
 
@@ -231,7 +231,7 @@ async def test_a_client_that_stops_reading_is_disconnected(start_drafter: StartD
     running = await start_drafter(unread_timeout_s=0.3)
     stream = running.open_stream()
     await ask_without_reading(running, stream)
-    await asyncio.wait_for(running.drafter.servicer._no_streams.wait(), 30)
+    await asyncio.wait_for(running.drafter.servicer.streams.all_closed.wait(), 30)
     # Nothing is read yet, and what was held for the stream goes as at any stream's end.
     assert running.drafter.store.num_sequences == 1
     running.clock.now_s += 31
@@ -262,7 +262,7 @@ async def test_bystanders_notice_nothing_of_a_client_that_does_not_read(
     await ask_without_reading(running, silent)
     step = 0
     async with asyncio.timeout(30):
-        while running.drafter.servicer._num_streams == 2:
+        while len(running.drafter.servicer.streams) == 2:
             step += 1
             response = await ask(bystander, live_batch(step))
             assert len(response.proposals) == 8

@@ -3,213 +3,209 @@
 Two drafters are told the same: whatever is sent, they must answer the same and know the same.
 """
 
+import asyncio
 import importlib
 import pkgutil
 import random
+from collections import Counter
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import drafter
-from drafter.sequence_table import slots_in_order
+from drafter.indexed_text import MIN_CAPACITY_TOKENS
+from drafter.pool_link import pool_block_of
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+from tests.drafter.running_drafter import StartDrafter, ask
+from tests.drafter.two_drafters import Client, Side, TwoDrafters
 
 STREAM = "/tandem.v1.DrafterService/ProposeStream"
-UNARY = "/tandem.v1.DrafterService/Propose"
-Call = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
-OPTIONS = [
-    None,
-    pb.NgramParams(min_ngram=1, tie=pb.TIE_LATEST),
-    pb.NgramParams(tie=pb.TIE_LONGEST, chained=True, overlap=pb.OVERLAP_ALLOWED),
-    pb.NgramParams(algorithm=pb.ALGORITHM_KMP),
-    pb.NgramParams(min_ngram=1, max_ngram=3, pool_id="tenant/pool", pool_min_ngram=2),
-    pb.NgramParams(min_ngram=4, max_ngram=3),
-]
 
-
-class TwoDrafters:
-    """The same asked of one by a stream, and of the other by unary calls."""
-
-    def __init__(self, streamed: RunningDrafter, unary: RunningDrafter) -> None:
-        self.streamed, self.unary = streamed, unary
-        self.stream: Stream = self._open()
-        self.call: Call = unary.channel.unary_unary(UNARY)
-
-    def _open(self) -> Stream:
-        stream: Stream = self.streamed.channel.stream_stream(STREAM)()
-        self.streamed.streams.append(stream)
-        return stream
-
-    async def ask(self, payload: bytes, *, elsewhere: bool = False) -> pb.ProposeResponse | None:
-        """Asserts that both answer the same; None: both refuse the message.
-
-        Args:
-            payload: the message.
-            elsewhere: on a stream of its own, for what may end it.
-        """
-        by_call, by_stream = b"", b""
-        refused_call, refused_stream = None, None
-        try:
-            by_call = await self.call(payload)
-        except grpc.aio.AioRpcError as error:
-            refused_call = error.code(), error.details()
-        stream = self._open() if elsewhere else self.stream
-        try:
-            await stream.write(payload)
-            answer = await stream.read()
-            assert isinstance(answer, bytes), "the stream has ended"
-            by_stream = answer
-        except grpc.aio.AioRpcError as error:
-            # What cannot be read names the method; all else the field, in the same words.
-            words = (error.details() or "").replace("ProposeStream", "Propose")
-            refused_stream = error.code(), words
-        assert refused_stream == refused_call
-        assert by_stream == by_call, "not the same bytes"
-        return None if refused_call else pb.ProposeResponse.FromString(by_call)
-
-    async def know_the_same(self) -> None:
-        # A stream's batch is read when what the one before brought is indexed.
-        await self.ask(b"")
-        for running in (self.streamed, self.unary):
-            await running.indexed()
-        one, other = self.streamed.drafter.store, self.unary.drafter.store
-        one.check_integrity()
-        other.check_integrity()
-        assert one.history_bytes == other.history_bytes
-        order = [
-            [store.by_slot[slot] for slot in slots_in_order(store.table)] for store in (one, other)
-        ]
-        for mine, theirs in zip(*order, strict=True):
-            assert mine is not None
-            assert theirs is not None
-            assert mine.sequence_id == theirs.sequence_id, "not the same order of use"
-            assert mine.token_ids.tolist() == theirs.token_ids.tolist()
-        for labels in (
-            ("draft", "sequence"),
-            ("draft", "pool"),
-            ("no_match", "none"),
-            ("appended", "none"),
-            ("out_of_sync", "none"),
-            ("invalid", "none"),
-        ):
-            names = dict(zip(("outcome", "source"), labels, strict=True))
-            name = "tandem_drafter_proposals_total"
-            assert self.streamed.sample(name, **names) == self.unary.sample(name, **names)
-
-
-class Client:
-    """Sends what a gateway might, and now and then what none would."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.texts: dict[str, list[int]] = {}
-        self.num_created = 0
-
-    def words(self, most: int) -> list[int]:
-        tokens: list[int] = []
-        while len(tokens) < most:
-            first = self.rng.choice([0, 50, 100_000, 2**32 - 20])
-            tokens += range(first, first + self.rng.randrange(1, 9))
-        return tokens[: self.rng.randrange(most + 1)]
-
-    def delta(self, sequence_id: str) -> pb.SequenceDelta:
-        rng = self.rng
-        text = self.texts[sequence_id]
-        new = self.words(rng.choice([0, 3, 9, 9, 9, 30, 300]))
-        base = len(text)
-        kind = rng.random()
-        if kind < 0.04:
-            base += 1  # a gap
-        elif kind < 0.1 and len(text) > 5:
-            base -= rng.randrange(5)  # an overlap, which agrees
-            new = text[base:] + new
-        elif kind < 0.12 and base > 0:
-            base -= 1
-            new = [text[-1] ^ 1, *new]  # one that does not
-        delta = pb.SequenceDelta(
-            sequence_id=sequence_id,
-            base_length=base,
-            token_ids=new,
-            max_draft_tokens=rng.choice([0, 1, 8, 24, 24, 2**32 - 1]),
-            max_length=rng.choice([0, 0, len(text) + 4, 1]),
-            prompt_length=rng.choice([0, 0, 7]),
-            params=rng.choice(OPTIONS) if kind > 0.97 else None,
-        )
-        if base == len(text) or (base < len(text) and text[base:] == new[: len(text) - base]):
-            self.texts[sequence_id] = text[:base] + new if base + len(new) > len(text) else text
-        return delta
-
-    def create(self) -> pb.SequenceDelta:
-        self.num_created += 1
-        sequence_id = f"{self.rng.getrandbits(128):032x}"[: self.rng.choice([32, 32, 5])] + str(
-            self.num_created
-        )
-        text = self.words(self.rng.choice([2, 40, 400, 1500]))
-        params = self.rng.choice(OPTIONS)
-        if params is not OPTIONS[-1]:
-            self.texts[sequence_id] = text
-        return pb.SequenceDelta(
-            sequence_id=sequence_id,
-            token_ids=text,
-            max_draft_tokens=self.rng.choice([0, 8]),
-            params=params,
-        )
-
-    def request(self) -> pb.ProposeRequest:
-        rng = self.rng
-        request = pb.ProposeRequest(batch_id=rng.choice([0, 7, 2**32, 2**64 - 1]))
-        known = list(self.texts)
-        rng.shuffle(known)
-        if known and rng.random() < 0.2:
-            gone = known.pop()
-            del self.texts[gone]
-            request.releases.add(sequence_id=gone, keep=rng.choice([pb.KEEP_NOTHING, pb.KEEP_ALL]))
-        deltas = [self.delta(sequence_id) for sequence_id in known[: rng.randrange(14)]]
-        deltas += [self.create() for _ in range(rng.choice([0, 0, 1, 3]))]
-        if rng.random() < 0.1:
-            deltas.append(pb.SequenceDelta(sequence_id="unknown", base_length=4, token_ids=[1]))
-        rng.shuffle(deltas)
-        request.sequences.extend(deltas)
-        return request
-
-
-@pytest.mark.parametrize("bounds", [{}, {"max_sequences": 9, "max_sequence_bytes": 40_000}])
-async def test_a_stream_answers_byte_for_byte_as_unary_calls_do(
-    start_drafter: StartDrafter, bounds: dict[str, int]
-) -> None:
-    two = TwoDrafters(await start_drafter(**bounds), await start_drafter(**bounds))
-    rng = random.Random(str(bounds))
+async def tell_two(rng: random.Random, bounds: dict[str, int], seen: Counter[str]) -> None:
+    two = TwoDrafters(seen, **bounds)
     client = Client(rng)
-    statuses: dict[int, int] = {}
-    num_sources = [0, 0, 0]
-    num_malformed = 0
-    for step in range(600):
+    if rng.randrange(3) > 0:
+        await two.feed_pool(client.words(2000))
+    for _ in range(rng.randrange(1, 40)):
         payload = client.request().SerializeToString()
-        if rng.random() < 0.06:
+        if rng.randrange(40) == 1:
             damaged = bytearray(payload)
-            for _ in range(rng.randrange(1, 4)):
-                at = rng.randrange(len(damaged) + 1)
-                damaged[at : at + 1] = [rng.randrange(256)]
-            num_malformed += await two.ask(bytes(damaged), elsewhere=True) is None
-            continue
-        answer = await two.ask(payload)
-        assert answer is not None
-        for proposal in answer.proposals:
-            statuses[proposal.status] = statuses.get(proposal.status, 0) + 1
-            num_sources[proposal.source] += 1
-        for running in (two.streamed, two.unary):
-            running.clock.now_s += 0.25
-            running.drafter.pools.finish()
-        if step % 20 == 0:
-            await two.know_the_same()
+            at = rng.randrange(len(damaged) + 1)
+            damaged[at : at + 1] = [rng.randrange(256)]
+            await two.ask(bytes(damaged))
+            break  # who knows what was understood
+        await two.ask(payload)
+        two.work_on_pools(rng.randrange(8))
+        two.pass_time(rng.choice([0.25, 0.0, 2.0]))
+        if rng.randrange(3) > 0:
+            await two.settle()
     await two.know_the_same()
-    assert min(statuses.get(status, 0) for status in (1, 2, 3, 4)) > 20, statuses
-    assert num_sources[pb.SOURCE_SEQUENCE] > 200
-    assert num_sources[pb.SOURCE_POOL] > 5
-    assert num_malformed > 5
+
+
+def test_a_stream_is_answered_as_unary_calls_are() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(
+        max_examples=150,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(
+        rng=st.randoms(use_true_random=False),
+        bounds=st.sampled_from(
+            [
+                {},
+                {"max_sequences": 5, "max_sequence_bytes": 60_000},
+                {"idle_ttl_s": 3},
+            ]
+        ),
+    )
+    def tell(rng: random.Random, bounds: dict[str, int]) -> None:
+        asyncio.run(tell_two(rng, bounds, seen))
+
+    tell()
+    assert seen["answered by one call"] > 200
+    assert seen["answered step by step"] > 200
+    assert min(seen[f"STATUS_{name}"] for name in ("OK", "NO_MATCH", "OUT_OF_SYNC", "INVALID")) > 20
+    # Of those that one call answered:
+    assert seen["SOURCE_SEQUENCE"] > 100
+    assert seen["SOURCE_POOL"] > 20
+    assert seen["refused"] > 2
+
+
+async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> None:
+    side = Side()
+    lease = side.drafter.store.start_stream()
+
+    async def tell(request: pb.ProposeRequest) -> bool:
+        """Returns whether one call answered it."""
+        payload = request.SerializeToString()
+        response, work = await side.batches.answer_message(payload, lease, lambda releases: None)
+        assert all(
+            p.status == pb.STATUS_OK for p in pb.ProposeResponse.FromString(response).proposals
+        )
+        await side.batches.index(work)
+        await side.settle()
+        return work is None
+
+    def delta(sequence_id: str, base: int, count: int) -> pb.SequenceDelta:
+        tokens = range(base, base + count)
+        return pb.SequenceDelta(sequence_id=sequence_id, base_length=base, token_ids=tokens)
+
+    for sequence_id in ("one call", "step by step"):
+        # What is released makes the batch one that is not answered in one call.
+        is_first = sequence_id == "one call"
+        releases = [] if is_first else [pb.Release(sequence_id="unknown")]
+        await tell(pb.ProposeRequest(sequences=[delta(sequence_id, 0, MIN_CAPACITY_TOKENS - 9)]))
+        history = side.drafter.store._kept.by_id[sequence_id]
+        for base, count, capacity in (
+            (MIN_CAPACITY_TOKENS - 9, 9, MIN_CAPACITY_TOKENS),
+            (MIN_CAPACITY_TOKENS, 1, 2 * MIN_CAPACITY_TOKENS),
+        ):
+            moved = delta(sequence_id, base, count)
+            assert await tell(pb.ProposeRequest(sequences=[moved], releases=releases)) is is_first
+            assert len(history.buffer) == capacity
+            assert history.token_ids.tolist() == list(range(base + count))
+            side.drafter.store.check_integrity()
+
+
+async def test_a_text_that_grows_in_a_live_batch_makes_room_like_any_other() -> None:
+    """The one that goes may be of the same batch, and already taken."""
+    side = Side()
+    lease = side.drafter.store.start_stream()
+    texts = {"first": 250, "grows": 256}
+    for sequence_id, count in texts.items():
+        created = pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(count))
+        await side.drafter.servicer.Propose(pb.ProposeRequest(sequences=[created]), None)  # type: ignore[arg-type]
+    await side.settle()
+    store = side.drafter.store
+    # No room is left but for what is there.
+    held = store.history_bytes
+    store._kept._max_bytes = held
+    request = pb.ProposeRequest(
+        sequences=[
+            pb.SequenceDelta(
+                sequence_id=sequence_id, base_length=count, token_ids=[1, 2], max_draft_tokens=3
+            )
+            for sequence_id, count in texts.items()
+        ]
+    )
+    response, work = await side.batches.answer_message(
+        request.SerializeToString(), lease, lambda releases: None
+    )
+    await side.batches.index(work)
+    proposals = pb.ProposeResponse.FromString(response).proposals
+    assert [(p.status, p.base_length, list(p.token_ids)) for p in proposals] == [
+        (pb.STATUS_OK, 252, [3, 4, 5]),
+        (pb.STATUS_OK, 258, [3, 4, 5]),
+    ]
+    assert store.num_sequences == 1, "the first had to go for the second"
+    store.check_integrity()
+
+
+async def test_a_live_batch_follows_its_pool_as_that_comes_and_goes() -> None:
+    side = Side(pool_ttl_s=5)
+    lease = side.drafter.store.start_stream()
+    known = [100, 101, 102]
+
+    async def ask_live() -> tuple[list[int], int]:
+        """Two more tokens of a sequence; asserts that one call answers it."""
+        delta = pb.SequenceDelta(
+            sequence_id="asks", base_length=len(known), token_ids=[7, 8], max_draft_tokens=2
+        )
+        payload = pb.ProposeRequest(sequences=[delta]).SerializeToString()
+        response, work = await side.batches.answer_message(payload, lease, lambda releases: None)
+        await side.batches.index(work)
+        assert work is None
+        known.extend([7, 8])
+        # So that its own text never matches.
+        known.append(200 + len(known))
+        more = pb.SequenceDelta(
+            sequence_id="asks", base_length=len(known) - 1, token_ids=known[-1:]
+        )
+        await side.drafter.servicer.Propose(pb.ProposeRequest(sequences=[more]), None)  # type: ignore[arg-type]
+        [proposal] = pb.ProposeResponse.FromString(response).proposals
+        return list(proposal.token_ids), proposal.source
+
+    async def feed(pool_id: str, token_ids: list[int]) -> None:
+        params = pb.NgramParams(min_ngram=2, pool_id=pool_id)
+        fed = pb.SequenceDelta(sequence_id="fed", token_ids=token_ids, params=params)
+        await side.drafter.servicer.Propose(pb.ProposeRequest(sequences=[fed]), None)  # type: ignore[arg-type]
+        release = pb.Release(sequence_id="fed", keep=pb.KEEP_ALL)
+        await side.drafter.servicer.Propose(pb.ProposeRequest(releases=[release]), None)  # type: ignore[arg-type]
+        await side.settle()
+
+    created = pb.SequenceDelta(
+        sequence_id="asks",
+        token_ids=known,
+        params=pb.NgramParams(
+            min_ngram=2, max_ngram=2, tie=pb.TIE_LONGEST, tokens_per_match=0, pool_id="mine"
+        ),
+    )
+    await side.drafter.servicer.Propose(pb.ProposeRequest(sequences=[created]), None)  # type: ignore[arg-type]
+    assert await ask_live() == ([], pb.SOURCE_UNSPECIFIED)
+    await feed("mine", [300, *known[-3:], 7, 8, 9, 9])
+    found, source = await ask_live()
+    assert (found, source) == ([9, 9], pb.SOURCE_POOL)
+    history = side.drafter.store._kept.by_id["asks"]
+    assert pool_block_of(history.address) != 0
+
+    side.clock.now_s += 6
+    await side.settle()
+    assert side.drafter.pools.num_pools == 0
+    found, source = await ask_live()
+    assert source != pb.SOURCE_POOL, "what is gone is never shown"
+    assert pool_block_of(history.address) == 0
+    # Another takes its place in memory.
+    await feed("theirs", [300, *known[-3:], 7, 8, 9, 9])
+    found, source = await ask_live()
+    assert source != pb.SOURCE_POOL, "what is in another pool is never shown"
+    await feed("mine", [300, *known[-3:], 7, 8, 9, 5])
+    assert await ask_live() == ([9, 5], pb.SOURCE_POOL)
 
 
 async def test_what_is_no_request_is_refused_whole(start_drafter: StartDrafter) -> None:

@@ -127,7 +127,7 @@ async def test_a_cancelled_batch_leaves_every_sequence_whole(start_drafter: Star
     await stream.write(batch("a", 400))
     await answerer.has_begun.wait()
     stream.cancel()
-    await asyncio.wait_for(running.drafter.servicer._no_streams.wait(), 10)
+    await asyncio.wait_for(running.drafter.servicer.streams.all_closed.wait(), 10)
     store = running.drafter.store
     store.check_integrity()
     assert 0 < store.num_sequences <= 400

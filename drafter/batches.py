@@ -1,0 +1,269 @@
+"""Answers batches: in the order of their deltas, and by turns with those of other streams.
+
+Owns the order of things within a batch and across streams. A batch is answered on the event loop.
+What a verifier's step usually brings is answered at once, by one kernel call. Of anything else
+first the deltas are taken in order, then all sequences are answered together, step by step; such
+batches of several streams may interleave between deltas and between steps, and after every slice of
+about a millisecond the loop gets its turn (`turns.py`: replayed text goes behind what is live).
+What was new in a batch is indexed when its answer is on its way. Does not know RPCs (`service.py`).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from drafter import wire
+from drafter.batch_rows import BatchRows
+from drafter.drafting import Drafting, Work
+from drafter.history_store import StreamLease
+from drafter.live_answerer import LiveAnswerer
+from drafter.live_batch import LiveBatch, Scratch
+from drafter.messages import Proposal, ProposalStatus
+from drafter.metrics import DrafterMetrics
+from drafter.refusals import InvalidDeltaError, OutOfSyncError
+from drafter.turns import Turn, Turns
+from servicekit.logs import Logger
+from tandem.v1 import drafter_pb2
+
+MAX_FORGOTTEN_AT_ONCE = 64
+"""How many sequences are forgotten at one go: a few hundred microseconds."""
+
+
+class Batches:
+    """Owned by the event loop.
+
+    What is to be noted of a batch that one kernel call answered waits until the answer is on its
+    way, or the next batch comes: after a pause each line of that is as slow as a sequence's draft.
+
+    Attributes:
+        turns: whose turn it is.
+        indexing: the task that indexes texts that nobody waits for; None: there was none yet.
+    """
+
+    def __init__(self, drafting: Drafting, *, metrics: DrafterMetrics, logger: Logger) -> None:
+        """Wires it up.
+
+        Args:
+            drafting: histories and drafts.
+            metrics: what batches are counted in.
+            logger: for what no client is told.
+        """
+        self.turns = Turns()
+        self.indexing: asyncio.Task[None] | None = None
+        self._drafting = drafting
+        self._store = drafting.store
+        self._metrics = metrics
+        self._logger = logger
+        self._scratch = Scratch()
+        self._live = LiveAnswerer(drafting)
+        # How long the last live batch took, until that is noted.
+        self._live_s: float | None = None
+        # The slots of live batches that are still to be indexed.
+        self._unindexed: list[npt.NDArray[np.int64]] = []
+        self._is_closing = False
+
+    async def close(self) -> None:
+        """Ends what goes on in the background."""
+        self._is_closing = True
+        if self.indexing is not None:
+            self.indexing.cancel()
+            await asyncio.wait([self.indexing])
+
+    async def answer_message(
+        self,
+        payload: bytes,
+        lease: StreamLease,
+        see_releases: Callable[[Sequence[drafter_pb2.Release]], None],
+    ) -> tuple[bytes, Work | None]:
+        """Answers a ProposeRequest.
+
+        Args:
+            payload: the message.
+            lease: of the stream that it came on.
+            see_releases: called with its releases, if there are any, before it is answered.
+
+        Returns:
+            A ProposeResponse, and what to call `index` with when that is on its way.
+
+        Raises:
+            DecodeError: it is none.
+            MalformedBatchError: it is not one that a client may send.
+        """
+        self._note_live_batch()
+        start_s = time.perf_counter()
+        response = self._live.answer(payload)
+        if response is not None:
+            self.turns.note_live()
+            self._live_s = time.perf_counter() - start_s
+            return response, None
+        batch = LiveBatch(payload, self._store, self._scratch)
+        rows = BatchRows(len(batch))
+        self._live.hand_over(rows)
+        if batch.releases:
+            see_releases(batch.releases)
+        work = await self._answer(
+            batch,
+            batch.releases,
+            rows,
+            first=self._live.num_taken,
+            is_bulk=batch.is_bulk,
+            lease=lease,
+        )
+        return batch.respond(rows), work
+
+    async def answer_deltas(
+        self,
+        deltas: Sequence[drafter_pb2.SequenceDelta],
+        releases: Sequence[drafter_pb2.Release],
+    ) -> tuple[BatchRows, Work]:
+        """Answers a batch that was checked; its sequences are tied to no stream."""
+        rows = BatchRows(len(deltas))
+        work = await self._answer(
+            deltas, releases, rows, first=0, is_bulk=wire.is_bulk(deltas), lease=None
+        )
+        return rows, work
+
+    async def index(self, work: Work | None) -> None:
+        """Enters into the indexes what an answered batch brought."""
+        if work is not None:
+            while not work.index_step():  # noqa: ASYNC110  # not a wait: others get their turn
+                await asyncio.sleep(0)
+        self._note_live_batch()
+        while self._unindexed:
+            slots = self._live.index_step(self._unindexed.pop())
+            if len(slots) > 0:
+                self._unindexed.append(slots)
+                await asyncio.sleep(0)
+
+    async def release(self, releases: Iterable[drafter_pb2.Release]) -> None:
+        """Forgets sequences."""
+        async with self.turns.take(is_bulk=False) as turn:
+            await self._release(releases, turn)
+
+    async def _answer(
+        self,
+        batch: LiveBatch | Sequence[drafter_pb2.SequenceDelta],
+        releases: Sequence[drafter_pb2.Release],
+        rows: BatchRows,
+        *,
+        first: int,
+        is_bulk: bool,
+        lease: StreamLease | None,
+    ) -> Work:
+        """Applies a batch that was checked, in order, and answers every sequence of it.
+
+        Args:
+            batch: the deltas.
+            releases: come before them.
+            rows: of the batch.
+            first: the delta to begin with; those before it are in `rows` already.
+            is_bulk: whether it brings long text.
+            lease: of the stream that it came on, if any.
+        """
+        start_s = time.perf_counter()
+        num_sequences = len(batch)
+        most_draft_tokens = wire.most_draft_tokens(num_sequences)
+        async with self.turns.take(is_bulk=is_bulk) as turn:
+            # If some that have expired are left, each delta has to see whether its own is one.
+            has_expired = self._forget_expired()
+            await self._release(releases, turn)
+            i = first
+            while i < num_sequences:
+                if turn.is_over:
+                    await turn.pause()
+                    rows.refresh()
+                    has_expired = self._forget_expired()
+                if isinstance(batch, LiveBatch) and batch.is_scanned and not has_expired:
+                    after = batch.take(i, most_draft_tokens, rows)
+                    if after > i:
+                        i = after
+                        continue
+                self._take(batch[i], lease, most_draft_tokens, rows, i)
+                i += 1
+            work = self._drafting.begin(rows)
+            while not work.step():
+                await turn.pause()
+                rows.refresh()
+        self._index_in_background()
+        self._metrics.observe_batch(rows, time.perf_counter() - start_s - turn.held_back_s)
+        return work
+
+    def _note_live_batch(self) -> None:
+        """Notes what came of the last live batch, if that was not done yet."""
+        if self._live_s is None:
+            return
+        self._metrics.observe(self._live.num_by_outcome, self._live_s)
+        self._unindexed.append(self._live.slots)
+        self._live_s = None
+        if self._drafting.pools.store.num_pools > 0:
+            self._drafting.pools.see_to_work()
+
+    def _forget_expired(self) -> bool:
+        """Forgets what expired; returns whether more of that may be left."""
+        return self._store.forget_expired(MAX_FORGOTTEN_AT_ONCE) == MAX_FORGOTTEN_AT_ONCE
+
+    def _take(
+        self,
+        message: drafter_pb2.SequenceDelta,
+        lease: StreamLease | None,
+        most_draft_tokens: int,
+        rows: BatchRows,
+        i: int,
+    ) -> None:
+        """Appends to one sequence; whatever is wrong with it harms no other."""
+        try:
+            delta = wire.delta_from_proto(message)
+            self._drafting.take(delta, lease, most_draft_tokens, rows, i)
+        except OutOfSyncError as error:
+            rows.refuse(
+                i,
+                Proposal(
+                    sequence_id=message.sequence_id,
+                    status=ProposalStatus.OUT_OF_SYNC,
+                    known_length=error.known_length,
+                ),
+            )
+        except InvalidDeltaError as error:
+            rows.refuse(
+                i,
+                Proposal(
+                    sequence_id=message.sequence_id,
+                    status=ProposalStatus.INVALID,
+                    message=str(error),
+                ),
+            )
+        except Exception:
+            # A mistake of ours, or no memory left: what is known of the sequence is in doubt.
+            self._logger.exception("sequence_failed", sequence_id=message.sequence_id)
+            self._store.release(message.sequence_id)
+            rows.refuse(
+                i,
+                Proposal(
+                    sequence_id=message.sequence_id,
+                    status=ProposalStatus.INVALID,
+                    message="internal error",
+                ),
+            )
+
+    def _index_in_background(self) -> None:
+        """Sees to it that texts are indexed that nobody waits for."""
+        if self._is_closing or not self._drafting.is_behind:
+            return
+        if self.indexing is None or self.indexing.done():
+            self.indexing = asyncio.create_task(self._index())
+
+    async def _index(self) -> None:
+        """Indexes step by step; whatever else there is to do comes first."""
+        while self._drafting.is_behind:
+            await self.turns.rest()
+            self._drafting.index_step()
+
+    async def _release(self, releases: Iterable[drafter_pb2.Release], turn: Turn) -> None:
+        for release in releases:
+            if turn.is_over:
+                await turn.pause()
+            keep = wire.keep_from_proto(release.keep)
+            self._drafting.release(release.sequence_id, keep, release.feed_id)

@@ -1,0 +1,90 @@
+"""What a batch that one call answers owes to others; and how a stream's waits end."""
+
+import asyncio
+
+import pytest
+
+from drafter.errors import NotServingError
+from drafter.history_store import StreamLease
+from drafter.open_streams import OpenStreams
+from drafter.turns import Turns
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.two_drafters import Side
+
+
+async def tell(side: Side, lease: StreamLease, base: int) -> tuple[int, bool]:
+    """Two tokens of a sequence; returns its status, and whether one call answered it."""
+    delta = pb.SequenceDelta(
+        sequence_id="a", base_length=base, token_ids=[1, 2], max_draft_tokens=2
+    )
+    payload = pb.ProposeRequest(sequences=[delta]).SerializeToString()
+    response, work = await side.batches.answer_message(payload, lease, lambda releases: None)
+    [proposal] = pb.ProposeResponse.FromString(response).proposals
+    return proposal.status, work is None
+
+
+async def test_a_sequence_whose_stream_is_gone_is_not_known_to_a_live_batch() -> None:
+    side = Side()
+    store = side.drafter.store
+    first, second = store.start_stream(), store.start_stream()
+    assert await tell(side, first, 0) == (pb.STATUS_NO_MATCH, False)
+    store.end_stream(first)
+    side.clock.now_s += store.limits.stream_grace_s - 1
+    assert await tell(side, second, 2) == (pb.STATUS_OK, True)
+    side.clock.now_s += 1
+    assert await tell(side, second, 4) == (pb.STATUS_OUT_OF_SYNC, False)
+
+
+async def test_live_batches_of_several_streams_are_all_noted_and_indexed() -> None:
+    """The second may be answered before the first's answer is on its way."""
+    side = Side()
+    lease = side.drafter.store.start_stream()
+    await tell(side, lease, 0)
+    for base in range(2, 42, 2):
+        assert (await tell(side, lease, base))[1]
+    await side.batches.index(None)
+    assert sum(number or 0 for number in side.num_proposals()) == 21
+    assert not side.batches._unindexed
+    history = side.drafter.store._kept.by_id["a"]
+    assert history.num_unindexed == 0
+
+
+async def test_a_batch_that_one_call_answers_is_live_traffic() -> None:
+    side = Side()
+    lease = side.drafter.store.start_stream()
+    await tell(side, lease, 0)
+    now_s = 5.0
+    turns = side.batches.turns = Turns(clock=lambda: now_s)
+    assert (await tell(side, lease, 2))[1]
+    assert turns._last_live_s == now_s
+
+
+async def test_what_has_come_is_not_lost_to_the_end_of_its_wait() -> None:
+    streams = OpenStreams(unread_timeout_s=1.0)
+    async with streams.open() as stream:
+        stream.begin_wait()
+        streams.end_waits()
+        stream.go_on()
+        # Longer than any turn of the loop that the end of the wait was to come with.
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert streams.all_closed.is_set()
+
+
+async def wait_until_ended(streams: OpenStreams) -> None:
+    async with streams.open() as stream:
+        stream.begin_wait()
+        streams.end_waits()
+        streams.end_waits()
+        await asyncio.Event().wait()
+
+
+async def test_waits_for_clients_are_ended_and_nothing_else_is() -> None:
+    streams = OpenStreams(unread_timeout_s=1.0)
+    async with streams.open() as working:
+        with pytest.raises(NotServingError):
+            await wait_until_ended(streams)
+        working.begin_write()
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert streams.all_closed.is_set()

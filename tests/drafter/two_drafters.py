@@ -1,0 +1,222 @@
+"""Two drafters without a transport that are told the same, and a client that tells them."""
+
+import random
+from collections import Counter
+
+from google.protobuf.message import DecodeError
+from prometheus_client import CollectorRegistry
+
+from drafter import wire
+from drafter.config import DrafterConfig
+from drafter.errors import MalformedBatchError
+from drafter.history_store import StreamLease
+from drafter.sequence_table import slots_in_order
+from drafter.server import DrafterServer
+from servicekit.logs import get_logger
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.running_drafter import FakeClock
+
+OPTIONS = [
+    None,
+    pb.NgramParams(min_ngram=1, tie=pb.TIE_LATEST),
+    pb.NgramParams(tie=pb.TIE_LONGEST, chained=True, overlap=pb.OVERLAP_ALLOWED),
+    pb.NgramParams(algorithm=pb.ALGORITHM_KMP),
+    pb.NgramParams(min_ngram=1, max_ngram=3, pool_id="tenant/pool", pool_min_ngram=2),
+    pb.NgramParams(tie=pb.TIE_LONGEST, pool_id="tenant/pool"),
+    pb.NgramParams(pool_id="other/pool"),
+    pb.NgramParams(min_ngram=4, max_ngram=3),
+]
+
+
+class Side:
+    """A drafter without a transport."""
+
+    def __init__(self, **bounds: int) -> None:
+        self.clock = FakeClock()
+        self.registry = CollectorRegistry()
+        config = DrafterConfig.model_validate({"server": {"listen": "127.0.0.1:0"}, **bounds})
+        self.drafter = DrafterServer(
+            config, registry=self.registry, logger=get_logger("test"), clock=self.clock
+        )
+        self.drafter.servicer.open()
+        self.batches = self.drafter.servicer.batches
+        # What is taken into pools when would be a matter of time: `work_on_pools` says it here.
+        self.batches._drafting.pools._on_work = lambda: None
+
+    async def settle(self) -> None:
+        """Lets what goes on in the background come to its end."""
+        self.drafter.pools.finish()
+        if self.batches.indexing is not None:
+            await self.batches.indexing
+
+    def num_proposals(self) -> list[float | None]:
+        """As the metrics say, by what became of them."""
+        return [
+            self.registry.get_sample_value(
+                "tandem_drafter_proposals_total", {"outcome": outcome, "source": source}
+            )
+            for outcome, source in (
+                ("draft", "sequence"),
+                ("draft", "pool"),
+                ("no_match", "none"),
+                ("appended", "none"),
+                ("out_of_sync", "none"),
+                ("invalid", "none"),
+            )
+        ]
+
+
+class TwoDrafters:
+    """The same asked of one as a stream's messages, and of the other as unary calls."""
+
+    def __init__(self, seen: Counter[str], **bounds: int) -> None:
+        self.streamed, self.unary = Side(**bounds), Side(**bounds)
+        self.lease: StreamLease = self.streamed.drafter.store.start_stream()
+        self.seen = seen
+
+    async def ask(self, payload: bytes) -> None:
+        """Asserts that both answer the same, or refuse the message both."""
+        by_call, refused_call, refused_stream = None, None, None
+        try:
+            request = pb.ProposeRequest.FromString(payload)
+            if wire.find_unsupported_keep(request.releases):
+                return  # the one thing in which the two are to differ
+            by_call = await self.unary.drafter.servicer.Propose(request, None)  # type: ignore[arg-type]
+        except (DecodeError, MalformedBatchError) as error:
+            refused_call = error
+        try:
+            response, work = await self.streamed.batches.answer_message(
+                payload, self.lease, lambda releases: None
+            )
+        except (DecodeError, MalformedBatchError) as error:
+            refused_stream = error
+        assert (refused_stream is None) == (refused_call is None)
+        if by_call is None:
+            self.seen["refused"] += 1
+            return
+        by_stream = pb.ProposeResponse.FromString(response)
+        assert by_stream == by_call
+        assert response == by_call.SerializeToString(), "not the same bytes"
+        await self.streamed.batches.index(work)
+        if by_stream.proposals:
+            self.seen["answered by one call" if work is None else "answered step by step"] += 1
+        for proposal in by_stream.proposals:
+            self.seen[pb.Status.Name(proposal.status)] += 1
+            self.seen[pb.Source.Name(proposal.source)] += work is None
+
+    async def feed_pool(self, token_ids: list[int]) -> None:
+        """Leaves a text in a pool, so that there is something to be found."""
+        fed = pb.SequenceDelta(sequence_id="fed", token_ids=token_ids, params=OPTIONS[4])
+        await self.ask(pb.ProposeRequest(sequences=[fed]).SerializeToString())
+        release = pb.Release(sequence_id="fed", keep=pb.KEEP_ALL)
+        await self.ask(pb.ProposeRequest(releases=[release]).SerializeToString())
+        await self.settle()
+
+    async def settle(self) -> None:
+        for side in (self.streamed, self.unary):
+            await side.settle()
+
+    def work_on_pools(self, num_pieces: int) -> None:
+        """Does some of what is to do for pools."""
+        for side in (self.streamed, self.unary):
+            for _ in range(num_pieces):
+                side.drafter.pools.work()
+
+    def pass_time(self, seconds: float) -> None:
+        for side in (self.streamed, self.unary):
+            side.clock.now_s += seconds
+
+    async def know_the_same(self) -> None:
+        await self.settle()
+        one, other = self.streamed.drafter.store, self.unary.drafter.store
+        one.check_integrity()
+        other.check_integrity()
+        order = [
+            [store.by_slot[slot] for slot in slots_in_order(store.table)] for store in (one, other)
+        ]
+        for mine, theirs in zip(*order, strict=True):
+            assert mine is not None
+            assert theirs is not None
+            assert mine.sequence_id == theirs.sequence_id, "not the same order of use"
+            assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+        assert self.streamed.num_proposals() == self.unary.num_proposals()
+
+
+class Client:
+    """Sends what a gateway might, and now and then what none would."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.texts: dict[str, list[int]] = {}
+        self.num_created = 0
+
+    def words(self, num_tokens: int) -> list[int]:
+        """Runs of a few tokens that come again and again."""
+        written = random.Random(self.rng.randrange(50))
+        tokens: list[int] = []
+        while len(tokens) < num_tokens:
+            first = written.choice([0, 50, 100_000, 2**32 - 20])
+            tokens += range(first, first + written.randrange(1, 9))
+        return tokens[:num_tokens]
+
+    def delta(self, sequence_id: str, *, is_calm: bool) -> pb.SequenceDelta:
+        rng = self.rng
+        text = self.texts[sequence_id]
+        new = self.words(rng.choice([3, 8, 9, 0, 1] if is_calm else [3, 30, 130, 300]))
+        base = len(text)
+        kind = 0 if is_calm else rng.randrange(20)
+        if kind == 1:
+            base += 1  # a gap
+        elif kind in (2, 3) and len(text) > 5:
+            base -= rng.randrange(5)  # an overlap, which agrees
+            new = text[base:] + new
+        elif kind == 4 and base > 0:
+            base -= 1
+            new = [text[-1] ^ 1, *new]  # one that does not
+        delta = pb.SequenceDelta(
+            sequence_id=sequence_id,
+            base_length=base,
+            token_ids=new,
+            max_draft_tokens=rng.choice([24, 8, 1, 0, 2**32 - 1]),
+            max_length=rng.choice([0, 0, len(text) + 4, 1]),
+            prompt_length=rng.choice([0, 0, 7]),
+            params=rng.choice(OPTIONS) if kind == 5 else None,
+        )
+        if base == len(text) or (base < len(text) and text[base:] == new[: len(text) - base]):
+            self.texts[sequence_id] = text[:base] + new if base + len(new) > len(text) else text
+        return delta
+
+    def create(self) -> pb.SequenceDelta:
+        self.num_created += 1
+        sequence_id = f"{self.num_created:0{self.rng.choice([32, 5, 64])}}"
+        text = self.words(self.rng.choice([40, 2, 250, 400, 1500]))
+        params = self.rng.choice(OPTIONS)
+        if params is not OPTIONS[-1]:
+            self.texts[sequence_id] = text
+        return pb.SequenceDelta(
+            sequence_id=sequence_id,
+            token_ids=text,
+            max_draft_tokens=self.rng.choice([0, 8]),
+            params=params,
+        )
+
+    def request(self) -> pb.ProposeRequest:
+        rng = self.rng
+        request = pb.ProposeRequest(batch_id=rng.choice([7, 0, 2**32, 2**64 - 1]))
+        known = list(self.texts)
+        rng.shuffle(known)
+        kind = rng.randrange(14)
+        is_calm = kind > 3
+        if known and kind in (0, 1):
+            gone = known.pop()
+            del self.texts[gone]
+            request.releases.add(sequence_id=gone, keep=rng.choice([pb.KEEP_ALL, pb.KEEP_NOTHING]))
+        known = known[: rng.randrange(8)]
+        deltas = [self.delta(sequence_id, is_calm=is_calm) for sequence_id in known]
+        if kind in (1, 2) or not self.texts:
+            deltas += [self.create() for _ in range(rng.randrange(1, 5))]
+        if kind == 3:
+            deltas.append(pb.SequenceDelta(sequence_id="unknown", base_length=4, token_ids=[1]))
+        rng.shuffle(deltas)
+        request.sequences.extend(deltas)
+        return request
