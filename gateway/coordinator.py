@@ -306,6 +306,7 @@ class Coordinator:
             num_speculative_tokens=request.num_speculative_tokens,
             cache_salt=request.cache_salt,
             priority=request.priority,
+            tokens_per_match=request.ngram.tokens_per_match or 0,
         )
 
     def _expect_no_hints(self, sequence: _Sequence) -> None:

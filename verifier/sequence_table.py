@@ -96,6 +96,7 @@ class SequenceTable:
             num_speculative_tokens=opened.num_speculative_tokens,
             cache_salt=opened.cache_salt,
             priority=opened.priority,
+            tokens_per_match=opened.tokens_per_match,
             scoring=opened.scoring,
             rows_to_score=opened.rows_to_score,
             first_token_record=FirstTokenRecord(self._first_token),
