@@ -6,7 +6,7 @@ from typing import Literal
 import pydantic
 
 from gateway.request import Tie
-from gateway.validation import MAX_NGRAM, RequestDefaults
+from gateway.validation import DEFAULT_TOKENS_PER_MATCH, MAX_NGRAM, RequestDefaults
 from servicekit.address import parse_address
 from servicekit.config import ChannelOptions, ServerOptions
 
@@ -36,9 +36,9 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """How long a verifier's step may wait for drafts: while it pays, not at all, or always (for
     tests: the steps are then the same every time)."""
 
-    hint_tokens: int = pydantic.Field(default=32, ge=1, le=512)
-    """Most draft tokens asked for at a time: more than most steps verify, so that a late answer
-    does not leave the verifier without drafts."""
+    hint_tokens: int = pydantic.Field(default=64, ge=1, le=512)
+    """Most draft tokens asked for at a time: two steps' worth, so that a step whose drafts were all
+    accepted leaves the next one its drafts."""
 
     num_speculative_tokens: int | None = pydantic.Field(default=None, ge=0)
     """Most drafts verified per step for requests that do not say; at most the verifiers' limit.
@@ -53,9 +53,9 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     tie: Literal["earliest", "latest", "longest"] = "longest"
     """Which of several matches is continued for requests that do not say."""
 
-    tokens_per_match: int | None = pydantic.Field(default=None, ge=0)
-    """With ties by the longest match: draft tokens per token that the match reaches back, for
-    requests that do not say; 0 for no such limit, the drafter's default if empty."""
+    tokens_per_match: int = pydantic.Field(default=DEFAULT_TOKENS_PER_MATCH, ge=0)
+    """With ties by the longest match: drafts verified per token that the match reaches back, for
+    requests that do not say; 0 for no such limit."""
 
     max_prompt_tokens: int | None = pydantic.Field(default=None, ge=1)
     """Longest prompt taken; the model's limit if empty."""

@@ -171,7 +171,7 @@ class Coordinator:
                 drafters[sequence.drafter] = None
         for drafter in drafters:
             drafter.flush()
-        self._delivery.go_on()
+        self._go_on_with_clients()
 
     def _on_rare_event(self, sequence: _Sequence, event: VerifierEvent) -> None:
         if isinstance(event, PromptScored):
@@ -212,9 +212,13 @@ class Coordinator:
             hints_of.setdefault(sequence.verifier, []).append(hint)
         for verifier, its_hints in hints_of.items():
             verifier.hint(its_hints)
-        self._delivery.go_on()
+        self._go_on_with_clients()
 
     # (c) Clients, behind the hints.
+
+    def _go_on_with_clients(self) -> None:
+        # Behind the writers that were woken before.
+        self._loop.call_soon(self._delivery.go_on)
 
     def _publish(self, generations: Sequence[Generation]) -> None:
         """Shows what was decided to the clients, and counts it."""
@@ -306,6 +310,7 @@ class Coordinator:
             num_speculative_tokens=request.num_speculative_tokens,
             cache_salt=request.cache_salt,
             priority=request.priority,
+            tokens_per_match=request.ngram.tokens_per_match or 0,
         )
 
     def _expect_no_hints(self, sequence: _Sequence) -> None:

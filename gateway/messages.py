@@ -115,6 +115,7 @@ class OpenCommand:
         drafting: whether hints may be expected.
         cache_salt: whose cached prefixes may be shared.
         priority: higher first.
+        tokens_per_match: drafts verified per token that the match reaches back; 0: no such limit.
     """
 
     sequence_id: str
@@ -130,6 +131,7 @@ class OpenCommand:
     num_speculative_tokens: int
     cache_salt: str = ""
     priority: int = 0
+    tokens_per_match: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

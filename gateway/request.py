@@ -111,7 +111,7 @@ class NgramParams:
     max_ngram: int
     overlap: Overlap = Overlap.DEFAULT
     tie: Tie = Tie.DEFAULT
-    # None: the drafter's default. 0: no such limit.
+    # Drafts verified per token that the match reaches back. None, 0: no such limit.
     tokens_per_match: int | None = None
     # Other requests' text to draft from, and to leave this one's output in; "": none.
     pool_id: str = ""

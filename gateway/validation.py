@@ -36,6 +36,8 @@ MAX_PRIORITY = 2**31 - 1
 MAX_PROMPT_LOGPROBS = 1 << 17
 # Where a draft is as long as it may be, whatever it matches: what is likely right of it.
 FIXED_NUM_SPECULATIVE_TOKENS = 7
+# The product's best figure for `Tie.LONGEST`; `benchmarks.drafter` compares some.
+DEFAULT_TOKENS_PER_MATCH = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,8 @@ class RequestDefaults:
             None: as many as that, if the draft's length follows its match, so that a long one
             is likely right; else `FIXED_NUM_SPECULATIVE_TOKENS`.
         tie: where a request says nothing.
-        tokens_per_match: likewise, with `Tie.LONGEST`; None leaves it to the drafter, 0 lets a
-            draft be as long as is asked for, whatever it matches.
+        tokens_per_match: likewise, with `Tie.LONGEST`; 0 lets a draft be as long as is asked for,
+            whatever it matches.
         tenant: whose pools are drafted from and whose cached prefixes are shared. One for all,
             until requests are authenticated.
         max_prompt_tokens: None for what the model's limit leaves.
@@ -58,7 +60,7 @@ class RequestDefaults:
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
     tie: Tie = Tie.LONGEST
-    tokens_per_match: int | None = None
+    tokens_per_match: int = DEFAULT_TOKENS_PER_MATCH
     tenant: str = ""
     max_prompt_tokens: int | None = None
 

@@ -47,6 +47,11 @@ from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
 
 PROTOCOL_VERSION = 1
 
+# After a step whose drafts were all accepted, the match reaches 1 + tokens_per_match times as far:
+# of a hint this many times as long as one step is given, the next one finds all that it is given.
+_RUN_AHEAD = 4
+_MAX_UINT32 = (1 << 32) - 1
+
 _FINISH_REASONS = {int(reason): reason for reason in FinishReason}
 _PROPOSAL_STATUSES = {int(status): status for status in ProposalStatus}
 _DRAFT_WAITS = {
@@ -366,6 +371,7 @@ def _open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         num_speculative_tokens=command.num_speculative_tokens,
         cache_salt=command.cache_salt,
         priority=command.priority,
+        tokens_per_match=command.tokens_per_match,
     )
 
 
@@ -392,6 +398,9 @@ def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:
         max_ngram=ngram.max_ngram,
         overlap=drafter_pb2.Overlap.ValueType(ngram.overlap),
         tie=drafter_pb2.Tie.ValueType(ngram.tie),
-        tokens_per_match=ngram.tokens_per_match,
+        # The verifier holds a draft to the request's figure; what is beyond serves its next steps.
+        tokens_per_match=None
+        if ngram.tokens_per_match is None
+        else min(ngram.tokens_per_match * _RUN_AHEAD, _MAX_UINT32),
         pool_id=ngram.pool_id,
     )

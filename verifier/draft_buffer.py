@@ -31,16 +31,16 @@ class DraftBuffer:
     __slots__ = (
         "_base_length",
         "_is_told",
+        "_matched_ngram_length",
         "_token_ids",
         "answered_length",
-        "matched_ngram_length",
     )
 
     def __init__(self) -> None:
         self._base_length = 0
         self._token_ids: list[int] = []
         self._is_told = True
-        self.matched_ngram_length = 0
+        self._matched_ngram_length = 0
         # Longest length that a hint, possibly an empty one, was received for.
         self.answered_length = -1
 
@@ -78,7 +78,7 @@ class DraftBuffer:
         self._base_length = base_length
         self._token_ids = token_ids
         self._is_told = False
-        self.matched_ngram_length = matched_ngram_length
+        self._matched_ngram_length = matched_ngram_length
         return replaced
 
     def advance(self, known_token_ids: list[int]) -> HintOutcome | None:
@@ -92,6 +92,12 @@ class DraftBuffer:
         if skip >= len(self._token_ids):
             return self._retire(HintOutcome.LATE)
         return None
+
+    def reach(self, length: int) -> int:
+        """How many tokens before the first draft match, for a sequence of `length` tokens: those
+        that the hint came with, and those that were decided as it said.
+        """
+        return self._matched_ngram_length + length - self._base_length
 
     def draft(self, length: int, num_tokens: int) -> tuple[list[int], HintOutcome | None]:
         """Up to `num_tokens` drafts for a sequence of `length` tokens, the length of the last

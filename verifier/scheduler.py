@@ -23,7 +23,7 @@ from verifier.block_pool import BlockPool
 from verifier.draft_buffer import HintOutcome
 from verifier.prefix_cache import extend_digests
 from verifier.sequence import Sequence
-from verifier.speculation_policy import num_drafts_to_verify
+from verifier.speculation_policy import num_drafts_to_verify, num_drafts_trusted
 
 # A run of blocks is begun where it has room for this much output, if the sequence may grow so far.
 _RUN_AHEAD_TOKENS = 256
@@ -296,8 +296,13 @@ class Scheduler:
     def _draft_of(self, sequence: Sequence, budget: int, num_sharing: int, room: int) -> list[int]:
         if not sequence.has_draft:
             return []
+        trusted = num_drafts_trusted(
+            tokens_per_match=sequence.tokens_per_match,
+            reach=sequence.draft_buffer.reach(len(sequence.token_ids)),
+        )
+        most = min(sequence.num_speculative_tokens, room)
         num_drafts = num_drafts_to_verify(
-            num_speculative_tokens=min(sequence.num_speculative_tokens, room),
+            num_speculative_tokens=most if trusted is None else min(most, trusted),
             remaining=sequence.remaining,
             budget=budget,
             num_sharing=num_sharing,

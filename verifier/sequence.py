@@ -68,6 +68,7 @@ class OpenSequence:
     # Sequences share prefix-cache blocks only with equal salts.
     cache_salt: str = ""
     priority: int = 0
+    tokens_per_match: int = 0
     # None: it is continued.
     scoring: Scoring | None = None
 
@@ -106,6 +107,8 @@ class Sequence:
     num_speculative_tokens: int
     # Sequences share cached blocks only with equal salts.
     cache_salt: str = ""
+    # Of a hint, per token that its match reaches back; 0: no such limit.
+    tokens_per_match: int = 0
     # Higher first; within one priority, in order of arrival (the scheduler's count).
     priority: int = 0
     arrival: int = 0

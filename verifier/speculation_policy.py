@@ -1,9 +1,10 @@
 """How many drafts a sequence verifies in a step: the one place for K.
 
-As many as its hint holds, up to the sequence's limit, the room it has left and its share of the
-step's token budget. How long a hint is follows how far its match reaches, so the hint's length
-is the drafter's confidence, and no draft is held back here; a limit of 31 fills the 32 rows that
-`strict` pads to. A cost model of the step and recent acceptance will join in here.
+As many as its hint holds and is trusted with, up to the sequence's limit, the room it has left and
+its share of the step's token budget. Trust follows how far the hint's match reaches, and grows with
+what comes as the hint said; so a hint can hold more than one step's worth, and a step whose
+drafts were all accepted leaves the next one its drafts, without any wait. A limit of 31 fills the
+32 rows that `strict` pads to. A cost model of the step and recent acceptance will join in here.
 """
 
 STEPS_AHEAD = 4
@@ -25,6 +26,16 @@ def num_drafts_to_verify(
     """
     share = -(-budget // num_sharing)
     return max(0, min(num_speculative_tokens, remaining - 1, share))
+
+
+def num_drafts_trusted(*, tokens_per_match: int, reach: int) -> int | None:
+    """Most drafts that a hint is trusted with; None: with all that it holds.
+
+    Args:
+        tokens_per_match: drafts per token of the reach; 0 for no such limit.
+        reach: how many tokens before the draft's first are known to match, 0 if nobody said.
+    """
+    return tokens_per_match * max(1, reach) if tokens_per_match else None
 
 
 def num_drafts_wanted(

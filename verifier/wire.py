@@ -192,6 +192,7 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
         num_speculative_tokens=num_speculative_tokens,
         cache_salt=message.cache_salt,
         priority=message.priority,
+        tokens_per_match=message.tokens_per_match,
     )
 
 

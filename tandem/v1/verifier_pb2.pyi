@@ -191,6 +191,7 @@ class Open(_message.Message):
     EXPECTED_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     ADAPTER_ID_FIELD_NUMBER: _builtins.int
     DRAFTER_ADDRESS_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MATCH_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """128 random bits made by the gateway, never reused. At most 64 bytes."""
     prompt_length: _builtins.int
@@ -218,6 +219,11 @@ class Open(_message.Message):
     """Adapters are out of scope: refused by name."""
     drafter_address: _builtins.str
     """Reserved for a verifier that asks drafters itself: refused by name."""
+    tokens_per_match: _builtins.int
+    """Most drafts verified per step for each token that a hint's match reaches back: its
+    matched_ngram_length (at least 1 counts) and what was decided as it said since. So a hint may
+    hold more than it is trusted with at first. 0: no such limit.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, and on resume the output so far."""
@@ -246,10 +252,11 @@ class Open(_message.Message):
         expected_model_digest: _builtins.str = ...,
         adapter_id: _builtins.str = ...,
         drafter_address: _builtins.str = ...,
+        tokens_per_match: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "drafting", b"drafting", "num_speculative_tokens", b"num_speculative_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafting: _TypeAlias = _typing.Literal["drafting"]  # noqa: Y015
     _WhichOneofArgType__drafting: _TypeAlias = _typing.Literal["_drafting", b"_drafting"]  # noqa: Y015

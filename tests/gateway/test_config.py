@@ -19,7 +19,8 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert config.server.metrics_listen == "127.0.0.1:9100"
     assert config.http_listen == "127.0.0.1:8000"
     assert config.draft_wait == "adaptive"
-    assert (config.hint_tokens, config.num_speculative_tokens) == (32, None)
+    assert (config.hint_tokens, config.num_speculative_tokens) == (64, None)
+    assert (config.tie, config.tokens_per_match) == ("longest", 2)
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == (2, 5)
     assert config.drafters == []
 

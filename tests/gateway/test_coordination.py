@@ -30,9 +30,12 @@ async def test_prompt_and_open_go_out_at_the_same_time(
         token_ids=[5, 6, 7],
         prompt_length=3,
         max_length=2048,
-        params=drafter_pb2.NgramParams(min_ngram=2, max_ngram=5, tie=drafter_pb2.TIE_LONGEST),
+        params=drafter_pb2.NgramParams(
+            min_ngram=2, max_ngram=5, tie=drafter_pb2.TIE_LONGEST, tokens_per_match=8
+        ),
     )
     assert opened.token_ids == [5, 6, 7]
+    assert opened.tokens_per_match == 2
     assert opened.drafting
     assert opened.draft_wait == verifier_pb2.DRAFT_WAIT_ALWAYS
     assert opened.num_speculative_tokens == 7

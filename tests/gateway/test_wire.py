@@ -100,6 +100,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         num_speculative_tokens=0,
         cache_salt="1:a/",
         priority=-3,
+        tokens_per_match=3,
     )
     sent = wire.commands_to_proto(
         CommandBatch(updates=[("u", True)], hints=[], opens=[command], closes=["c"])
@@ -124,6 +125,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         num_speculative_tokens=0,
         cache_salt="1:a/",
         priority=-3,
+        tokens_per_match=3,
     )
     assert opened.HasField("drafting")
     assert opened.HasField("num_speculative_tokens")
@@ -173,6 +175,22 @@ def test_a_delta_says_how_to_begin_only_once() -> None:
         ("c", drafter_pb2.KEEP_UNSPECIFIED, ""),
         ("d", drafter_pb2.KEEP_OUTPUT, "d"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("verified", "asked"), [(None, None), (0, 0), (2, 8), (2**32 - 1, 2**32 - 1)]
+)
+def test_drafters_are_asked_for_more_than_one_step_verifies(
+    verified: int | None, asked: int | None
+) -> None:
+    ngram = NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LONGEST, tokens_per_match=verified)
+    new = NewHistory(prompt_length=2, ngram=ngram)
+    sent = wire.deltas_to_proto(
+        DeltaBatch(batch_id=3, deltas=[Delta("a", 0, [1, 2], 0, 64, new)], releases=[])
+    )
+    params = sent.sequences[0].params
+    assert params.HasField("tokens_per_match") == (asked is not None)
+    assert params.tokens_per_match == (asked or 0)
 
 
 @pytest.mark.parametrize(

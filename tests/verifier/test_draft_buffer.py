@@ -25,7 +25,18 @@ def test_realigns_a_hint_that_the_sequence_followed() -> None:
     known += [5, 6]
     assert buffer.advance(known) is None
     assert buffer.draft(12, 9) == ([7, 8], REALIGNED)
-    assert buffer.matched_ngram_length == 3
+
+
+def test_a_match_reaches_further_back_with_every_token_that_came_as_hinted() -> None:
+    buffer = DraftBuffer()
+    known = list(range(10))
+    buffer.offer(10, [5, 6, 7, 8], 3, known)
+    assert buffer.reach(10) == 3
+    known += [5, 6]
+    buffer.advance(known)
+    assert buffer.reach(12) == 5
+    buffer.offer(12, [7, 9], 1, known)
+    assert buffer.reach(12) == 1
 
 
 def test_drops_a_hint_that_the_sequence_contradicted() -> None:

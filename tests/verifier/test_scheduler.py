@@ -148,6 +148,21 @@ def test_drafts_are_cut_to_the_sequences_own_limit() -> None:
     assert [len(item.draft_token_ids) for item in scheduler.schedule()] == [3, 0]
 
 
+def test_a_hint_is_trusted_with_more_after_its_first_drafts_were_right() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=64)
+    [sequence] = decoding(
+        scheduler, 1, num_output_tokens=60, num_speculative_tokens=31, tokens_per_match=2
+    )
+    known = sequence.token_ids
+    sequence.draft_buffer.offer(len(known), [99] * 20, 2, known)  # what `commit` samples
+    num_drafts = []
+    while sequence.draft_buffer:
+        [item] = scheduler.schedule()
+        num_drafts.append(len(item.draft_token_ids))
+        commit(scheduler, item, num_accepted=num_drafts[-1])
+    assert num_drafts == [4, 14], "2 x 2, 2 x (2 + 5), and one of 20 was sampled after the first 4"
+
+
 def test_drafts_take_what_the_decodes_leave_of_the_budget() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
     sequences = decoding(scheduler, 4, num_output_tokens=30)

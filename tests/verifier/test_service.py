@@ -463,6 +463,23 @@ class TestDrafts:
         assert 0 < accepted < sum(d.num_draft_tokens for d in session.decided("drafted"))
         assert decided.num_wanted_draft_tokens == 0
 
+    async def test_no_more_drafts_are_verified_than_the_match_is_trusted_with(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        running = await start_verifier()
+        session = await running.greeted_session()
+        await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS, tokens_per_match=2))
+        await session.wait_decided("a")
+        draft = pb.Draft(
+            sequence_id="a",
+            base_length=len(PROMPT) + 1,
+            token_ids=greedy_output[1:6],
+            matched_ngram_length=1,
+        )
+        await session.send(pb.Command(draft=draft))
+        decided = await session.wait_decided("a", 2)
+        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (2, 2)
+
 
 class TestSessions:
     async def test_cannot_touch_each_others_sequences(

@@ -6,6 +6,7 @@ from verifier.speculation_policy import (
     PROBE_PERIOD_TOKENS,
     USELESS_HINTS_BEFORE_PROBING,
     num_drafts_to_verify,
+    num_drafts_trusted,
     num_drafts_wanted,
 )
 
@@ -44,6 +45,14 @@ def test_sequences_share_the_budget(budget: int, limits: list[int], expected: li
         counts.append(count)
         budget -= count
     assert counts == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_match", "reach", "expected"),
+    [(0, 9, None), (2, 9, 18), (3, 1, 3), pytest.param(2, 0, 2, id="nobody said how far")],
+)
+def test_trust_follows_the_match(tokens_per_match: int, reach: int, expected: int | None) -> None:
+    assert num_drafts_trusted(tokens_per_match=tokens_per_match, reach=reach) == expected
 
 
 @pytest.mark.parametrize(
