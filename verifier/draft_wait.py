@@ -8,8 +8,7 @@ the two sides, both in seconds of step time summed over sequences:
 p1 is a sequence's running probability that a hint's first token turned out right. It is the
 first token that counts, not the expected length: a late hint is realigned, so not waiting costs
 at most the one step that would have been drafted. Hints come waited for or not, so p1 is learned
-for free, and text that never repeats is not waited for. A new sequence is taken for one like those
-of late.
+for free, and text that never repeats is never waited for.
 
 Pure arithmetic on durations; knows no clock and no sequence.
 """
@@ -17,8 +16,6 @@ Pure arithmetic on durations; knows no clock and no sequence.
 from dataclasses import dataclass, field
 
 FIRST_TOKEN_DECAY = 0.8
-# Of all sequences' hints together: the last fifty or so count.
-ALL_FIRST_TOKENS_DECAY = 0.98
 DURATION_DECAY = 0.9
 
 
@@ -38,13 +35,10 @@ class RunningMean:
 
 @dataclass(slots=True)
 class DraftWaitEstimates:
-    """Running estimates of one verifier: a step's duration, a hint's way back to us, and how likely
-    a hint's first token is right, whosoever it is for.
-    """
+    """Running estimates of one verifier: a step's duration, and a hint's way back to us."""
 
     step_s: RunningMean = field(default_factory=lambda: RunningMean(DURATION_DECAY))
     hop_s: RunningMean = field(default_factory=lambda: RunningMean(DURATION_DECAY))
-    first_token: RunningMean = field(default_factory=lambda: RunningMean(ALL_FIRST_TOKENS_DECAY))
 
     def longest_wait_s(
         self, *, first_token_probabilities: list[float], num_sequences: int, elapsed_s: float
@@ -73,17 +67,10 @@ class FirstTokenRecord:
     when the hint arrives or only later. A hint without tokens counts as wrong.
     """
 
-    __slots__ = ("_of_all", "_pending", "num_useless_hints", "probability")
+    __slots__ = ("_pending", "num_useless_hints", "probability")
 
-    def __init__(self, of_all: RunningMean | None = None) -> None:
-        """Begins where the sequences of late are.
-
-        Args:
-            of_all: the probability over all sequences, which this one's hints also count for; None:
-                there are no others, and nothing is known.
-        """
-        self._of_all = of_all or RunningMean(ALL_FIRST_TOKENS_DECAY)
-        self.probability = self._of_all.value or 0.0
+    def __init__(self) -> None:
+        self.probability = 0.0
         # Hints in a row, up to now, whose first token was wrong or missing.
         self.num_useless_hints = 0
         self._pending: tuple[int, int] | None = None
@@ -109,4 +96,3 @@ class FirstTokenRecord:
         self.probability = FIRST_TOKEN_DECAY * self.probability + (1 - FIRST_TOKEN_DECAY) * float(
             right
         )
-        self._of_all.observe(float(right))

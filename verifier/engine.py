@@ -144,13 +144,12 @@ class Engine:
         self._scheduler = scheduler
         self._options = options
         self._observer = observer
-        self._estimates = DraftWaitEstimates()
         self._table = SequenceTable(
             scheduler,
             max_model_len=options.max_model_len,
             max_num_waiting=options.max_num_waiting,
-            first_token=self._estimates.first_token,
         )
+        self._estimates = DraftWaitEstimates()
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._session_ids = itertools.count(1)
         self._idle_futures: list[Future[None]] = []

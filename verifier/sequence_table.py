@@ -7,7 +7,6 @@ batch per session and step. Every Open ends in exactly one terminal event.
 import collections
 
 from servicekit.errors import RequestError
-from verifier.draft_wait import FirstTokenRecord, RunningMean
 from verifier.errors import InvalidRequestError, OverloadedError
 from verifier.messages import (
     Close,
@@ -33,21 +32,8 @@ class SequenceTable:
     attached.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        max_model_len: int,
-        max_num_waiting: int,
-        first_token: RunningMean,
-    ) -> None:
-        """Begins empty.
-
-        Args:
-            first_token: how likely hints' first tokens are right, over all sequences.
-        """
+    def __init__(self, scheduler: Scheduler, *, max_model_len: int, max_num_waiting: int) -> None:
         self._scheduler = scheduler
-        self._first_token = first_token
         self._max_model_len = max_model_len
         self._max_num_waiting = max_num_waiting
         self._sinks: dict[int, EventSink] = {}
@@ -99,7 +85,6 @@ class SequenceTable:
             tokens_per_match=opened.tokens_per_match,
             scoring=opened.scoring,
             rows_to_score=opened.rows_to_score,
-            first_token_record=FirstTokenRecord(self._first_token),
         )
         self._sequences[command.session_id, opened.sequence_id] = sequence
         self._scheduler.add(sequence)

@@ -91,19 +91,6 @@ class TestFirstTokenRecord:
         record.hinted(2, [], [0, 7])
         assert record.probability == pytest.approx(0.16)
 
-    def test_a_new_sequence_begins_where_those_of_late_are(self) -> None:
-        of_all = RunningMean(0.5)
-        first = FirstTokenRecord(of_all)
-        assert first.probability == 0, "nothing is known yet"
-        for position in (1, 2):
-            first.hinted(position, [7], [0, 7, 7])
-        second = FirstTokenRecord(of_all)
-        assert second.probability == 1
-        second.hinted(1, [], [0])
-        assert second.probability == pytest.approx(0.8)
-        assert first.probability == pytest.approx(0.36), "its own hints only"
-        assert FirstTokenRecord(of_all).probability == pytest.approx(0.5)
-
     def test_only_the_first_token_counts(self) -> None:
         record = FirstTokenRecord()
         record.hinted(1, [7, 9, 9], [0])
