@@ -68,8 +68,8 @@ from drafter.sequence_table import HEADER, OLDEST
 from drafter.take_kernel import note_wanted, take_plain
 
 LEAST_INDEXED = 32
-"""A text that lacks fewer tokens in its index is left as it is. With as many more it is answered
-all the same: that they are looked through costs less than to index them each step."""
+"""A text that lacks fewer tokens in its index is left as it is: to look through them costs less
+than to index at each step. So far below `MOST_LACKING` that the next step's tokens fit too."""
 
 ANSWERED, NOT_PLAIN, STOPPED, MUST_EXTEND, MUST_LINK = range(5)
 """What came of a call: the answer is there; nothing was done; rows from `NUM_TAKEN` on are not

@@ -65,8 +65,6 @@ def arguments(workload: Workload) -> list[str]:
 def configuration(variant: str, workload: Workload) -> Any:
     flags = arguments(workload)
     config = CODE[workload.service].config
-    if "tensor_parallel_size" not in config.model_fields and "--tensor-parallel-size=2" in flags:
-        pytest.skip("the verifier has no tensor parallelism yet")
     return parse_config(
         config, service=workload.service, argv=flags, environ=environment(variant, workload)
     )
