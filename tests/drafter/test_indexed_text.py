@@ -125,15 +125,16 @@ def resident_bytes():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
 
-num_texts, num_tokens, tie = int(sys.argv[1]), int(sys.argv[2]), Tie[sys.argv[3]]
+num_texts, num_tokens, delta = map(int, sys.argv[1:4])
+tie = Tie[sys.argv[4]]
 rng = np.random.default_rng(1)
 params = NgramParams(tie=tie)
 source = rng.integers(0, 2**32, num_tokens + num_texts, dtype=np.uint32)
 
 def make(i):
     text = IndexedText(params=params, max_tokens=1 << 22)
-    for start in range(0, num_tokens, 500):
-        text.append(source[i + start : i + min(start + 500, num_tokens)])
+    for start in range(0, num_tokens, delta):
+        text.append(source[i + start : i + min(start + delta, num_tokens)])
         ask([text], [0])
     return text
 
@@ -147,14 +148,21 @@ print(resident_bytes() - before, sum(text.allocated_bytes for text in texts))
 
 
 @pytest.mark.parametrize(
-    ("num_texts", "num_tokens"), [(3000, 200), (600, 1500), (50, 20_000), (7, 150_000)]
+    ("num_texts", "num_tokens", "delta"),
+    [
+        (3000, 200, 500),
+        (600, 1500, 500),
+        (50, 20_000, 500),
+        (100, 32_000, 8192),
+        (7, 150_000, 500),
+    ],
 )
 @pytest.mark.parametrize("tie", [Tie.EARLIEST, Tie.LONGEST])
 def test_the_reported_bytes_are_what_the_process_grows_by(
-    tie: Tie, num_texts: int, num_tokens: int
+    tie: Tie, num_texts: int, num_tokens: int, delta: int
 ) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(num_texts), str(num_tokens), tie.name],
+        [sys.executable, "-c", MEASURE, str(num_texts), str(num_tokens), str(delta), tie.name],
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     real, reported = map(int, result.stdout.split())
