@@ -5,7 +5,8 @@ What a verifier's step usually brings is answered at once, by one kernel call. O
 first the deltas are taken in order, then all sequences are answered together, step by step; such
 batches of several streams may interleave between deltas and between steps, and after every slice of
 about a millisecond the loop gets its turn (`turns.py`: replayed text goes behind what is live).
-What was new in a batch is indexed when its answer is on its way. Does not know RPCs (`service.py`).
+What was new in a batch is indexed when its answer is on its way, and what one call answered a
+little at a time, whenever the loop has nothing else to do. Does not know RPCs (`service.py`).
 """
 
 import asyncio
@@ -61,7 +62,7 @@ class Batches:
         self._live = LiveAnswerer(drafting)
         # How long the last live batch took, until that is noted.
         self._live_s: float | None = None
-        # The slots of live batches that are still to be indexed.
+        # The slots of texts that live batches have brought so much that they are to be indexed.
         self._unindexed: list[npt.NDArray[np.int64]] = []
         self._is_closing = False
 
@@ -127,16 +128,17 @@ class Batches:
         return rows, work
 
     async def index(self, work: Work | None) -> None:
-        """Enters into the indexes what an answered batch brought."""
+        """Sees to it that what an answered batch brought gets into the indexes.
+
+        Args:
+            work: of the batch, which is done on return; None: one call answered it, and it is done
+                in the background.
+        """
         if work is not None:
             while not work.index_step():  # noqa: ASYNC110  # not a wait: others get their turn
                 await asyncio.sleep(0)
         self._note_live_batch()
-        while self._unindexed:
-            slots = self._live.index_step(self._unindexed.pop())
-            if len(slots) > 0:
-                self._unindexed.append(slots)
-                await asyncio.sleep(0)
+        self._index_in_background()
 
     async def release(self, releases: Iterable[drafter_pb2.Release]) -> None:
         """Forgets sequences."""
@@ -196,7 +198,9 @@ class Batches:
         if self._live_s is None:
             return
         self._metrics.observe(self._live.num_by_outcome, self._live_s)
-        self._unindexed.append(self._live.slots)
+        behind = self._live.behind
+        if len(behind) > 0:
+            self._unindexed.append(behind)
         self._live_s = None
         if self._drafting.pools.store.num_pools > 0:
             self._drafting.pools.see_to_work()
@@ -250,16 +254,26 @@ class Batches:
 
     def _index_in_background(self) -> None:
         """Sees to it that texts are indexed that nobody waits for."""
-        if self._is_closing or not self._drafting.is_behind:
+        if self._is_closing or not (self._unindexed or self._drafting.is_behind):
             return
         if self.indexing is None or self.indexing.done():
             self.indexing = asyncio.create_task(self._index())
 
     async def _index(self) -> None:
-        """Indexes step by step; whatever else there is to do comes first."""
-        while self._drafting.is_behind:
-            await self.turns.rest()
-            self._drafting.index_step()
+        """Indexes step by step; whatever else there is to do comes first.
+
+        What live batches brought is never held back: the longer it takes, the more their answers
+        have to look through.
+        """
+        while self._unindexed or self._drafting.is_behind:
+            if self._unindexed:
+                await asyncio.sleep(0)
+                slots = self._live.index_step(self._unindexed.pop())
+                if len(slots) > 0:
+                    self._unindexed.append(slots)
+            else:
+                await self.turns.rest()
+                self._drafting.index_step()
 
     async def _release(self, releases: Iterable[drafter_pb2.Release], turn: Turn) -> None:
         for release in releases:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter import ngram_table
+from drafter.kernel_memory import address_of
 from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
 from drafter.ngram_table import (
     CHUNK_SLOTS,
@@ -28,7 +29,7 @@ MIN_CAPACITY_TOKENS = 256
 HASH_BASE = np.uint64(secrets.randbits(64) | 1)
 """Of every n-gram's hash in this process; secret, so that nobody can choose texts that collide."""
 
-OBJECT_BYTES = 1200
+OBJECT_BYTES = 1700
 """What a text occupies beside its arrays' contents: the objects around them, as measured."""
 
 # From here on a buffer grows by a quarter instead of doubling.
@@ -66,6 +67,7 @@ class IndexedText:
         "_chunks",
         "_directory_capacity",
         "_header",
+        "_words",
         "address",
         "allocated_bytes",
         "buffer",
@@ -81,26 +83,23 @@ class IndexedText:
         num_tables = params.num_sizes if is_indexed else 0
         self._chunks = [[_new_slots(MIN_SLOTS, params)] for _ in range(num_tables)]
         self._directory_capacity = 1
-        self._header = np.zeros(_header_words(num_tables, 1), dtype=np.int64)
-        self.address = self._header.ctypes.data
-        header = self._header
-        header[ngram_table.MIN_NGRAM] = params.min_ngram
-        header[ngram_table.MAX_NGRAM] = params.max_ngram
-        is_disjoint = params.overlap is Overlap.DISJOINT
-        header[ngram_table.DISJOINT] = is_disjoint
-        header[ngram_table.TIE] = _TIES[params.tie]
-        header[ngram_table.TOKENS_PER_MATCH] = params.tokens_per_match
-        header[ngram_table.CHAINED] = params.chained
-        header[ngram_table.INDEXED] = is_indexed
-        self._write_directories()
+        self._set_header(np.zeros(_header_words(num_tables, 1), dtype=np.int64))
+        words = self._words
+        words[ngram_table.MIN_NGRAM] = params.min_ngram
+        words[ngram_table.MAX_NGRAM] = params.max_ngram
+        words[ngram_table.DISJOINT] = params.overlap is Overlap.DISJOINT
+        words[ngram_table.TIE] = _TIES[params.tie]
+        words[ngram_table.TOKENS_PER_MATCH] = params.tokens_per_match
+        words[ngram_table.CHAINED] = params.chained
+        words[ngram_table.INDEXED] = is_indexed
         self.allocated_bytes = (
-            OBJECT_BYTES + header.nbytes + sum(chunks[0].nbytes for chunks in self._chunks)
+            OBJECT_BYTES + self._header.nbytes + sum(chunks[0].nbytes for chunks in self._chunks)
         )
 
     @property
     def length(self) -> int:
         """How many tokens of the buffer are known; kernels append too."""
-        return int(self._header[ngram_table.LENGTH])
+        return self._words[ngram_table.LENGTH]
 
     @property
     def token_ids(self) -> npt.NDArray[np.uint32]:
@@ -112,18 +111,26 @@ class IndexedText:
         """How many of the last tokens the index does not know."""
         if not self._chunks:
             return 0
-        return self.length - int(self._header[ngram_table.INDEXED_LENGTH])
+        return self.length - self._words[ngram_table.INDEXED_LENGTH]
 
     def bytes_after(self, num_new_tokens: int) -> int:
         """What `allocated_bytes` will be after this many more tokens, before the index grows."""
-        capacity = _capacity_for(self.length + num_new_tokens, len(self.buffer), self.max_tokens)
-        return self.allocated_bytes + (capacity - len(self.buffer)) * TOKEN_BYTES
+        known = self.length
+        capacity = _capacity_for(known + num_new_tokens, len(self.buffer), self.max_tokens)
+        num_bytes = self.allocated_bytes + (capacity - len(self.buffer)) * TOKEN_BYTES
+        if known == 0:
+            first_slots = _first_slots(num_new_tokens, len(self._chunks))
+            num_bytes += sum(first_slots) * _slot_bytes(self.params)
+            num_bytes -= sum(chunks[0].nbytes for chunks in self._chunks)
+        return num_bytes
 
     def append(self, token_ids: npt.NDArray[np.uint32]) -> None:
         """Appends tokens, [n] uint32, in O(n) amortised; the index catches up in the kernel."""
         known = self.length
         length = known + len(token_ids)
         assert length <= self.max_tokens, "the store refuses what is too long"
+        if known == 0:
+            self._size_tables(length)
         if length > len(self.buffer):
             grown = np.empty(
                 _capacity_for(length, len(self.buffer), self.max_tokens), dtype=np.uint32
@@ -131,17 +138,17 @@ class IndexedText:
             grown[:known] = self.buffer[:known]
             self.allocated_bytes += grown.nbytes - self.buffer.nbytes
             self.buffer = grown
-            self._header[ngram_table.TOKENS] = grown.ctypes.data
-            self._header[ngram_table.CAPACITY] = len(grown)
+            self._words[ngram_table.TOKENS] = address_of(grown)
+            self._words[ngram_table.CAPACITY] = len(grown)
         self.buffer[known:length] = token_ids
-        self._header[ngram_table.LENGTH] = length
+        self._words[ngram_table.LENGTH] = length
 
     def table_growth_bytes(self, index: int) -> int:
         """What `allocated_bytes` will rise by when this table grows."""
         chunks = self._chunks[index]
         slots = self._slots_after_growth(index)
         new_bytes = slots * _slot_bytes(self.params)
-        if len(chunks) == 1 and slots > len(chunks[0]) * 4 // _slot_bytes(self.params):
+        if len(chunks) == 1 and new_bytes > chunks[0].nbytes:
             return new_bytes - chunks[0].nbytes
         if len(chunks) < self._directory_capacity:
             return new_bytes
@@ -149,52 +156,58 @@ class IndexedText:
 
     def grow_table(self, index: int) -> None:
         """Makes room for more n-grams; moves `CHUNK_SLOTS` of them at most."""
-        growth_bytes = self.table_growth_bytes(index)
         chunks = self._chunks[index]
-        slots = self._slots_after_growth(index)
-        old_slots = len(chunks[0]) * 4 // _slot_bytes(self.params)
-        if old_slots < CHUNK_SLOTS:
+        added = _new_slots(self._slots_after_growth(index), self.params)
+        self.allocated_bytes += added.nbytes
+        if len(chunks) == 1 and added.nbytes > chunks[0].nbytes:
             old = chunks[0]
-            chunks[0] = _new_slots(slots, self.params)
+            chunks[0] = added
+            self.allocated_bytes -= old.nbytes
             self._write_chunk(index, 0)
         else:
             old = chunks[len(chunks) - (1 << (len(chunks).bit_length() - 1))]
-            chunks.append(_new_slots(slots, self.params))
+            chunks.append(added)
             if len(chunks) > self._directory_capacity:
+                self.allocated_bytes += self._directory_capacity * len(self._chunks) * 8
                 self._double_directories()
             self._write_chunk(index, len(chunks) - 1)
-        ngram_table.move_entries(self.address, index, HASH_BASE, old.ctypes.data, old_slots)
-        self.allocated_bytes += growth_bytes
+        old_slots = old.nbytes // _slot_bytes(self.params)
+        ngram_table.move_entries(self.address, index, HASH_BASE, address_of(old), old_slots)
 
     def num_entries(self, n: int) -> int:
         """How many n-grams of a size are in the index; for tests."""
-        return int(self._header[_word(n - self.params.min_ngram, ngram_table.ENTRIES)])
+        return self._words[_word(n - self.params.min_ngram, ngram_table.ENTRIES)]
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
         assert self.length <= len(self.buffer) <= max(self.max_tokens, 0)
-        assert self._header[ngram_table.CAPACITY] == len(self.buffer)
+        assert self._words[ngram_table.CAPACITY] == len(self.buffer)
         slots_bytes = sum(chunk.nbytes for chunks in self._chunks for chunk in chunks)
         arrays_bytes = self._header.nbytes + self.buffer.nbytes + slots_bytes
         assert self.allocated_bytes == OBJECT_BYTES + arrays_bytes
         words = _slot_bytes(self.params) // 4
         for index, chunks in enumerate(self._chunks):
             entries = sum(int(np.count_nonzero(chunk[::words])) for chunk in chunks)
-            assert entries == self._header[_word(index, ngram_table.ENTRIES)]
+            assert entries == self._words[_word(index, ngram_table.ENTRIES)]
+
+    def _size_tables(self, num_tokens: int) -> None:
+        """Makes the tables, which are empty, as large as so many tokens will probably need."""
+        for index, slots in enumerate(_first_slots(num_tokens, len(self._chunks))):
+            if slots > MIN_SLOTS:
+                chunk = _new_slots(slots, self.params)
+                self.allocated_bytes += chunk.nbytes - self._chunks[index][0].nbytes
+                self._chunks[index][0] = chunk
+                self._write_chunk(index, 0)
 
     def _slots_after_growth(self, index: int) -> int:
-        slots = len(self._chunks[index][0]) * 4 // _slot_bytes(self.params)
+        slots = self._chunks[index][0].nbytes // _slot_bytes(self.params)
         if slots == CHUNK_SLOTS:
             return CHUNK_SLOTS
+        # A long text that has just arrived is not followed doubling by doubling: where a table has
+        # filled up, the text goes on to repeat itself as a rule.
+        entries = self._words[_word(index, ngram_table.ENTRIES)]
+        expected = entries + self.num_unindexed // 2
         slots *= 2
-        # A long text that has just arrived is not followed doubling by doubling: it is expected to
-        # go on like the part of it that is indexed, and large n-grams may become more.
-        unindexed = self.num_unindexed
-        if unindexed > 2 * slots:
-            slots *= 2
-        indexed = max(1, self.length - unindexed)
-        entries = int(self._header[_word(index, ngram_table.ENTRIES)])
-        expected = entries * self.length // indexed
         while slots < CHUNK_SLOTS and expected * 100 > slots * MAX_LOAD_PERCENT:
             slots *= 2
         return min(slots, CHUNK_SLOTS)
@@ -205,22 +218,26 @@ class IndexedText:
         header = np.zeros(_header_words(num_tables, self._directory_capacity), dtype=np.int64)
         fixed = TABLES + ngram_table.TABLE_WORDS * num_tables
         header[:fixed] = self._header[:fixed]
-        self._header = header
-        self.address = header.ctypes.data
-        self._write_directories()
+        self._set_header(header)
 
-    def _write_directories(self) -> None:
+    def _set_header(self, header: npt.NDArray[np.int64]) -> None:
+        """Takes a header whose directories are still to be written."""
+        self._header = header
+        # Reads and writes single words faster than the array does.
+        self._words = header.data
+        self.address = address_of(header)
         for index, chunks in enumerate(self._chunks):
             start = self._directory_start(index)
-            self._header[_word(index, ngram_table.DIRECTORY)] = self.address + 8 * start
+            self._words[_word(index, ngram_table.DIRECTORY)] = self.address + 8 * start
             for i in range(len(chunks)):
                 self._write_chunk(index, i)
 
     def _write_chunk(self, index: int, i: int) -> None:
-        chunks = self._chunks[index]
-        self._header[self._directory_start(index) + i] = chunks[i].ctypes.data
-        slots = len(chunks[0]) * 4 // _slot_bytes(self.params)
-        self._header[_word(index, ngram_table.SHAPE)] = ngram_table.shape_of(len(chunks), slots)
+        """Puts down where a chunk is, which is the table's last."""
+        chunk = self._chunks[index][i]
+        self._words[self._directory_start(index) + i] = address_of(chunk)
+        slots = chunk.nbytes // _slot_bytes(self.params)
+        self._words[_word(index, ngram_table.SHAPE)] = ngram_table.shape_of(i + 1, slots)
 
     def _directory_start(self, index: int) -> int:
         return _header_words(len(self._chunks), 0) + self._directory_capacity * index
@@ -269,6 +286,16 @@ def _capacity_for(num_tokens: int, capacity: int, max_tokens: int) -> int:
         grown = max(num_tokens, capacity + capacity // 4)
     grown += grown // CHUNK_SLOTS * _SPARE_TOKENS
     return min(max(grown, MIN_CAPACITY_TOKENS), max_tokens)
+
+
+def _first_slots(num_tokens: int, num_tables: int) -> list[int]:
+    """Returns how many slots the tables of a text get that begins with so many tokens.
+
+    Every n-gram of the smallest size is entered, of the larger ones those that repeat: some.
+    """
+    needed = num_tokens * 100 // MAX_LOAD_PERCENT
+    slots = [1 << needed.bit_length()] + [1 << (needed // 4).bit_length()] * (num_tables - 1)
+    return [min(max(count, MIN_SLOTS), CHUNK_SLOTS) for count in slots[:num_tables]]
 
 
 def _slot_bytes(params: NgramParams) -> int:

@@ -18,6 +18,7 @@ from drafter.drafting import BACKGROUND_TOKENS, SLICE_S, Drafting
 from drafter.live_desk import (
     DESK_WORDS,
     MOST_ROWS,
+    NUM_BEHIND,
     NUM_BY_OUTCOME,
     NUM_BYTES,
     NUM_ROWS,
@@ -34,6 +35,10 @@ from drafter.live_kernel import (
     tokens_of_row,
 )
 from drafter.ngram_index import MUST_GROW
+
+INDEX_BUDGET = 1_024
+"""How many n-grams one step enters that nobody waits for: a batch that comes meanwhile waits for
+some 50 us."""
 
 
 class LiveAnswerer:
@@ -54,8 +59,8 @@ class LiveAnswerer:
         self._words = self._desk.data
         self._request = np.zeros(wire.MAX_MESSAGE_BYTES, dtype=np.uint8).data
         self._answer = np.zeros(wire.MAX_MESSAGE_BYTES, dtype=np.uint8).data
-        self._slots, self._headers, self._wanted, self._statuses = np.zeros(
-            (4, MOST_ROWS), dtype=np.int64
+        self._slots, self._headers, self._wanted, self._statuses, self._behind = np.zeros(
+            (5, MOST_ROWS), dtype=np.int64
         )
         self._is_wanted = np.zeros(MOST_ROWS, dtype=np.bool_)
         self._arrays: dict[int, npt.NDArray[np.generic]] = {
@@ -67,6 +72,7 @@ class LiveAnswerer:
             live_desk.WANTED: self._wanted,
             live_desk.IS_WANTED: self._is_wanted,
             live_desk.STATUSES: self._statuses,
+            live_desk.BEHIND: self._behind,
             live_desk.MOST_DRAFT_TOKENS: np.array(
                 [wire.most_draft_tokens(count) for count in range(MOST_ROWS + 1)], dtype=np.int64
             ),
@@ -87,6 +93,7 @@ class LiveAnswerer:
             (live_desk.MOST_LACKING_WHEN_TAKEN, BACKGROUND_TOKENS),
             (live_desk.MOST_LACKING_WHEN_ANSWERED, MOST_LACKING),
             (live_desk.BUDGET, BUDGET),
+            (live_desk.INDEX_BUDGET, INDEX_BUDGET),
         ):
             self._desk[name] = number
 
@@ -101,9 +108,9 @@ class LiveAnswerer:
         return self._words[NUM_BY_OUTCOME:].tolist()
 
     @property
-    def slots(self) -> npt.NDArray[np.int64]:
-        """The slots of the answered batch, for `index_step`; a copy."""
-        return self._slots[: self._words[NUM_ROWS]].copy()
+    def behind(self) -> npt.NDArray[np.int64]:
+        """The slots of those of the answered batch that are to be indexed now; a copy."""
+        return self._behind[: self._words[NUM_BEHIND]].copy()
 
     def answer(self, payload: bytes) -> bytes | None:
         """Answers a message, unless something about it is not plain.
@@ -168,7 +175,9 @@ class LiveAnswerer:
         self._desk[live_desk.GENERATION] = self._pools.store.generation
 
     def _link(self) -> None:
-        histories = [self._store.by_slot[slot] for slot in self.slots.tolist()]
+        histories = [
+            self._store.by_slot[slot] for slot in self._slots[: self._words[NUM_ROWS]].tolist()
+        ]
         self._pools.link(history for history in histories if history is not None)
 
     def _extend(self, now_s: float) -> bool:

@@ -224,25 +224,26 @@ def warm_up_live_batches(answerer: Answerer) -> None:
         )
         return drafter_pb2.ProposeRequest(sequences=[delta]).SerializeToString()
 
+    num_created = LEAST_INDEXED - 1
+
     def answer_and_release() -> None:
         for sequence_id in ("a", "b"):
             created = SequenceDelta(
                 sequence_id=sequence_id,
                 base_length=0,
-                token_ids=np.arange(LEAST_INDEXED, dtype=np.uint32),
+                token_ids=np.arange(num_created, dtype=np.uint32),
                 params=NgramParams(pool_id="warm"),
             )
             store.append(created)
-        assert live.answer(message("a", LEAST_INDEXED, 1)) is not None
-        assert len(live.index_step(live.slots)) == 0
+        assert live.answer(message("a", num_created, 1)) is not None
+        assert len(live.behind) == 1
+        assert len(live.index_step(live.behind)) == 0
         # There is no room for so many where the others are, and then there is much to be indexed.
-        assert (
-            live.answer(message("a", LEAST_INDEXED + 1, MIN_CAPACITY_TOKENS - LEAST_INDEXED))
-            is None
-        )
+        long = message("a", num_created + 1, MIN_CAPACITY_TOKENS - num_created)
+        assert live.answer(long) is None
         assert live.num_taken == 1
 
-        batch = LiveBatch(message("b", LEAST_INDEXED, 1), store, Scratch())
+        batch = LiveBatch(message("b", num_created, 1), store, Scratch())
         rows = BatchRows(1)
         assert batch.take(0, 1, rows) == 1
         rows.outcomes[:] = NO_MATCH

@@ -29,6 +29,7 @@ MOST_ROWS = 512
     WANTED,
     IS_WANTED,
     STATUSES,  # of those that `index_live` left
+    BEHIND,  # the slots of those that have come to lack so much that they are to be indexed
     # What an answer has room for per sequence, by the number of sequences:
     MOST_DRAFT_TOKENS,
     # Of the sequence table, and of all pools:
@@ -49,15 +50,17 @@ MOST_ROWS = 512
     MOST_LACKING_WHEN_TAKEN,
     MOST_LACKING_WHEN_ANSWERED,
     BUDGET,
+    INDEX_BUDGET,
     # Results: rows; the batch id and the number of releases; rows taken; bytes of the answer.
     NUM_ROWS,
     HEADS,
     _NUM_RELEASES,
     NUM_TAKEN,
     NUM_BYTES,
+    NUM_BEHIND,
     # How many rows came to each of `batch_wire.OPEN` and so on, as far as `POOL_DRAFT`.
     NUM_BY_OUTCOME,
-) = range(31)
+) = range(34)
 DESK_WORDS = NUM_BY_OUTCOME + POOL_DRAFT + 1
 
 Desk = npt.NDArray[np.int64]

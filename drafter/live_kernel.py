@@ -32,17 +32,20 @@ from drafter.jit import kernel
 from drafter.kernel_memory import load_i64
 from drafter.live_desk import (
     ANSWER,
+    BEHIND,
     BUDGET,
     GENERATION,
     HASH_BASE,
     HEADERS,
     HEADS,
+    INDEX_BUDGET,
     MOST_DRAFT_TOKENS,
     MOST_LACKING_WHEN_ANSWERED,
     MOST_LACKING_WHEN_TAKEN,
     MOST_PLAIN_TOKENS,
     MOST_ROWS,
     MOST_TOKENS,
+    NUM_BEHIND,
     NUM_BY_OUTCOME,
     NUM_BYTES,
     NUM_ROWS,
@@ -68,8 +71,9 @@ from drafter.sequence_table import HEADER, OLDEST
 from drafter.take_kernel import note_wanted, take_plain
 
 LEAST_INDEXED = 32
-"""A text that lacks fewer tokens in its index is left as it is: to look through them costs less
-than to index at each step. So far below `MOST_LACKING` that the next step's tokens fit too."""
+"""A text that lacks fewer tokens in its index is left as it is: those of several steps together
+cost little more to index than those of one, and to look through them costs less. So far below
+`MOST_LACKING` that the next steps' tokens fit too."""
 
 ANSWERED, NOT_PLAIN, STOPPED, MUST_EXTEND, MUST_LINK = range(5)
 """What came of a call: the answer is there; nothing was done; rows from `NUM_TAKEN` on are not
@@ -208,6 +212,8 @@ def _answer_taken(desk: Desk) -> int:
     rows = rows_of(desk)
     is_wanted = is_wanted_of(desk)
     desk[NUM_BY_OUTCOME : NUM_BY_OUTCOME + POOL_DRAFT + 1] = 0
+    slots, behind = numbers_of(desk, SLOTS, MOST_ROWS), numbers_of(desk, BEHIND, MOST_ROWS)
+    num_behind = 0
     out = put_number(desk[ANSWER], BATCH_ID, desk[HEADS])
     t = 0
     for i in range(count):
@@ -220,6 +226,10 @@ def _answer_taken(desk: Desk) -> int:
                 tokens = drafts.ctypes.data + 4 * starts[t]
             t += 1
         desk[NUM_BY_OUTCOME + outcome] += 1
+        num_lacking = lacks(all_headers[i])
+        if num_lacking - rows[i, NUM_TOKENS] < LEAST_INDEXED <= num_lacking:
+            behind[num_behind] = slots[i]
+            num_behind += 1
         out = put_proposal(
             out,
             desk[REQUEST] + rows[i, ID_START],
@@ -230,6 +240,7 @@ def _answer_taken(desk: Desk) -> int:
             tokens,
             num_tokens,
         )
+    desk[NUM_BEHIND] = num_behind
     desk[NUM_BYTES] = out - desk[ANSWER]
     return ANSWERED
 
@@ -250,8 +261,6 @@ def tokens_of_row(desk: Desk, i: int) -> npt.NDArray[np.uint32]:
 def index_live(desk: Desk, slots: npt.NDArray[np.int64]) -> int:
     """Enters into the indexes what answered texts lack, as far as one call's budget goes.
 
-    Tokens of several steps together cost little more than those of one: few are left as they are.
-
     Args:
         desk: `STATUSES` takes what became of those that are left over, see `answer_texts`.
         slots: of the sequences, up to `MOST_ROWS`; whatever is at a slot by now is indexed. Those
@@ -265,7 +274,7 @@ def index_live(desk: Desk, slots: npt.NDArray[np.int64]) -> int:
     records = table_of(desk).records
     num_texts = 0
     for slot in slots:
-        if records[slot, HEADER] != 0 and lacks(records[slot, HEADER]) >= LEAST_INDEXED:
+        if records[slot, HEADER] != 0:
             headers[num_texts] = records[slot, HEADER]
             kept[num_texts] = slot
             nothing[num_texts] = 0
@@ -274,7 +283,7 @@ def index_live(desk: Desk, slots: npt.NDArray[np.int64]) -> int:
         headers[:num_texts],
         nothing,
         np.uint64(desk[HASH_BASE]),
-        desk[BUDGET],
+        desk[INDEX_BUDGET],
         0,
         nothing,
         np.empty(0, dtype=np.uint32),

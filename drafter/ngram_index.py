@@ -20,7 +20,6 @@ one's table: a table's `PENDING` word says whether it is to.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from drafter.jit import kernel
 from drafter.kernel_memory import load_i64, load_u32, prefetch, signed, store_i64
@@ -28,6 +27,7 @@ from drafter.ngram_table import (
     DIRECTORY,
     DISJOINT,
     END_MASK,
+    ENTERED,
     ENTRIES,
     INDEXED,
     INDEXED_LENGTH,
@@ -43,6 +43,7 @@ from drafter.ngram_table import (
     TOKENS,
     chunk_number,
     enter,
+    enter_new,
     hash_at,
     home_of,
     mix,
@@ -54,11 +55,11 @@ DONE, BEHIND, MUST_GROW = range(3)
 """What became of a text: all is entered; the budget ran out; its table `status - MUST_GROW` must
 grow first."""
 
-BLOCK = 16
+BLOCK = 32
 """Ends that are entered together: their slots are fetched before the first is looked at."""
 
-MOST_ENTERED = 2 * BLOCK
-"""N-grams of one size that a block brings: its own ends, and first ones of those met again."""
+SCRATCH_WORDS = 8 * BLOCK
+"""Of int64, that the entering of a block works on."""
 
 
 @kernel
@@ -88,121 +89,154 @@ def room_for_block(header: int) -> tuple[int, int]:
 
 
 @kernel
-def enter_all(
-    header: int,
-    index: int,
-    base: np.uint64,
-    count: int,
-    ends: npt.NDArray[np.int64],
-    mixed: npt.NDArray[np.uint64],
-    chunks: npt.NDArray[np.int64],
-) -> None:
-    """Enters n-grams of one size.
+def fetch_slots(header: int, index: int, count: int, hashes: int, mixed: int, chunks: int) -> None:
+    """Asks for the slots at which the probing for n-grams of one size begins.
 
     Args:
         header: address of the text.
-        index: of the table, in which there is room for all.
-        base: of the polynomial.
-        count: how many.
-        ends: where they end, [MOST_ENTERED]; takes what became of each, see `enter`.
-        mixed: scratch, [MOST_ENTERED].
-        chunks: scratch, [MOST_ENTERED].
+        index: of the table.
+        count: how many n-grams.
+        hashes: address of their polynomials.
+        mixed: address that takes their mixed hashes.
+        chunks: address that takes the addresses of their chunks.
     """
-    n = load_i64(header + 8 * MIN_NGRAM) + index
     table = header + 8 * (TABLES + TABLE_WORDS * index)
-    tokens = load_i64(header + 8 * TOKENS)
-    tie = load_i64(header + 8 * TIE)
-    slot_bytes = 8 if tie == LONGEST else 4
+    slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
     shape = load_i64(table + 8 * SHAPE)
     slot_bits = slot_bits_of(shape)
     directory = load_i64(table + 8 * DIRECTORY)
     for i in range(count):
-        spread = mix(hash_at(tokens, ends[i], n, base))
-        mixed[i] = spread
-        chunks[i] = load_i64(directory + 8 * chunk_number(shape, spread))
-        prefetch(chunks[i] + slot_bytes * home_of(spread, slot_bits))
-    for i in range(count):
-        known = signed(load_u32(chunks[i] + slot_bytes * home_of(mixed[i], slot_bits))) & END_MASK
-        prefetch(tokens + 4 * (known - n))
-    entries = load_i64(table + 8 * ENTRIES)
-    for i in range(count):
-        ends[i] = enter(chunks[i], slot_bits, tie, tokens, mixed[i], ends[i], n)
-        entries += ends[i] == 0
-    store_i64(table + 8 * ENTRIES, entries)
+        spread = mix(np.uint64(load_i64(hashes + 8 * i)))
+        chunk = load_i64(directory + 8 * chunk_number(shape, spread))
+        store_i64(mixed + 8 * i, signed(spread))
+        store_i64(chunks + 8 * i, chunk)
+        prefetch(chunk + slot_bytes * home_of(spread, slot_bits))
 
 
 @kernel
-def enter_block(
-    header: int,
-    base: np.uint64,
-    block: int,
-    ends: npt.NDArray[np.int64],
-    mixed: npt.NDArray[np.uint64],
-    chunks: npt.NDArray[np.int64],
-) -> int:
+def fetch_known(header: int, n: int, slot_bits: int, count: int, mixed: int, chunks: int) -> None:
+    """Asks for the tokens that n-grams will be compared with, see `fetch_slots`."""
+    slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
+    tokens = load_i64(header + 8 * TOKENS)
+    for i in range(count):
+        slot = home_of(np.uint64(load_i64(mixed + 8 * i)), slot_bits)
+        word = signed(load_u32(load_i64(chunks + 8 * i) + slot_bytes * slot))
+        prefetch(tokens + 4 * ((word & END_MASK) - n))
+
+
+@kernel
+def lengthen(tokens: int, hash_: np.uint64, end: int, n: int, power: np.uint64) -> int:
+    """Returns the polynomial of an n-gram with the token before it.
+
+    Args:
+        tokens: address of the tokens of the text.
+        hash_: polynomial of the n-gram.
+        end: where it ends, over n.
+        n: its size.
+        power: the base to the power of n.
+    """
+    return signed(hash_ + np.uint64(load_u32(tokens + 4 * (end - n - 1))) * power)
+
+
+@kernel
+def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
     """Brings the index of a text on by up to `BLOCK` tokens; returns how many n-grams it entered.
+
+    Size by size: what was met before goes on to the next one, and so does the first of its kind.
 
     Args:
         header: address of the text; every table has room, and so many tokens are not indexed.
         base: of the polynomial.
         block: how many tokens.
-        ends: scratch, [MOST_ENTERED].
-        mixed: scratch, [MOST_ENTERED].
-        chunks: scratch, [MOST_ENTERED].
+        scratch: address of `SCRATCH_WORDS` words.
     """
     min_ngram = load_i64(header + 8 * MIN_NGRAM)
     max_ngram = load_i64(header + 8 * MAX_NGRAM)
     disjoint = load_i64(header + 8 * DISJOINT) != 0
     indexed = load_i64(header + 8 * INDEXED_LENGTH)
-    num_entered = 0
-    # Bit i: the i-th end of this block is to be entered.
-    marks = (1 << block) - 1
-    # First ends of n-grams that this block has met again: they come first in `ends`.
-    num_first = 0
+    tokens = load_i64(header + 8 * TOKENS)
+    tie = load_i64(header + 8 * TIE)
+    # Where n-grams of this size end, and their polynomials; those of the next size; and those that
+    # were the first of a kind that has been met again: no other of that is in their table yet.
+    ends, hashes = scratch, scratch + 8 * BLOCK
+    next_ends, next_hashes = scratch + 16 * BLOCK, scratch + 24 * BLOCK
+    first_ends, first_hashes = scratch + 32 * BLOCK, scratch + 40 * BLOCK
+    mixed, chunks = scratch + 48 * BLOCK, scratch + 56 * BLOCK
+
+    # The last end of this size that comes to count.
+    last = indexed + block - lag_of(min_ngram, disjoint)
+    count, num_first, num_entered = 0, 0, 0
+    for end in range(max(min_ngram, last - block + 1), last + 1):
+        store_i64(ends + 8 * count, end)
+        store_i64(hashes + 8 * count, signed(hash_at(tokens, end, min_ngram, base)))
+        count += 1
+    power = np.uint64(1)
+    for _ in range(min_ngram):
+        power *= base
     for n in range(min_ngram, max_ngram + 1):
         index = n - min_ngram
         table = header + 8 * (TABLES + TABLE_WORDS * index)
-        first_end = indexed + 1 - lag_of(n, disjoint)
-        if index > 0 and disjoint:
-            marks = marks << 1 | load_i64(table + 8 * PENDING)
-            store_i64(table + 8 * PENDING, marks >> block)
-        count = num_first
-        for i in range(max(0, n - first_end), block):
-            ends[count] = first_end + i
-            count += marks >> i & 1
-        if count == 0:
-            marks = 0
-            continue
-        enter_all(header, index, base, count, ends, mixed, chunks)
-        num_entered += count
-        at = num_first
-        num_first = 0
-        met = 0
-        for i in range(max(0, n - first_end), block):
-            if marks >> i & 1:
-                known = ends[at]
-                at += 1
-                if known != 0:
-                    met |= 1 << i
+        slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
+        fetch_slots(header, index, num_first, first_hashes, mixed, chunks)
+        for i in range(num_first):
+            spread = np.uint64(load_i64(mixed + 8 * i))
+            end = load_i64(first_ends + 8 * i)
+            enter_new(load_i64(chunks + 8 * i), slot_bits, tie, spread, end)
+        num_entered += num_first + count
+        num_new, num_first, num_next = num_first, 0, 0
+
+        fetch_slots(header, index, count, hashes, mixed, chunks)
+        fetch_known(header, n, slot_bits, count, mixed, chunks)
+        pending = table + 8 * (TABLE_WORDS + PENDING)
+        if disjoint and n < max_ngram:
+            if load_i64(pending) != 0:
+                end = last - block
+                store_i64(next_ends, end)
+                store_i64(next_hashes, signed(hash_at(tokens, end, n + 1, base)))
+                num_next = 1
+            store_i64(pending, 0)
+        for i in range(count):
+            end = load_i64(ends + 8 * i)
+            spread = np.uint64(load_i64(mixed + 8 * i))
+            known = enter(load_i64(chunks + 8 * i), slot_bits, tie, tokens, spread, end, n)
+            if known == ENTERED:
+                num_new += 1
+            elif n < max_ngram:
+                hash_ = np.uint64(load_i64(hashes + 8 * i))
                 # One that begins the text has no larger one.
                 if known > n:
-                    ends[num_first] = known
+                    store_i64(first_ends + 8 * num_first, known)
+                    further = lengthen(tokens, hash_, known, n, power)
+                    store_i64(first_hashes + 8 * num_first, further)
                     num_first += 1
-        marks = met
+                if disjoint and end == last:
+                    store_i64(pending, 1)
+                else:
+                    store_i64(next_ends + 8 * num_next, end)
+                    further = lengthen(tokens, hash_, end, n, power)
+                    store_i64(next_hashes + 8 * num_next, further)
+                    num_next += 1
+        store_i64(table + 8 * ENTRIES, load_i64(table + 8 * ENTRIES) + num_new)
+        if disjoint:
+            last -= 1
+        power *= base
+        ends, next_ends = next_ends, ends
+        hashes, next_hashes = next_hashes, hashes
+        count = num_next
     store_i64(header + 8 * INDEXED_LENGTH, indexed + block)
     return num_entered
 
 
 @kernel
-def catch_up(
-    header: int,
-    base: np.uint64,
-    budget: int,
-    ends: npt.NDArray[np.int64],
-    mixed: npt.NDArray[np.uint64],
-    chunks: npt.NDArray[np.int64],
-) -> tuple[int, int]:
-    """Enters what a text's index lacks, and returns (status, how many n-grams were entered)."""
+def catch_up(header: int, base: np.uint64, budget: int, scratch: int) -> tuple[int, int]:
+    """Enters what a text's index lacks, and returns (status, how many n-grams were entered).
+
+    Args:
+        header: address of the text.
+        base: of the polynomial.
+        budget: no block begins after so many n-grams.
+        scratch: address of `SCRATCH_WORDS` words.
+    """
     spent = 0
     lacking = lacks(header)
     while lacking > 0:
@@ -212,6 +246,6 @@ def catch_up(
         if room == 0:
             return MUST_GROW + fullest, spent
         block = min(BLOCK, lacking, room)
-        spent += enter_block(header, base, block, ends, mixed, chunks)
+        spent += enter_block(header, base, block, scratch)
         lacking -= block
     return DONE, spent

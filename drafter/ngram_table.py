@@ -36,7 +36,14 @@ tokens with a secret odd base, mod 2^64, then multiplied and shifted.
 import numpy as np
 
 from drafter.jit import kernel
-from drafter.kernel_memory import load_i64, load_u32, prefetch, signed, store_u32
+from drafter.kernel_memory import (
+    load_i64,
+    load_u32,
+    load_unaligned_u64,
+    prefetch,
+    signed,
+    store_u32,
+)
 
 TOKENS, LENGTH, MIN_NGRAM, MAX_NGRAM, DISJOINT, TIE, TOKENS_PER_MATCH, CHAINED = range(8)
 DRAFT_DISTANCE, DRAFT_LENGTH, ACCEPTED_DISTANCE, INDEXED_LENGTH, INDEXED, CAPACITY = range(8, 14)
@@ -125,10 +132,12 @@ def tag_of(mixed: np.uint64) -> int:
 @kernel
 def equal_tokens(first: int, second: int, count: int) -> bool:
     """Whether the tokens at two addresses agree."""
-    for i in range(count):  # noqa: SIM110  # all() of a generator is slower
-        if load_u32(first + 4 * i) != load_u32(second + 4 * i):
+    at = 4 * count
+    while at >= 8:
+        at -= 8
+        if load_unaligned_u64(first + at) != load_unaligned_u64(second + at):
             return False
-    return True
+    return at == 0 or load_u32(first) == load_u32(second)
 
 
 @kernel
@@ -179,6 +188,24 @@ def find(
 
 
 @kernel
+def _write_new(address: int, slot_words: int, tag: int, end: int) -> None:
+    store_u32(address, np.uint32(tag << (END_BITS + 1) | end))
+    if slot_words == 2:
+        store_u32(address + 4, np.uint32(end))
+
+
+@kernel
+def enter_new(chunk: int, slot_bits: int, tie: int, mixed: np.uint64, end: int) -> None:
+    """Enters an n-gram of which none of its kind was entered, see `enter`."""
+    slot_words = 2 if tie == LONGEST else 1
+    slot_mask = (1 << slot_bits) - 1
+    slot = home_of(mixed, slot_bits)
+    while load_u32(chunk + 4 * slot_words * slot) != 0:
+        slot = (slot + 1) & slot_mask
+    _write_new(chunk + 4 * slot_words * slot, slot_words, tag_of(mixed), end)
+
+
+@kernel
 def enter(
     chunk: int, slot_bits: int, tie: int, tokens: int, mixed: np.uint64, end: int, n: int
 ) -> int:
@@ -205,9 +232,7 @@ def enter(
         address = chunk + 4 * slot_words * slot
         word = signed(load_u32(address))
         if word == 0:
-            store_u32(address, np.uint32(tag << (END_BITS + 1) | end))
-            if slot_words == 2:
-                store_u32(address + 4, np.uint32(end))
+            _write_new(address, slot_words, tag, end)
             return ENTERED
         if word >> (END_BITS + 1) == tag:
             known = word & END_MASK

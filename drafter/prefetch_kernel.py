@@ -94,14 +94,10 @@ def prefetch_source(header: int, slot: int) -> None:
     end = signed(load_u32(slot)) & END_MASK
     prefetch(tokens + 4 * end - 32)
     prefetch(tokens + 4 * end + 28)
-    prefetch(tokens + 4 * end + 92)
-    prefetch(tokens + 4 * end - 96)
     if load_i64(header + 8 * TIE) == LONGEST:
         end = signed(load_u32(slot + 4))
         prefetch(tokens + 4 * end - 32)
         prefetch(tokens + 4 * end + 28)
-        prefetch(tokens + 4 * end + 92)
-        prefetch(tokens + 4 * end - 96)
 
 
 @kernel

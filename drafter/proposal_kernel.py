@@ -29,7 +29,7 @@ from drafter.kernel_memory import (
     store_u32,
 )
 from drafter.match_kernel import choose, match, scan_text, token_at
-from drafter.ngram_index import BEHIND, DONE, MOST_ENTERED, catch_up, lacks
+from drafter.ngram_index import BEHIND, DONE, SCRATCH_WORDS, catch_up, lacks
 from drafter.ngram_table import (
     ACCEPTED_DISTANCE,
     CHAINED,
@@ -50,7 +50,7 @@ from drafter.prefetch_kernel import prefetch_end, prefetch_header, prefetch_matc
 MAX_CHAINED_TOKENS = 64
 """How far past the end of the text a chained draft goes."""
 
-_GROUP = 16
+_GROUP = 32
 _MAX_SIZES = 32
 # What scanning a text costs, in n-grams entered per token.
 _SCAN_SHARE = 16
@@ -190,9 +190,7 @@ def answer_texts(
     mixed = np.empty((_GROUP, _MAX_SIZES + 1), dtype=np.uint64)
     slots = np.empty(_GROUP, dtype=np.int64)
     is_asked = np.zeros(_GROUP, dtype=np.bool_)
-    ends = np.empty(MOST_ENTERED, dtype=np.int64)
-    entered = np.empty(MOST_ENTERED, dtype=np.uint64)
-    chunks = np.empty(MOST_ENTERED, dtype=np.int64)
+    scratch = np.empty(SCRATCH_WORDS, dtype=np.int64)
     pattern = np.empty(_MAX_SIZES, dtype=np.uint32)
     # A chained draft is matched again on up to all of its tokens.
     most_wanted = 0
@@ -213,7 +211,7 @@ def answer_texts(
             length = load_i64(header + 8 * LENGTH)
             statuses[t] = DONE
             if wanted[t] == 0 or lacks(header) > most_lacking:
-                statuses[t], cost = catch_up(header, base, budget - spent, ends, entered, chunks)
+                statuses[t], cost = catch_up(header, base, budget - spent, scratch.ctypes.data)
                 spent += cost
             if load_i64(header + 8 * INDEXED) == 0 and wanted[t] > 0:
                 if spent > 0 and spent >= budget:

@@ -91,6 +91,18 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
         assert text.num_entries(n) == len(kinds), f"{n}-grams of {context}"
 
 
+@pytest.mark.parametrize("num_tokens", [100, 1000, 5000])
+def test_the_first_tokens_make_room_for_themselves(
+    num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown: list[int] = []
+    monkeypatch.setattr(IndexedText, "grow_table", lambda self, index: grown.append(index))
+    text = text_of(range(num_tokens), NgramParams())
+    ask([text], [0])
+    assert text.num_unindexed == 0
+    assert not grown
+
+
 def test_nothing_fits_into_nothing() -> None:
     assert most_tokens(NgramParams(), 100) == -1
 

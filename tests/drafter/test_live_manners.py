@@ -1,11 +1,14 @@
 """What a batch that one call answers owes to others; and how a stream's waits end."""
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
 from drafter.errors import NotServingError
 from drafter.history_store import StreamLease
+from drafter.live_answerer import INDEX_BUDGET
+from drafter.live_kernel import LEAST_INDEXED
 from drafter.open_streams import OpenStreams
 from drafter.turns import Turns
 from tandem.v1 import drafter_pb2 as pb
@@ -40,13 +43,51 @@ async def test_live_batches_of_several_streams_are_all_noted_and_indexed() -> No
     side = Side()
     lease = side.drafter.store.start_stream()
     await tell(side, lease, 0)
-    for base in range(2, 42, 2):
-        assert (await tell(side, lease, base))[1]
-    await side.batches.index(None)
-    assert sum(number or 0 for number in side.num_proposals()) == 21
-    assert not side.batches._unindexed
     history = side.drafter.store._kept.by_id["a"]
-    assert history.num_unindexed == 0
+    for num_batches, num_unindexed in ((4, 8), (LEAST_INDEXED // 2, 0)):
+        for base in range(history.length, 2 * num_batches, 2):
+            assert (await tell(side, lease, base))[1]
+        await side.batches.index(None)
+        await side.settle()
+        assert sum(number or 0 for number in side.num_proposals()) == num_batches
+        assert history.num_unindexed == num_unindexed, "few are not worth it"
+
+
+async def test_who_asks_while_texts_are_indexed_does_not_wait_until_all_are() -> None:
+    side = Side()
+    lease = side.drafter.store.start_stream()
+    count = LEAST_INDEXED - 1
+    # Together they bring several times what one step enters.
+    sequence_ids = [f"{i}" for i in range(4 * INDEX_BUDGET // LEAST_INDEXED)]
+
+    async def tell_all(base: int, token_ids: Iterable[int]) -> bool:
+        """Returns whether one call answered it."""
+        deltas = [
+            pb.SequenceDelta(sequence_id=id_, base_length=base, token_ids=token_ids)
+            for id_ in sequence_ids
+        ]
+        payload = pb.ProposeRequest(sequences=deltas).SerializeToString()
+        _, work = await side.batches.answer_message(payload, lease, lambda releases: None)
+        await side.batches.index(work)
+        return work is None
+
+    def num_unindexed() -> list[int]:
+        return [h.num_unindexed for h in side.drafter.store._kept.by_id.values()]
+
+    await tell_all(0, [1])
+    assert max(num_unindexed()) == 0
+    assert await tell_all(1, range(2, count + 1))
+    assert side.batches.indexing is None, "so few are left"
+    assert await tell_all(count, range(count + 1, 2 * count))
+    brought = sum(num_unindexed())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert sum(num_unindexed()) < brought
+    assert max(num_unindexed()) >= LEAST_INDEXED
+    assert await tell_all(2 * count - 1, [5])
+    assert max(num_unindexed()) >= LEAST_INDEXED
+    await side.settle()
+    assert max(num_unindexed()) <= 1
 
 
 async def test_a_batch_that_one_call_answers_is_live_traffic() -> None:
