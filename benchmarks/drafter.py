@@ -191,8 +191,8 @@ async def _measure_wire(
     for num_sequences in BATCHES:
         cost = await measure_batch_cost(num_sequences, num_steps=2 * num_steps)
         print(
-            f"{num_sequences:4} sequences  answer {cost.answer_us:.0f}; "
-            f"index, after that, {cost.index_us:.0f}"
+            f"{num_sequences:4} sequences  answer, best / median, {cost.best_answer_us:.0f} /"
+            f" {cost.answer_us:.0f}; index, after that, {cost.index_us:.0f} on average"
         )
         costs.append(cost)
     return trips, throughputs, costs

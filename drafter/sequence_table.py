@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from drafter.indexed_text import HASH_BASE
 from drafter.jit import kernel
-from drafter.kernel_memory import load_u8, load_unaligned_u64, signed
+from drafter.kernel_memory import address_of, load_u8, load_unaligned_u64, signed
 
 MAX_ID_BYTES = 64
 
@@ -48,12 +48,19 @@ def make_table(capacity: int) -> SequenceTable:
     ends = np.array([-1, -1, -1, 0, 0], dtype=np.int64)
     return SequenceTable(
         buckets=np.zeros(num_buckets, dtype=np.int32),
-        ids=np.zeros((capacity, MAX_ID_BYTES), dtype=np.uint8),
-        records=np.zeros((capacity, RECORD_WORDS), dtype=np.int64),
+        ids=_whole_lines(capacity).view(np.uint8),
+        records=_whole_lines(capacity),
         last_used_s=np.zeros(capacity, dtype=np.float64),
         ends=ends,
         seed=HASH_BASE,
     )
+
+
+def _whole_lines(count: int) -> npt.NDArray[np.int64]:
+    """Returns [count, RECORD_WORDS] zeros, each row in one cache line, where it would lie in two."""
+    words = np.zeros(RECORD_WORDS * (count + 1), dtype=np.int64)
+    first = -address_of(words) // 8 % RECORD_WORDS
+    return words[first : first + RECORD_WORDS * count].reshape(count, RECORD_WORDS)
 
 
 @kernel

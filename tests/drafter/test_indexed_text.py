@@ -91,6 +91,22 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
         assert text.num_entries(n) == len(kinds), f"{n}-grams of {context}"
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
+def test_ngrams_that_differ_in_one_token_only_are_not_taken_for_each_other(size: int) -> None:
+    """So many that hash bits are alike by chance; it is the first token that differs, or another."""
+    for place in range(size):
+        context: list[int] = []
+        for i in range(3000):
+            ngram = [*range(size)]
+            ngram[place] = 1000 + i
+            context += [*ngram, 10**6 + i]
+        params = NgramParams(min_ngram=size, max_ngram=size, overlap=Overlap.ALLOWED)
+        text = text_of(context, params)
+        ask([text], [0])
+        kinds = {tuple(context[end - size : end]) for end in range(size, len(context))}
+        assert text.num_entries(size) == len(kinds)
+
+
 @pytest.mark.parametrize("num_tokens", [100, 1000, 5000])
 def test_the_first_tokens_make_room_for_themselves(
     num_tokens: int, monkeypatch: pytest.MonkeyPatch
