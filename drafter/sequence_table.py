@@ -57,7 +57,7 @@ def make_table(capacity: int) -> SequenceTable:
 
 
 def _whole_lines(count: int) -> npt.NDArray[np.int64]:
-    """Returns [count, RECORD_WORDS] zeros, each row in one cache line, where it would lie in two."""
+    """Returns [count, RECORD_WORDS] zeros, each row in one cache line: else it would lie in two."""
     words = np.zeros(RECORD_WORDS * (count + 1), dtype=np.int64)
     first = -address_of(words) // 8 % RECORD_WORDS
     return words[first : first + RECORD_WORDS * count].reshape(count, RECORD_WORDS)

@@ -93,7 +93,7 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
 def test_ngrams_that_differ_in_one_token_only_are_not_taken_for_each_other(size: int) -> None:
-    """So many that hash bits are alike by chance; it is the first token that differs, or another."""
+    """So many that hash bits are alike by chance; the first token differs, or another."""
     for place in range(size):
         context: list[int] = []
         for i in range(3000):
