@@ -119,6 +119,25 @@ def test_the_first_tokens_make_room_for_themselves(
     assert not grown
 
 
+def test_a_text_that_goes_on_to_repeat_does_not_grow_doubling_by_doubling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grown: list[int] = []
+    grow_table = IndexedText.grow_table
+
+    def note_and_grow(text: IndexedText, index: int) -> None:
+        grown.append(index)
+        grow_table(text, index)
+
+    monkeypatch.setattr(IndexedText, "grow_table", note_and_grow)
+    params = NgramParams()
+    text = text_of(range(10), params)
+    ask([text], [0])
+    text.append(text_that_fills_tables(8000))
+    ask([text], [0])
+    assert max(Counter(grown).values()) <= 2
+
+
 def test_nothing_fits_into_nothing() -> None:
     assert most_tokens(NgramParams(), 100) == -1
 
