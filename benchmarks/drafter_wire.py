@@ -150,7 +150,7 @@ async def measure_batch_cost(num_sequences: int, *, num_steps: int) -> BatchCost
         start_s = time.perf_counter()
         _, work = await batches.answer_message(payload, lease, lambda releases: None)
         answered_s = time.perf_counter()
-        await batches.index(work)
+        batches.index(work)
         if batches.indexing is not None:
             await batches.indexing
         index_s.append(time.perf_counter() - answered_s)

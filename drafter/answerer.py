@@ -23,7 +23,7 @@ PARALLEL_TEXTS = 512
 """From how many texts on a call is shared by threads: waking them takes as long as 200 texts do."""
 
 
-MOST_LACKING = 64
+MOST_LACKING = 192
 """How many of the last tokens may be missing in an index when a draft is asked for: they are looked
 through, and entered when the answer is on its way."""
 

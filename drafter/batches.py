@@ -5,12 +5,13 @@ What a verifier's step usually brings is answered at once, by one kernel call. O
 first the deltas are taken in order, then all sequences are answered together, step by step; such
 batches of several streams may interleave between deltas and between steps, and after every slice of
 about a millisecond the loop gets its turn (`turns.py`: replayed text goes behind what is live).
-What was new in a batch is indexed when its answer is on its way, and what one call answered a
-little at a time, whenever the loop has nothing else to do. Does not know RPCs (`service.py`).
+What was new in a batch is indexed when its answer is on its way, in the background, a little at a
+time. Does not know RPCs (`service.py`).
 """
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ from drafter.drafting import Drafting, Work
 from drafter.history_store import StreamLease
 from drafter.live_answerer import LiveAnswerer
 from drafter.live_batch import LiveBatch, Scratch
+from drafter.live_desk import MOST_ROWS
 from drafter.messages import Proposal, ProposalStatus
 from drafter.metrics import DrafterMetrics
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
@@ -62,8 +64,8 @@ class Batches:
         self._live = LiveAnswerer(drafting)
         # How long the last live batch took, until that is noted.
         self._live_s: float | None = None
-        # The slots of texts that live batches have brought so much that they are to be indexed.
-        self._unindexed: list[npt.NDArray[np.int64]] = []
+        # The slots of texts that answered batches have left to be indexed.
+        self._unindexed: deque[npt.NDArray[np.int64]] = deque()
         self._is_closing = False
 
     async def close(self) -> None:
@@ -127,16 +129,16 @@ class Batches:
         )
         return rows, work
 
-    async def index(self, work: Work | None) -> None:
+    def index(self, work: Work | None) -> None:
         """Sees to it that what an answered batch brought gets into the indexes.
 
         Args:
-            work: of the batch, which is done on return; None: one call answered it, and it is done
-                in the background.
+            work: of the batch; None: one call answered it.
         """
         if work is not None:
-            while not work.index_step():  # noqa: ASYNC110  # not a wait: others get their turn
-                await asyncio.sleep(0)
+            slots = work.slots_to_index()
+            for first in range(0, len(slots), MOST_ROWS):
+                self._unindexed.append(slots[first : first + MOST_ROWS])
         self._note_live_batch()
         self._index_in_background()
 
@@ -262,15 +264,16 @@ class Batches:
     async def _index(self) -> None:
         """Indexes step by step; whatever else there is to do comes first.
 
-        What live batches brought is never held back: the longer it takes, the more their answers
-        have to look through.
+        What was drafted from is never held back: the longer it takes, the more has to be looked
+        through for each draft.
         """
         while self._unindexed or self._drafting.is_behind:
             if self._unindexed:
                 await asyncio.sleep(0)
-                slots = self._live.index_step(self._unindexed.pop())
+                # Those first that have lacked so much for longest.
+                slots = self._live.index_step(self._unindexed.popleft())
                 if len(slots) > 0:
-                    self._unindexed.append(slots)
+                    self._unindexed.appendleft(slots)
             else:
                 await self.turns.rest()
                 self._drafting.index_step()

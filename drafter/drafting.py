@@ -151,14 +151,14 @@ class Work:
 
     A step looks at those that are still open; each is answered by the first step that finds its
     index up to date, or nearly so, with what is known of the sequence by then. What is nearly so is
-    caught up with afterwards, by `index_step`, when nobody waits for it any more.
+    left to be caught up with when nobody waits for it any more (`slots_to_index`).
     """
 
     def __init__(self, drafting: Drafting, rows: BatchRows) -> None:
         self._drafting = drafting
         self._rows = rows
         self._open = np.flatnonzero(rows.outcomes == OPEN)
-        self._to_index = self._open
+        self._asked = self._open
         rows.make_room()
 
     def step(self) -> bool:
@@ -197,25 +197,11 @@ class Work:
             self._open = later
         return len(self._open) == 0
 
-    def index_step(self) -> bool:
-        """Goes on entering what the answered texts lack; returns whether all is done."""
-        rows = self._rows
-        histories = [rows.histories[i] for i in self._to_index.tolist()]
-        is_kept = [history is not None and history.is_kept for history in histories]
-        now = self._to_index[is_kept]
-        if len(now) == 0:
-            return True
-        rows.refresh(now)
-        now, later = now[:TEXTS_PER_STEP], now[TEXTS_PER_STEP:]
-        nothing = np.zeros(len(now), dtype=np.int64)
-        answers = self._drafting.answerer.answer_headers(
-            rows.headers[now], nothing, nothing, rows.drafts, most_lacking=0
-        )
-        is_open = answers.statuses != DONE
-        if is_open.any():
-            self._grow(now[is_open], answers.statuses[is_open], time.perf_counter() + SLICE_S)
-        self._to_index = np.concatenate([later, now[is_open]])
-        return len(self._to_index) == 0
+    def slots_to_index(self) -> npt.NDArray[np.int64]:
+        """Returns the slots of the answered sequences whose indexes lack something."""
+        histories = [self._rows.histories[i] for i in self._asked.tolist()]
+        slots = [h.slot for h in histories if h is not None and h.is_kept and h.num_unindexed > 0]
+        return np.array(slots, dtype=np.int64)
 
     def _grow(
         self, waiting: npt.NDArray[np.int64], statuses: npt.NDArray[np.int64], end_s: float

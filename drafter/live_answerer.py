@@ -14,7 +14,7 @@ from drafter import live_desk, wire
 from drafter.answerer import BUDGET, MOST_LACKING
 from drafter.batch_rows import BatchRows
 from drafter.batch_wire import FIELDS
-from drafter.drafting import BACKGROUND_TOKENS, SLICE_S, Drafting
+from drafter.drafting import BACKGROUND_TOKENS, Drafting
 from drafter.live_desk import (
     DESK_WORDS,
     MOST_ROWS,
@@ -38,7 +38,10 @@ from drafter.ngram_index import MUST_GROW
 
 INDEX_BUDGET = 1_024
 """How many n-grams one step enters that nobody waits for: a batch that comes meanwhile waits for
-some 50 us."""
+some 50 us, and so it does at each of the loop's turns on its way."""
+
+GROWTH_S = 0.0001
+"""How long such a step goes on to grow tables."""
 
 
 class LiveAnswerer:
@@ -156,7 +159,7 @@ class LiveAnswerer:
         num_left = index_live(self._desk, slots)
         if num_left == 0:
             return slots[:0]
-        end_s = time.perf_counter() + SLICE_S
+        end_s = time.perf_counter() + GROWTH_S
         for slot, status in zip(
             slots[:num_left].tolist(), self._statuses[:num_left].tolist(), strict=True
         ):

@@ -117,7 +117,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         rows, work = await self.batches.answer_deltas(deltas, request.releases)
         sequence_ids = [delta.sequence_id for delta in deltas]
         response = wire.response_to_proto(request.batch_id, rows.proposals(sequence_ids))
-        await self.batches.index(work)
+        self.batches.index(work)
         return response
 
     async def ProposeStream(  # type: ignore[override]  # bytes, and it writes its responses itself
@@ -152,7 +152,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                     stream.begin_write()
                     await context.write(response)
                     stream.go_on()
-                    await self.batches.index(work)
+                    self.batches.index(work)
             except wire.DecodeError as error:
                 raise MalformedRequestError(f"/{SERVICE_NAME}/{STREAM_METHOD}") from error
             finally:

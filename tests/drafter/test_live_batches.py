@@ -88,7 +88,7 @@ async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> No
         assert all(
             p.status == pb.STATUS_OK for p in pb.ProposeResponse.FromString(response).proposals
         )
-        await side.batches.index(work)
+        side.batches.index(work)
         await side.settle()
         return work is None
 
@@ -137,7 +137,7 @@ async def test_a_text_that_grows_in_a_live_batch_makes_room_like_any_other() -> 
     response, work = await side.batches.answer_message(
         request.SerializeToString(), lease, lambda releases: None
     )
-    await side.batches.index(work)
+    side.batches.index(work)
     proposals = pb.ProposeResponse.FromString(response).proposals
     assert [(p.status, p.base_length, list(p.token_ids)) for p in proposals] == [
         (pb.STATUS_OK, 252, [3, 4, 5]),
@@ -159,7 +159,7 @@ async def test_a_live_batch_follows_its_pool_as_that_comes_and_goes() -> None:
         )
         payload = pb.ProposeRequest(sequences=[delta]).SerializeToString()
         response, work = await side.batches.answer_message(payload, lease, lambda releases: None)
-        await side.batches.index(work)
+        side.batches.index(work)
         assert work is None
         known.extend([7, 8])
         # So that its own text never matches.

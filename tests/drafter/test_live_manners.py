@@ -47,7 +47,7 @@ async def test_live_batches_of_several_streams_are_all_noted_and_indexed() -> No
     for num_batches, num_unindexed in ((4, 8), (LEAST_INDEXED // 2, 0)):
         for base in range(history.length, 2 * num_batches, 2):
             assert (await tell(side, lease, base))[1]
-        await side.batches.index(None)
+        side.batches.index(None)
         await side.settle()
         assert sum(number or 0 for number in side.num_proposals()) == num_batches
         assert history.num_unindexed == num_unindexed, "few are not worth it"
@@ -68,7 +68,7 @@ async def test_who_asks_while_texts_are_indexed_does_not_wait_until_all_are() ->
         ]
         payload = pb.ProposeRequest(sequences=deltas).SerializeToString()
         _, work = await side.batches.answer_message(payload, lease, lambda releases: None)
-        await side.batches.index(work)
+        side.batches.index(work)
         return work is None
 
     def num_unindexed() -> list[int]:

@@ -97,7 +97,7 @@ class TwoDrafters:
         by_stream = pb.ProposeResponse.FromString(response)
         assert by_stream == by_call
         assert response == by_call.SerializeToString(), "not the same bytes"
-        await self.streamed.batches.index(work)
+        self.streamed.batches.index(work)
         if by_stream.proposals:
             self.seen["answered by one call" if work is None else "answered step by step"] += 1
         for proposal in by_stream.proposals:
