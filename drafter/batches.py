@@ -275,8 +275,11 @@ class Batches:
                 if len(slots) > 0:
                     self._unindexed.appendleft(slots)
             else:
-                await self.turns.rest()
+                await self.turns.wait_until_rested()
+            # However much live batches bring, what nobody drafts from yet gets its slices too.
+            if self._drafting.is_behind and self.turns.is_rested:
                 self._drafting.index_step()
+                self.turns.end_slice()
 
     async def _release(self, releases: Iterable[drafter_pb2.Release], turn: Turn) -> None:
         for release in releases:

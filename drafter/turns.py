@@ -77,24 +77,34 @@ class Turns:
         start_s = self.clock()
         async with self._bulk:
             try:
-                await self._wait_until_rested()
+                await self.wait_until_rested()
                 yield Turn(self, is_bulk=True, held_back_s=self.clock() - start_s)
             finally:
-                self._end_slice()
+                self.end_slice()
 
     def note_live(self) -> None:
         """Says that a live batch was answered which took no turn, being done in one go."""
         self._last_live_s = self.clock()
 
+    @property
+    def is_rested(self) -> bool:
+        """Whether the next slice of bulk may begin."""
+        return not self._is_live or self.clock() >= self._rested_at_s
+
     async def rest(self) -> None:
         """Ends a slice of bulk, and waits until the next may begin."""
-        self._end_slice()
-        await self._wait_until_rested()
+        self.end_slice()
+        await self.wait_until_rested()
 
-    def _end_slice(self) -> None:
+    def end_slice(self) -> None:
+        """Says that a slice of bulk has ended."""
         self._rested_at_s = self.clock() + PAUSE_S
 
-    async def _wait_until_rested(self) -> None:
-        now_s = self.clock()
-        is_live = now_s - self._last_live_s < LIVE_FOR_S
-        await asyncio.sleep(max(self._rested_at_s - now_s, 0.0) if is_live else 0.0)
+    async def wait_until_rested(self) -> None:
+        """Waits until the next slice of bulk may begin, or nearly so."""
+        pause_s = self._rested_at_s - self.clock()
+        await asyncio.sleep(max(pause_s, 0.0) if self._is_live else 0.0)
+
+    @property
+    def _is_live(self) -> bool:
+        return self.clock() - self._last_live_s < LIVE_FOR_S

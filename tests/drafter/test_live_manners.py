@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 
 from drafter.errors import NotServingError
@@ -88,6 +89,30 @@ async def test_who_asks_while_texts_are_indexed_does_not_wait_until_all_are() ->
     assert max(num_unindexed()) >= LEAST_INDEXED
     await side.settle()
     assert max(num_unindexed()) <= 1
+
+
+async def test_long_text_is_indexed_however_much_live_batches_bring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    side = Side()
+    lease = side.drafter.store.start_stream()
+    delta = pb.SequenceDelta(sequence_id="long", token_ids=range(8000))
+    payload = pb.ProposeRequest(sequences=[delta]).SerializeToString()
+    _, work = await side.batches.answer_message(payload, lease, lambda releases: None)
+
+    def is_behind() -> bool:
+        return side.batches._drafting.is_behind
+
+    assert is_behind()
+    # As though new text came faster than it is entered.
+    monkeypatch.setattr(side.batches._live, "index_step", lambda slots: slots)
+    side.batches._unindexed.append(np.array([0]))
+    side.batches.index(work)
+    async with asyncio.timeout(20):
+        while is_behind():
+            side.batches.turns.note_live()
+            await asyncio.sleep(0)
+    await side.batches.close()
 
 
 async def test_a_batch_that_one_call_answers_is_live_traffic() -> None:
