@@ -34,6 +34,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.machine import processor
 from benchmarks.services import running_stack
 from benchmarks.workloads import BUNDLED_MODEL, HELD_OUT
 from tandem.client import AsyncTandemClient, GenerationRequest, TandemError
@@ -346,6 +347,7 @@ def _compare(
         "command": "python -m benchmarks.accuracy",
         "dtype": arguments.dtype,
         "numerics": arguments.numerics,
+        "processor": processor(),
         "num_prompts": len(examples),
         "num_references": len(with_reference),
         "exact_match": 1 - len(divergences) / len(examples),
@@ -366,7 +368,8 @@ def _table(result: dict[str, Any]) -> str:
     against = "the references" if result["num_references"] else "transformers' answers"
     lines = [
         f"{result['num_prompts']} prompts, {result['dtype']}, {result['numerics']}: "
-        f"{result['exact_match']:.1%} equal, {len(result['divergences'])} diverge.",
+        f"{result['exact_match']:.1%} equal, {len(result['divergences'])} diverge. "
+        f"On {result['processor']}.",
         "",
         f"| against {against} | ROUGE-1 | ROUGE-2 | ROUGE-L | tokens/s |",
         "|---|---|---|---|---|",

@@ -46,6 +46,7 @@ from benchmarks.drafter_wire import (
     measure_throughput,
 )
 from benchmarks.held_out_texts import held_out_texts
+from benchmarks.machine import processor
 from benchmarks.services import running_service
 from benchmarks.workloads import BUNDLED_MODEL
 from drafter.ngram_params import Algorithm
@@ -65,10 +66,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     start_s = time.perf_counter()
-    print(
-        f"{platform.machine()}, {platform.processor() or 'unknown'}, "
-        f"{multiprocessing.cpu_count()} cores, Python {platform.python_version()}\n"
-    )
+    print(f"{processor()}, Python {platform.python_version()}\n")
 
     costs = measure_all_kernels(num_rounds=3 if arguments.quick else 11)
     trips, throughputs, batch_costs = asyncio.run(_measure_wire(quick=arguments.quick))

@@ -1,23 +1,25 @@
 """Tokens per second through the whole of Tandem, against itself and against transformers.
 
-    python -m benchmarks.end_to_end [--model FOLDER] [--dtype bfloat16] [--json FILE]
+    python -m benchmarks.end_to_end [--model FOLDER] [--dtype float32] [--json FILE]
 
 Greedy, on held-out rename prompts, one stream and 16: Tandem (gateway, drafter, verifier and this
 client as processes of their own, over gRPC) with and without speculation, under `strict` and
 `fast` numerics; transformers' `generate` plain, with prompt lookup, and as a left-padded batch of
 16, with the same model, dtype and threads. Also text that never repeats: random-token prompts
-continued at a temperature at which
-nothing repeats.
+continued at a temperature at which nothing repeats.
 
-What is compared runs in turns, round after round, and the figure is the median over the rounds:
-a busy machine then slows down all alike. Compare figures of one run only.
+Every round asks the same prompts, and transformers computes each of them anew. So does Tandem here:
+its prefix cache is off, but for the rows "cached prompts", in which every prompt was asked before.
+
+What is compared runs in turns, round after round; a speed is the median over the rounds, a ratio
+the median of the rounds' ratios: a busy machine then slows down all alike. Compare figures of one
+run only.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
-import platform
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,8 +28,10 @@ from pathlib import Path
 
 import grpc
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.machine import processor
+from benchmarks.ratios import median_ratio
 from benchmarks.services import Stack, running_stack
 from benchmarks.transformers_baseline import generate
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
@@ -40,8 +44,11 @@ from tandem.client import (
 )
 from tandem.generation import EventCollector
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+from verifier.checkpoint import choose_dtype
 
 BATCH = 16
+# transformers recommends 10; which is best depends on the text.
+LOOKUP_TOKENS = (8, 10, 20)
 # Beside the default, which follows the match: what a request gets that asks for this many.
 FEW_DRAFTS = 7
 
@@ -80,40 +87,54 @@ Run = Callable[[Sequence[Task]], Awaitable[tuple[int, Sequence[Usage]]]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing to measure: tasks, and how to run them."""
+    """One thing to measure: tasks, how to run them, and whether to run all of them once before."""
 
     name: str
     streams: int
     tasks: Sequence[Task]
     run: Run
+    asks_all_before: bool = False
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "bfloat16", "float32"],
+        help="auto: the checkpoint's, where the processor has instructions for it, else float32",
+    )
     parser.add_argument("--threads", type=int, default=1, help="of the model, in both systems")
     parser.add_argument("--prompts", type=int, default=32, help="rename prompts, a multiple of 16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    flags = ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
     model = arguments.model.resolve()
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, arguments.dtype))
+    dtype = choose_dtype(
+        arguments.dtype, config=AutoConfig.from_pretrained(model), device=torch.device("cpu")
+    )
+    arguments.dtype = str(dtype).removeprefix("torch.")
+    flags = ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
     reference.eval()
     renames = rename_tasks(model, arguments.prompts)
     strangers = random_tasks(reference.config.vocab_size, min(BATCH, len(renames)))
 
     async with contextlib.AsyncExitStack() as stack:
-        strict, fast = (
-            stack.enter_context(
-                running_stack(model=model, verifier_flags=[*flags, "--numerics", numerics])
+        strict, fast, cached = (
+            stack.enter_context(running_stack(model=model, verifier_flags=[*flags, *more]))
+            for more in (
+                ("--numerics", "strict", "--no-prefix-cache"),
+                ("--numerics", "fast", "--no-prefix-cache"),
+                ("--numerics", "strict"),
             )
-            for numerics in ("strict", "fast")
         )
-        on_strict = await stack.enter_async_context(AsyncTandemClient(strict.gateway))
-        on_fast = await stack.enter_async_context(AsyncTandemClient(fast.gateway))
+        on_strict, on_fast, on_cached = [
+            await stack.enter_async_context(AsyncTandemClient(each.gateway))
+            for each in (strict, fast, cached)
+        ]
 
         def tandem(
             client: AsyncTandemClient,
@@ -151,8 +172,24 @@ async def main() -> None:
                 Row("transformers, plain", streams, renames, transformers(streams)),
             ]
             if streams == 1:
-                lookup = transformers(1, prompt_lookup_num_tokens=8)
-                rows.append(Row("transformers, prompt lookup 8", 1, renames, lookup))
+                rows += [
+                    Row(
+                        f"transformers, prompt lookup {tokens}",
+                        1,
+                        renames,
+                        transformers(1, prompt_lookup_num_tokens=tokens),
+                    )
+                    for tokens in LOOKUP_TOKENS
+                ]
+            rows.append(
+                Row(
+                    "strict, speculation, cached prompts",
+                    streams,
+                    renames,
+                    tandem(on_cached, streams, speculate=True),
+                    asks_all_before=True,
+                )
+            )
             for speculate in (True, False):
                 name = f"random text, {'speculation' if speculate else 'plain'}"
                 run = tandem(on_strict, streams, speculate=speculate)
@@ -161,6 +198,10 @@ async def main() -> None:
         hop_s = await _hop_duration_s(strict)
 
     result = _result(figures, hop_s, arguments)
+    print(
+        f"{arguments.dtype}, {arguments.threads} model threads, torch {torch.__version__}, "
+        f"{processor()}\n"
+    )
     print(_table(figures, result["ratios"], hop_s))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -169,7 +210,7 @@ async def main() -> None:
 async def _measure(rows: Sequence[Row], rounds: int) -> list[Figure]:
     figures = [Figure(name=row.name, streams=row.streams) for row in rows]
     for row in rows:  # warm-up
-        await row.run(row.tasks[: row.streams])
+        await row.run(row.tasks if row.asks_all_before else row.tasks[: row.streams])
     for _ in range(rounds):
         for figure, row in zip(figures, rows, strict=True):
             started_at_s = time.perf_counter()
@@ -223,23 +264,34 @@ async def _hop_duration_s(stack: Stack) -> float:
 def _result(
     figures: Sequence[Figure], hop_s: float, arguments: argparse.Namespace
 ) -> dict[str, object]:
-    speed = {(figure.name, figure.streams): figure.median for figure in figures}
+    speed = {(figure.name, figure.streams): figure.tokens_per_s for figure in figures}
     ratios = {}
     for streams in (1, BATCH):
         mine = speed["strict, speculation", streams]
         against = ["strict, plain", "fast, plain", "transformers, plain"]
-        against += ["transformers, prompt lookup 8"] if streams == 1 else []
+        if streams == 1:
+            against.append(
+                max(
+                    (f"transformers, prompt lookup {tokens}" for tokens in LOOKUP_TOKENS),
+                    key=lambda name: statistics.median(speed[name, 1]),
+                )
+            )
         for name in against:
-            ratios[f"strict, speculation / {name}, {streams}"] = mine / speed[name, streams]
-        ratios[f"random text, speculation / plain, {streams}"] = (
-            speed["random text, speculation", streams] / speed["random text, plain", streams]
+            ratios[f"strict, speculation / {name}, {streams}"] = median_ratio(
+                mine, speed[name, streams]
+            )
+        ratios[f"cached prompts / not cached, strict, speculation, {streams}"] = median_ratio(
+            speed["strict, speculation, cached prompts", streams], mine
+        )
+        ratios[f"random text, speculation / plain, {streams}"] = median_ratio(
+            speed["random text, speculation", streams], speed["random text, plain", streams]
         )
     return {
         "command": "python -m benchmarks.end_to_end",
         "dtype": arguments.dtype,
         "threads": arguments.threads,
         "rounds": arguments.rounds,
-        "machine": platform.machine(),
+        "processor": processor(),
         "torch": torch.__version__,
         "hop_duration_s": hop_s,
         "figures": [{**asdict(figure), "median": figure.median} for figure in figures],

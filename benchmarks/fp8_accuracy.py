@@ -24,6 +24,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL, HELD_OUT
 from verifier.checkpoint import load_checkpoint, reference_logits
 
@@ -83,7 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, model in compared.items():
             comparisons[name].add(expected, reference_logits(model, text)[rows].double())
     num_tokens = next(iter(comparisons.values())).num_tokens
-    print(f"{options.model.name}, against {options.dtype}: {num_tokens} greedy tokens")
+    print(
+        f"{options.model.name}, against {options.dtype}: {num_tokens} greedy tokens, {processor()}"
+    )
     print()
     print("| model | same likeliest token | same text | KL per token | largest logprob error |")
     print("|---|---|---|---|---|")

@@ -10,7 +10,6 @@ round after round, and the figure is the median over the rounds. Compare figures
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL, random_tasks
 from servicekit.config import ServerOptions
 from verifier.batch_layout import BatchLayout, lay_out
@@ -68,7 +68,7 @@ def main() -> None:
         loaded = _load(arguments.model, arguments.dtype, arguments.device, numerics)
         figures += list(measure(loaded, num_rounds=arguments.rounds))
     print(
-        f"\n{platform.machine()}, {arguments.device}, {arguments.dtype}, "
+        f"\n{processor()}, {arguments.device}, {arguments.dtype}, "
         f"torch {torch.__version__}; k = {NUM_DRAFTS}, median of {arguments.rounds} rounds\n\n"
         f"{_table(figures)}\n\n"
         f"to reach at batch {BATCHES[-1]}: {GOAL:g}"

@@ -76,6 +76,8 @@ def test_the_benchmark_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     options = ["--model", str(MODEL), "--prompts", "1", "--rounds", "1", "--json", str(file)]
     shown = run(commands()[3], *options, timeout_s=580)
     assert "| strict, speculation | 16 |" in shown
+    assert "strict, speculation / transformers, prompt lookup" in shown
+    assert "cached prompts / not cached, strict, speculation, 16" in shown
     figures = {(f["name"], f["streams"]): f for f in json.loads(file.read_text())["figures"]}
     assert figures["strict, speculation", 1]["num_accepted_tokens"] > 0
     assert figures["strict, plain", 1]["num_drafts"] == 0
