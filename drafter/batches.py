@@ -93,7 +93,7 @@ class Batches:
 
         Raises:
             DecodeError: it is none.
-            MalformedBatchError: it is not one that a client may send.
+            MalformedBatchError, MessageLimitError: it is not one that a client may send.
         """
         self._note_live_batch()
         start_s = time.perf_counter()

@@ -70,7 +70,7 @@ class LiveBatch:
 
         Raises:
             DecodeError: it is none.
-            MalformedBatchError: it is not one that a client may send.
+            MalformedBatchError, MessageLimitError: it is not one that a client may send.
         """
         self._payload = payload
         self._bytes = np.frombuffer(payload, dtype=np.uint8)
@@ -189,7 +189,7 @@ class LiveBatch:
             at = end
         parts.append(self._payload[at:])
         rest = drafter_pb2.ProposeRequest.FromString(b"".join(parts))
-        wire.check_releases(rest.releases)
+        wire.check_releases(rest)
         self.releases = rest.releases
         self.is_bulk = wire.is_bulk(rest.sequences)
         self._deltas = dict(zip(odd, rest.sequences, strict=True))

@@ -22,6 +22,7 @@ from drafter.service import SERVICE_NAME, DrafterServicer
 from drafter.snapshotter import Snapshotter
 from servicekit.logs import Logger
 from servicekit.server import Server
+from tandem.v1 import limits_pb2
 
 
 class DrafterServer:
@@ -98,6 +99,7 @@ class DrafterServer:
             error_table=ERROR_TABLE,
             registry=registry,
             logger=logger,
+            limit_options=limits_pb2,
         )
         self.servicer.add_to_server(self.server.grpc)
 

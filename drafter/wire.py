@@ -1,10 +1,12 @@
-"""The wire's messages to the drafter's own types and back, and the wire's limits.
+"""The wire's messages to the drafter's own types and back.
 
 Owns what a well-formed request is, and which fields this server does not offer (those are refused
-by name). Protobuf types end here and in `service.py`.
+by name). How much a request may hold, `drafter.proto` says; here is what becomes of a batch that
+holds more: a delta that does is refused alone, else the batch is. Unary requests over their limits
+do not come here. Protobuf types end here and in `service.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from google.protobuf.descriptor import EnumDescriptor
@@ -22,12 +24,16 @@ from drafter.ngram_params import (
 )
 from drafter.refusals import InvalidDeltaError
 from drafter.sequence_table import MAX_ID_BYTES
-from tandem.v1 import drafter_pb2
+from servicekit.message_limits import MessageLimits
+from tandem.v1 import drafter_pb2, limits_pb2
 
-MAX_MESSAGE_BYTES = 1 << 20
-MAX_SEQUENCES_PER_BATCH = 4096
-MAX_RELEASES = 4096
-MAX_TOKENS_PER_DELTA = 8192
+_BATCH_LIMITS = MessageLimits(drafter_pb2.ProposeRequest.DESCRIPTOR, limits_pb2)
+_DELTA_LIMITS = MessageLimits(drafter_pb2.SequenceDelta.DESCRIPTOR, limits_pb2)
+_RELEASE_LIMITS = MessageLimits(drafter_pb2.Release.DESCRIPTOR, limits_pb2)
+
+MAX_MESSAGE_BYTES = _BATCH_LIMITS.max_message_bytes
+MAX_SEQUENCES_PER_BATCH = _BATCH_LIMITS.max_items("sequences")
+MAX_TOKENS_PER_DELTA = _DELTA_LIMITS.max_items("token_ids")
 
 MAX_LIVE_TOKENS = 256
 """A step brings a sequence some dozen tokens at most; more is a prompt, or a replayed history."""
@@ -75,25 +81,15 @@ def check_propose_request(request: drafter_pb2.ProposeRequest) -> list[drafter_p
     """Returns the request's deltas, once it is known that the batch as a whole may be applied.
 
     Raises:
-        MalformedBatchError: it is too large, or a sequence is there twice or has no proper id.
+        MessageLimitError: there are too many of them, or of its releases.
+        MalformedBatchError: a sequence is there twice or has no proper id.
     """
-    _check_size(request.ByteSize(), "sequences")
+    check_releases(request)
     deltas = list(request.sequences)
-    if len(deltas) > MAX_SEQUENCES_PER_BATCH:
-        raise MalformedBatchError(
-            "sequences", f"{len(deltas)} are over {MAX_SEQUENCES_PER_BATCH} per batch"
-        )
     sequence_ids = [delta.sequence_id for delta in deltas]
     _check_ids(sequence_ids, "sequences")
     if len(set(sequence_ids)) < len(sequence_ids):
         _raise_duplicate(sequence_ids)
-    for i, delta in enumerate(deltas):
-        if len(delta.token_ids) > MAX_TOKENS_PER_DELTA:
-            raise MalformedBatchError(
-                f"sequences[{i}].token_ids",
-                f"{len(delta.token_ids)} are over {MAX_TOKENS_PER_DELTA} per delta",
-            )
-    check_releases(request.releases)
     return deltas
 
 
@@ -101,23 +97,22 @@ def check_release_request(request: drafter_pb2.ReleaseRequest) -> None:
     """Returns if the request may be applied.
 
     Raises:
-        MalformedBatchError: it is too large, or a sequence has no proper id.
+        MalformedBatchError: a sequence has no id.
     """
-    _check_size(request.ByteSize(), "releases")
-    check_releases(request.releases)
+    _check_ids([release.sequence_id for release in request.releases], "releases")
 
 
-def check_releases(releases: Sequence[drafter_pb2.Release]) -> None:
-    """Returns if there are not too many, and every one names a sequence.
+def check_releases(request: drafter_pb2.ProposeRequest) -> None:
+    """Returns if the batch's releases, and its deltas, are not too many, and every release is good.
 
     Raises:
-        MalformedBatchError: there are, or one has no proper id.
+        MessageLimitError: there are, or one holds too much.
+        MalformedBatchError: one has no id.
     """
-    if len(releases) > MAX_RELEASES:
-        raise MalformedBatchError(
-            "releases", f"{len(releases)} are over {MAX_RELEASES} per message"
-        )
-    _check_ids([release.sequence_id for release in releases], "releases")
+    _BATCH_LIMITS.check_counts(request)
+    for i, release in enumerate(request.releases):
+        _RELEASE_LIMITS.check_within(release, "releases", i)
+    _check_ids([release.sequence_id for release in request.releases], "releases")
 
 
 def find_unsupported_keep(releases: Iterable[drafter_pb2.Release]) -> tuple[str, str] | None:
@@ -137,9 +132,15 @@ def delta_from_proto(message: drafter_pb2.SequenceDelta) -> SequenceDelta:
     """Returns the delta as the drafter's own type.
 
     Raises:
-        InvalidDeltaError: its params, where they count, are wrong or not offered.
+        InvalidDeltaError: it brings too many tokens, or its params, where they count, are wrong or
+            not offered.
     """
     base_length = message.base_length
+    if len(message.token_ids) > MAX_TOKENS_PER_DELTA:
+        raise InvalidDeltaError(
+            "token_ids",
+            f"{len(message.token_ids)} items are over the limit of {MAX_TOKENS_PER_DELTA}",
+        )
     # Slicing a repeated field makes a list at once, which numpy takes faster than an iterator.
     token_ids = np.array(message.token_ids[:], dtype=np.uint32)
     if base_length > 0:
@@ -223,13 +224,6 @@ def _name(enum: EnumDescriptor, number: int) -> str:
     # A number that only a newer client knows has no name here.
     value = enum.values_by_number.get(number)
     return str(number) if value is None else value.name
-
-
-def _check_size(num_bytes: int, field: str) -> None:
-    if num_bytes > MAX_MESSAGE_BYTES:
-        raise MalformedBatchError(
-            field, f"the message has {num_bytes} bytes, over {MAX_MESSAGE_BYTES}"
-        )
 
 
 def _check_ids(sequence_ids: list[str], field: str) -> None:

@@ -6,6 +6,7 @@ each live sequence.
 """
 
 import dataclasses
+import itertools
 
 from gateway.messages import CommandBatch, Hint, OpenCommand
 
@@ -13,6 +14,9 @@ from gateway.messages import CommandBatch, Hint, OpenCommand
 _MAX_BATCH_BYTES = 768 * 1024
 _COMMAND_BYTES = 128
 _TOKEN_BYTES = 5
+# Most updates and most closes of a message: with the hints and opens that its bytes leave room for
+# they stay under the wire's limit of 16,384 commands.
+_MAX_BATCH_IDS = 4096
 
 
 class Outbox:
@@ -70,8 +74,9 @@ class Outbox:
         """
         if self.is_empty:
             return None
-        updates = list(self._updates.items())
-        self._updates.clear()
+        updates = list(itertools.islice(self._updates.items(), _MAX_BATCH_IDS))
+        for sequence_id, _ in updates:
+            del self._updates[sequence_id]
         hints = list(self._hints.values())
         if len(hints) <= self._max_hints:
             self._hints = {}
@@ -79,8 +84,9 @@ class Outbox:
             hints = hints[: self._max_hints]
             for hint in hints:
                 del self._hints[hint.sequence_id]
-        closes = list(self._closes)
-        self._closes.clear()
+        closes = list(itertools.islice(self._closes, _MAX_BATCH_IDS))
+        for sequence_id in closes:
+            del self._closes[sequence_id]
         says_nothing_yet = not (updates or hints or closes)
         return CommandBatch(
             updates=updates,

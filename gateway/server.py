@@ -23,7 +23,7 @@ from servicekit.channel import open_channel
 from servicekit.config import ConfigError
 from servicekit.logs import Logger
 from servicekit.server import Server
-from tandem.v1 import gateway_pb2_grpc
+from tandem.v1 import gateway_pb2_grpc, limits_pb2
 
 
 class GatewayServer:
@@ -75,6 +75,7 @@ class GatewayServer:
             error_table=ERROR_TABLE,
             registry=registry,
             logger=logger,
+            limit_options=limits_pb2,
         )
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationServicer(self.frontend), self.server.grpc

@@ -10,9 +10,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from gateway import wire
-from gateway.errors import InvalidRequestError
 from gateway.frontend import Frontend
-from servicekit.limits import MAX_MESSAGE_BYTES
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -35,7 +33,6 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         self, request: gateway_pb2.GenerateRequest, context: _GenerateContext
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         """One request; see the proto."""
-        _check_size(request)
         events = self._frontend.generate(wire.generate_request_from_proto(request))
         # The client may go away at any message: then what the request holds is freed at once.
         async with contextlib.aclosing(events):
@@ -47,13 +44,3 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     ) -> gateway_pb2.ListModelsResponse:
         """The models that can be asked for."""
         return wire.models_to_proto(self._frontend.list_models())
-
-
-def _check_size(request: gateway_pb2.GenerateRequest) -> None:
-    num_bytes = request.ByteSize()
-    if num_bytes > MAX_MESSAGE_BYTES:
-        prompt = request.WhichOneof("prompt")
-        raise InvalidRequestError(
-            f"a request of {num_bytes} bytes is over the limit of {MAX_MESSAGE_BYTES}",
-            field="tokens.token_ids" if prompt == "tokens" else prompt or "prompt",
-        )

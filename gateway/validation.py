@@ -1,6 +1,7 @@
 """What came in -> what is run, or an error that names the field.
 
-Owns every rule that a request must keep, in terms of the proto's field paths. Pure. In two parts,
+Owns every rule that a request must keep beyond the .proto files' own limits on how much it holds,
+which have been checked before; in terms of the proto's field paths. Pure. In two parts,
 because a request that is wrong by itself is refused before anything is spent on it:
 `check_request` needs nothing but the request, `accept` needs the model and the prompt's tokens.
 """
@@ -22,12 +23,7 @@ from gateway.request import (
     Tie,
 )
 
-MAX_REQUEST_ID_BYTES = 256
-MAX_STOP_SEQUENCES = 16
-MAX_STOP_SEQUENCE_BYTES = 256
-MAX_STOP_TOKEN_IDS = 64
 MAX_CHOICES = 16
-MAX_POOL_BYTES = 128
 MAX_NGRAM = 32
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
@@ -72,7 +68,6 @@ def check_request(request: GenerateRequest, *, has_tokenizer: bool) -> None:
         InvalidRequestError: a value is out of range.
         UnsupportedFieldError: a field asks for what this gateway cannot do (yet).
     """
-    _check_bytes("request_id", request.request_id, MAX_REQUEST_ID_BYTES)
     _check_prompt_is_there(request, has_tokenizer=has_tokenizer)
     if request.max_new_tokens is not None and request.max_new_tokens < 1:
         raise InvalidRequestError(
@@ -203,15 +198,13 @@ def _check_prompt_is_there(request: GenerateRequest, *, has_tokenizer: bool) -> 
 
 
 def _check_stops(request: GenerateRequest, *, has_tokenizer: bool) -> None:
-    _check_count("stop_sequences", request.stop_sequences, MAX_STOP_SEQUENCES)
     for index, stop in enumerate(request.stop_sequences):
-        field = f"stop_sequences[{index}]"
         if not stop:
-            raise InvalidRequestError("a stop sequence must not be empty", field=field)
-        _check_bytes(field, stop, MAX_STOP_SEQUENCE_BYTES)
+            raise InvalidRequestError(
+                "a stop sequence must not be empty", field=f"stop_sequences[{index}]"
+            )
     if request.stop_sequences and not has_tokenizer:
         raise UnsupportedFieldError("this server has no tokenizer", field="stop_sequences")
-    _check_count("stop_token_ids", request.stop_token_ids, MAX_STOP_TOKEN_IDS)
 
 
 def _check_sampling(sampling: SamplingParams) -> None:
@@ -254,10 +247,6 @@ def _check_speculation(speculation: SpeculationParams) -> None:
         )
     if speculation.tie not in {int(tie) for tie in Tie}:
         raise InvalidRequestError(f"tie has no value {speculation.tie}", field="speculation.tie")
-    if len(speculation.pool.encode()) > MAX_POOL_BYTES:
-        raise InvalidRequestError(
-            f"a pool's name has at most {MAX_POOL_BYTES} bytes", field="speculation.pool"
-        )
 
 
 def _num_speculative_tokens(
@@ -342,14 +331,3 @@ def _check_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
         raise InvalidRequestError(
             f"token id {max(token_ids)} is outside the vocabulary of {vocab_size}", field=field
         )
-
-
-def _check_bytes(field: str, text: str, most: int) -> None:
-    num_bytes = len(text.encode())
-    if num_bytes > most:
-        raise InvalidRequestError(f"{num_bytes} bytes are over the limit of {most}", field=field)
-
-
-def _check_count(field: str, values: Collection[object], most: int) -> None:
-    if len(values) > most:
-        raise InvalidRequestError(f"{len(values)} are over the limit of {most}", field=field)

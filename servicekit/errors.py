@@ -6,6 +6,7 @@ which code is each service's own table; what is not in the table is INTERNAL and
 
     RequestError                  anything wrong with one request; services derive their own
       +- MalformedRequestError    bytes that are not the message that the method takes
+      +- MessageLimitError        a message that holds more than its .proto file lets it
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,9 +55,22 @@ class MalformedRequestError(RequestError):
         super().__init__(f"the request is not a message that {method} takes")
 
 
+class MessageLimitError(RequestError):
+    """A field of a request, or the request as a whole, is over its limit.
+
+    Args:
+        field: its path, `stop_sequences[3]` say; "" if no field is to blame.
+        reason: how much there is, and the limit.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}" if field else reason, field=field)
+        self.reason = reason
+
+
 def find_code(error: Exception, table: ErrorTable) -> grpc.StatusCode | None:
     """The code that the table gives to the error, nearest class first; None if it has none."""
-    if isinstance(error, MalformedRequestError):
+    if isinstance(error, MalformedRequestError | MessageLimitError):
         return grpc.StatusCode.INVALID_ARGUMENT
     for cls in type(error).__mro__:
         code = table.get(cls)

@@ -11,7 +11,7 @@ message on a stream passes through no code of this module but one `async for`.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -28,6 +28,7 @@ from servicekit.errors import (
     to_status,
 )
 from servicekit.logs import Logger
+from servicekit.message_limits import MessageLimits
 
 REQUEST_ID_KEY = "x-request-id"
 
@@ -52,7 +53,11 @@ _Behaviour = Callable[[Any, _Context], Awaitable[Any]]
 
 
 def server_interceptors(
-    *, error_table: ErrorTable, registry: CollectorRegistry, logger: Logger
+    *,
+    error_table: ErrorTable,
+    registry: CollectorRegistry,
+    logger: Logger,
+    limits: Mapping[str, MessageLimits],
 ) -> list[grpc.aio.ServerInterceptor]:
     """The interceptors of a server, outermost first.
 
@@ -62,11 +67,14 @@ def server_interceptors(
       `tandem_rpc_duration_seconds{service, method}`.
     - Errors: an exception in the table becomes its status, with the field and the retry delay;
       any other becomes INTERNAL `internal error` and is logged once, with its traceback.
+    - Limits: of each method's requests, by its path `/package.Service/Method`. A request over
+      them does not reach the handler. Of those of a stream only the size is checked here: what
+      becomes of one that holds too much is the handler's decision.
     """
     return [
         _RequestIdInterceptor(),
         _MetricsInterceptor(registry),
-        _ErrorInterceptor(error_table, logger),
+        _ErrorInterceptor(error_table, logger, limits),
     ]
 
 
@@ -201,13 +209,16 @@ class _MetricsInterceptor(_Interceptor):
 
 
 class _ErrorInterceptor(_Interceptor):
-    def __init__(self, error_table: ErrorTable, logger: Logger) -> None:
+    def __init__(
+        self, error_table: ErrorTable, logger: Logger, limits: Mapping[str, MessageLimits]
+    ) -> None:
         super().__init__()
+        self._limits = limits
         self._error_table = error_table
         self._logger = logger
 
     def wrap(self, handler: _Handler, method: str) -> _Handler:
-        deserialize = _deserializer(handler, method)
+        deserialize = _deserializer(handler, method, self._limits.get(method))
         # gRPC answers a unary request that cannot be read with UNKNOWN, and logs a traceback each
         # time; read in here, it is an error like any other. A stream's requests are read inside
         # the handler anyway.
@@ -259,16 +270,24 @@ def _as_coroutine(handler: _Handler) -> _Behaviour:
     return respond_with_stream if handler.response_streaming else respond
 
 
-def _deserializer(handler: _Handler, method: str) -> Callable[[bytes], Any]:
+def _deserializer(
+    handler: _Handler, method: str, limits: MessageLimits | None
+) -> Callable[[bytes], Any]:
     inner = handler.request_deserializer
+    checks_whole = not handler.request_streaming
 
     def deserialize(serialized: bytes) -> Any:
+        if limits is not None:
+            limits.check_size(serialized)
         if inner is None:
             return serialized
         try:
-            return inner(serialized)
+            request = inner(serialized)
         except Exception as error:
             raise MalformedRequestError(method) from error
+        if limits is not None and checks_whole:
+            limits.check(request)
+        return request
 
     return deserialize
 

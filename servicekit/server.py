@@ -37,6 +37,7 @@ from servicekit.errors import ErrorTable
 from servicekit.interceptors import server_interceptors
 from servicekit.limits import KEEPALIVE, MAX_RECEIVE_BYTES, PING_TOLERANCE
 from servicekit.logs import Logger, get_logger
+from servicekit.message_limits import LimitOptions, limits_of_methods
 from servicekit.metrics import MetricsServer, start_metrics_server
 from servicekit.tls import server_credentials
 
@@ -67,7 +68,19 @@ class Server:
         error_table: ErrorTable,
         registry: CollectorRegistry,
         logger: Logger,
+        limit_options: LimitOptions | None = None,
     ) -> None:
+        """Wires it up.
+
+        Args:
+            options: the server's part of a service's configuration.
+            service_names: the services that it will offer.
+            error_table: which exception becomes which status.
+            registry: takes the metrics.
+            logger: for what no caller is told.
+            limit_options: where the services' .proto files say how much a request may hold. None:
+                as much as the transport takes.
+        """
         self.options = options
         self._logger = logger
         self._registry = registry
@@ -87,7 +100,10 @@ class Server:
         #: Servicers are added to it before `start`.
         self.grpc = grpc.aio.server(
             interceptors=server_interceptors(
-                error_table=error_table, registry=registry, logger=logger
+                error_table=error_table,
+                registry=registry,
+                logger=logger,
+                limits=limits_of_methods(service_names, limit_options) if limit_options else {},
             ),
             options=_arguments(options.max_concurrent_streams, MAX_RECEIVE_BYTES),
         )

@@ -1,6 +1,7 @@
 """Between the messages of `Score` and the engine's types: validation on the way in, nothing else.
 
-Bounds what one call may ask for: its sequences, its tokens, and how much there would be to answer.
+Bounds what one call may ask for beyond the .proto file's own limits on what it holds, which have
+been checked before: its tokens in all, and how much there would be to answer.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from verifier.wire import (
     token_logprob,
 )
 
-MAX_SCORE_SEQUENCES = 256
 MAX_SCORE_TOKENS = 1 << 17
 # Of one answer, at about 24 bytes each: no message is over 1 MiB.
 MAX_SCORE_LOGPROBS = 1 << 15
@@ -98,10 +98,6 @@ def _check_size(message: verifier_pb2.ScoreRequest) -> None:
     sequences = message.sequences
     if not sequences:
         raise InvalidRequestError("must not be empty", field="sequences")
-    if len(sequences) > MAX_SCORE_SEQUENCES:
-        raise InvalidRequestError(
-            f"{len(sequences)} are over the limit {MAX_SCORE_SEQUENCES}", field="sequences"
-        )
     num_tokens = sum(len(s.token_ids) + len(s.draft_token_ids) for s in sequences)
     if num_tokens > MAX_SCORE_TOKENS:
         raise InvalidRequestError(

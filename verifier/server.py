@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from servicekit.config import ConfigError
 from servicekit.logs import Logger, get_logger
 from servicekit.server import Server, serve_until_signalled
-from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.checkpoint import CheckpointError
 from verifier.config import SERVICE, VerifierConfig
@@ -54,6 +54,7 @@ class VerifierServer:
             error_table=ERROR_TABLE,
             registry=registry,
             logger=logger,
+            limit_options=limits_pb2,
         )
         self.servicer = VerifierServicer(max_session_event_bytes=config.max_session_event_bytes)
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.servicer, self.server.grpc)

@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from servicekit.errors import RequestError
+from servicekit.errors import MessageLimitError, RequestError
 from tandem.v1 import verifier_pb2
 from verifier import wire
 from verifier.engine import Engine
@@ -17,6 +17,7 @@ from verifier.messages import (
     Close,
     DetachSession,
     Event,
+    Hint,
     Hints,
     Open,
     Rejected,
@@ -51,6 +52,7 @@ class Session:
             greeted = False
             async for request in requests:
                 received_at_s = time.monotonic()
+                wire.SESSION_LIMITS.check_counts(request)
                 commands: Sequence[verifier_pb2.Command] = request.commands
                 if not greeted:
                     self._check_hello(commands[0] if commands else None)
@@ -108,6 +110,7 @@ class Session:
     def _check_hello(self, command: verifier_pb2.Command | None) -> None:
         if command is None or command.WhichOneof("command") != "hello":
             raise SessionError("the first command must be Hello", field="commands[0].hello")
+        wire.COMMAND_LIMITS.check_within(command, "commands", 0)
         version = command.hello.protocol_version
         if version != wire.PROTOCOL_VERSION:
             raise SessionError(
@@ -117,17 +120,25 @@ class Session:
         self._put(wire.welcome(self._served))
 
     def _take(self, commands: Sequence[verifier_pb2.Command], received_at_s: float) -> None:
-        hints = [wire.hint(c.draft, self._served) for c in commands if c.HasField("draft")]
+        hints: list[Hint] = []
+        rejected: list[Event] = []
+        for command in commands:
+            if command.HasField("draft"):
+                try:
+                    hints.append(wire.hint(command.draft, self._served))
+                except MessageLimitError as error:
+                    rejected.append(wire.rejected_command(command, error))
         if hints:
             self._engine.submit(
                 Hints(session_id=self._session_id, hints=hints, received_at_s=received_at_s)
             )
         if len(hints) == len(commands):
             return
-        rejected: list[Event] = []
         for command in commands:
             try:
                 self._take_one(command)
+            except MessageLimitError as error:
+                rejected.append(wire.rejected_command(command, error))
             except RequestError as error:
                 sequence_id = command.open.sequence_id if command.HasField("open") else ""
                 rejected.append(Rejected(sequence_id=sequence_id, error=error))
@@ -140,15 +151,18 @@ class Session:
             case "draft":
                 pass  # taken already
             case "open":
+                wire.COMMAND_LIMITS.check(command)
                 if self._is_draining:
                     raise DrainingError("the verifier is shutting down", retry_after_ms=1000)
                 sequence = wire.open_sequence(command.open, self._served)
                 self._engine.submit(Open(session_id=session_id, sequence=sequence))
             case "close":
+                wire.COMMAND_LIMITS.check(command)
                 self._engine.submit(
                     Close(session_id=session_id, sequence_id=command.close.sequence_id)
                 )
             case "update":
+                wire.COMMAND_LIMITS.check(command)
                 self._engine.submit(
                     Update(
                         session_id=session_id,

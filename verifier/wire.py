@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from servicekit.errors import RequestError, code_number, find_code
-from tandem.v1 import sampling_pb2, verifier_pb2
+from servicekit.errors import MessageLimitError, RequestError, code_number, find_code
+from servicekit.message_limits import MessageLimits
+from tandem.v1 import limits_pb2, sampling_pb2, verifier_pb2
 from verifier.errors import (
     ERROR_TABLE,
     InvalidRequestError,
@@ -35,9 +36,12 @@ from verifier.sampling import Sampling
 from verifier.sequence import DraftWait, FinishReason, OpenSequence
 
 PROTOCOL_VERSION = 1
-MAX_SEQUENCE_ID_BYTES = 64
-MAX_STOP_TOKEN_IDS = 1024
-MAX_CACHE_SALT_BYTES = 256
+# What a session's messages may hold: how many commands, and what each.
+SESSION_LIMITS = MessageLimits(verifier_pb2.SessionRequest.DESCRIPTOR, limits_pb2)
+COMMAND_LIMITS = MessageLimits(verifier_pb2.Command.DESCRIPTOR, limits_pb2)
+_DRAFT_LIMITS = MessageLimits(verifier_pb2.Draft.DESCRIPTOR, limits_pb2)
+_MAX_DRAFT_ID_BYTES = _DRAFT_LIMITS.max_bytes("sequence_id")
+_MAX_DRAFT_TOKENS = _DRAFT_LIMITS.max_items("token_ids")
 # Of one prompt, each with the likeliest ones beside it: what a gateway can hand on in one message.
 MAX_PROMPT_LOGPROBS = 1 << 17
 
@@ -126,22 +130,19 @@ _UNSUPPORTED_OPEN = ("adapter_id", "drafter_address")
 
 
 def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequence:
-    """Checks an Open.
+    """Checks an Open that is within `COMMAND_LIMITS`.
 
     Raises:
         RequestError: names the field.
     """
-    check_sequence_id(message.sequence_id)
+    if not message.sequence_id:
+        raise InvalidRequestError("must not be empty", field="sequence_id")
     for field in _UNSUPPORTED_OPEN:
         if getattr(message, field):
             raise UnsupportedFieldError(f"{field} is not supported", field=field)
     if message.expected_model_digest not in ("", served.model_digest):
         raise WrongModelError(
             f"model {served.model_digest} is served", field="expected_model_digest"
-        )
-    if len(message.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
-        raise InvalidRequestError(
-            f"must have at most {MAX_CACHE_SALT_BYTES} bytes", field="cache_salt"
         )
     if message.draft_wait not in _DRAFT_WAITS:
         raise InvalidRequestError(f"unknown value {message.draft_wait}", field="draft_wait")
@@ -154,10 +155,6 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
         raise InvalidRequestError(
             f"{len(token_ids) - prompt_length} output tokens are there, {max_new_tokens} allowed",
             field="max_new_tokens",
-        )
-    if len(message.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequestError(
-            f"{len(message.stop_token_ids)} are over {MAX_STOP_TOKEN_IDS}", field="stop_token_ids"
         )
     check_in_vocabulary(message.stop_token_ids, served, field="stop_token_ids")
     num_speculative_tokens = served.max_num_speculative_tokens
@@ -196,24 +193,37 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
     )
 
 
-def check_sequence_id(sequence_id: str) -> None:
-    if not 0 < len(sequence_id.encode()) <= MAX_SEQUENCE_ID_BYTES:
-        raise InvalidRequestError(
-            f"must have 1 to {MAX_SEQUENCE_ID_BYTES} bytes", field="sequence_id"
-        )
+def rejected_command(message: verifier_pb2.Command, error: MessageLimitError) -> Rejected:
+    """What a command that holds too much is answered with.
+
+    Only of an Open it is a sequence's end: another command's sequence goes on without it.
+    """
+    if not message.HasField("open"):
+        return Rejected(sequence_id="", error=error)
+    field = error.field.removeprefix("open.")
+    # Its id may be what is too long: then it names no sequence.
+    sequence_id = "" if field == "sequence_id" else message.open.sequence_id
+    return Rejected(sequence_id=sequence_id, error=MessageLimitError(field, error.reason))
 
 
 def hint(message: verifier_pb2.Draft, served: ServedModel) -> Hint:
     """A draft ends before its first id outside the vocabulary: it cannot be right from there on,
     and the model cannot look it up. It also ends where the longest sequence does, which bounds
-    what is kept of it.
+    what is kept of it. Hot path: its two limits are looked at where it is read.
+
+    Raises:
+        MessageLimitError: it holds too much; it names the field from its command on.
     """
+    sequence_id, sent = message.sequence_id, message.token_ids
+    is_long = len(sequence_id) > _MAX_DRAFT_ID_BYTES or not sequence_id.isascii()
+    if is_long or len(sent) > _MAX_DRAFT_TOKENS:
+        _DRAFT_LIMITS.check_within(message, "draft")
     room = max(0, served.max_model_len - message.base_length)
-    token_ids = list(message.token_ids[:room])
+    token_ids = sent[:room]
     if token_ids and max(token_ids) >= served.vocab_size:
         token_ids = list(itertools.takewhile(lambda t: t < served.vocab_size, token_ids))
     return Hint(
-        sequence_id=message.sequence_id,
+        sequence_id=sequence_id,
         base_length=message.base_length,
         token_ids=token_ids,
         matched_ngram_length=message.matched_ngram_length,

@@ -22,47 +22,68 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tandem.v1 import limits_pb2 as tandem_dot_v1_dot_limits__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/drafter.proto\x12\ttandem.v1\"\xb2\x02\n\x0bNgramParams\x12\x16\n\tmin_ngram\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmax_ngram\x18\x02 \x01(\rH\x01\x88\x01\x01\x12#\n\x07overlap\x18\x03 \x01(\x0e\x32\x12.tandem.v1.Overlap\x12\x1b\n\x03tie\x18\x04 \x01(\x0e\x32\x0e.tandem.v1.Tie\x12\x1d\n\x10tokens_per_match\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\'\n\talgorithm\x18\x06 \x01(\x0e\x32\x14.tandem.v1.Algorithm\x12\x0f\n\x07\x63hained\x18\x07 \x01(\x08\x12\x0f\n\x07pool_id\x18\x08 \x01(\t\x12\x16\n\x0epool_min_ngram\x18\t \x01(\rB\x0c\n\n_min_ngramB\x0c\n\n_max_ngramB\x13\n\x11_tokens_per_match\"\xb9\x01\n\rSequenceDelta\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rprompt_length\x18\x04 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_length\x18\x06 \x01(\r\x12&\n\x06params\x18\x07 \x01(\x0b\x32\x16.tandem.v1.NgramParams\"u\n\x0eProposeRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12+\n\tsequences\x18\x02 \x03(\x0b\x32\x18.tandem.v1.SequenceDelta\x12$\n\x08releases\x18\x03 \x03(\x0b\x32\x12.tandem.v1.Release\"K\n\x0fProposeResponse\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12&\n\tproposals\x18\x02 \x03(\x0b\x32\x13.tandem.v1.Proposal\"\xd2\x01\n\x08Proposal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x1c\n\x14matched_ngram_length\x18\x04 \x01(\r\x12!\n\x06source\x18\x05 \x01(\x0e\x32\x11.tandem.v1.Source\x12!\n\x06status\x18\x06 \x01(\x0e\x32\x11.tandem.v1.Status\x12\x14\n\x0cknown_length\x18\x07 \x01(\r\x12\x0f\n\x07message\x18\x08 \x01(\t\"N\n\x07Release\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x1d\n\x04keep\x18\x02 \x01(\x0e\x32\x0f.tandem.v1.Keep\x12\x0f\n\x07\x66\x65\x65\x64_id\x18\x03 \x01(\t\"6\n\x0eReleaseRequest\x12$\n\x08releases\x18\x01 \x03(\x0b\x32\x12.tandem.v1.Release\"\x11\n\x0fReleaseResponse\"\x17\n\x15GetDrafterLoadRequest\"\xa1\x01\n\x16GetDrafterLoadResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x15\n\rhistory_bytes\x18\x04 \x01(\x04\x12\x19\n\x11max_history_bytes\x18\x05 \x01(\x04\x12\x12\n\npool_bytes\x18\x06 \x01(\x04*M\n\x07Overlap\x12\x17\n\x13OVERLAP_UNSPECIFIED\x10\x00\x12\x14\n\x10OVERLAP_DISJOINT\x10\x01\x12\x13\n\x0fOVERLAP_ALLOWED\x10\x02*M\n\x03Tie\x12\x13\n\x0fTIE_UNSPECIFIED\x10\x00\x12\x10\n\x0cTIE_EARLIEST\x10\x01\x12\x0e\n\nTIE_LATEST\x10\x02\x12\x0f\n\x0bTIE_LONGEST\x10\x03*N\n\tAlgorithm\x12\x19\n\x15\x41LGORITHM_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41LGORITHM_INDEX\x10\x01\x12\x11\n\rALGORITHM_KMP\x10\x02*F\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_SEQUENCE\x10\x01\x12\x0f\n\x0bSOURCE_POOL\x10\x02*p\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x13\n\x0fSTATUS_NO_MATCH\x10\x02\x12\x16\n\x12STATUS_OUT_OF_SYNC\x10\x03\x12\x12\n\x0eSTATUS_INVALID\x10\x04*M\n\x04Keep\x12\x14\n\x10KEEP_UNSPECIFIED\x10\x00\x12\x10\n\x0cKEEP_NOTHING\x10\x01\x12\x0f\n\x0bKEEP_OUTPUT\x10\x02\x12\x0c\n\x08KEEP_ALL\x10\x03\x32\xb7\x02\n\x0e\x44rafterService\x12@\n\x07Propose\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse\x12J\n\rProposeStream\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse(\x01\x30\x01\x12@\n\x07Release\x12\x19.tandem.v1.ReleaseRequest\x1a\x1a.tandem.v1.ReleaseResponse\x12U\n\x0eGetDrafterLoad\x12 .tandem.v1.GetDrafterLoadRequest\x1a!.tandem.v1.GetDrafterLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tandem/v1/drafter.proto\x12\ttandem.v1\x1a\x16tandem/v1/limits.proto\"\xb9\x02\n\x0bNgramParams\x12\x16\n\tmin_ngram\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tmax_ngram\x18\x02 \x01(\rH\x01\x88\x01\x01\x12#\n\x07overlap\x18\x03 \x01(\x0e\x32\x12.tandem.v1.Overlap\x12\x1b\n\x03tie\x18\x04 \x01(\x0e\x32\x0e.tandem.v1.Tie\x12\x1d\n\x10tokens_per_match\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\'\n\talgorithm\x18\x06 \x01(\x0e\x32\x14.tandem.v1.Algorithm\x12\x0f\n\x07\x63hained\x18\x07 \x01(\x08\x12\x16\n\x07pool_id\x18\x08 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x16\n\x0epool_min_ngram\x18\t \x01(\rB\x0c\n\n_min_ngramB\x0c\n\n_max_ngramB\x13\n\x11_tokens_per_match\"\xc6\x01\n\rSequenceDelta\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x18\n\ttoken_ids\x18\x03 \x03(\rB\x05\xa8\xbb\x18\x80@\x12\x15\n\rprompt_length\x18\x04 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_length\x18\x06 \x01(\r\x12&\n\x06params\x18\x07 \x01(\x0b\x32\x16.tandem.v1.NgramParams\"\x8b\x01\n\x0eProposeRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x32\n\tsequences\x18\x02 \x03(\x0b\x32\x18.tandem.v1.SequenceDeltaB\x05\xa8\xbb\x18\x80 \x12+\n\x08releases\x18\x03 \x03(\x0b\x32\x12.tandem.v1.ReleaseB\x05\xa8\xbb\x18\x80 :\x06\xb8\xbb\x18\x80\x80@\"K\n\x0fProposeResponse\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12&\n\tproposals\x18\x02 \x03(\x0b\x32\x13.tandem.v1.Proposal\"\xd2\x01\n\x08Proposal\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x1c\n\x14matched_ngram_length\x18\x04 \x01(\r\x12!\n\x06source\x18\x05 \x01(\x0e\x32\x11.tandem.v1.Source\x12!\n\x06status\x18\x06 \x01(\x0e\x32\x11.tandem.v1.Status\x12\x14\n\x0cknown_length\x18\x07 \x01(\r\x12\x0f\n\x07message\x18\x08 \x01(\t\"[\n\x07Release\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x1d\n\x04keep\x18\x02 \x01(\x0e\x32\x0f.tandem.v1.Keep\x12\x16\n\x07\x66\x65\x65\x64_id\x18\x03 \x01(\tB\x05\xb0\xbb\x18\x80\x02\"E\n\x0eReleaseRequest\x12+\n\x08releases\x18\x01 \x03(\x0b\x32\x12.tandem.v1.ReleaseB\x05\xa8\xbb\x18\x80 :\x06\xb8\xbb\x18\x80\x80@\"\x11\n\x0fReleaseResponse\"\x17\n\x15GetDrafterLoadRequest\"\xa1\x01\n\x16GetDrafterLoadResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x15\n\rhistory_bytes\x18\x04 \x01(\x04\x12\x19\n\x11max_history_bytes\x18\x05 \x01(\x04\x12\x12\n\npool_bytes\x18\x06 \x01(\x04*M\n\x07Overlap\x12\x17\n\x13OVERLAP_UNSPECIFIED\x10\x00\x12\x14\n\x10OVERLAP_DISJOINT\x10\x01\x12\x13\n\x0fOVERLAP_ALLOWED\x10\x02*M\n\x03Tie\x12\x13\n\x0fTIE_UNSPECIFIED\x10\x00\x12\x10\n\x0cTIE_EARLIEST\x10\x01\x12\x0e\n\nTIE_LATEST\x10\x02\x12\x0f\n\x0bTIE_LONGEST\x10\x03*N\n\tAlgorithm\x12\x19\n\x15\x41LGORITHM_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41LGORITHM_INDEX\x10\x01\x12\x11\n\rALGORITHM_KMP\x10\x02*F\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_SEQUENCE\x10\x01\x12\x0f\n\x0bSOURCE_POOL\x10\x02*p\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\r\n\tSTATUS_OK\x10\x01\x12\x13\n\x0fSTATUS_NO_MATCH\x10\x02\x12\x16\n\x12STATUS_OUT_OF_SYNC\x10\x03\x12\x12\n\x0eSTATUS_INVALID\x10\x04*M\n\x04Keep\x12\x14\n\x10KEEP_UNSPECIFIED\x10\x00\x12\x10\n\x0cKEEP_NOTHING\x10\x01\x12\x0f\n\x0bKEEP_OUTPUT\x10\x02\x12\x0c\n\x08KEEP_ALL\x10\x03\x32\xb7\x02\n\x0e\x44rafterService\x12@\n\x07Propose\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse\x12J\n\rProposeStream\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse(\x01\x30\x01\x12@\n\x07Release\x12\x19.tandem.v1.ReleaseRequest\x1a\x1a.tandem.v1.ReleaseResponse\x12U\n\x0eGetDrafterLoad\x12 .tandem.v1.GetDrafterLoadRequest\x1a!.tandem.v1.GetDrafterLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OVERLAP']._serialized_start=1288
-  _globals['_OVERLAP']._serialized_end=1365
-  _globals['_TIE']._serialized_start=1367
-  _globals['_TIE']._serialized_end=1444
-  _globals['_ALGORITHM']._serialized_start=1446
-  _globals['_ALGORITHM']._serialized_end=1524
-  _globals['_SOURCE']._serialized_start=1526
-  _globals['_SOURCE']._serialized_end=1596
-  _globals['_STATUS']._serialized_start=1598
-  _globals['_STATUS']._serialized_end=1710
-  _globals['_KEEP']._serialized_start=1712
-  _globals['_KEEP']._serialized_end=1789
-  _globals['_NGRAMPARAMS']._serialized_start=39
-  _globals['_NGRAMPARAMS']._serialized_end=345
-  _globals['_SEQUENCEDELTA']._serialized_start=348
-  _globals['_SEQUENCEDELTA']._serialized_end=533
-  _globals['_PROPOSEREQUEST']._serialized_start=535
-  _globals['_PROPOSEREQUEST']._serialized_end=652
-  _globals['_PROPOSERESPONSE']._serialized_start=654
-  _globals['_PROPOSERESPONSE']._serialized_end=729
-  _globals['_PROPOSAL']._serialized_start=732
-  _globals['_PROPOSAL']._serialized_end=942
-  _globals['_RELEASE']._serialized_start=944
-  _globals['_RELEASE']._serialized_end=1022
-  _globals['_RELEASEREQUEST']._serialized_start=1024
-  _globals['_RELEASEREQUEST']._serialized_end=1078
-  _globals['_RELEASERESPONSE']._serialized_start=1080
-  _globals['_RELEASERESPONSE']._serialized_end=1097
-  _globals['_GETDRAFTERLOADREQUEST']._serialized_start=1099
-  _globals['_GETDRAFTERLOADREQUEST']._serialized_end=1122
-  _globals['_GETDRAFTERLOADRESPONSE']._serialized_start=1125
-  _globals['_GETDRAFTERLOADRESPONSE']._serialized_end=1286
-  _globals['_DRAFTERSERVICE']._serialized_start=1792
-  _globals['_DRAFTERSERVICE']._serialized_end=2103
+  _globals['_NGRAMPARAMS'].fields_by_name['pool_id']._loaded_options = None
+  _globals['_NGRAMPARAMS'].fields_by_name['pool_id']._serialized_options = b'\260\273\030\200\002'
+  _globals['_SEQUENCEDELTA'].fields_by_name['sequence_id']._loaded_options = None
+  _globals['_SEQUENCEDELTA'].fields_by_name['sequence_id']._serialized_options = b'\260\273\030@'
+  _globals['_SEQUENCEDELTA'].fields_by_name['token_ids']._loaded_options = None
+  _globals['_SEQUENCEDELTA'].fields_by_name['token_ids']._serialized_options = b'\250\273\030\200@'
+  _globals['_PROPOSEREQUEST'].fields_by_name['sequences']._loaded_options = None
+  _globals['_PROPOSEREQUEST'].fields_by_name['sequences']._serialized_options = b'\250\273\030\200 '
+  _globals['_PROPOSEREQUEST'].fields_by_name['releases']._loaded_options = None
+  _globals['_PROPOSEREQUEST'].fields_by_name['releases']._serialized_options = b'\250\273\030\200 '
+  _globals['_PROPOSEREQUEST']._loaded_options = None
+  _globals['_PROPOSEREQUEST']._serialized_options = b'\270\273\030\200\200@'
+  _globals['_RELEASE'].fields_by_name['sequence_id']._loaded_options = None
+  _globals['_RELEASE'].fields_by_name['sequence_id']._serialized_options = b'\260\273\030@'
+  _globals['_RELEASE'].fields_by_name['feed_id']._loaded_options = None
+  _globals['_RELEASE'].fields_by_name['feed_id']._serialized_options = b'\260\273\030\200\002'
+  _globals['_RELEASEREQUEST'].fields_by_name['releases']._loaded_options = None
+  _globals['_RELEASEREQUEST'].fields_by_name['releases']._serialized_options = b'\250\273\030\200 '
+  _globals['_RELEASEREQUEST']._loaded_options = None
+  _globals['_RELEASEREQUEST']._serialized_options = b'\270\273\030\200\200@'
+  _globals['_OVERLAP']._serialized_start=1383
+  _globals['_OVERLAP']._serialized_end=1460
+  _globals['_TIE']._serialized_start=1462
+  _globals['_TIE']._serialized_end=1539
+  _globals['_ALGORITHM']._serialized_start=1541
+  _globals['_ALGORITHM']._serialized_end=1619
+  _globals['_SOURCE']._serialized_start=1621
+  _globals['_SOURCE']._serialized_end=1691
+  _globals['_STATUS']._serialized_start=1693
+  _globals['_STATUS']._serialized_end=1805
+  _globals['_KEEP']._serialized_start=1807
+  _globals['_KEEP']._serialized_end=1884
+  _globals['_NGRAMPARAMS']._serialized_start=63
+  _globals['_NGRAMPARAMS']._serialized_end=376
+  _globals['_SEQUENCEDELTA']._serialized_start=379
+  _globals['_SEQUENCEDELTA']._serialized_end=577
+  _globals['_PROPOSEREQUEST']._serialized_start=580
+  _globals['_PROPOSEREQUEST']._serialized_end=719
+  _globals['_PROPOSERESPONSE']._serialized_start=721
+  _globals['_PROPOSERESPONSE']._serialized_end=796
+  _globals['_PROPOSAL']._serialized_start=799
+  _globals['_PROPOSAL']._serialized_end=1009
+  _globals['_RELEASE']._serialized_start=1011
+  _globals['_RELEASE']._serialized_end=1102
+  _globals['_RELEASEREQUEST']._serialized_start=1104
+  _globals['_RELEASEREQUEST']._serialized_end=1173
+  _globals['_RELEASERESPONSE']._serialized_start=1175
+  _globals['_RELEASERESPONSE']._serialized_end=1192
+  _globals['_GETDRAFTERLOADREQUEST']._serialized_start=1194
+  _globals['_GETDRAFTERLOADREQUEST']._serialized_end=1217
+  _globals['_GETDRAFTERLOADRESPONSE']._serialized_start=1220
+  _globals['_GETDRAFTERLOADRESPONSE']._serialized_end=1381
+  _globals['_DRAFTERSERVICE']._serialized_start=1887
+  _globals['_DRAFTERSERVICE']._serialized_end=2198
 # @@protoc_insertion_point(module_scope)

@@ -269,7 +269,7 @@ class SequenceDelta(_message.Message):
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
-    """128 random bits made by the gateway, never reused. At most 64 bytes."""
+    """128 random bits made by the gateway, never reused."""
     base_length: _builtins.int
     """Tokens of the sequence before token_ids[0]. 0 creates the sequence, or re-creates it if it
     is known. An overlap that agrees with what is known changes nothing; one that differs, or
@@ -283,7 +283,7 @@ class SequenceDelta(_message.Message):
     """The model's length limit: no draft passes it. 0: none."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """At most 8,192 per delta; longer text goes as successive deltas."""
+        """Longer text goes as successive deltas."""
 
     @_builtins.property
     def params(self) -> Global___NgramParams:
@@ -319,11 +319,11 @@ class ProposeRequest(_message.Message):
     """Echoed in the response; chosen by the client."""
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceDelta]:
-        """At most 4,096 sequences, each at most once."""
+        """Each sequence at most once."""
 
     @_builtins.property
     def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Release]:
-        """Applied before `sequences`. At most 4,096."""
+        """Applied before `sequences`."""
 
     def __init__(
         self,
@@ -444,9 +444,7 @@ class ReleaseRequest(_message.Message):
 
     RELEASES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Release]:
-        """At most 4,096."""
-
+    def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Release]: ...
     def __init__(
         self,
         *,

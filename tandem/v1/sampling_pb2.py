@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from tandem.v1 import drafter_pb2 as tandem_dot_v1_dot_drafter__pb2
+from tandem.v1 import limits_pb2 as tandem_dot_v1_dot_limits__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tandem/v1/sampling.proto\x12\ttandem.v1\x1a\x17tandem/v1/drafter.proto\"\xf8\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12<\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.tandem.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x02\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\n \x01(\r\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12.\n\rlogprobs_mode\x18\r \x01(\x0e\x32\x17.tandem.v1.LogprobsMode\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xe5\x02\n\x11SpeculationParams\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1e\n\x11prompt_lookup_min\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11prompt_lookup_max\x18\x04 \x01(\rH\x03\x88\x01\x01\x12#\n\x07overlap\x18\x05 \x01(\x0e\x32\x12.tandem.v1.Overlap\x12\x1b\n\x03tie\x18\x06 \x01(\x0e\x32\x0e.tandem.v1.Tie\x12\x1d\n\x10tokens_per_match\x18\x07 \x01(\rH\x04\x88\x01\x01\x12\x0c\n\x04pool\x18\x08 \x01(\tB\n\n\x08_enabledB\x19\n\x17_num_speculative_tokensB\x14\n\x12_prompt_lookup_minB\x14\n\x12_prompt_lookup_maxB\x13\n\x11_tokens_per_match\"e\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x01\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x02*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tandem/v1/sampling.proto\x12\ttandem.v1\x1a\x17tandem/v1/drafter.proto\x1a\x16tandem/v1/limits.proto\"\xff\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x43\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.tandem.v1.SamplingParams.LogitBiasEntryB\x05\xa8\xbb\x18\x80\x08\x12\x11\n\x04seed\x18\t \x01(\x04H\x02\x88\x01\x01\x12\x16\n\x0emin_new_tokens\x18\n \x01(\r\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12.\n\rlogprobs_mode\x18\r \x01(\x0e\x32\x17.tandem.v1.LogprobsMode\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xec\x02\n\x11SpeculationParams\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1e\n\x11prompt_lookup_min\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x1e\n\x11prompt_lookup_max\x18\x04 \x01(\rH\x03\x88\x01\x01\x12#\n\x07overlap\x18\x05 \x01(\x0e\x32\x12.tandem.v1.Overlap\x12\x1b\n\x03tie\x18\x06 \x01(\x0e\x32\x0e.tandem.v1.Tie\x12\x1d\n\x10tokens_per_match\x18\x07 \x01(\rH\x04\x88\x01\x01\x12\x13\n\x04pool\x18\x08 \x01(\tB\x05\xb0\xbb\x18\x80\x01\x42\n\n\x08_enabledB\x19\n\x17_num_speculative_tokensB\x14\n\x12_prompt_lookup_minB\x14\n\x12_prompt_lookup_maxB\x13\n\x11_tokens_per_match\"e\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x01\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x02*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +35,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_LOGPROBSMODE']._serialized_start=1034
-  _globals['_LOGPROBSMODE']._serialized_end=1131
-  _globals['_FINISHREASON']._serialized_start=1133
-  _globals['_FINISHREASON']._serialized_end=1257
-  _globals['_SAMPLINGPARAMS']._serialized_start=65
-  _globals['_SAMPLINGPARAMS']._serialized_end=569
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=446
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=494
-  _globals['_SPECULATIONPARAMS']._serialized_start=572
-  _globals['_SPECULATIONPARAMS']._serialized_end=929
-  _globals['_TOKENLOGPROB']._serialized_start=931
-  _globals['_TOKENLOGPROB']._serialized_end=1032
+  _globals['_SAMPLINGPARAMS'].fields_by_name['logit_bias']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['logit_bias']._serialized_options = b'\250\273\030\200\010'
+  _globals['_SPECULATIONPARAMS'].fields_by_name['pool']._loaded_options = None
+  _globals['_SPECULATIONPARAMS'].fields_by_name['pool']._serialized_options = b'\260\273\030\200\001'
+  _globals['_LOGPROBSMODE']._serialized_start=1072
+  _globals['_LOGPROBSMODE']._serialized_end=1169
+  _globals['_FINISHREASON']._serialized_start=1171
+  _globals['_FINISHREASON']._serialized_end=1295
+  _globals['_SAMPLINGPARAMS']._serialized_start=89
+  _globals['_SAMPLINGPARAMS']._serialized_end=600
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=477
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=525
+  _globals['_SPECULATIONPARAMS']._serialized_start=603
+  _globals['_SPECULATIONPARAMS']._serialized_end=967
+  _globals['_TOKENLOGPROB']._serialized_start=969
+  _globals['_TOKENLOGPROB']._serialized_end=1070
 # @@protoc_insertion_point(module_scope)

@@ -193,7 +193,7 @@ class Open(_message.Message):
     DRAFTER_ADDRESS_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MATCH_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
-    """128 random bits made by the gateway, never reused. At most 64 bytes."""
+    """128 random bits made by the gateway, never reused."""
     prompt_length: _builtins.int
     """How many of token_ids are prompt. 0: all of them."""
     max_new_tokens: _builtins.int
@@ -207,7 +207,7 @@ class Open(_message.Message):
     num_speculative_tokens: _builtins.int
     """Most drafts verified per step. Absent: the server's limit."""
     cache_salt: _builtins.str
-    """Sequences share prefix-cache blocks only with equal salts. At most 256 bytes."""
+    """Sequences share prefix-cache blocks only with equal salts."""
     priority: _builtins.int
     """Higher first: in the waiting queue, in drafts and prompt chunks when a step is full. Among
     equals, first come, first served. When K/V blocks run short, the last in this order goes back
@@ -620,7 +620,10 @@ class Rejected(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
-    """Empty: the command could not be tied to a sequence."""
+    """Empty: the command could not be tied to a sequence, or was no Open: then its sequence, if there
+    is one, goes on as if the command had not been sent, and `field` begins with the command's
+    name, e.g. "draft.token_ids".
+    """
     code: _builtins.int
     """A google.rpc.Code number."""
     message: _builtins.str
@@ -706,7 +709,7 @@ class ScoreRequest(_message.Message):
     method: Global___Method.ValueType
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreSequence]:
-        """1 to 256, together at most 131,072 tokens; and at most 32,768 logprobs to answer."""
+        """At least 1; together at most 131,072 tokens, and at most 32,768 logprobs to answer."""
 
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:

@@ -30,9 +30,9 @@ MALFORMED = [
         pb.ProposeRequest(sequences=[GOOD, pb.SequenceDelta(sequence_id="x" * 65)]),
     ),
     (
-        "sequences[1].token_ids",
+        "releases[1].feed_id",
         pb.ProposeRequest(
-            sequences=[GOOD, pb.SequenceDelta(sequence_id="x", token_ids=[1] * 8193)]
+            releases=[pb.Release(sequence_id="x"), pb.Release(sequence_id="y", feed_id="x" * 257)]
         ),
     ),
     ("releases[0].sequence_id", pb.ProposeRequest(sequences=[GOOD], releases=[pb.Release()])),
@@ -42,6 +42,12 @@ MALFORMED = [
     ),
 ]
 ids = [f"{i}-{field}" for i, (field, _) in enumerate(MALFORMED)]
+
+# What a call refuses whole, and a stream for the one sequence alone.
+OVER_A_LIMIT = {
+    "token_ids": pb.SequenceDelta(sequence_id="x", token_ids=[1] * 8193),
+    "params.pool_id": pb.SequenceDelta(sequence_id="x", params=pb.NgramParams(pool_id="x" * 257)),
+}
 
 
 async def assert_serves_and_knows_nothing(running: RunningDrafter) -> None:
@@ -80,6 +86,25 @@ async def test_a_stream_ends_naming_the_field(
     assert violation[0] == field
     await ask(bystander, pb.ProposeRequest())
     await assert_serves_and_knows_nothing(running)
+
+
+@pytest.mark.parametrize("field", OVER_A_LIMIT)
+async def test_a_delta_over_a_limit_is_refused_alone_on_a_stream_and_with_its_call(
+    start_drafter: StartDrafter, field: str
+) -> None:
+    running = await start_drafter()
+    request = pb.ProposeRequest(sequences=[GOOD, OVER_A_LIMIT[field]])
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await running.stub.Propose(request)
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    violation = field_violation(error.value)
+    assert violation is not None
+    assert violation[0] == f"sequences[1].{field}"
+    assert (await running.load()).num_sequences == 0
+    good, bad = (await ask(running.open_stream(), request)).proposals
+    assert (good.status, good.base_length) == (pb.STATUS_OK, 2)
+    assert (bad.status, bad.message.partition(":")[0]) == (pb.STATUS_INVALID, field)
+    assert (await running.load()).num_sequences == 1
 
 
 async def test_a_malformed_release_is_refused_whole(start_drafter: StartDrafter) -> None:

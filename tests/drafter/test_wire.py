@@ -6,9 +6,20 @@ import pytest
 from drafter import wire
 from drafter.errors import MalformedBatchError
 from drafter.messages import Proposal, ProposalStatus
-from drafter.ngram_params import DEFAULT_PARAMS, Algorithm, NgramParams, Overlap, Tie
+from drafter.ngram_params import (
+    DEFAULT_PARAMS,
+    MAX_POOL_ID_BYTES,
+    Algorithm,
+    NgramParams,
+    Overlap,
+    Tie,
+)
 from drafter.refusals import InvalidDeltaError
+from drafter.sequence_table import MAX_ID_BYTES
+from servicekit.errors import MessageLimitError
+from servicekit.message_limits import MessageLimits
 from tandem.v1 import drafter_pb2 as pb
+from tandem.v1 import limits_pb2
 
 
 def test_a_delta_comes_in_whole() -> None:
@@ -102,10 +113,6 @@ def delta(sequence_id: str, num_tokens: int = 0) -> pb.SequenceDelta:
     ("request_", "field"),
     [
         (pb.ProposeRequest(sequences=[delta(f"{i}") for i in range(4097)]), "sequences"),
-        (
-            pb.ProposeRequest(sequences=[delta(f"{i}" * 10, 8192) for i in range(1, 80)]),
-            "sequences",
-        ),
         (pb.ProposeRequest(sequences=[delta("a"), delta("")]), "sequences[1].sequence_id"),
         (pb.ProposeRequest(sequences=[delta("a" * 65)]), "sequences[0].sequence_id"),
         (pb.ProposeRequest(sequences=[delta("ä" * 33)]), "sequences[0].sequence_id"),
@@ -113,9 +120,10 @@ def delta(sequence_id: str, num_tokens: int = 0) -> pb.SequenceDelta:
             pb.ProposeRequest(sequences=[delta("a"), delta("b"), delta("a")]),
             "sequences[2].sequence_id",
         ),
+        (pb.ProposeRequest(releases=[pb.Release(sequence_id="a")] * 4097), "releases"),
         (
-            pb.ProposeRequest(sequences=[delta("a"), delta("b", 8193)]),
-            "sequences[1].token_ids",
+            pb.ProposeRequest(releases=[pb.Release(sequence_id="a", feed_id="ä" * 129)]),
+            "releases[0].feed_id",
         ),
         (
             pb.ProposeRequest(releases=[pb.Release(sequence_id="a"), pb.Release()]),
@@ -127,7 +135,7 @@ def delta(sequence_id: str, num_tokens: int = 0) -> pb.SequenceDelta:
 def test_a_malformed_batch_is_refused_by_the_field_s_name(
     request_: pb.ProposeRequest, field: str
 ) -> None:
-    with pytest.raises(MalformedBatchError) as refusal:
+    with pytest.raises((MalformedBatchError, MessageLimitError)) as refusal:
         wire.check_propose_request(request_)
     assert refusal.value.field == field
     assert refusal.value.message.startswith(f"{field}: ")
@@ -139,11 +147,11 @@ def test_a_batch_at_every_limit_is_taken() -> None:
     assert wire.check_propose_request(pb.ProposeRequest(sequences=deltas)) == deltas
 
 
-def test_too_large_a_release_is_refused() -> None:
-    releases = [pb.Release(sequence_id="a", feed_id="x" * 10_000)] * 105
-    with pytest.raises(MalformedBatchError) as refusal:
-        wire.check_release_request(pb.ReleaseRequest(releases=releases))
-    assert refusal.value.field == "releases"
+def test_the_kernels_limits_are_those_of_the_contract() -> None:
+    limits = MessageLimits(pb.SequenceDelta.DESCRIPTOR, limits_pb2)
+    params = MessageLimits(pb.NgramParams.DESCRIPTOR, limits_pb2)
+    assert limits.max_bytes("sequence_id") == MAX_ID_BYTES
+    assert params.max_bytes("pool_id") == MAX_POOL_ID_BYTES
 
 
 @pytest.mark.parametrize("num_sequences", [1, 2, 64, 1000, 4096])

@@ -3,6 +3,9 @@
 from gateway.messages import CommandBatch, DraftWait, Hint, OpenCommand
 from gateway.outbox import Outbox
 from gateway.request import SamplingParams
+from gateway.wire import commands_to_proto
+from servicekit.message_limits import MessageLimits
+from tandem.v1 import limits_pb2, verifier_pb2
 
 
 def opening(sequence_id: str, num_tokens: int = 3) -> OpenCommand:
@@ -118,3 +121,25 @@ def test_a_broken_stream_takes_everything_with_it() -> None:
     outbox.update("four", True)
     outbox.clear()
     assert outbox.is_empty
+
+
+def test_a_message_holds_fewer_commands_than_a_verifier_takes_at_most() -> None:
+    limits = MessageLimits(verifier_pb2.SessionRequest.DESCRIPTOR, limits_pb2)
+    outbox = Outbox(hint_tokens=1)
+    ids = [f"{i:032x}" for i in range(20_000)]
+    for sequence_id in ids:
+        outbox.update(sequence_id, False)
+        outbox.hint(Hint(sequence_id, 3, [1], 5))
+        outbox.open(opening(f"new {sequence_id}"))
+    batches = batches_of(outbox)
+    for sequence_id in ids:
+        outbox.close(sequence_id)
+    batches += batches_of(outbox)
+    for batch in batches:
+        limits.check(commands_to_proto(batch))
+    assert [key for batch in batches for key, _ in batch.updates] == ids
+    assert [hint.sequence_id for batch in batches for hint in batch.hints] == ids
+    assert [command.sequence_id for batch in batches for command in batch.opens] == [
+        f"new {sequence_id}" for sequence_id in ids
+    ]
+    assert [key for batch in batches for key in batch.closes] == ids

@@ -1,4 +1,4 @@
-"""Describes the wire contract, one line per method, field and enum value.
+"""Describes the wire contract, one line per method, field with its limits, and enum value.
 
 `wire_contract.txt` beside this file is the frozen description. After a deliberate change:
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
 
-from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tandem.v1 import drafter_pb2, gateway_pb2, limits_pb2, sampling_pb2, verifier_pb2
 
-_FILES = (drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2)
+_FILES = (drafter_pb2, gateway_pb2, limits_pb2, sampling_pb2, verifier_pb2)
 _TYPES = {
     value: name.removeprefix("TYPE_").lower()
     for name, value in vars(FieldDescriptor).items()
@@ -33,15 +33,26 @@ def _file(file: FileDescriptor) -> Iterator[str]:
             yield f"rpc {service.full_name}.{method.name}({asked}) returns ({answered})"
     for message in file.message_types_by_name.values():
         yield from _message(message)
+    for extension in file.extensions_by_name.values():
+        assert extension.containing_type is not None, "an extension extends something"
+        extended = extension.containing_type.full_name
+        yield f"extension {extension.full_name} = {extension.number} of {extended}"
     for enum in file.enum_types_by_name.values():
         for value in enum.values:
             yield f"enum {enum.full_name}.{value.name} = {value.number}"
 
 
 def _message(message: Descriptor) -> Iterator[str]:
-    yield f"message {message.full_name}"
+    yield f"message {message.full_name}{_limits(message)}"
     for field in message.fields:
-        yield f"field {message.full_name}.{field.name} = {field.number}: {_kind(field)}"
+        kind = _kind(field)
+        yield f"field {message.full_name}.{field.name} = {field.number}: {kind}{_limits(field)}"
+
+
+def _limits(limited: Descriptor | FieldDescriptor) -> str:
+    """What its options limit, e.g. " (max_items 16) (max_bytes 256)"."""
+    options = limited.GetOptions().ListFields()
+    return "".join(f" ({option.name} {value})" for option, value in options if option.is_extension)
 
 
 def _kind(field: FieldDescriptor) -> str:

@@ -148,6 +148,14 @@ BAD: dict[str, tuple[pb.ScoreRequest, str]] = {
         request(pb.ScoreSequence(token_ids=[1] * 3000)), "sequences[0].token_ids"
     ),
     "too many sequences": (request(*[sequence(1, 0)] * 257), "sequences"),
+    "long salt": (request(sequence(3, 1), cache_salt="x" * 257), "cache_salt"),
+    "longer than any": (
+        request(pb.ScoreSequence(token_ids=[1] * 131_073)), "sequences[0].token_ids"
+    ),
+    "too large": (
+        request(*[pb.ScoreSequence(token_ids=[1] * 131_072)] * 9, cache_salt="x"),
+        "sequences",
+    ),
     "too many tokens": (request(*[pb.ScoreSequence(token_ids=[1] * 2000)] * 70), "sequences"),
     "too many likeliest": (request(sequence(3, 1), top_logprobs=21), "top_logprobs"),
     "too much to answer": (

@@ -132,6 +132,74 @@ class TestGreeting:
     @pytest.mark.parametrize(
         ("command", "field"),
         [
+            (pb.Command(draft=pb.Draft(sequence_id="x" * 65)), "draft.sequence_id"),
+            (
+                pb.Command(draft=pb.Draft(sequence_id="a", token_ids=[1] * 8193)),
+                "draft.token_ids",
+            ),
+            (pb.Command(update=pb.Update(sequence_id="é" * 33)), "update.sequence_id"),
+            (pb.Command(close=pb.Close(sequence_id="x" * 65)), "close.sequence_id"),
+        ],
+        ids=["draft's id", "draft's tokens", "update", "close"],
+    )
+    async def test_a_command_over_a_limit_is_rejected_and_its_sequence_goes_on(
+        self,
+        start_verifier: StartVerifier,
+        greedy_output: list[int],
+        command: pb.Command,
+        field: str,
+    ) -> None:
+        session = await (await start_verifier()).greeted_session()
+        await session.send(pb.Command(open=make_open()), command, command)
+        rejected = await session.wait_rejected()
+        assert (rejected.sequence_id, rejected.code, rejected.field) == ("", INVALID, field)
+        assert await session.wait_finished("a") == greedy_output
+        assert len(session.rejected()) == 2
+
+    @pytest.mark.parametrize(
+        ("request_", "field"),
+        [
+            (
+                pb.SessionRequest(
+                    commands=[pb.Command(hello=pb.Hello(protocol_version=1, gateway_id="x" * 257))]
+                ),
+                "commands[0].hello.gateway_id",
+            ),
+            (
+                pb.SessionRequest(
+                    commands=[
+                        pb.Command(hello=pb.Hello(protocol_version=1)),
+                        *[pb.Command(close=pb.Close(sequence_id="x"))] * 16_384,
+                    ]
+                ),
+                "commands",
+            ),
+        ],
+        ids=["gateway's id", "number of commands"],
+    )
+    async def test_a_message_over_a_limit_ends_its_session_alone(
+        self,
+        start_verifier: StartVerifier,
+        greedy_output: list[int],
+        request_: pb.SessionRequest,
+        field: str,
+    ) -> None:
+        running = await start_verifier()
+        bystander = await running.greeted_session()
+        session = running.session()
+        await session.call.write(request_)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            [_ async for _ in session.call]
+        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        violation = field_violation(error.value)
+        assert violation is not None
+        assert violation[0] == field
+        await bystander.open(make_open())
+        assert await bystander.wait_finished("a") == greedy_output
+
+    @pytest.mark.parametrize(
+        ("command", "field"),
+        [
             (pb.Command(), "commands"),
             (pb.Command(hello=pb.Hello(protocol_version=1)), "commands.hello"),
         ],
@@ -175,6 +243,12 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
         "stop_token_ids",
     ),
     "too many stop tokens": (make_open(stop_token_ids=range(1025)), "stop_token_ids"),
+    "too many biases": (
+        make_open(sampling=SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))),
+        "sampling.logit_bias",
+    ),
+    "long digest": (make_open(expected_model_digest="x" * 257), "expected_model_digest"),
+    "more tokens than any model takes": (make_open(token_ids=[1] * (1 << 20 | 1)), "token_ids"),
     "negative temperature": (
         make_open(sampling=SamplingParams(temperature=-0.1, seed=1)),
         "sampling.temperature",
@@ -231,7 +305,11 @@ class TestOpening:
     ) -> None:
         running = await start_verifier()
         session = await running.greeted_session()
-        expected = [(bad.sequence_id, INVALID, field) for bad, field in BAD_OPENS.values()]
+        # An id that is too long itself is not repeated.
+        expected = [
+            ("" if field == "sequence_id" else bad.sequence_id, INVALID, field)
+            for bad, field in BAD_OPENS.values()
+        ]
         expected += [
             (unsupported.sequence_id, UNIMPLEMENTED, field)  # type: ignore[attr-defined]
             for field, unsupported in UNSUPPORTED_OPENS.items()
@@ -429,7 +507,7 @@ class TestDrafts:
         self, start_verifier: StartVerifier, greedy_output: list[int]
     ) -> None:
         session = await (await start_verifier()).greeted_session()
-        for sequence_id in ("", "nobody", "x" * 10_000):
+        for sequence_id in ("", "nobody", "x" * 64):
             await session.draft(sequence_id, 3, [1, 2, 3])
         await session.send(
             pb.Command(close=pb.Close(sequence_id="nobody")),

@@ -13,12 +13,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc_tools
 from grpc_tools import protoc
 
 GRPC_TOOLS_VERSION = "1.81.1"
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROTO_ROOT = REPOSITORY / "protos"
 PACKAGE = Path("tandem/v1")
+# google/protobuf/descriptor.proto, which our own options extend.
+WELL_KNOWN = Path(grpc_tools.__file__).parent / "_proto"
 GENERATED_PATTERNS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
 
 
@@ -55,6 +58,7 @@ def generate(destination: Path) -> None:
         [
             "protoc",
             f"--proto_path={PROTO_ROOT}",
+            f"--proto_path={WELL_KNOWN}",
             f"--python_out={destination}",
             f"--mypy_out=quiet:{destination}",
             f"--grpc_python_out={destination}",

@@ -1,0 +1,102 @@
+"""No request can hold any amount of anything: every field's limit is in the contract and holds."""
+
+from collections.abc import Iterator
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from servicekit.errors import MessageLimitError
+from servicekit.limits import MAX_MESSAGE_BYTES
+from servicekit.message_limits import MessageLimits
+from tandem.v1 import drafter_pb2, gateway_pb2, limits_pb2, verifier_pb2
+
+METHODS: list[MethodDescriptor] = [
+    method
+    for module in (drafter_pb2, gateway_pb2, verifier_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+TEXT = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+
+# How to get from a request to a field in it.
+Path = tuple[FieldDescriptor, ...]
+
+
+def paths(descriptor: Descriptor, start: Path = ()) -> Iterator[Path]:
+    for field in descriptor.fields:
+        yield (*start, field)
+        if field.message_type is not None and not is_map(field):
+            yield from paths(field.message_type, (*start, field))
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def put(message: Message, path: Path, count: int, text: str) -> None:
+    """Puts `count` elements into the field, or a text, and one element on the way to it."""
+    for field in path[:-1]:
+        inner = getattr(message, field.name)
+        message = inner.add() if field.is_repeated else inner
+        message.SetInParent()
+    field = path[-1]
+    value = getattr(message, field.name)
+    if is_map(field):
+        value.update(dict.fromkeys(range(count), 1.0))
+    elif field.is_repeated and field.message_type is not None:
+        for _ in range(count):
+            value.add()
+    elif field.is_repeated:
+        value.extend([text if field.type in TEXT else 1] * count)
+    else:
+        setattr(message, field.name, text)
+
+
+def name(path: Path) -> str:
+    return ".".join(field.name for field in path)
+
+
+LIMITED = [
+    pytest.param(method, path, id=f"{method.name}-{name(path)}")
+    for method in METHODS
+    for path in paths(method.input_type)
+    if path[-1].is_repeated or path[-1].type in TEXT
+]
+
+
+@pytest.mark.parametrize(("method", "path"), LIMITED)
+def test_every_field_has_a_limit_that_holds_to_the_element_and_the_byte(
+    method: MethodDescriptor, path: Path
+) -> None:
+    limits = MessageLimits(method.input_type, limits_pb2)
+    field = path[-1]
+    options = field.GetOptions().Extensions
+    cases = []
+    if field.is_repeated:
+        most = options[limits_pb2.max_items]
+        assert 0 < most <= 1 << 20
+        cases.append((most, "", most + 1, ""))
+    if field.type in TEXT:
+        most = options[limits_pb2.max_bytes]
+        assert 0 < most <= MAX_MESSAGE_BYTES
+        cases.append((1, "x" * most, 1, "x" * (most - 1) + "é"))
+    assert cases
+    for count, text, too_many, too_long in cases:
+        within, over = GetMessageClass(method.input_type)(), GetMessageClass(method.input_type)()
+        put(within, path, count, text)
+        limits.check(within)
+        put(over, path, too_many, too_long)
+        with pytest.raises(MessageLimitError) as refusal:
+            limits.check(over)
+        assert refusal.value.field.replace("[0]", "") == name(path)
+
+
+def test_requests_with_the_most_fields_are_looked_at() -> None:
+    """The walk above must not be empty by a mistake of its own."""
+    assert len(METHODS) >= 10
+    assert {"Generate", "ListModels", "Session", "Score", "Propose", "ProposeStream"} <= {
+        method.name for method in METHODS
+    }
+    assert len(LIMITED) >= 40
