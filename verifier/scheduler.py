@@ -6,11 +6,16 @@ Everybody stands in one order: priority, then arrival. A sequence is admitted wh
 for its next chunk beside what the running ones are known to need; nothing is set aside for what
 they may need later. When blocks run short, idle cached blocks are evicted, then drafts are cut,
 then the last in order is preempted: it gives its blocks back, keeps its tokens, and computes them
-again when it is its turn.
+again when there is room for that and for everybody to grow (`growth_tokens`). So it is preempted
+again only after it, or one that stands before it, has grown by about as much.
 
-That always ends: the longest course of any one sequence fits the pool (`add` demands it), so the
-first in order can go on whatever the others hold, and does so in every step in which it isn't
-itself waiting for a draft.
+Everybody comes to an end, unless others keep arriving with a higher priority. No sequence needs
+more blocks than there are (`add` demands it), so:
+
+- When nothing runs, the first that waits is admitted.
+- The first that runs is never preempted, and computes at least one token in every step in which
+  it is not waiting for its client's draft, for which the engine's patience is bounded. It ends,
+  and the next one is the first.
 
 Knows no tensor and no clock.
 """
@@ -68,6 +73,7 @@ class Scheduler:
         count_hint: Callable[[HintOutcome], None],
         has_prefix_cache: bool = True,
         max_scored_rows: int = 256,
+        growth_tokens: int = 64,
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs, "every decode must fit into a step"
         self.block_pool = block_pool
@@ -80,6 +86,8 @@ class Scheduler:
         self.counts = SchedulerCounts()
         # Most rows of a step's prefill chunks whose law is told.
         self._max_scored_rows = max_scored_rows
+        # Room to grow that each running sequence must have when a preempted one is admitted again.
+        self._growth_tokens = growth_tokens
         self._most_blocks_in_step = max_num_batched_tokens // block_size + 1
         self._count_hint = count_hint
         self._num_arrivals = 0
@@ -106,17 +114,13 @@ class Scheduler:
             if sequence.num_computed_tokens - num_entered_tokens >= self.block_size:
                 self._enter_full_blocks(sequence)
         opened = []
-        num_awaited_blocks: int | None = None
         while self.waiting and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            if num_awaited_blocks is None:
-                num_awaited_blocks = sum(map(self._num_awaited_blocks, self.running))
             found = self._find_cached(sequence)
-            if not self._has_room(sequence, found, num_awaited_blocks):
+            if not self._has_room(sequence, found):
                 break
             del self.waiting[0]
             self._start(sequence, found)
-            num_awaited_blocks += self._num_awaited_blocks(sequence)
             if not sequence.is_preempted:
                 self._count_lookup(sequence)
                 opened.append(sequence)
@@ -194,22 +198,35 @@ class Scheduler:
         self._extend_digests(sequence, num_blocks)
         return self.block_pool.cache.find(sequence.block_digests[:num_blocks])
 
-    def _has_room(self, sequence: Sequence, found: list[int], num_awaited_blocks: int) -> bool:
-        """Whether there are blocks for a waiting sequence's next chunk, beside `num_awaited_blocks`
-        for the running. A preempted one needs them for all of its tokens: it should not be
-        preempted again before it has brought anything forward.
-        """
-        num_tokens = len(sequence.token_ids) + 1
-        if not sequence.is_preempted:
-            chunk_end = len(found) * self.block_size + self.max_num_batched_tokens
-            num_tokens = min(num_tokens, chunk_end)
-        num_wanted = self.num_blocks_for(num_tokens) - len(found)
-        num_wanted += sum(map(self.block_pool.cache.is_idle, found))
-        return num_wanted + num_awaited_blocks <= self.block_pool.num_available
+    def _has_room(self, sequence: Sequence, found: list[int]) -> bool:
+        """Whether there are blocks for a waiting sequence's next chunk, beside those that the
+        running ones are known to need.
 
-    def _num_awaited_blocks(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence is known to need: for its tokens and the next one."""
-        return max(0, self.num_blocks_for(len(sequence.token_ids) + 1) - len(sequence.block_table))
+        A preempted one needs them for all of its tokens and some growth, its own and everybody's:
+        it should bring something forward before it is preempted again.
+        """
+        num_found_tokens = len(found) * self.block_size
+        if sequence.is_preempted:
+            num_missing = len(sequence.token_ids) - num_found_tokens
+            # While it is computed again, the others grow by a token per step.
+            growth_tokens = self._growth_tokens + num_missing // self.max_num_batched_tokens
+            num_wanted = self._num_blocks_with_growth(sequence, 1 + growth_tokens)
+        else:
+            growth_tokens = 0
+            chunk_end = num_found_tokens + self.max_num_batched_tokens
+            num_wanted = self._num_blocks_with_growth(sequence, 1)
+            num_wanted = min(num_wanted, self.num_blocks_for(chunk_end))
+        num_wanted -= len(found)
+        num_wanted += sum(map(self.block_pool.cache.is_idle, found))
+        for running in self.running:
+            num_needed = self._num_blocks_with_growth(running, 1 + growth_tokens)
+            num_wanted += max(0, num_needed - len(running.block_table))
+        return num_wanted <= self.block_pool.num_available
+
+    def _num_blocks_with_growth(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks for a sequence's tokens and the next `num_tokens`, as far as it may grow."""
+        length = min(len(sequence.token_ids) + num_tokens, sequence.max_length)
+        return self.num_blocks_for(length)
 
     def _start(self, sequence: Sequence, found: list[int]) -> None:
         self.block_pool.share(sequence.block_table, found)

@@ -14,9 +14,11 @@ from tests.verifier.sequences import make_sequence
 from verifier.block_pool import BlockPool
 from verifier.prefix_cache import extend_digests
 from verifier.scheduler import ScheduledSequence, Scheduler
-from verifier.sequence import DraftWait, Sequence
+from verifier.sequence import DraftWait, Scoring, ScoringMethod, Sequence
 
 BLOCK_SIZE = 4
+# Drafts that `make_sequence` lets a sequence verify in one step.
+MAX_DRAFTS = 7
 
 
 def fold(before: int, token_id: int) -> int:
@@ -33,7 +35,17 @@ def values_of(token_ids: list[int]) -> list[int]:
 
 
 class ScheduledWorld:
-    """The text goes on as `hashed` says."""
+    """The text goes on as `hashed` says.
+
+    Every step asserts what lets nobody wait for ever. While nothing arrives:
+
+    - If anything waits, something runs.
+    - The first of those that run computes at least one token, unless it waits for its client; it
+      is never preempted. So it ends within as many steps as it may have tokens, and then the next
+      is the first.
+    - Who was preempted and admitted again is preempted again only after it, or one that stands
+      before it, has grown by what the scheduler keeps room for.
+    """
 
     def __init__(
         self,
@@ -42,6 +54,8 @@ class ScheduledWorld:
         max_num_seqs: int = 4,
         max_num_batched_tokens: int = 16,
         has_prefix_cache: bool = True,
+        max_scored_rows: int = 256,
+        growth_tokens: int = 8,
     ) -> None:
         self.scheduler = Scheduler(
             block_pool=BlockPool(num_blocks),
@@ -50,14 +64,21 @@ class ScheduledWorld:
             max_num_batched_tokens=max_num_batched_tokens,
             count_hint=lambda outcome: None,
             has_prefix_cache=has_prefix_cache,
+            max_scored_rows=max_scored_rows,
+            growth_tokens=growth_tokens,
         )
+        self.growth_tokens = growth_tokens
         self.longest = num_blocks * BLOCK_SIZE
         self.memory = [0] * self.longest
         # Output as it would be told, by sequence: appended to, never changed.
         self.told: dict[str, list[int]] = {}
+        # Positions of the rows that were scored, by sequence.
+        self.scored: dict[str, list[int]] = {}
         self.opened: list[Sequence] = []
         # Of every whole block that ever was: the value of its last token, by digest.
         self.last_values: dict[bytes, int] = {}
+        # By preempted sequence: how long those that ran were when it was admitted again.
+        self._lengths_at_readmission: dict[str, dict[str, int]] = {}
 
     @property
     def open_sequences(self) -> list[Sequence]:
@@ -69,7 +90,23 @@ class ScheduledWorld:
         )
         self.scheduler.add(sequence)
         self.told[sequence.sequence_id] = []
+        self.scored[sequence.sequence_id] = []
         return sequence
+
+    def open_scored(self, token_ids: list[int], num_drafts: int, **fields: Any) -> Sequence:
+        """A sequence whose last row of the prompt and rows of drafts are scored: as
+        `SequenceTable` makes it, it never grows.
+        """
+        return self.open(
+            token_ids,
+            0,
+            prompt_length=len(token_ids) - num_drafts,
+            scoring=Scoring(method=ScoringMethod.SINGLE_PASS, num_top=0),
+            rows_to_score=range(len(token_ids) - num_drafts - 1, len(token_ids)),
+            num_speculative_tokens=0,
+            drafting=False,
+            **fields,
+        )
 
     def hint(self, sequence: Sequence, num_right: int, num_wrong: int) -> None:
         """A hint for the current length; empty if both are 0."""
@@ -82,8 +119,10 @@ class ScheduledWorld:
 
     def step(self) -> list[ScheduledSequence]:
         """Admits, schedules, computes, commits."""
-        self.opened += self.scheduler.admit()
+        self._admit()
+        running = list(self.scheduler.running)
         scheduled = self.scheduler.schedule()
+        self._check_progress(running, scheduled)
         for item in scheduled:
             self._compute(item)
         for item in scheduled:
@@ -103,19 +142,48 @@ class ScheduledWorld:
             last = self.memory[(block + 1) * BLOCK_SIZE - 1]
             assert self.last_values[digest] == last, "a cached block holds something else"
 
-    def run_to_end(self, *, max_num_steps: int) -> int:
-        """Steps until nothing is open, answering those that wait for a hint; counts the steps."""
+    def run_to_end(self) -> int:
+        """Steps until nothing is open, answering those that wait for a hint; counts the steps,
+        which are no more than the tokens that all of them may have: see the class.
+        """
+        max_num_steps = sum(sequence.max_length for sequence in self.open_sequences)
         num_steps = 0
         while self.open_sequences:
             for sequence in self.open_sequences:
                 if sequence.lacks_awaited_draft:
                     self.hint(sequence, 0, 0)
-            assert self.step() or not self.scheduler.running, "somebody runs, nobody is scheduled"
+            self.step()
             num_steps += 1
             if num_steps % 8 == 0:
                 self.check()
             assert num_steps <= max_num_steps, "it does not end"
         return num_steps
+
+    def _admit(self) -> None:
+        before = list(self.scheduler.running)
+        self.opened += self.scheduler.admit()
+        assert self.scheduler.running or not self.scheduler.waiting, "who waits, waits for ever"
+        lengths = {s.sequence_id: len(s.token_ids) for s in self.scheduler.running}
+        for sequence in self.scheduler.running:
+            if sequence not in before and sequence.is_preempted:
+                self._lengths_at_readmission[sequence.sequence_id] = lengths
+
+    def _check_progress(self, running: list[Sequence], scheduled: list[ScheduledSequence]) -> None:
+        """Asserts what the class says; `running` are those that ran before the step was formed."""
+        if not running:
+            return
+        first = running[0]
+        assert first.is_running, "the first was preempted"
+        if not first.lacks_awaited_draft:
+            assert any(item.sequence is first for item in scheduled), "the first stood still"
+        for sequence in running:
+            lengths = self._lengths_at_readmission.get(sequence.sequence_id)
+            if sequence.is_running or lengths is None:
+                continue
+            before = running[: running.index(sequence) + 1]
+            if all(s.sequence_id in lengths for s in before):
+                growth = max(len(s.token_ids) - lengths[s.sequence_id] for s in before)
+                assert growth + MAX_DRAFTS >= self.growth_tokens, "preempted again for nothing"
 
     def _compute(self, item: ScheduledSequence) -> None:
         sequence = item.sequence
@@ -128,7 +196,16 @@ class ScheduledWorld:
 
     def _commit(self, item: ScheduledSequence) -> None:
         sequence = item.sequence
+        rows = sequence.scored_rows(item.num_new_tokens)
         sequence.num_computed_tokens += item.num_new_tokens
+        if rows:
+            self.scored[sequence.sequence_id] += rows
+            sequence.rows_to_score = range(rows.stop, sequence.rows_to_score.stop)
+        if sequence.scoring is not None:
+            if not sequence.rows_to_score:
+                self._remember(sequence)
+                self.scheduler.finish(sequence)
+            return
         if not item.samples:
             assert not item.draft_token_ids
             return

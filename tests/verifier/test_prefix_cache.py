@@ -30,7 +30,7 @@ def digests_of(token_ids: list[int], *, block_size: int = 4, cache_salt: str = "
 def num_cached(world: ScheduledWorld, token_ids: list[int], **fields: object) -> int:
     """How much of a prompt is found when it is asked for now; it runs to its end."""
     sequence = world.open(token_ids, 1, **fields)
-    world.run_to_end(max_num_steps=100)
+    world.run_to_end()
     return sequence.num_cached_tokens
 
 
@@ -99,7 +99,7 @@ class TestFinding:
         world.check()
         world.scheduler.finish(first)
         world.check()
-        world.run_to_end(max_num_steps=40)
+        world.run_to_end()
         assert world.told[second.sequence_id] == continue_by(hashed, TEXT[:13], 20)
 
     def test_other_salts_find_nothing(self) -> None:
@@ -182,7 +182,7 @@ class TestEviction:
                 world.step()
             pairs = itertools.pairwise(sequence.block_table)
             num_runs.append(1 + sum(after != before + 1 for before, after in pairs))
-            world.run_to_end(max_num_steps=9)
+            world.run_to_end()
         assert world.scheduler.block_pool.cache.num_idle > 650, "too much was evicted"
         assert sum(num_runs) / len(num_runs) < 4, "one by one it would be 7"
 

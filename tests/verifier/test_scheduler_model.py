@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,39 +16,68 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Opens, hints right and wrong, steps, cancels, and preemptions that the tiny pool brings."""
+    """Opens, some of them to be scored, hints right and wrong, steps, cancels, and preemptions
+    that the tiny pool brings. `ScheduledWorld` asserts in every step that nobody waits for ever.
+    """
 
     @initialize(
         num_blocks=st.integers(3, 14),
         max_num_seqs=st.integers(1, 5),
         extra_budget=st.integers(0, 20),
         has_prefix_cache=st.sampled_from([True, True, True, False]),
+        max_scored_rows=st.sampled_from([1, 3, 256]),
+        growth_tokens=st.sampled_from([0, 8, 16, 64]),
     )
     def begin(
-        self, num_blocks: int, max_num_seqs: int, extra_budget: int, has_prefix_cache: bool
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        extra_budget: int,
+        has_prefix_cache: bool,
+        max_scored_rows: int,
+        growth_tokens: int,
     ) -> None:
         self.world = ScheduledWorld(
             num_blocks=num_blocks,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_budget,
             has_prefix_cache=has_prefix_cache,
+            max_scored_rows=max_scored_rows,
+            growth_tokens=growth_tokens,
         )
         self.prompts: dict[str, list[int]] = {}
+        self.rows_to_score: dict[str, list[int]] = {}
         self.cancelled: set[str] = set()
 
     @rule(seed=seeds, priority=st.integers(-1, 1), salt=st.sampled_from(["", "", "a"]))
     def open(self, seed: int, priority: int, salt: str) -> None:
         draw = random.Random(seed)
         prompt = some_prompt(draw, self.world.longest - 1)
+        most = self.world.longest - len(prompt)
+        num_rows = draw.choice([0, 0, 0, 0, 1, len(prompt) - 1])
         sequence = self.world.open(
             prompt,
-            draw.randint(1, min(24, self.world.longest - len(prompt))),
+            draw.choice([draw.randint(1, min(24, most)), most]),
             draft_wait=any_draft_wait(draw),
             priority=priority,
             cache_salt=salt,
-            rows_to_score=range(int(draw.random() < 0.1)),
+            rows_to_score=range(num_rows),
         )
         self.prompts[sequence.sequence_id] = prompt
+        self.rows_to_score[sequence.sequence_id] = list(range(num_rows))
+
+    @rule(seed=seeds, priority=st.integers(-1, 1), salt=st.sampled_from(["", "", "a"]))
+    def score(self, seed: int, priority: int, salt: str) -> None:
+        draw = random.Random(seed)
+        token_ids = some_prompt(draw, self.world.longest)
+        sequence = self.world.open_scored(
+            token_ids,
+            draw.randrange(min(12, len(token_ids))),
+            priority=priority,
+            cache_salt=salt,
+        )
+        self.prompts[sequence.sequence_id] = token_ids
+        self.rows_to_score[sequence.sequence_id] = list(sequence.rows_to_score)
 
     @precondition(lambda self: self.world.open_sequences)
     @rule(seed=seeds, num_right=st.integers(0, 9), num_wrong=st.integers(0, 3))
@@ -74,13 +104,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.check()
 
     def teardown(self) -> None:
-        """Everybody gets to an end, with the text that an undisturbed run gives, once."""
+        """Everybody gets to an end, with the text that an undisturbed run gives and its rows
+        scored, once.
+        """
         if not hasattr(self, "world"):
             return
-        self.world.run_to_end(max_num_steps=400 * (1 + len(self.prompts)))
+        self.world.run_to_end()
         for sequence_id, output in self.world.told.items():
             prompt = self.prompts[sequence_id]
             assert output == continue_by(hashed, prompt, len(output))
+        for sequence_id in self.prompts.keys() - self.cancelled:
+            assert self.world.scored[sequence_id] == self.rows_to_score[sequence_id]
         assert len({s.sequence_id for s in self.world.opened}) == len(self.world.opened)
         assert self.world.scheduler.block_pool.num_used == 0
 
@@ -112,7 +146,7 @@ class TestPreemption:
         assert world.scheduler.waiting == [second]
         assert second.token_ids == [1] * 9 + world.told[second.sequence_id]
         assert len(second.token_ids) > 10, "it had not even begun"
-        world.run_to_end(max_num_steps=100)
+        world.run_to_end()
         assert outputs(world, [first, second]) == [
             continue_by(hashed, [0] * 9, 20),
             continue_by(hashed, [1] * 9, 20),
@@ -142,7 +176,7 @@ class TestPreemption:
             world.step()
         assert not high.is_preempted
         assert not normal.is_preempted
-        world.run_to_end(max_num_steps=200)
+        world.run_to_end()
         assert not high.is_preempted, "the first in order is never put back"
 
     def test_idle_blocks_go_before_drafts_and_drafts_before_sequences(self) -> None:
@@ -207,7 +241,7 @@ class TestPreemption:
         )
         first = world.open([0] * 9, 46)
         second = world.open([1] * 21, 30)
-        world.run_to_end(max_num_steps=200)
+        world.run_to_end()
         assert not first.is_preempted
         assert second.is_preempted
         assert world.scheduler.counts.num_preemptions == 1, "computed again for nothing"
@@ -226,6 +260,32 @@ class TestPreemption:
             return total
 
         assert num_computed(True) < num_computed(False) - 12
+
+    def test_admitted_again_it_is_not_preempted_again_before_anybody_has_grown(self) -> None:
+        world = ScheduledWorld(
+            num_blocks=19, max_num_seqs=5, growth_tokens=16, has_prefix_cache=False
+        )
+        for i, (num_prompt_tokens, num_output_tokens) in enumerate(
+            [(6, 42), (8, 43), (5, 56), (8, 42)]
+        ):
+            world.open([i % 3] * num_prompt_tokens, num_output_tokens)
+        world.run_to_end()  # the world asserts it in every step
+        assert world.scheduler.counts.num_preemptions == 3
+
+
+class TestScored:
+    @pytest.mark.parametrize("num_drafts", [0, 5])
+    def test_one_that_fills_the_pool_is_admitted_however_much_of_it_is_cached(
+        self, num_drafts: int
+    ) -> None:
+        world = ScheduledWorld(num_blocks=16)
+        for _ in range(2):
+            scored = world.open_scored([i % 3 for i in range(64)], num_drafts)
+            behind = world.open([1], 2)
+            world.run_to_end()
+            assert len(world.scored[scored.sequence_id]) == num_drafts + 1
+            assert len(world.told[behind.sequence_id]) == 2
+        assert scored.num_cached_tokens > 48, "it was not looked up"
 
 
 class TestFairness:
@@ -276,6 +336,6 @@ class TestFairness:
         world.step()
         for priority in (0, -1, 2, 0, 2, -1):
             opens.append((priority, world.open([1, 2], 1, priority=priority)))
-        world.run_to_end(max_num_steps=50)
+        world.run_to_end()
         expected = [s for _, s in sorted(opens, key=lambda pair: -pair[0])]
         assert world.opened[1:] == expected

@@ -279,6 +279,21 @@ class TestBeingComputedAgain:
         assert session.output(sequence_id) == text[50:60]
 
 
+def test_sequences_as_long_as_the_whole_cache_are_scored_also_when_cached_and_block_nobody(
+    start_engine: StartEngine,
+) -> None:
+    running = start_engine(num_blocks=16, max_model_len=64, max_num_batched_tokens=16)
+    session = running.attach()
+    longest = DraftsToScore(token_ids=[1, 2] * 30, draft_token_ids=[1, 2, 1, 2])
+    for _ in range(2):
+        call = ScoreCall(running.engine, [longest], options())
+        behind = session.open([1], max_new_tokens=2)
+        [scores] = call.result.result(PATIENCE_S)
+        assert len(scores.positions) == 5
+        session.wait_end(behind)
+        call.close()
+
+
 class TestFailing:
     def test_rows_that_are_not_finite_fail_alone_and_free_everything(
         self, start_engine: StartEngine
