@@ -46,6 +46,8 @@ from verifier.target_model import TargetModel
 
 Result = TypeVar("Result")
 
+_NOT_FINITE = "the model's logits for this sequence are not finite"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -278,23 +280,27 @@ class Engine:
     def _commit_one(self, row: int, item: ScheduledSequence, verdict: Verdict) -> None:
         """Moves a sequence forward by what was decided. Rejected drafts' K/V is forgotten by not
         counting it.
+
+        Where the row behind some accepted drafts is not usable, these are decided first, as they
+        are without drafts; then the sequence is rejected.
         """
         sequence = item.sequence
-        if not verdict.is_finite[row]:
-            error = ModelOutputError("the model's logits for this sequence are not finite")
-            self._table.reject(sequence, error)
+        num_accepted = int(verdict.num_accepted_tokens[row])
+        is_finite = bool(verdict.is_finite[row])
+        token_ids = verdict.output_token_ids[row, : num_accepted + is_finite].tolist()
+        if not token_ids:
+            self._table.reject(sequence, ModelOutputError(_NOT_FINITE))
             return
         sequence.num_computed_tokens += item.num_new_tokens
         if not item.samples:
             return
-        num_accepted = int(verdict.num_accepted_tokens[row])
-        token_ids = verdict.output_token_ids[row, : num_accepted + 1].tolist()
         is_stopped = not sequence.stop_token_ids.isdisjoint(token_ids)
         if is_stopped:
             token_ids = _up_to_stop(token_ids, sequence.stop_token_ids)
             num_accepted = min(num_accepted, len(token_ids))
         base_length = len(sequence.token_ids)
-        sequence.num_computed_tokens += num_accepted
+        # The last token's K/V is the next step's: as a draft's, it may not even be usable.
+        sequence.num_computed_tokens += len(token_ids) - 1
         sequence.token_ids += token_ids
         finish_reason = (
             FinishReason.STOP
@@ -331,6 +337,8 @@ class Engine:
                 logprobs=verdict.logprobs.get(row, [])[: len(token_ids)],
             ),
         )
+        if not is_finite and finish_reason is None:
+            self._table.reject(sequence, ModelOutputError(_NOT_FINITE))
 
     def _publish(
         self,

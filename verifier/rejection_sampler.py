@@ -17,6 +17,7 @@ Shape legend: B sequences, K_i drafts of sequence i, P = sum K_i, R = P + B rows
 K_i draft rows, then its bonus row. V vocabulary.
 """
 
+import dataclasses
 import enum
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from verifier import philox
 from verifier.logits_processing import History, adjusted_logits, law_logprobs, row_probs
 from verifier.sampling import Sampling
 
+BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
 
 PADDING = -1
@@ -65,7 +67,8 @@ class Verdict:
 
     output_token_ids: IntArray  # [B, K_max + 1]: accepted drafts and one more, then -1
     num_accepted_tokens: IntArray  # [B]
-    is_finite: npt.NDArray[np.bool_]  # [B]; False: the model's logits were not, decide nothing
+    # [B]; False: the row behind the accepted drafts is not usable, so they are all the output.
+    is_finite: BoolArray
     # By index in the batch, of the sequences that asked: one per emitted token.
     logprobs: dict[int, list[TokenLogprob]]
 
@@ -80,6 +83,8 @@ def verify(
 ) -> Verdict:
     """Judges all drafts of a step and samples one further token per sequence.
 
+    What is in a sequence's rows behind the first draft that is not accepted changes nothing.
+
     Args:
         logits: [R, V], any float dtype and device.
         sequences: B of them.
@@ -88,12 +93,11 @@ def verify(
     """
     num_rows_each = num_draft_tokens + 1
     starts = np.cumsum(num_rows_each) - num_rows_each
-    sampled, row_is_finite = _likeliest_of_rows(logits)
-    is_finite = np.logical_and.reduceat(row_is_finite, starts)
+    sampled, is_usable = _likeliest_of_rows(logits)
     special = [
         i
         for i, s in enumerate(sequences)
-        if is_finite[i] and (s.sampling.adjusts_logits or not s.sampling.is_greedy)
+        if is_usable[starts[i]] and (s.sampling.adjusts_logits or not s.sampling.is_greedy)
     ]
     if special:
         rows = np.concatenate([np.arange(starts[i], starts[i] + num_rows_each[i]) for i in special])
@@ -102,16 +106,17 @@ def verify(
             [sequences[i] for i in special],
             rule,
         )
-    output_token_ids, num_accepted_tokens = accept(sampled, draft_token_ids, num_draft_tokens)
+    output_token_ids, num_accepted_tokens = accept(
+        sampled, draft_token_ids, num_draft_tokens, is_usable
+    )
+    is_finite = is_usable[starts + num_accepted_tokens]
+    num_emitted = num_accepted_tokens + is_finite
     logprobs = {}
     for i, sequence in enumerate(sequences):
-        if sequence.sampling.logprobs is not None and is_finite[i]:
-            num_emitted = int(num_accepted_tokens[i]) + 1
-            logprobs[i] = _logprobs(
-                logits[starts[i] : starts[i] + num_rows_each[i]],
-                sequence,
-                output_token_ids[i, :num_emitted],
-            )
+        if sequence.sampling.logprobs is not None and num_emitted[i]:
+            emitted = output_token_ids[i, : num_emitted[i]]
+            rows = logits[starts[i] : starts[i] + len(emitted)]
+            logprobs[i] = _logprobs(rows, sequence, emitted)
     return Verdict(
         output_token_ids=output_token_ids,
         num_accepted_tokens=num_accepted_tokens,
@@ -232,12 +237,16 @@ def inverse_cdf(mass: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 def accept(
-    sampled_token_ids: IntArray, draft_token_ids: IntArray, num_draft_tokens: IntArray
+    sampled_token_ids: IntArray,
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+    is_usable: BoolArray | None = None,
 ) -> tuple[IntArray, IntArray]:
     """Keeps each sequence's samples up to and including the first that differs from its draft.
 
     Args:
         sampled_token_ids: [R]. draft_token_ids: [P]. num_draft_tokens: [B].
+        is_usable: [R]; a sequence's samples end before the first that is not. None: all are.
 
     Returns:
         output_token_ids [B, K_max + 1] padded with -1, and num_accepted_tokens [B].
@@ -254,11 +263,14 @@ def accept(
     drafts = np.full((num_sequences, width), PADDING, dtype=np.int64)
     drafts[is_draft_row] = draft_token_ids
     is_match = is_draft_row & (sampled == drafts)
+    if is_usable is not None and not is_usable.all():
+        is_match[is_row] &= is_usable
+        sampled[is_row] = np.where(is_usable, sampled_token_ids, PADDING)
     num_accepted = np.logical_and.accumulate(is_match, axis=1).sum(axis=1)
     return np.where(columns <= num_accepted[:, None], sampled, PADDING), num_accepted
 
 
-def _likeliest_of_rows(logits: torch.Tensor) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+def _likeliest_of_rows(logits: torch.Tensor) -> tuple[IntArray, BoolArray]:
     """The likeliest token of each row, the lowest id of equals, and whether the row is finite: its
     largest logit is, and none is NaN.
     """
@@ -325,9 +337,11 @@ def _sample(
 def _logprobs(
     logits: torch.Tensor, sequence: JudgedSequence, emitted: IntArray
 ) -> list[TokenLogprob]:
-    """Of each emitted token, by the law of its row."""
+    """Of each emitted token, by the law of its row; `logits` are those of these rows."""
     sampling = sequence.sampling
-    rows = law_logprobs(logits, sampling, sequence.history)[: len(emitted)]
+    drafts = sequence.history.draft_token_ids[: len(emitted) - 1]
+    history = dataclasses.replace(sequence.history, draft_token_ids=drafts)
+    rows = law_logprobs(logits, sampling, history)
     return token_logprobs(rows, torch.from_numpy(emitted).to(rows.device), sampling.logprobs or 0)
 
 

@@ -339,14 +339,6 @@ class TestEnds:
             session.wait_end(sequence_id)
             assert session.output(sequence_id) == continue_by(hashed, prompt, 20)
 
-    def test_nan_logits_behind_a_draft_fail_the_sequence(self, start_engine: StartEngine) -> None:
-        running = start_engine(rule=lambda known: None if 7 in known else 1)
-        session = running.attach()
-        sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
-        session.wait_decided(sequence_id, 1)
-        session.hint(sequence_id, 2, [1, 7, 1])
-        assert isinstance(session.wait_end(sequence_id), Rejected)
-
     def test_a_failing_model_ends_the_thread_with_its_error(self) -> None:
         def fail(known: list[int]) -> int:
             raise RuntimeError("out of memory")

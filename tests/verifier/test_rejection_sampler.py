@@ -342,33 +342,85 @@ def test_seeded_output_is_the_same_whatever_the_drafts_and_the_batch() -> None:
     assert num_rejected > 0
 
 
+LAWS = {
+    "greedy": Sampling(),
+    "greedy with penalties": Sampling(repetition_penalty=1.4, presence_penalty=0.3),
+    "random": Sampling(temperature=1.0, seed=3),
+    "random of few": Sampling(temperature=1.3, top_k=5, top_p=0.9, min_p=0.01, seed=4),
+    "random with penalties": Sampling(
+        temperature=0.8, frequency_penalty=0.5, logit_bias=((2, 1.0),), min_new_tokens=4, seed=5
+    ),
+}
+
+
+def three_sequences(
+    logits: torch.Tensor, drafts: list[int], sampling: Sampling, rule: AcceptanceRule
+) -> Verdict:
+    """The drafts are the second sequence's; the others have one each."""
+    counts = [1, len(drafts), 1]
+    return judge(
+        logits,
+        sampling=[dataclasses.replace(sampling, logprobs=2, seed=sampling.seed + i)
+                  for i in range(3)],
+        first_positions=ints([3, 4, 5]),
+        draft_token_ids=ints([1, *drafts, 3]),
+        num_draft_tokens=ints(counts),
+        rule=rule,
+    )  # fmt: skip
+
+
+RIGHT_DRAFTS = [1, 5, 7]
+
+
+@pytest.fixture
+def logits() -> torch.Tensor:
+    """Of `three_sequences`, 8 rows: under every law the right drafts are accepted."""
+    logits = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+    logits[[2, 3, 4], RIGHT_DRAFTS] += 40
+    return logits
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("bad_row", [2, 3, 4])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_not_finite_fails_its_sequence_alone(
-    bad: float, bad_row: int, temperature: float
-) -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(7, 8, generator=generator)  # sequences of 2, 3 and 2 rows
-    sampling = [Sampling(temperature=temperature, seed=seed) for seed in range(3)]
+@pytest.mark.parametrize("rule", AcceptanceRule)
+@pytest.mark.parametrize("law", LAWS)
+class TestRowsThatAreNotFinite:
+    """The second sequence has rows 2 to 5."""
 
-    def verdict_of(logits: torch.Tensor) -> Verdict:
-        return judge(
-            logits,
-            sampling=sampling,
-            first_positions=ints([3, 4, 5]),
-            draft_token_ids=ints([1, 1, 2, 3]),
-            num_draft_tokens=ints([1, 2, 1]),
-        )
+    @pytest.mark.parametrize("bad_row", [2, 3, 4, 5])
+    def test_end_what_was_accepted_up_to_them_and_nobody_elses(
+        self, logits: torch.Tensor, law: str, rule: AcceptanceRule, bad: float, bad_row: int
+    ) -> None:
+        drafts = RIGHT_DRAFTS
+        healthy = three_sequences(logits, drafts, LAWS[law], rule)
+        broken = logits.clone()
+        broken[bad_row, 6] = bad
+        verdict = three_sequences(broken, drafts, LAWS[law], rule)
+        num_left = bad_row - 2
+        assert verdict.is_finite.tolist() == [True, False, True]
+        assert verdict.num_accepted_tokens[1] == num_left
+        assert verdict.output_token_ids[1].tolist() == [
+            *drafts[:num_left],
+            *[PADDING] * (4 - num_left),
+        ]
+        assert verdict.logprobs.get(1, []) == healthy.logprobs[1][:num_left]
+        for other in (0, 2):
+            assert (verdict.output_token_ids[other] == healthy.output_token_ids[other]).all()
+            assert verdict.logprobs[other] == healthy.logprobs[other]
 
-    healthy = verdict_of(logits)
-    assert healthy.is_finite.all()
-    broken = logits.clone()
-    broken[bad_row, 6] = bad
-    verdict = verdict_of(broken)
-    assert verdict.is_finite.tolist() == [True, False, True]
-    others = [0, 2]
-    assert (verdict.output_token_ids[others] == healthy.output_token_ids[others]).all()
+    def test_change_nothing_behind_a_draft_that_is_not_accepted(
+        self, logits: torch.Tensor, law: str, rule: AcceptanceRule, bad: float
+    ) -> None:
+        drafts = RIGHT_DRAFTS
+        for num_right in range(3):
+            lying = [*drafts[:num_right], OUT_OF_RANGE[num_right], *drafts[num_right + 1 :]]
+            healthy = three_sequences(logits, lying, LAWS[law], rule)
+            broken = logits.clone()
+            broken[3 + num_right : 6] = bad
+            verdict = three_sequences(broken, lying, LAWS[law], rule)
+            assert verdict.is_finite.all()
+            assert verdict.num_accepted_tokens[1] == num_right
+            assert (verdict.output_token_ids == healthy.output_token_ids).all()
+            assert verdict.logprobs == healthy.logprobs
 
 
 def test_a_forbidden_token_is_no_failure() -> None:

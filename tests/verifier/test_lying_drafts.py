@@ -1,0 +1,122 @@
+"""Whatever is proposed, output is plain decoding's, also where the model fails.
+
+Rows behind the first draft that is not accepted are looked at by nobody; a draft that is accepted
+is a token like any other.
+"""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.verifier.running_engine import StartEngine, is_terminal, start_engine_with
+from tests.verifier.scripted_model import hashed
+from verifier.messages import Decided, Rejected
+from verifier.sequence import DraftWait, FinishReason
+
+pytestmark = pytest.mark.stand_in
+
+ALWAYS = DraftWait.ALWAYS
+
+
+def test_nan_logits_behind_a_wrong_draft_change_nothing(
+    start_engine: StartEngine,
+) -> None:
+    running = start_engine(rule=lambda known: None if 7 in known else 1)
+    session = running.attach()
+    sequence_id = session.open([1], max_new_tokens=4, draft_wait=ALWAYS)
+    session.wait_decided(sequence_id, 1)
+    session.hint(sequence_id, 2, [1, 7, 1])
+    assert session.wait_decided(sequence_id, 2).token_ids == [1, 1]
+    session.hint(sequence_id, 4, [])
+    assert isinstance(session.wait_end(sequence_id), Decided)
+    assert session.output(sequence_id) == [1] * 4
+
+
+def test_nan_logits_behind_a_right_draft_fail_after_it_as_without_drafts(
+    start_engine: StartEngine,
+) -> None:
+    text = [1, 2, 7, 3]
+    running = start_engine(rule=lambda known: None if 7 in known else text[len(known)])
+    session = running.attach()
+    outputs = []
+    for hint in ([], [2, 7, 3]):
+        sequence_id = session.open([0], max_new_tokens=20, draft_wait=ALWAYS, cache_salt=str(hint))
+        while not any(isinstance(event, Rejected) for event in session.of(sequence_id)):
+            session.read()
+            length = 1 + len(session.output(sequence_id))
+            session.hint(sequence_id, length, hint if length == 2 else [])
+        assert [type(event) for event in session.of(sequence_id)][-1] is Rejected
+        outputs.append(session.output(sequence_id))
+    assert outputs == [[2, 7], [2, 7]]
+
+
+def test_a_stop_token_is_the_end_whatever_follows_it_in_the_drafts(
+    start_engine: StartEngine,
+) -> None:
+    text = [0, 1, 2, 7, 3]
+    running = start_engine(rule=lambda known: None if 7 in known else text[len(known)])
+    session = running.attach()
+    sequence_id = session.open(
+        [0], max_new_tokens=20, draft_wait=ALWAYS, stop_token_ids=frozenset({7})
+    )
+    session.wait_decided(sequence_id, 1)
+    session.hint(sequence_id, 2, [2, 7, 3])
+    end = session.wait_end(sequence_id)
+    assert isinstance(end, Decided)
+    assert end.finish_reason is FinishReason.STOP
+    assert session.output(sequence_id) == [1, 2, 7]
+
+
+@given(
+    bad=st.sets(st.integers(0, 2), max_size=1),
+    stops=st.sets(st.integers(0, 2), max_size=1),
+    hints=st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=8),
+    num_right=st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    num_prompt_tokens=st.integers(1, 9),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_drafts_over_a_model_that_fails_end_as_without_them(
+    bad: set[int],
+    stops: set[int],
+    hints: list[list[int]],
+    num_right: list[int],
+    num_prompt_tokens: int,
+) -> None:
+    """The rule fails after every third occurrence of a token, and after any token over 2."""
+
+    def rule(known: list[int]) -> int | None:
+        if max(known) > 2 or any(known.count(token_id) > 3 for token_id in bad):
+            return None
+        return hashed(known)
+
+    running = start_engine_with(rule=rule)
+    try:
+        session = running.attach()
+        prompt = [i % 3 for i in range(num_prompt_tokens)]
+        ends = []
+        for is_hinted in (False, True):
+            sequence_id = session.open(
+                prompt,
+                max_new_tokens=12,
+                draft_wait=ALWAYS,
+                stop_token_ids=frozenset(stops),
+                cache_salt=str(is_hinted),
+            )
+            turn = 0
+            while not any(map(is_terminal, session.of(sequence_id))):
+                session.read()
+                known = prompt + session.output(sequence_id)
+                hint: list[int] = []
+                if is_hinted:
+                    hint = [hashed(known)] if num_right[turn % len(num_right)] else []
+                    while len(hint) < num_right[turn % len(num_right)]:
+                        hint.append(hashed([*known, *hint]))
+                    hint += hints[turn % len(hints)]
+                turn += 1
+                session.hint(sequence_id, len(known), hint)
+            end = session.wait_end(sequence_id)
+            reason = end.finish_reason if isinstance(end, Decided) else type(end.error)
+            ends.append((reason, session.output(sequence_id)))
+        assert ends[0] == ends[1]
+    finally:
+        running.stop()
