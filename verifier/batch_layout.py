@@ -4,14 +4,15 @@ Shape legend
     B  sequences in the step            T  scheduled tokens of all of them, flattened
     K  drafts of one sequence           P  drafts of all of them, flattened
     S  rows that are scored             *_padded  with padding rows at the end
-    R  rows that need logits: P + B, then those of the S that are not among them
+    R  rows that need logits: K + 1 of each sequence that is sampled, then those of the S that are
+       not among them
 
 A sequence that verifies K drafts schedules its last token and the drafts, K + 1 tokens, and needs
-logits at all of them. A prefill chunk needs logits at its last token only (if the chunk does not
-end the prompt, that row is there all the same and its sample is discarded). Rows whose law is to
-be told, for prompt logprobs or `Score`, are scored: a row that is there already is used again.
+logits at all of them. A prefill chunk that ends the prompt needs logits at its last token only; one
+that does not end it is not sampled and needs none. Rows whose law is to be told, for prompt
+logprobs or `Score`, are scored: a row that is there already is used again.
 
-Worked example: drafts 3, 0, 2, 0, 1; scheduled tokens 4, 100, 3, 100, 2 (two prefill chunks):
+Worked example: drafts 3, 0, 2, 0, 1; scheduled tokens 4, 100, 3, 100, 2 (two prompts end):
     cu_seqlens_q            0 4 104 107 207 209
     logits_indices          0 1 2 3  103  104 105 106  206  207 208
     target_logits_indices   0 1 2  5 6  9        rows, among those, that judge a draft
@@ -19,6 +20,8 @@ Worked example: drafts 3, 0, 2, 0, 1; scheduled tokens 4, 100, 3, 100, 2 (two pr
 If the second sequence wants its last two tokens' rows scored (offsets 98 and 99):
     logits_indices          ... 208  102         appended; row 99 of its chunk is there: 103
     scored_logits_indices   11 4                 rows, among those, that are scored
+If it does not end its prompt instead, 103 is missing:
+    logits_indices          0 1 2 3  104 105 106  206  207 208
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -38,6 +41,8 @@ class ScheduledTokens:
     draft_token_ids: list[int]
     num_computed_tokens: int
     block_table: list[int]
+    # False: a prefill chunk that does not end the prompt.
+    is_sampled: bool = True
     # Which of its scheduled tokens' rows are scored.
     scored_offsets: range = range(0)
 
@@ -57,9 +62,9 @@ class BatchLayout:
     seq_lens: IntArray  # [B], tokens attended to after this step
     block_tables: list[list[int]]  # [B], logical block -> physical block
     logits_indices: IntArray  # [R_padded], hidden rows that need logits
-    num_sampled_tokens: IntArray  # [B], K + 1
+    num_sampled_tokens: IntArray  # [B], K + 1, or 0
     target_logits_indices: IntArray  # [P]
-    bonus_logits_indices: IntArray  # [B]
+    bonus_logits_indices: IntArray  # one for each sequence that is sampled
     draft_token_ids: IntArray  # [P]
     num_draft_tokens: IntArray  # [B]
     scored_logits_indices: IntArray  # [S], sequence after sequence
@@ -90,7 +95,7 @@ def lay_out(
     Args:
         trash_slot: where padding rows write their K/V.
         row_multiple: T and R are padded to multiples of it. Padding tokens have id 0 and
-            position 0; padding logits rows repeat hidden row 0.
+            position 0; padding logits rows repeat hidden row 0. R is padded to 1 at least.
         wants_hidden_states: whether the last layer's output is wanted of the scored rows.
     """
     num_scheduled = np.array([s.num_scheduled_tokens for s in scheduled], dtype=np.int64)
@@ -119,16 +124,18 @@ def lay_out(
         [s.block_table for s in scheduled], positions[:num_tokens], num_scheduled, block_size
     )
 
-    num_sampled = num_drafts + 1
+    is_sampled = np.array([s.is_sampled for s in scheduled], dtype=np.bool_)
+    num_sampled = np.where(is_sampled, num_drafts + 1, 0)
     logits = _last_of_each(cu_seqlens_q[1:], num_sampled)
-    bonus = np.cumsum(num_sampled) - 1
+    bonus = np.cumsum(num_sampled)[is_sampled] - 1
     is_target = np.ones(len(logits), dtype=np.bool_)
     is_target[bonus] = False
     scored = scored_only = np.zeros(0, dtype=np.int64)
     if any(s.scored_offsets for s in scheduled):
         scored, scored_only = _scored(logits, scheduled, cu_seqlens_q)
         logits = np.concatenate((logits, scored_only))
-    logits_indices = np.zeros(_round_up(len(logits), row_multiple), dtype=np.int64)
+    # Never empty: not every kernel takes that.
+    logits_indices = np.zeros(_round_up(max(1, len(logits)), row_multiple), dtype=np.int64)
     logits_indices[: len(logits)] = logits
     return BatchLayout(
         input_token_ids=input_token_ids,

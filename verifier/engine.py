@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.draft_buffer import HintOutcome
 from verifier.draft_wait import DraftWaitEstimates
-from verifier.errors import IdleError, ModelOutputError
+from verifier.errors import NOT_FINITE_LOGITS, IdleError, ModelOutputError
 from verifier.logits_processing import History
 from verifier.messages import (
     AttachSession,
@@ -45,8 +45,6 @@ from verifier.step_scoring import StepScoring
 from verifier.target_model import TargetModel
 
 Result = TypeVar("Result")
-
-_NOT_FINITE = "the model's logits for this sequence are not finite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +81,7 @@ class EngineLoad:
 class StepRecord:
     """Everything about a step that an observer may want."""
 
-    # Those that the verdict is on, then those that are only scored.
+    # Those that the verdict is on, those whose prompt goes on, then those that are only scored.
     scheduled: list[ScheduledSequence]
     layout: BatchLayout
     verdict: Verdict
@@ -215,8 +213,8 @@ class Engine:
             rule=self._options.acceptance_rule,
         )
         clock.ended("verify")
-        scoring.tell(self._table, layout, logits, self._model, verdict)
-        ranged("commit", self._commit, scoring.sampled, verdict)
+        scoring.tell(self._table, layout, logits, self._model)
+        ranged("commit", self._commit, scoring, verdict)
         stats = ranged("publish", self._publish, scheduled, layout, clock.total_s, draft_wait_s)
         clock.ended("commit")
         self._observer.stepped(
@@ -253,7 +251,7 @@ class Engine:
 
     def _lay_out(self, scoring: StepScoring) -> BatchLayout:
         tokens = []
-        for item in scoring.sampled:
+        for item in scoring.continued:
             sequence = item.sequence
             start = sequence.num_computed_tokens
             tokens.append(
@@ -262,6 +260,7 @@ class Engine:
                     draft_token_ids=item.draft_token_ids,
                     num_computed_tokens=start,
                     block_table=sequence.block_table,
+                    is_sampled=item.samples,
                     scored_offsets=scoring.offsets_of(sequence, item.num_new_tokens),
                 )
             )
@@ -273,9 +272,14 @@ class Engine:
             wants_hidden_states=scoring.wants_hidden_states,
         )
 
-    def _commit(self, scheduled: list[ScheduledSequence], verdict: Verdict) -> None:
-        for row, item in enumerate(scheduled):
-            self._commit_one(row, item, verdict)
+    def _commit(self, scoring: StepScoring, verdict: Verdict) -> None:
+        for row, item in enumerate(scoring.continued):
+            if not item.sequence.is_running:
+                continue  # rejected in this step
+            if item.samples:
+                self._commit_one(row, item, verdict)
+            else:
+                item.sequence.num_computed_tokens += item.num_new_tokens
 
     def _commit_one(self, row: int, item: ScheduledSequence, verdict: Verdict) -> None:
         """Moves a sequence forward by what was decided. Rejected drafts' K/V is forgotten by not
@@ -289,10 +293,7 @@ class Engine:
         is_finite = bool(verdict.is_finite[row])
         token_ids = verdict.output_token_ids[row, : num_accepted + is_finite].tolist()
         if not token_ids:
-            self._table.reject(sequence, ModelOutputError(_NOT_FINITE))
-            return
-        sequence.num_computed_tokens += item.num_new_tokens
-        if not item.samples:
+            self._table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
             return
         is_stopped = not sequence.stop_token_ids.isdisjoint(token_ids)
         if is_stopped:
@@ -300,7 +301,7 @@ class Engine:
             num_accepted = min(num_accepted, len(token_ids))
         base_length = len(sequence.token_ids)
         # The last token's K/V is the next step's: as a draft's, it may not even be usable.
-        sequence.num_computed_tokens += len(token_ids) - 1
+        sequence.num_computed_tokens += item.num_new_tokens + len(token_ids) - 1
         sequence.token_ids += token_ids
         finish_reason = (
             FinishReason.STOP
@@ -338,7 +339,7 @@ class Engine:
             ),
         )
         if not is_finite and finish_reason is None:
-            self._table.reject(sequence, ModelOutputError(_NOT_FINITE))
+            self._table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
 
     def _publish(
         self,

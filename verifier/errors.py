@@ -9,7 +9,7 @@ RequestError
 ├── DrainingError            UNAVAILABLE          shutting down
 ├── IdleError                DEADLINE_EXCEEDED    a draft that was waited for never came
 ├── SessionError             FAILED_PRECONDITION  a session's protocol was not kept
-└── ModelOutputError         INTERNAL             the model gave non-finite logits
+└── ModelOutputError         INTERNAL             the model computed what is not finite
 """
 
 import grpc
@@ -50,7 +50,10 @@ class SessionError(RequestError):
 
 
 class ModelOutputError(RequestError):
-    """The model's logits for this sequence are not finite."""
+    """What the model computed for this sequence is not finite."""
+
+
+NOT_FINITE_LOGITS = "the model's logits for this sequence are not finite"
 
 
 ERROR_TABLE: ErrorTable = {

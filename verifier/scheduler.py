@@ -42,7 +42,7 @@ class ScheduledSequence:
     # Known tokens to run, from num_computed_tokens on.
     num_new_tokens: int
     draft_token_ids: list[int]
-    # False for a prefill chunk that does not end what is known: its sample is discarded.
+    # False for a prefill chunk that does not end what is known.
     samples: bool
 
 

@@ -14,9 +14,8 @@ import torch
 
 from verifier.batch_expansion import DraftedSequence, expand
 from verifier.batch_layout import BatchLayout, ScheduledTokens
-from verifier.errors import ModelOutputError
+from verifier.errors import NOT_FINITE_LOGITS, ModelOutputError
 from verifier.messages import PromptScored, Scored
-from verifier.rejection_sampler import Verdict
 from verifier.scheduler import ScheduledSequence
 from verifier.scored_rows import (
     ScoredRows,
@@ -34,8 +33,6 @@ class _OwnedRows:
     """Scored rows of one sequence."""
 
     item: ScheduledSequence
-    # In `StepScoring.scheduled`.
-    index: int
     # By position of the token that they follow.
     rows: range
     # Where they are among the step's scored rows.
@@ -47,24 +44,27 @@ class StepScoring:
 
     Attributes:
         scheduled: the step's sequences, those that are only scored last.
-        sampled: the scheduled sequences that are continued, in their order. In the batch they
-            come first, one entry each.
+        sampled: the scheduled sequences that get a token, in their order. In the batch they come
+            first, one entry each.
+        continued: these, and then those whose prompt does not end in this step, one entry each.
         entries: the entries behind them, of the sequences that are only scored.
         wants_hidden_states: whether any row's is asked for.
     """
 
     def __init__(self, scheduled: SequenceOf[ScheduledSequence]) -> None:
-        self.sampled = [item for item in scheduled if item.sequence.scoring is None]
+        continued = [item for item in scheduled if item.sequence.scoring is None]
+        self.sampled = [item for item in continued if item.samples]
+        self.continued = self.sampled + [item for item in continued if not item.samples]
         self.entries: list[ScheduledTokens] = []
         self._owned: list[_OwnedRows] = []
         self._num_rows = 0
         self.wants_hidden_states = False
         scored = [item for item in scheduled if item.sequence.scoring is not None]
-        self.scheduled = self.sampled + scored
-        for index, item in enumerate(self.sampled):
+        self.scheduled = self.continued + scored
+        for item in self.continued:
             if item.sequence.rows_to_score:
                 rows = item.sequence.scored_rows(item.num_new_tokens)
-                self._own(item, index, rows, self._take(len(rows)))
+                self._own(item, rows, self._take(len(rows)))
         if scored:
             self._add_entries(scored)
 
@@ -85,12 +85,11 @@ class StepScoring:
         layout: BatchLayout,
         logits: torch.Tensor,
         model: TargetModel,
-        verdict: Verdict,
     ) -> None:
-        """Queues what the rows say, and moves the scored sequences forward.
+        """Queues what the rows say, and moves the scored sequences forward. A sequence with a row
+        that is not finite is rejected, and no longer runs.
 
-        Must come before the sampled sequences move. One whose prompt rows are not finite is
-        marked in the verdict, which decides it.
+        Must come before the continued sequences move.
         """
         hidden_states = None
         if self.wants_hidden_states and isinstance(model, KeepsHiddenStates):
@@ -100,11 +99,7 @@ class StepScoring:
             indices = torch.from_numpy(layout.scored_logits_indices[owned.places])
             rows = logits[indices.to(logits.device)]
             if owned.rows and not are_finite(rows):
-                if sequence.scoring is None:
-                    verdict.is_finite[owned.index] = False
-                else:
-                    message = "the model's logits for this sequence are not finite"
-                    table.reject(sequence, ModelOutputError(message))
+                table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
                 continue
             if sequence.scoring is not None:
                 sequence.num_computed_tokens += owned.item.num_new_tokens
@@ -121,7 +116,7 @@ class StepScoring:
 
     def _add_entries(self, scored: list[ScheduledSequence]) -> None:
         expanded: list[tuple[ScheduledSequence, list[int], int]] = []
-        for index, item in enumerate(scored, start=len(self.sampled)):
+        for item in scored:
             sequence = item.sequence
             start = sequence.num_computed_tokens
             end = start + item.num_new_tokens
@@ -142,7 +137,7 @@ class StepScoring:
                 )
             if first_alone < end:
                 expanded.append((item, places, max(start, first_alone)))
-            self._own(item, index, rows, places)
+            self._own(item, rows, places)
             if sequence.scoring is not None and rows:
                 self.wants_hidden_states |= sequence.scoring.keeps_hidden_states
         self._expand(expanded)
@@ -178,8 +173,8 @@ class StepScoring:
         for (_, places, _), place in zip(expanded, batch.places, strict=True):
             places += [first_place + row for row in place]
 
-    def _own(self, item: ScheduledSequence, index: int, rows: range, places: list[int]) -> None:
-        self._owned.append(_OwnedRows(item=item, index=index, rows=rows, places=places))
+    def _own(self, item: ScheduledSequence, rows: range, places: list[int]) -> None:
+        self._owned.append(_OwnedRows(item=item, rows=rows, places=places))
 
     def _take(self, num_rows: int) -> list[int]:
         first = self._num_rows

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def steps(draw: st.DrawFn) -> tuple[list[ScheduledTokens], int]:
                 draft_token_ids=tokens[num_new:],
                 num_computed_tokens=num_computed,
                 block_table=[free_blocks.pop() for _ in range(num_blocks)],
+                is_sampled=bool(num_drafts) or draw(st.booleans()),
             )
         )
     return scheduled, block_size
@@ -96,7 +98,7 @@ def rows_one_by_one(scheduled: list[ScheduledTokens]) -> tuple[list[int], list[i
     start = 0
     for sequence in scheduled:
         end = start + sequence.num_scheduled_tokens
-        num_drafts = len(sequence.draft_token_ids)
+        num_drafts = len(sequence.draft_token_ids) if sequence.is_sampled else -1
         for i, hidden_row in enumerate(range(end - num_drafts - 1, end)):
             (bonus if i == num_drafts else target).append(len(logits))
             logits.append(hidden_row)
@@ -131,7 +133,9 @@ def test_equals_the_oracle_token_by_token(
     assert layout.bonus_logits_indices.tolist() == bonus
     assert layout.draft_token_ids.tolist() == [d for s in scheduled for d in s.draft_token_ids]
     assert layout.num_draft_tokens.tolist() == [len(s.draft_token_ids) for s in scheduled]
-    assert (layout.num_sampled_tokens == layout.num_draft_tokens + 1).all()
+    assert layout.num_sampled_tokens.tolist() == [
+        len(s.draft_token_ids) + 1 if s.is_sampled else 0 for s in scheduled
+    ]
 
     assert_padding(layout, trash_slot, row_multiple)
 
@@ -147,7 +151,7 @@ def assert_padding(layout: BatchLayout, trash_slot: int, row_multiple: int) -> N
     assert (layout.input_token_ids[layout.num_tokens :] == 0).all()
     assert (layout.positions[layout.num_tokens :] == 0).all()
     assert len(layout.logits_indices) % row_multiple == 0
-    assert len(layout.logits_indices) - layout.num_rows < row_multiple
+    assert len(layout.logits_indices) - max(1, layout.num_rows) < row_multiple
     assert (layout.logits_indices < padded).all()
 
 
@@ -185,10 +189,44 @@ def test_worked_example_of_scored_rows() -> None:
     assert layout.num_rows == 12
 
 
+def test_a_chunk_that_does_not_end_its_prompt_needs_no_logits_but_where_it_is_scored() -> None:
+    layout = lay_out(
+        [
+            make_scheduled(4, num_drafts=3),
+            make_scheduled(100, num_drafts=0, is_sampled=False, scored_offsets=range(98, 100)),
+            make_scheduled(2, num_drafts=1),
+        ],
+        block_size=16,
+        trash_slot=10_000,
+        row_multiple=1,
+    )
+    assert layout.logits_indices.tolist() == [0, 1, 2, 3, 104, 105, 102, 103]
+    assert layout.scored_logits_indices.tolist() == [6, 7]
+    assert layout.bonus_logits_indices.tolist() == [3, 5]
+    assert layout.num_rows == 8
+
+
+@pytest.mark.parametrize("row_multiple", [1, 8])
+def test_a_step_that_samples_nothing_has_only_padding_rows(row_multiple: int) -> None:
+    layout = lay_out(
+        [make_scheduled(100, num_drafts=0, is_sampled=False)],
+        block_size=16,
+        trash_slot=10_000,
+        row_multiple=row_multiple,
+    )
+    assert layout.num_rows == 0
+    assert layout.logits_indices.tolist() == [0] * row_multiple
+
+
 def make_scheduled(
-    num_tokens: int, *, num_drafts: int, scored_offsets: range = range(0)
+    num_tokens: int,
+    *,
+    num_drafts: int,
+    is_sampled: bool = True,
+    scored_offsets: range = range(0),
 ) -> ScheduledTokens:
     return ScheduledTokens(
+        is_sampled=is_sampled,
         token_ids=[1] * (num_tokens - num_drafts),
         draft_token_ids=[7] * num_drafts,
         num_computed_tokens=0,

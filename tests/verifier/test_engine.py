@@ -20,6 +20,7 @@ from tests.verifier.scripted_model import continue_by, follow, hashed
 from verifier.draft_buffer import HintOutcome
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
 from verifier.messages import Decided, Opened, Rejected
+from verifier.sampling import Sampling
 from verifier.sequence import DraftWait, FinishReason
 
 pytestmark = pytest.mark.stand_in
@@ -62,6 +63,20 @@ class TestPlainDecoding:
         ]  # fmt: skip
         assert len(prefills) >= 3
         assert all(stream in step for step in prefills), "the long prompt stopped the stream"
+
+    def test_a_chunk_that_does_not_end_its_prompt_is_not_sampled(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(max_num_batched_tokens=8)
+        session = running.attach()
+        sequence_id = session.open([2] * 20, max_new_tokens=2, sampling=Sampling(logprobs=1))
+        session.wait_end(sequence_id)
+        running.sync()
+        assert session.output(sequence_id) == continue_by(hashed, [2] * 20, 2)
+        told = [
+            (step.layout.num_rows, len(step.verdict.logprobs)) for step in running.observer.steps
+        ]
+        assert told == [(0, 0), (0, 0), (1, 1), (1, 1)]
 
     def test_many_through_a_small_pool_all_get_their_text(self, start_engine: StartEngine) -> None:
         running = start_engine(num_blocks=12, max_num_seqs=3, max_num_batched_tokens=7)
