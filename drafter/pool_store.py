@@ -89,7 +89,8 @@ class PoolStore:
 
     @property
     def num_texts(self) -> int:
-        return sum(len(pool.texts) for pool in self._pools.values())
+        # Scrapes read it in their own threads: the copy is one step for the interpreter.
+        return sum(len(pool.texts) for pool in tuple(self._pools.values()))
 
     @property
     def num_tokens(self) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import uvicorn
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,6 +18,7 @@ from starlette.routing import Route
 from gateway.frontend import Frontend
 from servicekit.address import Address, parse_address
 from servicekit.config import ConfigError
+from servicekit.metrics import Exposition
 
 # What a request that is still being answered gets when the process stops.
 _SHUTDOWN_TIMEOUT_S = 1
@@ -62,11 +62,12 @@ class HttpListener:
 
 def make_application(frontend: Frontend, registry: CollectorRegistry) -> Starlette:
     """The routes."""
+    exposition = Exposition(registry)
 
     # Not a coroutine: Starlette runs it in a thread, and a scrape does not hold up hints.
     def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"content-type": content_type})
+        body, content_type = exposition.render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
     async def health(request: Request) -> Response:
         if frontend.is_serving:

@@ -157,7 +157,9 @@ class Server:
                 )
             if options.metrics_listen is not None:
                 try:
-                    self._metrics = start_metrics_server(self._registry, options.metrics_listen)
+                    self._metrics = start_metrics_server(
+                        self._registry, options.metrics_listen, self._logger
+                    )
                 except OSError as error:
                     raise _cannot_listen(
                         "--metrics-listen", options.metrics_listen, error

@@ -5,7 +5,11 @@ import http.client
 import socket
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as open_metrics_families,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 from servicekit.metrics import MetricsServer, start_metrics_server
@@ -51,6 +55,34 @@ def test_a_scraper_that_asks_for_open_metrics_gets_it(registry: CollectorRegistr
         assert body.endswith("# EOF\n")
     finally:
         server.stop()
+
+
+def test_a_metric_that_cannot_be_read_is_left_out_alone_and_logged_once(
+    registry: CollectorRegistry,
+) -> None:
+    capture = structlog.testing.LogCapture()
+    logger = structlog.wrap_logger(
+        None, processors=[capture], wrapper_class=structlog.make_filtering_bound_logger("info")
+    )
+
+    def fail() -> float:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    Gauge("broken", "Broken.", registry=registry).set_function(fail)
+    Info("wrong", "Its values must be text.", registry=registry)._value = {"of": 1}  # type: ignore[dict-item]
+    Counter("last", "Last.", registry=registry)
+    server = start_metrics_server(registry, "127.0.0.1:0", logger)
+    try:
+        for accept in ("text/plain", "application/openmetrics-text;version=1.0.0"):
+            status, _, body = fetch(server, Accept=accept)
+            assert status == 200
+            read = open_metrics_families if "open" in accept else text_string_to_metric_families
+            names = {family.name for family in read(body)}
+            assert {"eggs", "last"} <= names <= {"eggs", "eggs_created", "last", "last_created"}
+    finally:
+        server.stop()
+    logged = [(entry["event"], entry["metric"]) for entry in capture.entries]
+    assert logged == [("metric_failed", "broken"), ("metric_failed", "wrong")]
 
 
 def test_other_paths_are_not_found(registry: CollectorRegistry) -> None:
