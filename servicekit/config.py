@@ -57,8 +57,12 @@ class ServerOptions(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     allow_plaintext: bool = False
     """Listen without TLS on an address that is not loopback."""
 
+    drain_delay_s: float = pydantic.Field(default=0.0, ge=0, allow_inf_nan=False)
+    """How long after SIGTERM new calls are still taken while health says NOT_SERVING already, in
+    seconds: until nobody finds this address by its name any more."""
+
     drain_timeout_s: float = pydantic.Field(default=30.0, ge=0, allow_inf_nan=False)
-    """How long to let requests finish after SIGTERM, in seconds."""
+    """How long to let requests finish after SIGTERM and the delay, in seconds."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""

@@ -97,6 +97,7 @@ class Server:
         self._address: str | None = None
         self._health_address: str | None = None
         self._metrics: MetricsServer | None = None
+        self._refusing: asyncio.Task[None] | None = None
         #: Servicers are added to it before `start`.
         self.grpc = grpc.aio.server(
             interceptors=server_interceptors(
@@ -198,6 +199,14 @@ class Server:
         """Health says NOT_SERVING for good, whatever `set_serving` is called for later."""
         self._health.retire()
 
+    def refuse_calls(self, grace_s: float) -> None:
+        """Takes no more calls on the main port, and tells every client to go elsewhere (GOAWAY).
+
+        Calls in flight go on, `grace_s` at most. The other ports answer as before.
+        """
+        if self._refusing is None:
+            self._refusing = asyncio.create_task(self.grpc.stop(grace_s))
+
     async def stop(self, grace_s: float) -> None:
         """Refuses new calls, gives those in flight `grace_s` to end, cancels them, closes.
 
@@ -205,6 +214,8 @@ class Server:
         """
         self._health.close()
         await self.grpc.stop(grace_s)
+        if self._refusing is not None:
+            await self._refusing
         if self._probes is not None:
             await self._probes.stop(0)
         metrics, self._metrics = self._metrics, None
@@ -222,8 +233,8 @@ async def serve_until_signalled(
     """Serves until SIGTERM or SIGINT, then drains and stops; the server is stopped on return.
 
     Says SERVING, prints the ready line on stdout, and waits. At the first signal it says
-    NOT_SERVING and drains; all in all that takes at most `drain_timeout_s`. A second signal stops
-    at once.
+    NOT_SERVING; after `drain_delay_s` it takes no more calls and drains, which takes at most
+    `drain_timeout_s`. A second signal stops at once.
 
     Args:
         server: a started server.
@@ -246,8 +257,7 @@ async def serve_until_signalled(
         print(ready_line() if ready_line else f"ready grpc={server.address}", flush=True)
         await _first_of(signals.get(), failed)
         server.retire()
-        deadline_s = loop.time() + server.options.drain_timeout_s
-        await _first_of(_drain_and_stop(server, drain, deadline_s), signals.get(), failed)
+        await _first_of(_drain_and_stop(server, drain), signals.get(), failed)
     finally:
         await server.stop(0)
         for number, handler in previous.items():
@@ -308,11 +318,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _drain_and_stop(
-    server: Server, drain: Callable[[], Awaitable[None]] | None, deadline_s: float
-) -> None:
+async def _drain_and_stop(server: Server, drain: Callable[[], Awaitable[None]] | None) -> None:
     loop = asyncio.get_running_loop()
+    await asyncio.sleep(server.options.drain_delay_s)
+    deadline_s = loop.time() + server.options.drain_timeout_s
     if drain is not None:
+        # Before the drain, not after it: clients whose channels are open would send their calls
+        # here, and hear that they are refused, until the last stream has ended.
+        server.refuse_calls(server.options.drain_timeout_s)
         try:
             async with asyncio.timeout_at(deadline_s) as limit:
                 await drain()

@@ -246,11 +246,24 @@ async def serve() -> AsyncIterator[Callable[..., Awaitable[tuple[Server, asyncio
     tasks = []
 
     async def start(
-        *, behaviour: Any = None, drain_timeout_s: float = 30.0, **arguments: Any
+        *,
+        behaviour: Any = None,
+        is_streaming: bool = False,
+        drain_timeout_s: float = 30.0,
+        drain_delay_s: float = 0.0,
+        **arguments: Any,
     ) -> tuple[Server, asyncio.Task[None]]:
-        server = make_server(drain_timeout_s=drain_timeout_s)
+        server = make_server(
+            drain_timeout_s=drain_timeout_s,
+            drain_delay_s=drain_delay_s,
+            health_listen="127.0.0.1:0",
+        )
         if behaviour is not None:
-            handler: Any = grpc.unary_unary_rpc_method_handler(behaviour)
+            handler: Any = (
+                grpc.unary_stream_rpc_method_handler(behaviour)
+                if is_streaming
+                else grpc.unary_unary_rpc_method_handler(behaviour)
+            )
             server.grpc.add_registered_method_handlers("test.v1.EchoService", {"Echo": handler})
         await server.start()
         ready = asyncio.Event()
@@ -314,10 +327,10 @@ async def test_a_signal_makes_it_say_not_serving_drain_and_stop(serve: Any, numb
     kill_self(number)
     async with asyncio.timeout(20):
         await draining.wait()
-        # It still answers: those who ask are told to go elsewhere, also when the service, which
-        # need not know, finds itself well again.
+        # The probes' port still answers, and says so also when the service, which need not know,
+        # finds itself well again.
         server.set_serving()
-        assert await check(server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await check(server.health_address) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert not task.done()
         drained.set()
         await task
@@ -367,6 +380,60 @@ async def test_a_call_that_does_not_end_is_cancelled_at_the_timeout(serve: Any) 
         await cancelled.wait()
         with pytest.raises(grpc.aio.AioRpcError):
             await ongoing
+
+
+@pytest.mark.parametrize("drain_delay_s", [0.0, 0.3])
+async def test_while_streams_finish_new_calls_of_open_channels_go_elsewhere(
+    serve: Any, drain_delay_s: float
+) -> None:
+    go_on, draining = asyncio.Event(), asyncio.Event()
+
+    async def stream(request: bytes, _context: Any) -> AsyncIterator[bytes]:
+        yield b"first of one"
+        await go_on.wait()
+        yield b"last of one"
+
+    async def other(_request: bytes, _context: Any) -> AsyncIterator[bytes]:
+        yield b"all of two"
+
+    async def drain() -> None:
+        draining.set()
+        await go_on.wait()
+
+    second = make_server()
+    handler: Any = grpc.unary_stream_rpc_method_handler(other)
+    second.grpc.add_registered_method_handlers("test.v1.EchoService", {"Echo": handler})
+    await second.start()
+    server, task = await serve(
+        behaviour=stream, is_streaming=True, drain=drain, drain_delay_s=drain_delay_s
+    )
+    async with (
+        open_channel(f"ipv4:{server.address},{second.address}", ChannelOptions()) as channel,
+        asyncio.timeout(20),
+    ):
+        ask: Any = channel.unary_stream("/test.v1.EchoService/Echo")
+        running = ask(b"")
+        assert await running.read() == b"first of one"
+        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
+        kill_self()
+        assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        if drain_delay_s:
+            # Those who still find this address are served.
+            late = ask(b"")
+            assert await late.read() == b"first of one"
+        await draining.wait()
+        # A call that was under way when the server turned away may be told so: it was not begun.
+        answer = None
+        while answer is None:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                answer = await ask(b"").read()
+        assert answer == b"all of two"
+        assert not task.done()
+        go_on.set()
+        assert await running.read() == b"last of one"
+        await task
+    await second.stop(0)
 
 
 async def test_a_drain_that_hangs_is_cancelled_at_the_timeout(serve: Any) -> None:
