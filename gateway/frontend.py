@@ -6,7 +6,6 @@ goes away.
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
@@ -32,12 +31,13 @@ from gateway.request import (
     Started,
 )
 from gateway.seeds import seed_of_choice
-from gateway.tokenization import Tokenizer
+from gateway.tokenization import CONTEXT_TOKENS, Tokenizer, TooManyTokensError
+from gateway.tokenizer_threads import TokenizerThreads
 from gateway.validation import RequestDefaults
 from servicekit.errors import RequestError
 
-# Shorter texts are encoded in less time than it takes to hand them to a thread and back.
-_ENCODE_INLINE_CHARACTERS = 2_000
+# About as much text as a token stands for.
+_BYTES_PER_TOKEN = 4
 
 
 class Frontend:
@@ -70,8 +70,7 @@ class Frontend:
         self._max_concurrent_requests = max_concurrent_requests
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
-        # One thread: long texts wait for each other and not for the event loop.
-        self._encoder = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._threads = TokenizerThreads()
         self._num_choices = 0
         self._num_requests = 0
         self._is_draining = False
@@ -111,10 +110,23 @@ class Frontend:
         self._admit(num_choices)
         try:
             accepted = await self._accept(request)
+            output_text = await self._read_output(accepted)
             changed = asyncio.Event()
-            generations = [
-                self._make_generation(accepted, index, changed) for index in range(num_choices)
-            ]
+            generations: list[Generation] = []
+            for index in range(num_choices):
+                generations.append(
+                    Generation(
+                        request=accepted,
+                        sequence_id=secrets.token_hex(16),
+                        choice_index=index,
+                        seed=seed_of_choice(accepted.seed, index),
+                        output_text=output_text.copy(),
+                        changed=changed,
+                    )
+                )
+                if index > 0:
+                    # Each copies the prompt: of a long one, many at once would hold up the loop.
+                    await asyncio.sleep(0)
             self._open(generations)
             try:
                 yield Started(
@@ -140,8 +152,8 @@ class Frontend:
             await self._emptied.wait()
 
     def close(self) -> None:
-        """Lets the encoder's thread go."""
-        self._encoder.shutdown(wait=False, cancel_futures=True)
+        """Lets the tokenizer's threads go."""
+        self._threads.close()
 
     def check_idle(self) -> None:
         """Checks that no request is here and nothing is left of any.
@@ -191,44 +203,53 @@ class Frontend:
         if not models:
             raise self._shed("no_verifier", no_verifier())
         model = validation.find_model(request.model_id, models)
+        prompt_token_ids = await self._encode(request, model)
         return validation.accept(
-            request,
-            prompt_token_ids=await self._encode(request),
-            model=model,
-            defaults=self._defaults,
+            request, prompt_token_ids=prompt_token_ids, model=model, defaults=self._defaults
         )
 
-    async def _encode(self, request: GenerateRequest) -> Sequence[int]:
+    async def _encode(self, request: GenerateRequest, model: Model) -> Sequence[int]:
         if request.text is None:
             assert request.prompt_token_ids is not None, "checked"
             return request.prompt_token_ids
-        assert self._tokenizer is not None, "checked"
-        if len(request.text) <= _ENCODE_INLINE_CHARACTERS:
-            return self._tokenizer.encode(request.text)
-        return await self._loop.run_in_executor(self._encoder, self._tokenizer.encode, request.text)
+        tokenizer = self._tokenizer
+        assert tokenizer is not None, "checked"
+        most_tokens = validation.most_prompt_tokens(model, self._defaults)
+        # Refused unread where it can only be too long.
+        num_bytes, most_bytes = len(request.text.encode()), tokenizer.most_bytes(most_tokens)
+        if most_bytes is not None and num_bytes > most_bytes:
+            raise InvalidRequestError(
+                f"a text of {num_bytes} bytes has more than the {most_tokens} tokens that a prompt "
+                "may have",
+                field="text",
+            )
+        try:
+            return await self._threads.run(
+                num_bytes, tokenizer.encode, request.text, most_tokens=most_tokens
+            )
+        except TooManyTokensError as error:
+            raise validation.too_long(error.num_tokens, model, self._defaults, "text") from None
 
-    def _make_generation(
-        self, request: AcceptedRequest, choice_index: int, changed: asyncio.Event
-    ) -> Generation:
-        output_text = OutputText(
-            None if self._tokenizer is None else self._tokenizer.detokenizer(),
-            request.stop_sequences,
-        )
-        # Text goes on where it was: what the given output leaves incomplete or held back comes
-        # with the first chunk, as it would have if the stream had not been interrupted.
-        output_text.feed(request.output_token_ids)
+    async def _read_output(self, request: AcceptedRequest) -> OutputText:
+        """The text of an output that begins with what the client already has; of every choice.
+
+        Text goes on where it was: what the given output leaves incomplete or held back comes with
+        the first chunk, as it would have if the stream had not been interrupted.
+        """
+        if self._tokenizer is None:
+            return OutputText(None, ())
+        prompt, given = request.prompt_token_ids, request.output_token_ids
+        if not request.stop_sequences:
+            # Where text goes on is known from the last tokens alone.
+            last = [*prompt[-CONTEXT_TOKENS:], *given[-CONTEXT_TOKENS:]]
+            return OutputText(self._tokenizer.detokenizer(last), ())
+        output_text = OutputText(self._tokenizer.detokenizer(prompt), request.stop_sequences)
+        await self._threads.run(len(given) * _BYTES_PER_TOKEN, output_text.skip, given)
         if output_text.stopped:
             raise InvalidRequestError(
                 "the output already holds a stop sequence", field="output_token_ids"
             )
-        return Generation(
-            request=request,
-            sequence_id=secrets.token_hex(16),
-            choice_index=choice_index,
-            seed=seed_of_choice(request.seed, choice_index),
-            output_text=output_text,
-            changed=changed,
-        )
+        return output_text
 
     def _open(self, generations: Sequence[Generation]) -> None:
         try:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from gateway.stop_strings import StopStrings
 from gateway.tokenization import Detokenizer
 
+_SKIPPED_AT_ONCE = 4096
+
 
 class Shown(NamedTuple):
     """What some tokens led to: the text now certain, and how many of the tokens count."""
@@ -27,6 +29,26 @@ class OutputText:
         assert detokenizer is not None or not stop_sequences
         self._detokenizer = detokenizer
         self._stops = StopStrings(stop_sequences) if stop_sequences else None
+
+    def copy(self) -> "OutputText":
+        """Another one that goes on from here: for one more output that begins alike."""
+        copy = OutputText(None if self._detokenizer is None else self._detokenizer.copy(), ())
+        copy._stops = None if self._stops is None else self._stops.copy()
+        return copy
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Takes tokens whose text was shown elsewhere, many at a time.
+
+        What they leave incomplete, or held back for a stop string, comes with what is fed next.
+        """
+        if self._detokenizer is None:
+            return
+        for first in range(0, len(token_ids), _SKIPPED_AT_ONCE):
+            text = self._detokenizer.feed(token_ids[first : first + _SKIPPED_AT_ONCE])
+            if self._stops is not None:
+                self._stops.feed(text)
+                if self._stops.stopped:
+                    return
 
     @property
     def stopped(self) -> bool:

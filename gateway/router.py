@@ -32,9 +32,12 @@ class Candidate:
 
 
 def affinity_of(affinity_key: str, prompt_token_ids: Sequence[int]) -> bytes:
-    """The key by which a request finds its verifier: the client's, or the prompt's beginning."""
+    """The key by which a request finds its verifier: the client's, or the prompt's beginning.
+
+    It is short, however long the client's is: it is hashed once per verifier.
+    """
     if affinity_key:
-        return b"key:" + affinity_key.encode()
+        return b"key:" + hashlib.blake2b(affinity_key.encode(), digest_size=16).digest()
     return b"prompt:" + array("I", prompt_token_ids[:PREFIX_TOKENS]).tobytes()
 
 

@@ -3,6 +3,7 @@
 Owns what of a growing text may already be shown, given the strings that end it. Knows no tokens.
 """
 
+import copy
 from collections.abc import Sequence
 
 
@@ -27,6 +28,10 @@ class StopStrings:
         self._most_held = max((len(stop) - 1 for stop in self._stops), default=0)
         self._held = ""
         self.stopped = False
+
+    def copy(self) -> "StopStrings":
+        """Another one that has seen the same text."""
+        return copy.copy(self)  # all that it holds is immutable
 
     def feed(self, text: str) -> str:
         """Takes the text's next piece and returns what can be shown for certain.

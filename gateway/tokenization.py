@@ -9,9 +9,10 @@ Owns the tokenizer and how text is made certain token by token. Knows no request
 
 import codecs
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import tokenizers
 from tokenizers import decoders
@@ -21,6 +22,28 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 # A character is at most 4 bytes. What is still not text after this many tokens will not become it.
 _MAX_PENDING_TOKENS = 8
+
+# So many tokens are decoded at once, where so many are there.
+_GROUP_TOKENS = 64
+
+#: So many tokens before an output say where its text goes on, for decoders that look at neighbours:
+#: more than one, since special tokens have no text.
+CONTEXT_TOKENS = 64
+
+# Composing characters (NFC) leaves at least one byte of four: found by trying all characters.
+_MOST_NFC_SHRINKAGE = 4
+
+
+class TooManyTokensError(Exception):
+    """A text has more tokens than are wanted of it.
+
+    Args:
+        num_tokens: as many as it has.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(f"the text has {num_tokens} tokens")
+        self.num_tokens = num_tokens
 
 
 class TokenizerLoadError(Exception):
@@ -45,6 +68,9 @@ class Detokenizer(Protocol):
     def finish(self) -> str:
         """The output is over: returns what was held back of an incomplete character."""
 
+    def copy(self) -> "Detokenizer":
+        """Another one that goes on from here."""
+
 
 class Tokenizer:
     """A tokenizer of the `tokenizers` package. Read-only after loading; any thread may encode."""
@@ -61,6 +87,9 @@ class Tokenizer:
         )
         self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._bytes_of: dict[int, bytes] = {}  # at most one entry per id of the vocabulary
+        self._most_bytes_per_token = (
+            _most_bytes_per_token(tokenizer) if self._is_byte_level else None
+        )
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -77,19 +106,40 @@ class Tokenizer:
         except Exception as error:  # the package raises nothing more precise
             raise TokenizerLoadError(path, f"not a tokenizer: {error}") from error
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, most_tokens: int | None = None) -> list[int]:
         """Token ids of a prompt: special tokens in it are recognised, none are added.
 
         The batch call, unlike the single one, releases the GIL, so a long text may be encoded in
         a thread while the event loop goes on.
-        """
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
-    def detokenizer(self) -> Detokenizer:
-        """A new detokenizer for one output."""
-        if self._is_byte_level:
-            return ByteDetokenizer(self)
-        return WindowDetokenizer(self)
+        Raises:
+            TooManyTokensError: they are more than wanted; no list was made of them.
+        """
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+        if most_tokens is not None and len(encoding) > most_tokens:
+            raise TooManyTokensError(len(encoding))
+        return encoding.ids
+
+    def most_bytes(self, num_tokens: int) -> int | None:
+        """A text of more bytes has more tokens than that, whatever it says.
+
+        None where there is no such bound: a tokenizer that drops spaces, or makes one token of
+        everything that it does not know, may make little of a long text.
+        """
+        most = self._most_bytes_per_token
+        return None if most is None else num_tokens * most
+
+    def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
+        """A new detokenizer for one output.
+
+        Args:
+            context: what goes before the output, whose text was shown elsewhere. The output's text
+                is what comes on top of it: a first word keeps its space, and a character that the
+                context leaves incomplete is completed.
+        """
+        detokenizer = ByteDetokenizer(self) if self._is_byte_level else WindowDetokenizer(self)
+        detokenizer.feed(context[-CONTEXT_TOKENS:])
+        return detokenizer
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole output; special tokens and unknown ids are left out."""
@@ -123,6 +173,7 @@ class ByteDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._bytes_of = tokenizer.bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -131,6 +182,11 @@ class ByteDetokenizer:
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def copy(self) -> "ByteDetokenizer":
+        copy = ByteDetokenizer(self._tokenizer)
+        copy._decoder.setstate(self._decoder.getstate())
+        return copy
 
 
 class WindowDetokenizer:
@@ -142,34 +198,89 @@ class WindowDetokenizer:
 
     The text equals that of decoding everything at once except inside runs of byte-fallback tokens
     that are not valid UTF-8: there the whole run decides, and a stream cannot wait for its end.
+
+    `tokenizers.decoders.DecodeStream` is not used in its place: of bytes that never become text it
+    shows nothing and keeps all, so that each of them costs more than the one before.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._decode = tokenizer.decode
         self._window: list[int] = []
         self._num_context = 0
 
     def feed(self, token_ids: Sequence[int]) -> str:
         parts = []
-        for token_id in token_ids:
-            self._window.append(token_id)
-            parts.append(self._advance(final=False))
+        for first in range(0, len(token_ids), _GROUP_TOKENS):
+            group = token_ids[first : first + _GROUP_TOKENS]
+            if len(group) > 1:
+                before = len(self._window)
+                self._window += group
+                text = self._advance(most_pending=len(self._window))
+                if text:
+                    parts.append(text)
+                    continue
+                # It ends within a character, or has no text: one by one, then.
+                del self._window[before:]
+            for token_id in group:
+                self._window.append(token_id)
+                parts.append(self._advance(most_pending=_MAX_PENDING_TOKENS))
         return "".join(parts)
 
     def finish(self) -> str:
-        return self._advance(final=True)
+        return self._advance(most_pending=0)
 
-    def _advance(self, *, final: bool) -> str:
+    def copy(self) -> "WindowDetokenizer":
+        copy = WindowDetokenizer(self._tokenizer)
+        copy._window = self._window.copy()
+        copy._num_context = self._num_context
+        return copy
+
+    def _advance(self, *, most_pending: int) -> str:
         context_text = self._decode(self._window[: self._num_context])
         text = self._decode(self._window)
         num_pending = len(self._window) - self._num_context
         is_whole = len(text) > len(context_text) and not text.endswith(REPLACEMENT)
-        if not (is_whole or final or num_pending > _MAX_PENDING_TOKENS):
+        if not (is_whole or num_pending > most_pending):
+            return ""
+        if len(text) <= len(context_text):
+            # What has no text is no context: behind it, a word would lose its space.
+            del self._window[self._num_context :]
             return ""
         # The pending tokens become the context, and the old context is done with.
         del self._window[: self._num_context]
         self._num_context = len(self._window)
         return text[len(context_text) :]
+
+
+def _most_bytes_per_token(tokenizer: tokenizers.Tokenizer) -> int | None:
+    """Of a byte-level vocabulary; None if a text may have bytes that are in none of its tokens."""
+    normalizer, pre_tokenizer = _state(tokenizer.normalizer), _state(tokenizer.pre_tokenizer)
+    if normalizer is not None and normalizer["type"] != "NFC":
+        return None
+    steps = [] if pre_tokenizer is None else pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    if any(
+        step["type"] not in ("ByteLevel", "Digits", "Split") or step.get("behavior") == "Removed"
+        for step in steps
+    ):
+        return None
+    added = tokenizer.get_added_tokens_decoder().values()
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    if any(token.lstrip or token.rstrip for token in added):
+        return None
+    if any(character not in vocabulary for character in _byte_of_character()):
+        return None
+    lengths = [len(token) for token in vocabulary]
+    lengths += [len(token.content.encode()) for token in added]
+    return max(lengths) * (1 if normalizer is None else _MOST_NFC_SHRINKAGE)
+
+
+def _state(part: Any) -> dict[str, Any] | None:
+    """What a part of a tokenizer is made of, as in `tokenizer.json`."""
+    if part is None:
+        return None
+    state: dict[str, Any] = json.loads(part.__getstate__())
+    return state
 
 
 @functools.cache

@@ -106,6 +106,29 @@ def find_model(model_id: str, models: Mapping[str, Model]) -> Model:
     return models[model_id]
 
 
+def most_prompt_tokens(model: Model, defaults: RequestDefaults) -> int:
+    """The longest prompt that leaves room for output."""
+    most = model.max_model_len - 1
+    return most if defaults.max_prompt_tokens is None else min(most, defaults.max_prompt_tokens)
+
+
+def too_long(
+    num_tokens: int, model: Model, defaults: RequestDefaults, field: str
+) -> InvalidRequestError:
+    """The error of a prompt of more than `most_prompt_tokens`, which `field` holds."""
+    if num_tokens >= model.max_model_len:
+        return InvalidRequestError(
+            f"the prompt of {num_tokens} tokens is too long: the model's limit of "
+            f"{model.max_model_len} leaves no room for output",
+            field=field,
+        )
+    return InvalidRequestError(
+        f"the prompt of {num_tokens} tokens is over this server's limit of "
+        f"{defaults.max_prompt_tokens}",
+        field=field,
+    )
+
+
 def accept(
     request: GenerateRequest,
     *,
@@ -127,25 +150,16 @@ def accept(
     prompt_field = "text" if request.text is not None else "tokens.token_ids"
     if not prompt_token_ids:
         raise InvalidRequestError("the prompt has no tokens", field=prompt_field)
+    num_prompt_tokens = len(prompt_token_ids)
+    # Before anything that looks at each token.
+    if num_prompt_tokens > most_prompt_tokens(model, defaults):
+        raise too_long(num_prompt_tokens, model, defaults, prompt_field)
     _check_ids(prompt_field, prompt_token_ids, model.vocab_size)
     _check_ids("output_token_ids", request.output_token_ids, model.vocab_size)
     _check_ids("stop_token_ids", request.stop_token_ids, model.vocab_size)
     _check_ids("sampling.logit_bias", request.sampling.logit_bias, model.vocab_size)
-    num_prompt_tokens = len(prompt_token_ids)
     num_given_tokens = len(request.output_token_ids)
     room = model.max_model_len - num_prompt_tokens
-    if room < 1:
-        raise InvalidRequestError(
-            f"the prompt of {num_prompt_tokens} tokens is too long: the model's limit of "
-            f"{model.max_model_len} leaves no room for output",
-            field=prompt_field,
-        )
-    most = defaults.max_prompt_tokens
-    if most is not None and num_prompt_tokens > most:
-        raise InvalidRequestError(
-            f"the prompt of {num_prompt_tokens} tokens is over this server's limit of {most}",
-            field=prompt_field,
-        )
     if request.sampling.prompt_logprobs is not None:
         num_logprobs = num_prompt_tokens * (request.sampling.prompt_logprobs + 1)
         if num_logprobs > MAX_PROMPT_LOGPROBS:

@@ -57,7 +57,7 @@ class Exposition:
         parts = []
         for collector in collectors:
             try:
-                part = encode(_Families(list(collector.collect())))  # type: ignore[arg-type]
+                part = encode(_Families(list(collector.collect())))
             except Exception:
                 self._log_once(collector)
             else:

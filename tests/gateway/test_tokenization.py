@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from gateway.tokenization import REPLACEMENT, Detokenizer, Tokenizer, TokenizerLoadError
+from gateway.tokenization import (
+    REPLACEMENT,
+    Detokenizer,
+    Tokenizer,
+    TokenizerLoadError,
+    TooManyTokensError,
+)
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
 BUNDLED = Tokenizer.load(MODEL_FOLDER)
@@ -38,6 +44,20 @@ def sentencepiece_like() -> Tokenizer:
 
 
 SENTENCEPIECE = sentencepiece_like()
+
+
+def metaspace(prepend_scheme: str) -> Tokenizer:
+    """A tokenizer whose pre-tokenizer and decoder are Metaspace, as newer SentencePiece models'."""
+    words = ["<unk>", "▁", "▁the", "▁cat", "s", "▁sat", "e", "h", "t", "a", "c"]
+    model = models.BPE({word: index for index, word in enumerate(words)}, [], unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=prepend_scheme)
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return Tokenizer(tokenizer)
+
+
+METASPACE = [metaspace("always"), metaspace("first"), metaspace("never")]
 
 
 def byte_level_with_added_tokens() -> Tokenizer:
@@ -85,6 +105,93 @@ def test_leading_spaces_of_later_words_are_kept(text: str, step: int) -> None:
     ids = SENTENCEPIECE.encode(text)
     pieces = [ids[start : start + step] for start in range(0, len(ids), step)]
     assert "".join(streamed(SENTENCEPIECE.detokenizer(), pieces)) == SENTENCEPIECE.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [SENTENCEPIECE, *METASPACE])
+@pytest.mark.parametrize("num_special", [0, 1, 20])
+def test_the_first_word_after_the_prompt_keeps_its_space(
+    tokenizer: Tokenizer, num_special: int
+) -> None:
+    vocabulary = tokenizer._tokenizer.get_vocab()
+    the, cat, sat, end = (vocabulary[word] for word in ("▁the", "▁cat", "▁sat", "</s>"))
+    detokenizer = tokenizer.detokenizer([the, cat, *[end] * num_special])
+    assert detokenizer.feed([sat]) == " sat"
+    assert detokenizer.feed([end] * num_special) == ""
+    assert detokenizer.feed([cat]) == " cat"
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, ADDED, SENTENCEPIECE, *METASPACE])
+@given(
+    prompt=st.text(alphabet="the cats at日é\n", min_size=1, max_size=20),
+    text=st.text(alphabet="the cats at日é\n", max_size=20),
+    step=st.integers(1, 200),
+)
+def test_an_output_is_what_comes_on_top_of_its_prompt(
+    tokenizer: Tokenizer, prompt: str, text: str, step: int
+) -> None:
+    context, ids = tokenizer.encode(prompt), tokenizer.encode(text)
+    pieces = [ids[start : start + step] for start in range(0, len(ids), step)]
+    shown = "".join(streamed(tokenizer.detokenizer(context), pieces))
+    assert tokenizer.decode(context) + shown == tokenizer.decode(context + ids)
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
+def test_a_character_that_the_prompt_leaves_incomplete_is_completed(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a\N{GRINNING FACE}b")
+    cut = len(tokenizer.encode("a")) + 1
+    detokenizer = tokenizer.detokenizer(ids[:cut])
+    assert "".join(streamed(detokenizer, [ids[cut:]])) == "\N{GRINNING FACE}b"
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
+def test_copies_go_on_each_by_itself(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the \N{GRINNING FACE} sat")
+    for cut in range(len(ids)):
+        first = tokenizer.detokenizer()
+        before = first.feed(ids[:cut])
+        second = first.copy()
+        first.feed(tokenizer.encode("cat"))
+        assert before + second.feed(ids[cut:]) + second.finish() == tokenizer.decode(ids)
+
+
+@given(text=st.text(max_size=50))
+def test_a_text_has_no_more_bytes_than_its_tokens_can_hold(text: str) -> None:
+    for tokenizer in (BUNDLED, ADDED, composing()):
+        most = tokenizer.most_bytes(len(tokenizer.encode(text)))
+        assert most is not None
+        assert len(text.encode()) <= most
+
+
+def composing() -> Tokenizer:
+    """A byte-level tokenizer that composes characters first."""
+    tokenizer = byte_level_with_added_tokens()._tokenizer
+    tokenizer.normalizer = normalizers.NFC()
+    return Tokenizer(tokenizer)
+
+
+def test_there_is_no_bound_where_a_tokenizer_drops_text() -> None:
+    assert SENTENCEPIECE.most_bytes(1) is None
+    for dropping in (
+        {"normalizer": normalizers.Strip()},
+        {"pre_tokenizer": pre_tokenizers.Split(" ", "removed")},
+        {"pre_tokenizer": pre_tokenizers.Whitespace()},
+        {"model": models.BPE({"a": 0}, [])},
+    ):
+        tokenizer = byte_level_with_added_tokens()._tokenizer
+        for part, value in dropping.items():
+            setattr(tokenizer, part, value)
+        assert Tokenizer(tokenizer).most_bytes(1) is None
+    tokenizer = byte_level_with_added_tokens()._tokenizer
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    assert Tokenizer(tokenizer).most_bytes(1) is None
+
+
+def test_more_tokens_than_wanted_are_counted_and_not_listed() -> None:
+    num_tokens = len(BUNDLED.encode("x y z"))
+    assert len(BUNDLED.encode("x y z", most_tokens=num_tokens)) == num_tokens
+    with pytest.raises(TooManyTokensError) as caught:
+        BUNDLED.encode("x y z", most_tokens=num_tokens - 1)
+    assert caught.value.num_tokens == num_tokens
 
 
 @pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])

@@ -69,7 +69,7 @@ def test_a_metric_that_cannot_be_read_is_left_out_alone_and_logged_once(
         raise RuntimeError("dictionary changed size during iteration")
 
     Gauge("broken", "Broken.", registry=registry).set_function(fail)
-    Info("wrong", "Its values must be text.", registry=registry)._value = {"of": 1}  # type: ignore[dict-item]
+    Info("wrong", "Its values must be text.", registry=registry)._value = {"of": 1}
     Counter("last", "Last.", registry=registry)
     server = start_metrics_server(registry, "127.0.0.1:0", logger)
     try:

@@ -1,0 +1,183 @@
+"""No legal request, however large, keeps the gateway's event loop from its other work.
+
+What counts is the processor time that one turn of the loop takes of its thread: of the gateway and
+gRPC alone, since client and verifier are threads of their own, and whatever else the machine does.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.v1 import gateway_pb2 as pb
+from tandem.v1 import gateway_pb2_grpc, sampling_pb2, verifier_pb2
+from tests.gateway.conftest import MODEL_FOLDER
+from tests.gateway.running_gateway import RunningGateway, StartGateway
+from tests.gateway.threaded_verifier import (
+    MAX_MODEL_LEN,
+    ThreadedVerifier,
+    decided,
+    one_token,
+    threaded_verifiers,
+)
+
+pytestmark = pytest.mark.stand_in
+
+MOST_BLOCKED_S = 0.05
+MOST_BYTES = 4 << 20
+HALF = MAX_MODEL_LEN // 2
+
+# A stop string that the text below begins with again and again, and never completes.
+STOPS = ["def add(" * 31 + chr(ord("a") + index) for index in range(16)]
+CODE = "def add(a, b):\n    return a + b\n"
+
+
+class LoopMeter:
+    """The longest turn of the running event loop, in seconds of its thread's processor time."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        loop: Any = asyncio.get_running_loop()
+        turn = loop._run_once
+
+        def measured_turn() -> None:
+            start_s = time.thread_time()
+            turn()
+            self.longest_s = max(self.longest_s, time.thread_time() - start_s)
+
+        loop._run_once = measured_turn
+        try:
+            yield
+        finally:
+            del loop._run_once
+
+
+def call(address: str, request: pb.GenerateRequest) -> list[pb.GenerateResponse]:
+    """Everything that a client hears; in a thread."""
+    options = [("grpc.max_receive_message_length", 64 << 20)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        return list(gateway_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=120))
+
+
+async def longest_turn(
+    running: RunningGateway, function: Callable[[str], Any]
+) -> tuple[float, Any]:
+    meter = LoopMeter()
+    address = running.gateway.server.address
+    await asyncio.to_thread(call, address, pb.GenerateRequest(text="warm"))
+    with meter.measuring():
+        result = await asyncio.to_thread(function, address)
+        await running.until_idle()
+    return meter.longest_s, result
+
+
+def tokens(num_tokens: int) -> pb.TokenIds:
+    return pb.TokenIds(token_ids=[100 + index % 1500 for index in range(num_tokens)])
+
+
+REQUESTS = {
+    "text that fits": lambda: pb.GenerateRequest(text=CODE * 18_000, max_new_tokens=1),
+    "many tokens": lambda: pb.GenerateRequest(tokens=tokens(MAX_MODEL_LEN - 1)),
+    "many tokens, every choice": lambda: pb.GenerateRequest(tokens=tokens(HALF), n=16),
+    "given output": lambda: pb.GenerateRequest(
+        text="x", output_token_ids=tokens(HALF).token_ids, n=16
+    ),
+    "given output, stop strings": lambda: pb.GenerateRequest(
+        text="x", output_token_ids=tokens(HALF).token_ids, n=16, stop_sequences=STOPS
+    ),
+    "logit bias": lambda: pb.GenerateRequest(
+        text="x",
+        n=16,
+        sampling=sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(1024), 1.0)),
+    ),
+    "affinity": lambda: pb.GenerateRequest(text="x", affinity_key="k" * (MOST_BYTES - 100)),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+async def test_the_largest_requests_do_not_hold_up_the_loop(
+    start_gateway: StartGateway, kind: str
+) -> None:
+    request = REQUESTS[kind]()
+    assert request.ByteSize() <= MOST_BYTES
+    with threaded_verifiers(ThreadedVerifier(), 8) as addresses:
+        running = await start_gateway(
+            verifiers=addresses, tokenizer=MODEL_FOLDER, draft_wait="never"
+        )
+        longest_s, responses = await longest_turn(running, lambda address: call(address, request))
+        await running.gateway.stop()
+    ends = [response for response in responses if response.WhichOneof("event") == "finished"]
+    assert len(ends) == (request.n or 1)
+    assert longest_s < MOST_BLOCKED_S
+
+
+async def test_text_that_cannot_fit_does_not_hold_up_the_loop(start_gateway: StartGateway) -> None:
+    request = pb.GenerateRequest(text=(CODE * 200_000)[: MOST_BYTES - 100])
+
+    def refused(address: str) -> grpc.StatusCode:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(address, request)
+        return caught.value.code()
+
+    with threaded_verifiers(ThreadedVerifier(), 1) as addresses:
+        running = await start_gateway(verifiers=addresses, tokenizer=MODEL_FOLDER)
+        longest_s, code = await longest_turn(running, refused)
+        await running.gateway.stop()
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert longest_s < MOST_BLOCKED_S
+
+
+async def test_many_small_calls_at_once_do_not_hold_up_the_loop(
+    start_gateway: StartGateway,
+) -> None:
+    def list_models(address: str) -> int:
+        with grpc.insecure_channel(address) as channel:
+            stub = gateway_pb2_grpc.GenerationServiceStub(channel)
+            answers = [stub.ListModels.future(pb.ListModelsRequest()) for _ in range(1000)]
+            return sum(len(answer.result(timeout=120).models) for answer in answers)
+
+    with threaded_verifiers(ThreadedVerifier(), 1) as addresses:
+        running = await start_gateway(verifiers=addresses, tokenizer=MODEL_FOLDER)
+        longest_s, num_models = await longest_turn(running, list_models)
+        await running.gateway.stop()
+    assert num_models == 1000
+    assert longest_s < MOST_BLOCKED_S
+
+
+def long_output(opened: verifier_pb2.Open) -> Sequence[verifier_pb2.SessionResponse]:
+    """8,192 tokens, 32 a step."""
+    if opened.max_new_tokens == 1:
+        return one_token(opened)
+    responses = []
+    for done in range(0, 8192, 32):
+        token_ids = [100 + (done + index) % 1500 for index in range(32)]
+        finish = sampling_pb2.FINISH_REASON_STOP if done == 8192 - 32 else 0
+        responses.append(decided(opened, done, token_ids, finish_reason=finish))
+    return responses
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"stop_sequences": STOPS}],
+    ids=["text", "stop strings"],
+)
+async def test_long_outputs_do_not_hold_up_the_loop(
+    start_gateway: StartGateway, fields: dict[str, Any]
+) -> None:
+    request = pb.GenerateRequest(text="x", **{"n": 16, **fields})
+    with threaded_verifiers(ThreadedVerifier(long_output), 2) as addresses:
+        running = await start_gateway(
+            verifiers=addresses, tokenizer=MODEL_FOLDER, draft_wait="never"
+        )
+        longest_s, responses = await longest_turn(running, lambda address: call(address, request))
+        await running.gateway.stop()
+    num_tokens = sum(len(response.chunk.token_ids) for response in responses)
+    assert num_tokens == 8192 * request.n
+    assert longest_s < MOST_BLOCKED_S
