@@ -31,6 +31,7 @@ from gateway.messages import (
     Decided,
     DraftWait,
     Hint,
+    OddEvent,
     OpenCommand,
     Opened,
     PromptScored,
@@ -38,9 +39,9 @@ from gateway.messages import (
     VerifierEvent,
 )
 from gateway.metrics import GatewayMetrics
+from gateway.odd_messages import OddMessages
 from gateway.request import FinishReason
 from gateway.verifier_link import VerifierLink
-from servicekit.errors import RequestError
 from servicekit.logs import Logger
 
 
@@ -76,6 +77,7 @@ class Coordinator:
         draft_wait: DraftWait,
         client_delay_s: float,
         metrics: GatewayMetrics,
+        odd_messages: OddMessages,
         on_availability: Callable[[], None],
         logger: Logger,
     ) -> None:
@@ -86,12 +88,14 @@ class Coordinator:
             draft_wait: how long verifiers may wait for hints.
             client_delay_s: how long hints may hold up clients.
             metrics: the gateway's.
+            odd_messages: is told what is ignored.
             on_availability: called when a verifier comes or goes, and when a drafter comes.
             logger: the gateway's.
         """
         self._fleet = fleet
         self._draft_wait = draft_wait
         self._metrics = metrics
+        self._odd_messages = odd_messages
         self._on_availability = on_availability
         self._logger = logger
         self._loop = asyncio.get_running_loop()
@@ -150,18 +154,16 @@ class Coordinator:
         drafters: dict[DrafterLink, None] = {}
         for event in events:
             sequence = self._sequences.get(event.sequence_id)
-            if sequence is None:
-                if not event.sequence_id and isinstance(event, Rejected):
-                    self._logger.error("command_rejected", message=event.message)
-                continue
-            if type(event) is not Decided:
-                self._on_rare_event(sequence, event)
+            if sequence is None or sequence.verifier is not verifier:
+                self._ignore_event(verifier, event, is_foreign=sequence is not None)
                 continue
             try:
+                if type(event) is not Decided:
+                    self._on_rare_event(sequence, event)
+                    continue
                 sequence.generation.decide(event)
-            except VerifierError as error:
-                verifier.close(event.sequence_id)
-                self._fail(sequence, error)
+            except Exception as error:
+                self._fail_odd(sequence, error)
                 continue
             self._delivery.add(sequence.generation, now_s)
             if event.finish_reason:
@@ -175,17 +177,20 @@ class Coordinator:
 
     def _on_rare_event(self, sequence: _Sequence, event: VerifierEvent) -> None:
         if isinstance(event, PromptScored):
-            try:
-                sequence.generation.score_prompt(event)
-            except VerifierError as error:
-                sequence.verifier.close(event.sequence_id)
-                self._fail(sequence, error)
+            sequence.generation.score_prompt(event)
+        elif isinstance(event, OddEvent):
+            raise VerifierError(f"the verifier said what makes no sense: {event.reason}")
         elif isinstance(event, Opened):
+            num_tokens = len(sequence.generation.token_ids)
+            if sequence.is_running or event.num_cached_tokens >= num_tokens:
+                raise VerifierError(
+                    f"the verifier opened a sequence with {event.num_cached_tokens} cached tokens, "
+                    "which cannot be, or twice"
+                )
             sequence.generation.num_cached_tokens = event.num_cached_tokens
-            if not sequence.is_running:
-                sequence.is_running = True
-                self._num_running += 1
-                self._report_load()
+            sequence.is_running = True
+            self._num_running += 1
+            self._report_load()
         elif isinstance(event, Rejected):
             self._fail(
                 sequence,
@@ -196,6 +201,32 @@ class Coordinator:
                     retry_after_ms=event.retry_after_ms,
                 ),
             )
+
+    def _ignore_event(
+        self, verifier: VerifierLink, event: VerifierEvent, *, is_foreign: bool
+    ) -> None:
+        """An event of a sequence that is not live, or not at this verifier."""
+        if is_foreign:
+            self._odd_messages.note("verifier", verifier.name, "foreign_sequence")
+        elif event.sequence_id:
+            if not verifier.is_late(event):
+                self._odd_messages.note("verifier", verifier.name, "unknown_sequence")
+        elif isinstance(event, Rejected):
+            self._odd_messages.note("verifier", verifier.name, "rejected_command", event.message)
+        else:
+            detail = event.reason if isinstance(event, OddEvent) else type(event).__name__
+            self._odd_messages.note("verifier", verifier.name, "odd_event", detail)
+
+    def _fail_odd(self, sequence: _Sequence, error: Exception) -> None:
+        """An event makes no sense, or could not be taken: its sequence fails, and no other."""
+        verifier = sequence.verifier
+        if isinstance(error, VerifierError):
+            self._odd_messages.note("verifier", verifier.name, "odd_event", error.message)
+        else:
+            # A mistake of ours; the client's call logs it with its traceback.
+            self._odd_messages.note("verifier", verifier.name, "internal_error", repr(error))
+        verifier.close(sequence.generation.sequence_id)
+        self._fail(sequence, error)
 
     # (b) A drafter answered.
 
@@ -318,7 +349,7 @@ class Coordinator:
             sequence.expects_hints = False
             sequence.verifier.update(sequence.generation.sequence_id, drafting=False)
 
-    def _fail(self, sequence: _Sequence, error: RequestError) -> None:
+    def _fail(self, sequence: _Sequence, error: Exception) -> None:
         """The sequence is over there: its client gets what was decided, then the error."""
         generation = sequence.generation
         self._forget(sequence)

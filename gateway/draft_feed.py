@@ -39,10 +39,12 @@ class Answer:
         hints: one per delta that asked for a draft, empty where there is none; of sequences that
             are still fed.
         given_up: sequences that will not be fed any more, and why.
+        odd: what was wrong with the proposals that make no sense; there is no draft of these.
     """
 
     hints: Sequence[Hint]
     given_up: Sequence[tuple[str, str]]
+    odd: Sequence[str] = ()
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -227,14 +229,17 @@ class DraftFeed:
             raise DrafterProtocolError(f"{len(proposals)} answers to {len(asked)} deltas")
         hints: list[Hint] = []
         given_up: list[tuple[str, str]] = []
+        odd: list[str] = []
         for (history, asked_length), proposal in zip(asked, proposals, strict=True):
             hint = proposal.hint
             sequence_id = history.generation.sequence_id
-            if hint.sequence_id != sequence_id:
-                raise DrafterProtocolError(f"an answer for {hint.sequence_id}, not {sequence_id}")
             if self._histories.get(sequence_id) is not history:
                 continue  # it ended meanwhile
-            if proposal.status > ProposalStatus.NO_MATCH:
+            oddity = _oddity(history.generation, asked_length, proposal)
+            if oddity:
+                odd.append(oddity)
+                hint = Hint(sequence_id, asked_length, [], 0)
+            elif proposal.status > ProposalStatus.NO_MATCH:
                 # There will be no draft for this length: nobody shall wait for it.
                 hint = Hint(sequence_id, asked_length, [], 0)
                 reason = self._recover(history, proposal, batch_id)
@@ -244,7 +249,7 @@ class DraftFeed:
                 hint = hint._replace(token_ids=hint.token_ids[: self._hint_tokens])
             if asked_length:
                 hints.append(hint)
-        return Answer(hints=hints, given_up=given_up)
+        return Answer(hints=hints, given_up=given_up, odd=odd)
 
     def _drop(self, sequence_id: str, history: _History) -> None:
         """Stops feeding a sequence; the drafter is told if it knows it."""
@@ -284,6 +289,22 @@ class DraftFeed:
         for release in releases:
             del self._releases[release.sequence_id]
         return releases
+
+
+def _oddity(generation: Generation, asked_length: int, proposal: Proposal) -> str:
+    """Why a proposal cannot be the answer to its delta; "" if it can; hot path."""
+    hint = proposal.hint
+    if hint.sequence_id != generation.sequence_id:
+        return "it is of another sequence than was asked for"
+    if not proposal.status:
+        return "its status has no meaning"
+    if proposal.status > ProposalStatus.NO_MATCH:
+        return ""
+    if asked_length and not asked_length <= hint.base_length <= len(generation.token_ids):
+        return f"it continues {hint.base_length} tokens, not {asked_length}"
+    if hint.token_ids and max(hint.token_ids) >= generation.request.vocab_size:
+        return f"token id {max(hint.token_ids)} is outside the vocabulary"
+    return ""
 
 
 def _new_history(generation: Generation) -> NewHistory:

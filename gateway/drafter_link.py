@@ -15,6 +15,7 @@ from gateway.draft_feed import DrafterProtocolError, DraftFeed
 from gateway.generation import Generation
 from gateway.messages import Hint
 from gateway.metrics import GatewayMetrics
+from gateway.odd_messages import OddMessages
 from gateway.peer_stream import Call, PeerError, PeerStream
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
@@ -55,6 +56,7 @@ class DrafterLink:
         deadline_s: float,
         greet_timeout_s: float,
         metrics: GatewayMetrics,
+        odd_messages: OddMessages,
         logger: Logger,
     ) -> None:
         """Prepares; `run` connects.
@@ -68,6 +70,7 @@ class DrafterLink:
         self._feed = DraftFeed(hint_tokens=hint_tokens)
         self._deadline_s = deadline_s
         self._metrics = metrics
+        self._odd_messages = odd_messages
         self._logger = logger.bind(drafter=name)
         self._loop = asyncio.get_running_loop()
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -140,13 +143,15 @@ class DrafterLink:
         sent_s = self._feed.oldest_sent_s
         try:
             answer = self._feed.on_proposals(response.batch_id, wire.proposals_from_proto(response))
-        except (DrafterProtocolError, KeyError) as error:
+        except DrafterProtocolError as error:
             raise PeerError(f"the answer makes no sense: {error}") from error
         if answer.hints:
             self._listener.on_hints(self, answer.hints)
         for sequence_id, reason in answer.given_up:
-            self._logger.warning("drafting_given_up", sequence_id=sequence_id, reason=reason)
+            self._odd_messages.note("drafter", self.name, "refused_sequence", reason)
             self._listener.on_given_up(self, sequence_id)
+        for oddity in answer.odd:
+            self._odd_messages.note("drafter", self.name, "odd_proposal", oddity)
         # There may be room in flight again, or something to send once more.
         self._stream.wake()
         if sent_s is not None:

@@ -68,6 +68,8 @@ class Generation:
         "_decided_steps",
         "_first_decided",
         "_logprobs",
+        "_max_draft_tokens",
+        "_max_length",
         "_num_accepted_tokens",
         "_num_draft_tokens",
         "_num_drafts",
@@ -81,6 +83,7 @@ class Generation:
         "_untaken_draft_tokens",
         "_untaken_steps",
         "_untaken_text",
+        "_wants_logprobs",
         "changed",
         "choice_index",
         "error",
@@ -115,6 +118,9 @@ class Generation:
         self.changed = changed
         self.token_ids: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
         self.prompt_length = len(request.prompt_token_ids)
+        self._max_length = self.prompt_length + request.max_new_tokens
+        self._max_draft_tokens = request.num_speculative_tokens
+        self._wants_logprobs = request.sampling.logprobs is not None
         self.num_cached_tokens = 0
         self.finish_reason = FinishReason.UNFINISHED
         self.error: Exception | None = None
@@ -184,7 +190,7 @@ class Generation:
         """Appends what a verifier step decided; hot path.
 
         Raises:
-            VerifierError: it does not continue the sequence.
+            VerifierError: it does not continue the sequence, or cannot be. Nothing was appended.
         """
         if self._prompt_logprobs and len(self._prompt_logprobs) < self.prompt_length:
             raise VerifierError("the verifier left out logprobs of the prompt")
@@ -193,12 +199,27 @@ class Generation:
                 f"the verifier continued a sequence of {len(self.token_ids)} tokens "
                 f"from {decided.base_length}"
             )
-        self.token_ids += decided.token_ids
+        token_ids = decided.token_ids
+        num_tokens = len(token_ids)
+        if (
+            decided.base_length + num_tokens > self._max_length
+            or not decided.num_accepted_tokens <= decided.num_draft_tokens <= self._max_draft_tokens
+            or decided.num_accepted_tokens > num_tokens
+            or len(decided.logprobs) != (num_tokens if self._wants_logprobs else 0)
+            or (num_tokens and max(token_ids) >= self.request.vocab_size)
+        ):
+            raise VerifierError(
+                f"the verifier decided {num_tokens} tokens after {decided.base_length} of at most "
+                f"{self._max_length}, with ids up to {max(token_ids, default=0)}, "
+                f"{len(decided.logprobs)} logprobs and {decided.num_accepted_tokens} of "
+                f"{decided.num_draft_tokens} drafts accepted, which cannot be"
+            )
+        self.token_ids += token_ids
         self._logprobs += decided.logprobs
-        if decided.token_ids:
+        if num_tokens:
             self._decided_steps.append(
                 Step(
-                    num_tokens=len(decided.token_ids),
+                    num_tokens=num_tokens,
                     num_draft_tokens=decided.num_draft_tokens,
                     num_accepted_tokens=decided.num_accepted_tokens,
                 )

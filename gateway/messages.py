@@ -41,6 +41,8 @@ class Hint(NamedTuple):
 class ProposalStatus(enum.IntEnum):
     """How a drafter answered; the wire's numbers."""
 
+    # And every number that this gateway does not know.
+    UNSPECIFIED = 0
     OK = 1
     NO_MATCH = 2
     OUT_OF_SYNC = 3
@@ -202,4 +204,15 @@ class Rejected:
     retry_after_ms: int
 
 
-VerifierEvent = Decided | Opened | PromptScored | Rejected
+class OddEvent(NamedTuple):
+    """An event that this gateway cannot read.
+
+    Attributes:
+        sequence_id: "" if it is of no sequence.
+    """
+
+    sequence_id: str
+    reason: str
+
+
+VerifierEvent = Decided | Opened | PromptScored | Rejected | OddEvent

@@ -36,6 +36,17 @@ _REQUEST_BUCKETS_S = (
 # its first event, Prometheus sees no increase.
 _SHED_REASONS = ("concurrency", "draining", "no_verifier")
 _RESUME_REASONS = ("verifier_gone", "verifier_draining")
+#: Why what a peer says is ignored, by peer.
+IGNORED_REASONS = {
+    "verifier": (
+        "foreign_sequence",
+        "unknown_sequence",
+        "odd_event",
+        "rejected_command",
+        "internal_error",
+    ),
+    "drafter": ("odd_proposal", "refused_sequence", "internal_error"),
+}
 # As many as a request's drafts have by default; further ones appear with the first acceptance.
 _NUM_DRAFT_POSITIONS = 7
 
@@ -87,6 +98,11 @@ class GatewayMetrics:
         self._request_resumes = counter(
             "request_resumes", "Choices that moved to another verifier, by reason.", ["reason"]
         )
+        self._messages_ignored = counter(
+            "peer_messages_ignored",
+            "Events of verifiers and proposals of drafters that make no sense, by reason.",
+            ["peer", "reason"],
+        )
         self._num_running = gauge("num_requests_running", "Choices in a verifier's batch.")
         self._num_waiting = gauge("num_requests_waiting", "Choices waiting for a verifier.")
         self._time_to_first_token = histogram(
@@ -117,6 +133,9 @@ class GatewayMetrics:
             self._requests_shed.labels(why_shed)
         for why_resumed in _RESUME_REASONS:
             self._request_resumes.labels(why_resumed)
+        for peer, reasons in IGNORED_REASONS.items():
+            for why_ignored in reasons:
+                self._messages_ignored.labels(peer, why_ignored)
         for position in range(_NUM_DRAFT_POSITIONS):
             self._accepted_per_position.labels(str(position))
 
@@ -167,6 +186,10 @@ class GatewayMetrics:
     def count_shed(self, reason: str) -> None:
         """A request was turned away."""
         self._requests_shed.labels(reason).inc()
+
+    def count_ignored(self, peer: str, reason: str) -> None:
+        """What a peer said is ignored; the reason is one of `IGNORED_REASONS`."""
+        self._messages_ignored.labels(peer, reason).inc()
 
     def set_load(self, *, num_running: int, num_waiting: int) -> None:
         """How many choices are open."""

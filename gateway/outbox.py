@@ -51,10 +51,13 @@ class Outbox:
         else:
             self._updates[sequence_id] = drafting
 
-    def close(self, sequence_id: str) -> None:
+    def close(self, sequence_id: str) -> bool:
+        """Returns whether the verifier has been sent the sequence, and so is to be told."""
         self.forget(sequence_id)
-        if self._opens.pop(sequence_id, None) is None:
-            self._closes[sequence_id] = None
+        if self._opens.pop(sequence_id, None) is not None:
+            return False
+        self._closes[sequence_id] = None
+        return True
 
     def forget(self, sequence_id: str) -> None:
         """The sequence ended at the verifier: what was still to be said of it is pointless."""

@@ -126,6 +126,7 @@ class AcceptedRequest:
         max_new_tokens: counting `output_token_ids`; never past the model's limit.
         num_speculative_tokens: most drafts verified per step; 0: this request is not drafted for.
         max_model_len: the limit that no draft may pass.
+        vocab_size: of the model; no token id is as large.
         priority: higher first.
         cache_salt: only requests with equal salts share cached prefixes.
     """
@@ -144,6 +145,7 @@ class AcceptedRequest:
     num_speculative_tokens: int
     ngram: NgramParams
     max_model_len: int
+    vocab_size: int
     affinity_key: str
     priority: int = 0
     cache_salt: str = ""
@@ -226,7 +228,7 @@ GenerateEvent = Started | Chunk | Finished
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model that can be asked for, and the widest limits among the verifiers that serve it."""
+    """A model that can be asked for, and the narrowest limits among the verifiers that serve it."""
 
     model_id: str
     model_digest: str

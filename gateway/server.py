@@ -16,6 +16,7 @@ from gateway.frontend import Frontend
 from gateway.http import HttpListener
 from gateway.messages import DraftWait
 from gateway.metrics import GatewayMetrics
+from gateway.odd_messages import OddMessages
 from gateway.service import SERVICE_NAME, GenerationServicer
 from gateway.tokenization import Tokenizer, TokenizerLoadError
 from gateway.verifier_link import VerifierLink
@@ -52,12 +53,14 @@ class GatewayServer:
         self._availability_changed = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         metrics = GatewayMetrics(registry)
+        odd_messages = OddMessages(metrics=metrics, logger=logger)
         self.fleet = Fleet()
         self.coordinator = Coordinator(
             fleet=self.fleet,
             draft_wait=DraftWait(config.draft_wait),
             client_delay_s=config.client_delay_s,
             metrics=metrics,
+            odd_messages=odd_messages,
             on_availability=self._on_availability,
             logger=logger,
         )
@@ -80,7 +83,7 @@ class GatewayServer:
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationServicer(self.frontend), self.server.grpc
         )
-        self._add_links(metrics)
+        self._add_links(metrics, odd_messages)
         if self._channels and config.peers.peer_tls_cert is not None:
             self.server.export_expiry("peer", config.peers.peer_tls_cert)
 
@@ -178,7 +181,7 @@ class GatewayServer:
         else:
             self.server.set_not_serving()
 
-    def _add_links(self, metrics: GatewayMetrics) -> None:
+    def _add_links(self, metrics: GatewayMetrics, odd_messages: OddMessages) -> None:
         config = self._config
         gateway_id = secrets.token_hex(16)
         for name in config.verifiers:
@@ -203,6 +206,7 @@ class GatewayServer:
                     deadline_s=config.draft_deadline_s,
                     greet_timeout_s=config.connect_timeout_s,
                     metrics=metrics,
+                    odd_messages=odd_messages,
                     logger=self._logger,
                 )
             )

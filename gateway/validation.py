@@ -191,6 +191,7 @@ def accept(
         num_speculative_tokens=_num_speculative_tokens(request.speculation, ngram, model, defaults),
         ngram=ngram,
         max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
         affinity_key=request.affinity_key,
         priority=request.priority,
         cache_salt=cache_salt(defaults.tenant),

@@ -10,11 +10,15 @@ from typing import Protocol
 import grpc
 
 from gateway import wire
-from gateway.messages import Hint, OpenCommand, VerifierEvent, Welcome
+from gateway.messages import Decided, Hint, OpenCommand, Rejected, VerifierEvent, Welcome
 from gateway.outbox import Outbox
 from gateway.peer_stream import Call, PeerError, PeerStream
 from servicekit.logs import Logger
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+
+# Of closed sequences, how many the verifier may leave without their last event: it answers each
+# Close, so there are few.
+_MAX_CLOSED = 1 << 16
 
 _Call = Call[verifier_pb2.SessionRequest, verifier_pb2.SessionResponse]
 
@@ -56,6 +60,8 @@ class VerifierLink:
         self._gateway_id = gateway_id
         self._listener = listener
         self._outbox = Outbox(hint_tokens=hint_tokens)
+        # Sequences that were closed and whose last event is still to come, oldest first.
+        self._closed: dict[str, None] = {}
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
         self._stream = PeerStream(
             open_call=lambda: stub.Session(wait_for_ready=True),
@@ -88,8 +94,19 @@ class VerifierLink:
         self._stream.wake()
 
     def close(self, sequence_id: str) -> None:
-        self._outbox.close(sequence_id)
+        if self._outbox.close(sequence_id):
+            self._closed[sequence_id] = None
+            if len(self._closed) > _MAX_CLOSED:
+                del self._closed[next(iter(self._closed))]
         self._stream.wake()
+
+    def is_late(self, event: VerifierEvent) -> bool:
+        """Whether the event is of a sequence that was closed when it was on its way already."""
+        if event.sequence_id not in self._closed:
+            return False
+        if isinstance(event, Rejected) or (isinstance(event, Decided) and event.finish_reason):
+            del self._closed[event.sequence_id]
+        return True
 
     def forget(self, sequence_id: str) -> None:
         """The verifier ended the sequence itself: nothing more is to be said of it."""
@@ -125,4 +142,5 @@ class VerifierLink:
         """PeerHandler."""
         self.welcome = None
         self._outbox.clear()
+        self._closed.clear()
         self._listener.on_verifier_down(self)

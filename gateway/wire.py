@@ -19,6 +19,7 @@ from gateway.messages import (
     DeltaBatch,
     DraftWait,
     Hint,
+    OddEvent,
     OpenCommand,
     Opened,
     PromptScored,
@@ -192,14 +193,18 @@ def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
 def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEvent]:
     """The events of one verifier step, in order; hot path.
 
-    Events of a kind that this gateway does not know are left out: a verifier sends them only to
-    those who asked for them.
+    What cannot be read becomes an `OddEvent`: it concerns its own sequence, and no other.
     """
     events: list[VerifierEvent] = []
     for event in message.events:
         kind = event.WhichOneof("event")
         if kind == "decided":
             decided = event.decided
+            finish_reason = _FINISH_REASONS.get(decided.finish_reason)
+            if finish_reason is None:
+                reason = f"finish_reason has no value {decided.finish_reason}"
+                events.append(OddEvent(decided.sequence_id, reason))
+                continue
             events.append(
                 Decided(
                     decided.sequence_id,
@@ -208,7 +213,7 @@ def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEve
                     decided.num_draft_tokens,
                     decided.num_accepted_tokens,
                     decided.num_wanted_draft_tokens,
-                    _FINISH_REASONS[decided.finish_reason],
+                    finish_reason,
                     [_logprob_from_proto(each) for each in decided.logprobs],
                 )
             )
@@ -237,6 +242,8 @@ def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEve
                     retry_after_ms=rejected.retry_after_ms,
                 )
             )
+        else:
+            events.append(OddEvent("", f"an event of kind {kind}"))
     return events
 
 
@@ -267,14 +274,10 @@ def deltas_to_proto(batch: DeltaBatch) -> drafter_pb2.ProposeRequest:
 
 
 def proposals_from_proto(message: drafter_pb2.ProposeResponse) -> list[Proposal]:
-    """One drafter's answers, in order; hot path.
-
-    Raises:
-        KeyError: a status that this gateway does not know.
-    """
+    """One drafter's answers, in order; hot path."""
     return [
         Proposal(
-            _PROPOSAL_STATUSES[proposal.status],
+            _PROPOSAL_STATUSES.get(proposal.status, ProposalStatus.UNSPECIFIED),
             Hint(
                 proposal.sequence_id,
                 proposal.base_length,

@@ -28,6 +28,7 @@ def make_request(prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> AcceptedRe
             "num_speculative_tokens": 7,
             "ngram": NgramParams(min_ngram=2, max_ngram=5),
             "max_model_len": 2048,
+            "vocab_size": 1 << 18,
             "affinity_key": "",
             **fields,
         }

@@ -29,12 +29,14 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
 
     Attributes:
         answer: what becomes of each delta; may be replaced at any time.
+        wrong_batch_ids: how many of the next answers are to batches that nobody sent.
         holds: while true, answers are kept back until `let_go`.
     """
 
     def __init__(self) -> None:
         self.answer: Answer = no_match
         self.holds = False
+        self.wrong_batch_ids = 0
         self.num_streams = 0
         self.batches: list[drafter_pb2.ProposeRequest] = []
         self._let_go = asyncio.Event()
@@ -67,8 +69,10 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
                     self._arrived.notify_all()
                 if self.holds:
                     await self._let_go.wait()
+            is_wrong = bool(request.batch_id and self.wrong_batch_ids)
+            self.wrong_batch_ids -= is_wrong
             yield drafter_pb2.ProposeResponse(
-                batch_id=request.batch_id,
+                batch_id=request.batch_id + 1000 * is_wrong,
                 proposals=[self.answer(delta) for delta in request.sequences],
             )
 

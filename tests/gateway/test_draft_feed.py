@@ -286,7 +286,7 @@ def test_a_new_drafter_is_sent_everything_again() -> None:
     assert hints == [Hint("sequence", 4, [9], 0)]
 
 
-@pytest.mark.parametrize("kind", ["batch", "count", "sequence"])
+@pytest.mark.parametrize("kind", ["batch", "count"])
 def test_answers_that_do_not_fit_the_question_are_refused(kind: str) -> None:
     feed = feed_of(make_generation())
     batch = feed.next_batch(0.0)
@@ -294,10 +294,38 @@ def test_answers_that_do_not_fit_the_question_are_refused(kind: str) -> None:
     proposals = [answer(batch.deltas[0])]
     if kind == "count":
         proposals *= 2
-    if kind == "sequence":
-        proposals = [answer(batch.deltas[0]._replace(sequence_id="other"))]
     with pytest.raises(DrafterProtocolError):
         feed.on_proposals(batch.batch_id + (kind == "batch"), proposals)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"sequence_id": "other"},
+        {"base_length": 5},
+        {"base_length": 3},
+        {"token_ids": [7, 1 << 18]},
+        None,
+    ],
+)
+def test_a_proposal_that_makes_no_sense_is_ignored_alone(odd: dict[str, object] | None) -> None:
+    bad, good = make_generation(sequence_id="bad"), make_generation(sequence_id="good")
+    feed = feed_of(bad, good)
+    exchange(feed)
+    for generation in (bad, good):
+        decide(generation, [4])
+        feed.advance(generation.sequence_id, 24)
+    batch = feed.next_batch(0.0)
+    assert batch is not None
+    first, second = (answer(delta, draft=(9,)) for delta in batch.deltas)
+    if odd is None:
+        first = first._replace(status=ProposalStatus.UNSPECIFIED)
+    else:
+        first = first._replace(hint=first.hint._replace(**odd))  # type: ignore[arg-type]
+    result = feed.on_proposals(batch.batch_id, [first, second])
+    assert result.hints == [Hint("bad", 4, [], 0), Hint("good", 4, [9], 0)]
+    assert len(result.odd) == 1
+    assert not result.given_up
 
 
 class ModelDrafter:

@@ -7,7 +7,7 @@ import pytest
 from tandem.v1 import drafter_pb2
 from tests.gateway.conftest import StartDrafter
 from tests.gateway.running_gateway import Output, StartGateway, add, read, until
-from tests.gateway.scripted_drafter import ScriptedDrafter, no_match
+from tests.gateway.scripted_drafter import ScriptedDrafter
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
@@ -183,10 +183,10 @@ async def test_a_sequence_that_the_drafter_refuses_goes_on_without_drafts(
     assert output.token_ids == repeats(10)
     assert output.usage.num_drafts == 0
     assert [update.drafting for update in verifier.commands("update")] == [False]
-    assert any(entry.get("reason") == "token_ids: too long" for entry in running.log)
+    assert any(entry.get("detail") == "token_ids: too long" for entry in running.log)
 
 
-async def test_answers_that_make_no_sense_end_the_stream_and_not_the_request(
+async def test_proposals_that_make_no_sense_are_counted_and_cost_only_their_drafts(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
@@ -196,8 +196,26 @@ async def test_answers_that_make_no_sense_end_the_stream_and_not_the_request(
     verifier.play(lambda opened: repeats(10))
     output = await running.generate(*PROMPT)
     assert output.token_ids == repeats(10)
+    assert output.usage.num_drafts == 0
+    assert scripted_drafter.num_streams == 1
+    num_ignored = running.sample(
+        "tandem_peer_messages_ignored_total", peer="drafter", reason="odd_proposal"
+    )
+    assert num_ignored >= 10
+    assert [e["reason"] for e in running.log if e["event"] == "peer_message_ignored"] == [
+        "odd_proposal"
+    ]
+
+
+async def test_answers_to_no_question_end_the_stream_and_not_the_request(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
+    scripted_drafter.wrong_batch_ids = 1
+    verifier.play(lambda opened: repeats(10))
+    output = await running.generate(*PROMPT)
+    assert output.token_ids == repeats(10)
     assert any("makes no sense" in str(entry.get("reason")) for entry in running.log)
-    scripted_drafter.answer = no_match
 
 
 async def test_drafts_that_are_wrong_change_nothing_but_the_counts(

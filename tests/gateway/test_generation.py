@@ -182,7 +182,7 @@ def test_the_end_is_reached_once() -> None:
 def test_however_it_is_published_and_taken_every_token_comes_once_and_in_order(
     steps: list[list[int]], published: set[int], taken: set[int]
 ) -> None:
-    generation = make_generation()
+    generation = make_generation(num_speculative_tokens=8)
     chunks = []
     for index, step in enumerate(steps):
         decide(generation, step, drafts=len(step), accepted=len(step) - 1)

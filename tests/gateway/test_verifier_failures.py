@@ -3,17 +3,18 @@
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from gateway.messages import Hint
 from servicekit.errors import field_violation, retry_after_ms
-from tandem.v1 import gateway_pb2
+from tandem.v1 import gateway_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import Output, StartGateway, add, collect, error_of, read, until
 from tests.gateway.scripted_drafter import ScriptedDrafter
-from tests.gateway.scripted_verifier import ScriptedVerifier
+from tests.gateway.scripted_verifier import CANCELLED, STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
@@ -126,6 +127,76 @@ async def test_a_decision_that_does_not_fit_fails_its_request_alone(
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
 
 
+ODD_EVENTS = {
+    "finish_reason": {"finish_reason": 77},
+    "accepted more than drafted": {"num_draft_tokens": 2, "num_accepted_tokens": 3},
+    "drafted more than may be": {"num_draft_tokens": 1 << 31},
+    "accepted more than came": {"num_draft_tokens": 7, "num_accepted_tokens": 6},
+    "outside the vocabulary": {"token_ids": [5, 2048]},
+    "more than was asked for": {"token_ids": [5] * 21},
+    "in the past": {"base_length": 0},
+    "logprobs unasked for": {"logprobs": [sampling_pb2.TokenLogprob(token_id=5)]},
+}
+
+
+@pytest.mark.parametrize("fields", ODD_EVENTS.values(), ids=ODD_EVENTS)
+async def test_an_event_that_makes_no_sense_fails_its_request_alone(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, fields: dict[str, Any]
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    wrong, right = running.call(1, max_new_tokens=20), running.call(1, 2)
+    await verifier.nth("open", 1)
+    opened = {len(command.token_ids): command for command in verifier.commands("open")}
+    odd = verifier_pb2.Decided(
+        **{"sequence_id": opened[1].sequence_id, "base_length": 1, "token_ids": [5], **fields}
+    )
+    verifier.send(verifier_pb2.Event(decided=odd), verifier.decided(opened[2].sequence_id, 2, [6]))
+    error = await error_of(wrong)
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
+    # The session lives, and so does the other sequence; what is still said of the first is late.
+    verifier.send(
+        verifier.decided(opened[1].sequence_id, 2, [5]),
+        verifier.decided(opened[1].sequence_id, 3, [], finish=CANCELLED),
+        verifier.decided(opened[2].sequence_id, 3, [7], finish=1),
+    )
+    assert (await collect(right)).token_ids == [6, 7]
+    assert verifier.num_sessions == 1
+    ignored = {
+        reason: running.sample("tandem_peer_messages_ignored_total", peer="verifier", reason=reason)
+        for reason in ("odd_event", "unknown_sequence", "internal_error")
+    }
+    assert ignored == {"odd_event": 1, "unknown_sequence": 0, "internal_error": 0}
+
+
+async def test_events_count_only_from_the_verifier_that_owns_the_sequence(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifiers = [await start_verifier(), await start_verifier()]
+    running = await start_gateway(verifiers=[verifier.address for verifier in verifiers])
+    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+    call = running.call(1)
+    await until(lambda: sum(len(v.commands("open")) for v in verifiers) == 1)
+    owner, other = sorted(verifiers, key=lambda v: -len(v.commands("open")))
+    (opened,) = owner.commands("open")
+    for finish in (0, 0, STOP):
+        other.send(other.decided(opened.sequence_id, 1, [666], finish=finish))
+    other.send(other.rejected(opened.sequence_id, code=3, message="no"))
+    other.send(other.decided("of nobody", 1, [667]))
+
+    def num_ignored(reason: str) -> float:
+        return running.sample("tandem_peer_messages_ignored_total", peer="verifier", reason=reason)
+
+    await until(lambda: num_ignored("foreign_sequence") == 4)
+    await until(lambda: num_ignored("unknown_sequence") == 1)
+    owner.send(owner.decided(opened.sequence_id, 1, [5], finish=STOP))
+    assert (await collect(call)).token_ids == [5]
+    logged = [e["reason"] for e in running.log if e["event"] == "peer_message_ignored"]
+    assert logged == ["foreign_sequence", "unknown_sequence"], "each once, however many"
+    owner.send(owner.decided(opened.sequence_id, 2, [6]))
+    await until(lambda: num_ignored("unknown_sequence") == 2)
+
+
 async def test_a_command_that_belongs_to_no_sequence_is_logged_and_no_more(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
@@ -133,9 +204,9 @@ async def test_a_command_that_belongs_to_no_sequence_is_logged_and_no_more(
     running = await start_gateway(verifiers=[verifier.address])
     verifier.send(verifier.rejected("", code=3, message="unknown command"))
     assert (await running.generate(1)).token_ids == [5, 0]
-    assert [e["message"] for e in running.log if e["event"] == "command_rejected"] == [
-        "unknown command"
-    ]
+    assert [
+        (e["reason"], e["detail"]) for e in running.log if e["event"] == "peer_message_ignored"
+    ] == [("rejected_command", "unknown command")]
 
 
 async def test_a_model_is_as_wide_as_its_narrowest_verifier(

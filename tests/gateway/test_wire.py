@@ -10,7 +10,9 @@ from gateway.messages import (
     DraftWait,
     Hint,
     NewHistory,
+    OddEvent,
     OpenCommand,
+    Opened,
     ProposalStatus,
     Release,
 )
@@ -36,7 +38,7 @@ def test_numbers_are_the_wires() -> None:
     assert {f"TIE_{t.name}": int(t) for t in Tie if t} == {
         name: number for name, number in drafter_pb2.Tie.items() if number
     }
-    assert {f"STATUS_{s.name}": int(s) for s in ProposalStatus} == {
+    assert {f"STATUS_{s.name}": int(s) for s in ProposalStatus if s} == {
         name: number for name, number in drafter_pb2.Status.items() if number
     }
 
@@ -209,7 +211,24 @@ def test_what_is_no_welcome_of_this_version_is_none(message: verifier_pb2.Sessio
     assert wire.welcome_from_proto(message) is None
 
 
-def test_an_unknown_status_of_a_proposal_is_noticed() -> None:
-    message = drafter_pb2.ProposeResponse(proposals=[drafter_pb2.Proposal(sequence_id="a")])
-    with pytest.raises(KeyError):
-        wire.proposals_from_proto(message)
+def test_an_unknown_status_of_a_proposal_is_told_apart_from_those_that_mean_something() -> None:
+    message = drafter_pb2.ProposeResponse(
+        proposals=[drafter_pb2.Proposal(sequence_id="a", status=number) for number in (0, 1, 77)]  # type: ignore[arg-type]
+    )
+    statuses = [proposal.status for proposal in wire.proposals_from_proto(message)]
+    assert statuses == [ProposalStatus.UNSPECIFIED, ProposalStatus.OK, ProposalStatus.UNSPECIFIED]
+
+
+def test_an_event_that_cannot_be_read_leaves_the_others_as_they_are() -> None:
+    message = verifier_pb2.SessionResponse(
+        events=[
+            verifier_pb2.Event(decided=verifier_pb2.Decided(sequence_id="a", finish_reason=77)),  # type: ignore[arg-type]
+            verifier_pb2.Event(),
+            verifier_pb2.Event(opened=verifier_pb2.Opened(sequence_id="b", num_cached_tokens=3)),
+        ]
+    )
+    odd, unknown, opened = wire.events_from_proto(message)
+    assert odd == OddEvent("a", "finish_reason has no value 77")
+    assert isinstance(unknown, OddEvent)
+    assert unknown.sequence_id == ""
+    assert opened == Opened(sequence_id="b", num_cached_tokens=3)

@@ -49,6 +49,7 @@ ALLOWED_LABELS = {
     "le",
     "method",
     "outcome",
+    "peer",
     "phase",
     "position",
     "reason",
