@@ -64,7 +64,8 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Most requests at a time, each choice counting as one; further ones are turned away."""
 
     draft_deadline_s: float = pydantic.Field(default=0.25, gt=0, allow_inf_nan=False)
-    """How late a drafter may answer before it is given up until it answers again, in seconds."""
+    """How late a drafter may answer before nobody waits for it until it has caught up, in seconds;
+    40 times as late, it counts as gone."""
 
     client_delay_s: float = pydantic.Field(default=0.003, ge=0, allow_inf_nan=False)
     """How long tokens may wait for hints to be forwarded first, in seconds."""

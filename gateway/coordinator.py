@@ -24,7 +24,13 @@ from collections.abc import Callable, Sequence
 
 from gateway.delivery import Delivery
 from gateway.drafter_link import DrafterLink
-from gateway.errors import RETRY_AFTER_MS, UnavailableError, VerifierError, from_verifier
+from gateway.errors import (
+    RETRY_AFTER_MS,
+    InvalidRequestError,
+    UnavailableError,
+    VerifierError,
+    from_verifier,
+)
 from gateway.fleet import Fleet
 from gateway.generation import Generation, Step
 from gateway.messages import (
@@ -126,7 +132,7 @@ class Coordinator:
                 generation=generation,
                 verifier=verifier,
                 drafter=drafter,
-                expects_hints=drafter is not None and drafter.is_up,
+                expects_hints=drafter is not None and drafter.is_up and not drafter.is_slow,
             )
             self._sequences[sequence_id] = sequence
             verifier.num_sequences += 1
@@ -148,9 +154,10 @@ class Coordinator:
 
     # (a) A verifier's step ended.
 
-    def on_step(self, verifier: VerifierLink, events: Sequence[VerifierEvent]) -> None:
-        """VerifierListener: the events of one step."""
-        now_s = self._loop.time()
+    def on_step(
+        self, verifier: VerifierLink, events: Sequence[VerifierEvent], received_s: float
+    ) -> None:
+        """VerifierListener: the events of one step, and when they arrived."""
         drafters: dict[DrafterLink, None] = {}
         for event in events:
             sequence = self._sequences.get(event.sequence_id)
@@ -165,14 +172,14 @@ class Coordinator:
             except Exception as error:
                 self._fail_odd(sequence, error)
                 continue
-            self._delivery.add(sequence.generation, now_s)
+            self._delivery.add(sequence.generation, received_s)
             if event.finish_reason:
                 self._forget(sequence, keeps_output=True)
             elif sequence.drafter is not None:
                 sequence.drafter.advance(event.sequence_id, event.num_wanted_draft_tokens)
                 drafters[sequence.drafter] = None
         for drafter in drafters:
-            drafter.flush()
+            drafter.flush(received_s)
         self._go_on_with_clients()
 
     def _on_rare_event(self, sequence: _Sequence, event: VerifierEvent) -> None:
@@ -182,7 +189,7 @@ class Coordinator:
             raise VerifierError(f"the verifier said what makes no sense: {event.reason}")
         elif isinstance(event, Opened):
             num_tokens = len(sequence.generation.token_ids)
-            if sequence.is_running or event.num_cached_tokens >= num_tokens:
+            if sequence.is_running or event.num_cached_tokens > num_tokens:
                 raise VerifierError(
                     f"the verifier opened a sequence with {event.num_cached_tokens} cached tokens, "
                     "which cannot be, or twice"
@@ -237,7 +244,7 @@ class Coordinator:
             sequence = self._sequences.get(hint.sequence_id)
             if sequence is None:
                 continue
-            if not sequence.expects_hints:
+            if not sequence.expects_hints and not drafter.is_slow:
                 sequence.expects_hints = True
                 sequence.verifier.update(hint.sequence_id, drafting=True)
             hints_of.setdefault(sequence.verifier, []).append(hint)
@@ -275,10 +282,20 @@ class Coordinator:
         if counted:
             self._metrics.count_steps(counted)
 
+    def on_unsendable(
+        self, verifier: VerifierLink, sequence_id: str, error: InvalidRequestError
+    ) -> None:
+        """VerifierListener: the sequence's Open is larger than a message may be."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None:
+            self._fail(sequence, error)
+
     # Peers come and go.
 
     def on_verifier_up(self, verifier: VerifierLink) -> None:
         """VerifierListener: it can be routed to."""
+        if verifier.welcome is not None:
+            self._metrics.expect_positions(verifier.welcome.limits.max_num_speculative_tokens)
         self._on_availability()
 
     def on_verifier_down(self, verifier: VerifierLink) -> None:
@@ -297,6 +314,10 @@ class Coordinator:
     def on_drafter_up(self, drafter: DrafterLink) -> None:
         """DrafterListener: it is being sent the histories; hints follow by themselves."""
         self._on_availability()
+
+    def on_drafter_slow(self, drafter: DrafterLink) -> None:
+        """DrafterListener: hints come, but nobody shall wait for them."""
+        self.on_drafter_down(drafter)
 
     def on_drafter_down(self, drafter: DrafterLink) -> None:
         """DrafterListener: no hints until further notice."""

@@ -10,18 +10,41 @@ import dataclasses
 from collections.abc import Sequence
 
 from gateway.generation import Generation
+from gateway.message_bounds import (
+    FIELD_BYTES,
+    MAX_PROPOSE_REQUEST_BYTES,
+    NUMBER_BYTES,
+    TOKEN_BYTES,
+)
 from gateway.messages import Delta, DeltaBatch, Hint, NewHistory, Proposal, ProposalStatus, Release
 
 #: The wire's limits (drafter.proto).
 MAX_DELTA_TOKENS = 8_192
 MAX_DELTAS = 4_096
 
-# With at most 5 bytes per token and 80 per delta a batch stays under half of the limit of 1 MiB.
-# And what is in flight when histories are replayed is answered well within the deadline.
+# What is in flight when histories are replayed is answered well within the deadline.
 _MAX_BATCH_TOKENS = 16_384
+
+# Without tokens: the tags, lengths and numbers of a delta, and of what creates a sequence.
+_DELTA_BYTES = 3 * FIELD_BYTES + 4 * NUMBER_BYTES
+_CREATION_BYTES = 3 * FIELD_BYTES + 10 * NUMBER_BYTES
+# A release says its id twice if it keeps the output.
+_RELEASE_BYTES = 4 * FIELD_BYTES
+# What releases may fill of a message, so that some always have room.
+_MAX_RELEASES_BYTES = MAX_PROPOSE_REQUEST_BYTES // 4
 
 # A drafter that is slower than the verifier's steps gets what piled up in fewer, larger batches.
 _MAX_BATCHES_IN_FLIGHT = 8
+
+# Of these, with prompts, replays and releases alone: they must not stand in the way of drafts, and
+# a drafter that has to be told everything again takes it at its own pace.
+_MAX_BACKLOG_IN_FLIGHT = 2
+
+# After this many live messages, one with prompts or replays, if there are some.
+_MAX_LIVE_IN_TURN = 8
+
+# A sequence of which more is owed is a prompt or a replay: it does not hold up what others decided.
+_MAX_URGENT_TOKENS = 1_024
 
 # A drafter that keeps forgetting a sequence (it is over its bounds) is not worth replaying to.
 _MAX_REWINDS = 8
@@ -40,11 +63,15 @@ class Answer:
             are still fed.
         given_up: sequences that will not be fed any more, and why.
         odd: what was wrong with the proposals that make no sense; there is no draft of these.
+        sent_s: when a live batch was made; None for prompts, replays and releases.
+        step_s: when the first step arrived that a live batch told of.
     """
 
     hints: Sequence[Hint]
     given_up: Sequence[tuple[str, str]]
-    odd: Sequence[str] = ()
+    odd: Sequence[str]
+    sent_s: float | None
+    step_s: float | None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -71,12 +98,16 @@ class _BatchInFlight:
     """A batch without an answer yet.
 
     Attributes:
+        step_s: when the first step arrived that it tells of, if it is live.
         asked: per delta, its history and the length for which a draft was asked (0: none was).
+        is_live: what the last steps decided; not a prompt, a replay or releases alone.
     """
 
     batch_id: int
     sent_s: float
+    step_s: float | None
     asked: Sequence[tuple[_History, int]]
+    is_live: bool
     asks_for_drafts: bool
 
 
@@ -97,6 +128,8 @@ class DraftFeed:
         self._releases: dict[str, bool] = {}  # whether the output is kept
         self._in_flight: collections.deque[_BatchInFlight] = collections.deque()
         self._next_batch_id = 1
+        self._num_live_in_turn = 0
+        self._step_s: float | None = None
 
     def add(self, generation: Generation) -> None:
         """Begins to feed a sequence; its prompt is owed."""
@@ -114,6 +147,11 @@ class DraftFeed:
             history.num_wanted = num_wanted
             if num_wanted:
                 self._owe(sequence_id, history)
+
+    def begin_step(self, received_s: float) -> None:
+        """A verifier's step brought what is owed now; hot path."""
+        if self._step_s is None:
+            self._step_s = received_s
 
     def remove(self, sequence_id: str, *, keeps_output: bool = False) -> None:
         """The sequence is over: the drafter may forget it, but may keep its output in its pool.
@@ -133,6 +171,7 @@ class DraftFeed:
     def restart(self) -> None:
         """The drafter is a new one, or to be treated as one: it is owed everything again."""
         self._in_flight.clear()
+        self._step_s = None
         # What is over is not worth a replay.
         for sequence_id, history in list(self._histories.items()):
             if history.is_kept:
@@ -161,24 +200,66 @@ class DraftFeed:
     def next_batch(self, now_s: float) -> DeltaBatch | None:
         """Cuts the next message from what is owed; None when nothing is, or enough is in flight.
 
-        Sequences whose drafts are urgent go first, in messages of their own: prompts, which can
-        be long, fill the time between the verifier's steps.
+        Sequences whose drafts are urgent go first, in messages of their own: prompts and replays,
+        which can be long, fill the time between the verifier's steps.
         """
-        owed = self._urgent or self._backlog
-        if len(self._in_flight) >= _MAX_BATCHES_IN_FLIGHT or not (owed or self._releases):
+        if len(self._in_flight) >= _MAX_BATCHES_IN_FLIGHT:
             return None
-        # A prompt message delays an urgent one that comes right behind it: keep it small.
-        room = _MAX_BATCH_TOKENS if self._urgent else MAX_DELTA_TOKENS
+        is_live = self._takes_urgent()
+        if not is_live and (
+            not (self._backlog or self._releases)
+            or sum(not batch.is_live for batch in self._in_flight) >= _MAX_BACKLOG_IN_FLIGHT
+        ):
+            return None
+        self._num_live_in_turn = self._num_live_in_turn + 1 if is_live and self._backlog else 0
+        batch_id = self._next_batch_id
+        self._next_batch_id += 1
+        releases, room_bytes = self._take_releases()
+        if is_live:
+            deltas, asked = self._cut(self._urgent, _MAX_BATCH_TOKENS, room_bytes)
+        else:
+            # A prompt message delays an urgent one that comes right behind it: keep it small.
+            deltas, asked = self._cut(self._backlog, MAX_DELTA_TOKENS, room_bytes)
+        self._in_flight.append(
+            _BatchInFlight(
+                batch_id=batch_id,
+                sent_s=now_s,
+                step_s=self._step_s if is_live else None,
+                asked=asked,
+                is_live=is_live,
+                asks_for_drafts=any(asked_length for _, asked_length in asked),
+            )
+        )
+        if not self._urgent:
+            self._step_s = None
+        return DeltaBatch(batch_id=batch_id, deltas=deltas, releases=releases)
+
+    def _takes_urgent(self) -> bool:
+        """Whether the next message is for sequences whose drafts are urgent."""
+        if not self._urgent:
+            return False
+        # A drafter that is slower than the steps always finds something urgent: prompts and
+        # replays get a turn all the same.
+        return not self._backlog or self._num_live_in_turn < _MAX_LIVE_IN_TURN
+
+    def _cut(
+        self, owed: dict[str, _History], room: int, room_bytes: int
+    ) -> tuple[list[Delta], list[tuple[_History, int]]]:
+        """Takes deltas of at most `room` tokens and `room_bytes` bytes from what is owed."""
         deltas: list[Delta] = []
         asked: list[tuple[_History, int]] = []
         done: list[str] = []
-        asks_for_drafts = False
         for sequence_id, history in owed.items():
-            if room <= 0 or len(deltas) == MAX_DELTAS:
+            base_length = history.num_sent
+            room_bytes -= _DELTA_BYTES + len(sequence_id)
+            if not base_length:
+                pool_id = history.generation.request.ngram.pool_id
+                room_bytes -= _CREATION_BYTES + len(pool_id.encode())
+            num_tokens = min(room, MAX_DELTA_TOKENS, room_bytes // TOKEN_BYTES)
+            if num_tokens <= 0 or len(deltas) == MAX_DELTAS:
                 break
             token_ids = history.generation.token_ids
-            base_length = history.num_sent
-            end = min(len(token_ids), base_length + min(room, MAX_DELTA_TOKENS))
+            end = min(len(token_ids), base_length + num_tokens)
             is_complete = end == len(token_ids)
             max_draft_tokens = min(history.num_wanted, self._hint_tokens) if is_complete else 0
             deltas.append(
@@ -192,29 +273,18 @@ class DraftFeed:
                 )
             )
             asked.append((history, end if max_draft_tokens else 0))
-            asks_for_drafts = asks_for_drafts or max_draft_tokens > 0
             history.num_sent = end
             room -= end - base_length
+            room_bytes -= TOKEN_BYTES * (end - base_length)
             if is_complete:
                 done.append(sequence_id)
-        releases = self._take_releases()
         for sequence_id in done:
             history = owed.pop(sequence_id)
             if history.is_kept:
                 # Sent whole by this message; releases of a message come before its tokens, so the
                 # next one brings it.
                 self._drop(sequence_id, history)
-        batch = DeltaBatch(batch_id=self._next_batch_id, deltas=deltas, releases=releases)
-        self._next_batch_id += 1
-        self._in_flight.append(
-            _BatchInFlight(
-                batch_id=batch.batch_id,
-                sent_s=now_s,
-                asked=asked,
-                asks_for_drafts=asks_for_drafts,
-            )
-        )
-        return batch
+        return deltas, asked
 
     def on_proposals(self, batch_id: int, proposals: Sequence[Proposal]) -> Answer:
         """Takes the answer to the oldest batch in flight.
@@ -224,7 +294,8 @@ class DraftFeed:
         """
         if not self._in_flight or self._in_flight[0].batch_id != batch_id:
             raise DrafterProtocolError(f"batch {batch_id} was answered out of turn")
-        asked = self._in_flight.popleft().asked
+        batch = self._in_flight.popleft()
+        asked = batch.asked
         if len(proposals) != len(asked):
             raise DrafterProtocolError(f"{len(proposals)} answers to {len(asked)} deltas")
         hints: list[Hint] = []
@@ -249,7 +320,13 @@ class DraftFeed:
                 hint = hint._replace(token_ids=hint.token_ids[: self._hint_tokens])
             if asked_length:
                 hints.append(hint)
-        return Answer(hints=hints, given_up=given_up, odd=odd)
+        return Answer(
+            hints=hints,
+            given_up=given_up,
+            odd=odd,
+            sent_s=batch.sent_s if batch.is_live else None,
+            step_s=batch.step_s,
+        )
 
     def _drop(self, sequence_id: str, history: _History) -> None:
         """Stops feeding a sequence; the drafter is told if it knows it."""
@@ -277,18 +354,28 @@ class DraftFeed:
         return ""
 
     def _owe(self, sequence_id: str, history: _History) -> None:
-        if history.num_wanted:
+        num_owed = len(history.generation.token_ids) - history.num_sent
+        if history.num_wanted and num_owed <= _MAX_URGENT_TOKENS:
             self._urgent[sequence_id] = history
             self._backlog.pop(sequence_id, None)
         else:
             self._backlog[sequence_id] = history
             self._urgent.pop(sequence_id, None)
 
-    def _take_releases(self) -> Sequence[Release]:
-        releases = [Release(*each) for each in list(self._releases.items())[:MAX_DELTAS]]
+    def _take_releases(self) -> tuple[list[Release], int]:
+        """Takes what is to be released next, and tells how many bytes are left for deltas."""
+        releases: list[Release] = []
+        room_bytes = _MAX_RELEASES_BYTES
+        for sequence_id, keeps_output in self._releases.items():
+            room_bytes -= _RELEASE_BYTES + 2 * len(sequence_id)
+            if room_bytes < 0 or len(releases) == MAX_DELTAS:
+                break
+            releases.append(Release(sequence_id, keeps_output))
         for release in releases:
             del self._releases[release.sequence_id]
-        return releases
+        if not releases:
+            return releases, MAX_PROPOSE_REQUEST_BYTES - 2 * NUMBER_BYTES
+        return releases, MAX_PROPOSE_REQUEST_BYTES - 2 * NUMBER_BYTES - _MAX_RELEASES_BYTES
 
 
 def _oddity(generation: Generation, asked_length: int, proposal: Proposal) -> str:

@@ -1,7 +1,9 @@
 """The one ProposeStream to one drafter.
 
-Owns the stream, its feed and the drafter's deadline: a drafter that answers late is worse than
-none, because somebody may be waiting, so it counts as down until it answers a greeting again.
+Owns the stream, its feed and the drafter's deadlines. A drafter that answers late is worse than
+none, because somebody may be waiting: it counts as slow, and nobody waits for it, until it has
+caught up. It keeps its stream and what it knows: to replay that would make it slower still. Only
+one that does not answer at all for far longer is gone.
 """
 
 import asyncio
@@ -22,6 +24,9 @@ from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 
 _Call = Call[drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse]
 
+# How many deadlines late an answer must be for the drafter to count as gone.
+_GONE_AFTER_DEADLINES = 40
+
 # The batch id of greetings; the feed's begin at 1.
 _GREETING = 0
 
@@ -35,6 +40,8 @@ class DrafterListener(Protocol):
 
     def on_given_up(self, drafter: "DrafterLink", sequence_id: str) -> None: ...
 
+    def on_drafter_slow(self, drafter: "DrafterLink") -> None: ...
+
     def on_drafter_down(self, drafter: "DrafterLink") -> None: ...
 
 
@@ -43,7 +50,8 @@ class DrafterLink:
 
     Attributes:
         name: the drafter's address; what it is routed by.
-        is_up: whether hints can be expected.
+        is_up: whether it is connected.
+        is_slow: whether its answers are late, so that nobody shall wait for its hints.
     """
 
     def __init__(
@@ -62,10 +70,11 @@ class DrafterLink:
         """Prepares; `run` connects.
 
         Args:
-            deadline_s: how late an answer may be before the drafter counts as down.
+            deadline_s: how late an answer may be before the drafter counts as slow.
         """
         self.name = name
         self.is_up = False
+        self.is_slow = False
         self._listener = listener
         self._feed = DraftFeed(hint_tokens=hint_tokens)
         self._deadline_s = deadline_s
@@ -85,7 +94,7 @@ class DrafterLink:
     @property
     def awaits_drafts(self) -> bool:
         """Whether a hint is on its way from there."""
-        return self.is_up and self._feed.awaits_drafts
+        return self.is_up and not self.is_slow and self._feed.awaits_drafts
 
     @property
     def is_idle(self) -> bool:
@@ -107,8 +116,13 @@ class DrafterLink:
         """The sequence has new tokens. They go out at the next `flush`; hot path."""
         self._feed.advance(sequence_id, num_wanted)
 
-    def flush(self) -> None:
-        """Sends what is owed: one message for all sequences that advanced; hot path."""
+    def flush(self, received_s: float) -> None:
+        """Sends what is owed: one message for all sequences that advanced; hot path.
+
+        Args:
+            received_s: when the step arrived.
+        """
+        self._feed.begin_step(received_s)
         self._stream.wake()
 
     def remove(self, sequence_id: str, *, keeps_output: bool = False) -> None:
@@ -140,11 +154,16 @@ class DrafterLink:
     def on_response(self, response: drafter_pb2.ProposeResponse) -> None:
         """PeerHandler: hot path."""
         received_s = self._loop.time()
-        sent_s = self._feed.oldest_sent_s
         try:
             answer = self._feed.on_proposals(response.batch_id, wire.proposals_from_proto(response))
         except DrafterProtocolError as error:
             raise PeerError(f"the answer makes no sense: {error}") from error
+        oldest_sent_s = self._feed.oldest_sent_s
+        self.is_slow = (
+            self.is_slow
+            and oldest_sent_s is not None
+            and received_s >= oldest_sent_s + self._deadline_s
+        )
         if answer.hints:
             self._listener.on_hints(self, answer.hints)
         for sequence_id, reason in answer.given_up:
@@ -154,18 +173,25 @@ class DrafterLink:
             self._odd_messages.note("drafter", self.name, "odd_proposal", oddity)
         # There may be room in flight again, or something to send once more.
         self._stream.wake()
-        if sent_s is not None:
+        if answer.sent_s is not None:
             # Behind the hints' way: their writer was woken before.
-            self._loop.call_soon(self._metrics.observe_draft_round_trip, received_s - sent_s)
+            self._loop.call_soon(
+                self._observe, received_s - answer.sent_s, answer.step_s, bool(answer.hints)
+            )
 
     def on_down(self) -> None:
         """PeerHandler."""
-        self.is_up = False
+        self.is_up = self.is_slow = False
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
         self._feed.restart()
         self._listener.on_drafter_down(self)
+
+    def _observe(self, round_trip_s: float, step_s: float | None, has_hints: bool) -> None:
+        self._metrics.observe_draft_round_trip(round_trip_s)
+        if has_hints and step_s is not None:
+            self._metrics.observe_draft_relay(self._loop.time() - step_s)
 
     def _check_deadline(self) -> None:
         # One timer for all batches: it looks at the oldest, and comes back when that one is due.
@@ -173,8 +199,18 @@ class DrafterLink:
         sent_s = self._feed.oldest_sent_s
         if sent_s is None:
             return
+        gone_s = sent_s + self._deadline_s * _GONE_AFTER_DEADLINES
         due_s = sent_s + self._deadline_s
-        if self._loop.time() >= due_s:
-            self._stream.fail(PeerError(f"no answer within {self._deadline_s} s"))
-        else:
-            self._deadline_timer = self._loop.call_at(due_s, self._check_deadline)
+        now_s = self._loop.time()
+        if now_s >= gone_s:
+            self._stream.fail(
+                PeerError(f"no answer within {self._deadline_s * _GONE_AFTER_DEADLINES:g} s")
+            )
+            return
+        if now_s >= due_s:
+            due_s = now_s + self._deadline_s
+            if not self.is_slow:
+                self.is_slow = True
+                self._odd_messages.note("drafter", self.name, "late_answer")
+                self._listener.on_drafter_slow(self)
+        self._deadline_timer = self._loop.call_at(due_s, self._check_deadline)

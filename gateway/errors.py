@@ -93,6 +93,11 @@ def from_verifier(*, code: int, message: str, field: str, retry_after_ms: int) -
     error = _ERROR_BY_CODE.get(code, VerifierError)
     return error(
         message,
-        field=_FIELD_OF_CLIENT.get(field, field),
+        field=client_field(field),
         retry_after_ms=retry_after_ms or None,
     )
+
+
+def client_field(field: str) -> str:
+    """The client's name of a field of the verifier's Open."""
+    return _FIELD_OF_CLIENT.get(field, field)

@@ -80,13 +80,15 @@ class Fleet:
         return candidates[name]
 
     def find_drafter(self, sequence_id: str) -> DrafterLink | None:
-        """The drafter of a sequence, connected or not; None if there are none at all.
+        """The drafter of a new sequence; None if there are none at all.
 
-        Not the next best while that one is down: it keeps its sequences and is replayed their
-        histories when it is back.
+        One that answers, if any does. Later it is not changed: while it is down it keeps its
+        sequences, and it is replayed their histories when it is back.
         """
-        name = router.choose_drafter(sequence_id, [drafter.name for drafter in self.drafters])
-        return next((drafter for drafter in self.drafters if drafter.name == name), None)
+        by_name = {drafter.name: drafter for drafter in self.drafters}
+        able = [name for name, drafter in by_name.items() if drafter.is_up and not drafter.is_slow]
+        name = router.choose_drafter(sequence_id, able or by_name)
+        return None if name is None else by_name[name]
 
     def busy_parts(self) -> Sequence[str]:
         """The links that still have something in them; for integrity checks."""

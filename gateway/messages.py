@@ -138,7 +138,7 @@ class OpenCommand:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CommandBatch:
-    """One message to a verifier; in this order.
+    """One message to a verifier, in this order, but for its Opens, which are sized one by one.
 
     Attributes:
         updates: sequence id to whether hints will come.
@@ -146,7 +146,6 @@ class CommandBatch:
 
     updates: Sequence[tuple[str, bool]]
     hints: Sequence[Hint]
-    opens: Sequence[OpenCommand]
     closes: Sequence[str]
 
 

@@ -45,10 +45,10 @@ IGNORED_REASONS = {
         "rejected_command",
         "internal_error",
     ),
-    "drafter": ("odd_proposal", "refused_sequence", "internal_error"),
+    "drafter": ("odd_proposal", "refused_sequence", "late_answer", "internal_error"),
 }
-# As many as a request's drafts have by default; further ones appear with the first acceptance.
-_NUM_DRAFT_POSITIONS = 7
+# More positions than these have no series, whatever a verifier says of its limit.
+_MAX_DRAFT_POSITIONS = 512
 
 
 class GatewayMetrics:
@@ -122,7 +122,13 @@ class GatewayMetrics:
         )
         self._draft_round_trip = histogram(
             "draft_round_trip_seconds",
-            "Sending a batch of deltas to a drafter to receiving its proposals, in seconds.",
+            "Sending a drafter what steps decided to receiving its proposals, in seconds; prompts, "
+            "replays and releases are not observed.",
+            _HOP_BUCKETS_S,
+        )
+        self._draft_relay = histogram(
+            "draft_relay_seconds",
+            "Arrival of a verifier's step to sending it the hints that continue it, in seconds.",
             _HOP_BUCKETS_S,
         )
         for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED):
@@ -136,8 +142,7 @@ class GatewayMetrics:
         for peer, reasons in IGNORED_REASONS.items():
             for why_ignored in reasons:
                 self._messages_ignored.labels(peer, why_ignored)
-        for position in range(_NUM_DRAFT_POSITIONS):
-            self._accepted_per_position.labels(str(position))
+        self._series_of_position: list[Counter] = []
 
     def count_request(self) -> None:
         """A request came."""
@@ -172,8 +177,14 @@ class GatewayMetrics:
             self._drafts.inc(num_drafts)
             self._draft_tokens.inc(num_draft_tokens)
             self._accepted_tokens.inc(num_accepted_tokens)
-            for position, count in enumerate(accepted_per_position):
-                self._accepted_per_position.labels(str(position)).inc(count)
+            for series, count in zip(self._series_of_position, accepted_per_position, strict=False):
+                series.inc(count)
+
+    def expect_positions(self, num_positions: int) -> None:
+        """A verifier came that verifies as many drafts per step: each position has a series."""
+        known = len(self._series_of_position)
+        for position in range(known, min(num_positions, _MAX_DRAFT_POSITIONS)):
+            self._series_of_position.append(self._accepted_per_position.labels(str(position)))
 
     def count_prompt(self, num_tokens: int) -> None:
         """A choice's first token came."""
@@ -209,5 +220,9 @@ class GatewayMetrics:
         self._e2e_request_latency.observe(since_arrival_s)
 
     def observe_draft_round_trip(self, duration_s: float) -> None:
-        """A drafter answered a batch."""
+        """A drafter answered what the last steps decided."""
         self._draft_round_trip.observe(duration_s)
+
+    def observe_draft_relay(self, duration_s: float) -> None:
+        """Hints went to the verifier."""
+        self._draft_relay.observe(duration_s)

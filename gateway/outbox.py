@@ -8,15 +8,14 @@ each live sequence.
 import dataclasses
 import itertools
 
+from gateway.message_bounds import MAX_SESSION_REQUEST_BYTES, TOKEN_BYTES
 from gateway.messages import CommandBatch, Hint, OpenCommand
 
-# The wire's limit is 1 MiB per message (Open: 4 MiB, and then alone in its message).
-_MAX_BATCH_BYTES = 768 * 1024
-_COMMAND_BYTES = 128
-_TOKEN_BYTES = 5
-# Most updates and most closes of a message: with the hints and opens that its bytes leave room for
-# they stay under the wire's limit of 16,384 commands.
-_MAX_BATCH_IDS = 4096
+# A command without its tokens: a sequence id of the gateway's, and some numbers.
+_COMMAND_BYTES = 80
+# What hints may fill of a message, and what updates and closes may, each: more wait for the next.
+_MAX_HINT_BYTES = MAX_SESSION_REQUEST_BYTES // 2
+_MAX_NOTICES = MAX_SESSION_REQUEST_BYTES // 8 // _COMMAND_BYTES
 
 
 class Outbox:
@@ -31,7 +30,7 @@ class Outbox:
         self._hints: dict[str, Hint] = {}
         self._opens: dict[str, OpenCommand] = {}
         self._closes: dict[str, None] = {}
-        self._max_hints = _MAX_BATCH_BYTES // (_COMMAND_BYTES + _TOKEN_BYTES * hint_tokens)
+        self._max_hints = _MAX_HINT_BYTES // (_COMMAND_BYTES + TOKEN_BYTES * hint_tokens)
 
     @property
     def is_empty(self) -> bool:
@@ -70,43 +69,33 @@ class Outbox:
             waiting.clear()
 
     def next_batch(self) -> CommandBatch | None:
-        """Takes the next message; None if there is nothing to say.
+        """Takes the next message, but for its Opens; None if there is nothing else to say.
 
         Hints are never kept waiting by anything else. Updates come before them: a hint for a
         sequence that is not drafted for would be lost.
         """
-        if self.is_empty:
+        if not (self._hints or self._updates or self._closes):
             return None
-        updates = list(itertools.islice(self._updates.items(), _MAX_BATCH_IDS))
+        updates = list(itertools.islice(self._updates.items(), _MAX_NOTICES))
         for sequence_id, _ in updates:
             del self._updates[sequence_id]
-        hints = list(self._hints.values())
-        if len(hints) <= self._max_hints:
+        hints = [] if self._updates else list(self._hints.values())
+        if len(hints) == len(self._hints) <= self._max_hints:
             self._hints = {}
         else:
             hints = hints[: self._max_hints]
             for hint in hints:
                 del self._hints[hint.sequence_id]
-        closes = list(itertools.islice(self._closes, _MAX_BATCH_IDS))
+        closes = list(itertools.islice(self._closes, _MAX_NOTICES))
         for sequence_id in closes:
             del self._closes[sequence_id]
-        says_nothing_yet = not (updates or hints or closes)
-        return CommandBatch(
-            updates=updates,
-            hints=hints,
-            opens=self._take_opens(at_least_one=says_nothing_yet),
-            closes=closes,
-        )
+        return CommandBatch(updates=updates, hints=hints, closes=closes)
 
-    def _take_opens(self, *, at_least_one: bool) -> list[OpenCommand]:
-        opens: list[OpenCommand] = []
-        # Hints of a step and all else leave this much at the least.
-        room = _MAX_BATCH_BYTES // 4
-        for command in self._opens.values():
-            room -= _COMMAND_BYTES + _TOKEN_BYTES * len(command.token_ids)
-            if room < 0 and (opens or not at_least_one):
-                break
-            opens.append(command)
-        for command in opens:
-            del self._opens[command.sequence_id]
-        return opens
+    @property
+    def next_open(self) -> OpenCommand | None:
+        """The Open that goes out next; it stays until `take_open`, and may change until then."""
+        return next(iter(self._opens.values()), None)
+
+    def take_open(self, command: OpenCommand) -> None:
+        """The Open goes out now, or never."""
+        del self._opens[command.sequence_id]

@@ -4,12 +4,15 @@ Owns the stream and what waits to be written to it. Does not know what events me
 message's to its listener, the coordinator.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
 
 from gateway import wire
+from gateway.errors import InvalidRequestError, client_field
+from gateway.message_bounds import FIELD_BYTES, MAX_OPEN_BYTES, MAX_SESSION_REQUEST_BYTES
 from gateway.messages import Decided, Hint, OpenCommand, Rejected, VerifierEvent, Welcome
 from gateway.outbox import Outbox
 from gateway.peer_stream import Call, PeerError, PeerStream
@@ -20,6 +23,9 @@ from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 # Close, so there are few.
 _MAX_CLOSED = 1 << 16
 
+# In one message: making them must not keep the event loop too long.
+_MAX_OPENS = 256
+
 _Call = Call[verifier_pb2.SessionRequest, verifier_pb2.SessionResponse]
 
 
@@ -28,7 +34,13 @@ class VerifierListener(Protocol):
 
     def on_verifier_up(self, verifier: "VerifierLink") -> None: ...
 
-    def on_step(self, verifier: "VerifierLink", events: Sequence[VerifierEvent]) -> None: ...
+    def on_step(
+        self, verifier: "VerifierLink", events: Sequence[VerifierEvent], received_s: float
+    ) -> None: ...
+
+    def on_unsendable(
+        self, verifier: "VerifierLink", sequence_id: str, error: InvalidRequestError
+    ) -> None: ...
 
     def on_verifier_down(self, verifier: "VerifierLink") -> None: ...
 
@@ -57,9 +69,12 @@ class VerifierLink:
         self.name = name
         self.welcome: Welcome | None = None
         self.num_sequences = 0
+        self._loop = asyncio.get_running_loop()
         self._gateway_id = gateway_id
         self._listener = listener
         self._outbox = Outbox(hint_tokens=hint_tokens)
+        # The Open that did not fit into the last message, as it goes into the next.
+        self._encoded_open: tuple[OpenCommand, verifier_pb2.Open] | None = None
         # Sequences that were closed and whose last event is still to come, oldest first.
         self._closed: dict[str, None] = {}
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
@@ -132,15 +147,55 @@ class VerifierLink:
     def next_request(self) -> verifier_pb2.SessionRequest | None:
         """PeerHandler."""
         batch = self._outbox.next_batch()
-        return None if batch is None else wire.commands_to_proto(batch)
+        request = None if batch is None else wire.commands_to_proto(batch)
+        return request if self._outbox.next_open is None else self._add_opens(request)
 
     def on_response(self, response: verifier_pb2.SessionResponse) -> None:
         """PeerHandler."""
-        self._listener.on_step(self, wire.events_from_proto(response))
+        received_s = self._loop.time()
+        self._listener.on_step(self, wire.events_from_proto(response), received_s)
+
+    def _add_opens(
+        self, request: verifier_pb2.SessionRequest | None
+    ) -> verifier_pb2.SessionRequest | None:
+        """Fills a message with as many Opens as it may hold; with one if that is all there is."""
+        num_bytes = 0 if request is None else request.ByteSize()
+        num_opens = 0
+        while num_opens < _MAX_OPENS and (command := self._outbox.next_open) is not None:
+            if self._encoded_open is None or self._encoded_open[0] is not command:
+                self._encoded_open = command, wire.open_to_proto(command)
+            message = self._encoded_open[1]
+            open_bytes = message.ByteSize()
+            if open_bytes > MAX_OPEN_BYTES:
+                self._outbox.take_open(command)
+                self._listener.on_unsendable(
+                    self, command.sequence_id, _too_large(message, open_bytes)
+                )
+                continue
+            num_bytes += open_bytes + 2 * FIELD_BYTES
+            if request is None:
+                request = verifier_pb2.SessionRequest()
+            elif num_bytes > MAX_SESSION_REQUEST_BYTES:
+                break
+            request.commands.add().open.CopyFrom(message)
+            self._outbox.take_open(command)
+            num_opens += 1
+        if self._outbox.next_open is None:
+            self._encoded_open = None
+        return request
 
     def on_down(self) -> None:
         """PeerHandler."""
         self.welcome = None
+        self._encoded_open = None
         self._outbox.clear()
         self._closed.clear()
         self._listener.on_verifier_down(self)
+
+
+def _too_large(message: verifier_pb2.Open, num_bytes: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the request makes a message of {num_bytes} bytes for the verifier, over the limit of "
+        f"{MAX_OPEN_BYTES}",
+        field=client_field(wire.largest_field(message)),
+    )

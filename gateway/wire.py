@@ -170,7 +170,7 @@ def welcome_from_proto(message: verifier_pb2.SessionResponse) -> Welcome | None:
 
 
 def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
-    """One message to a verifier; hot path."""
+    """One message to a verifier, still without Opens; hot path."""
     request = verifier_pb2.SessionRequest()
     add = request.commands.add
     for sequence_id, drafting in batch.updates:
@@ -183,11 +183,39 @@ def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
         draft.base_length = base_length
         draft.token_ids.extend(token_ids)
         draft.matched_ngram_length = matched_ngram_length
-    for command in batch.opens:
-        add().open.CopyFrom(_open_to_proto(command))
     for sequence_id in batch.closes:
         add().close.sequence_id = sequence_id
     return request
+
+
+def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
+    """Starts a sequence."""
+    return verifier_pb2.Open(
+        sequence_id=command.sequence_id,
+        token_ids=command.token_ids,
+        prompt_length=command.prompt_length,
+        sampling=_sampling_to_proto(command.sampling, command.seed),
+        max_new_tokens=command.max_new_tokens,
+        stop_token_ids=command.stop_token_ids,
+        ignore_eos=command.ignore_eos,
+        draft_wait=_DRAFT_WAITS[command.draft_wait],
+        drafting=command.drafting,
+        num_speculative_tokens=command.num_speculative_tokens,
+        cache_salt=command.cache_salt,
+        priority=command.priority,
+        tokens_per_match=command.tokens_per_match,
+    )
+
+
+def largest_field(message: Message) -> str:
+    """The path of the field that fills most of a message."""
+    sizes = {
+        field.name: type(message)(**{field.name: value}).ByteSize()
+        for field, value in message.ListFields()
+    }
+    name = max(sizes, key=lambda name: sizes[name])
+    value = getattr(message, name)
+    return f"{name}.{largest_field(value)}" if isinstance(value, Message) else name
 
 
 def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEvent]:
@@ -357,24 +385,6 @@ def _usage_to_proto(usage: Usage) -> gateway_pb2.Usage:
         num_accepted_tokens=usage.num_accepted_tokens,
         accepted_per_position=usage.accepted_per_position,
         resumes=usage.resumes,
-    )
-
-
-def _open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
-    return verifier_pb2.Open(
-        sequence_id=command.sequence_id,
-        token_ids=command.token_ids,
-        prompt_length=command.prompt_length,
-        sampling=_sampling_to_proto(command.sampling, command.seed),
-        max_new_tokens=command.max_new_tokens,
-        stop_token_ids=command.stop_token_ids,
-        ignore_eos=command.ignore_eos,
-        draft_wait=_DRAFT_WAITS[command.draft_wait],
-        drafting=command.drafting,
-        num_speculative_tokens=command.num_speculative_tokens,
-        cache_salt=command.cache_salt,
-        priority=command.priority,
-        tokens_per_match=command.tokens_per_match,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from servicekit.limits import MAX_RECEIVE_BYTES
 from tandem.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 
 STOP = sampling_pb2.FINISH_REASON_STOP
@@ -58,7 +59,12 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.address = ""
 
     async def start(self, listen: str = "127.0.0.1:0") -> None:
-        self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self.server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+            ]
+        )
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, self.server)
         port = self.server.add_insecure_port(listen)
         self.address = f"127.0.0.1:{port}"

@@ -328,6 +328,60 @@ def test_a_proposal_that_makes_no_sense_is_ignored_alone(odd: dict[str, object] 
     assert not result.given_up
 
 
+def test_a_replay_is_paced_and_does_not_hold_up_what_others_decided() -> None:
+    quick = make_generation(sequence_id="quick", max_new_tokens=5000)
+    long = [
+        make_generation([1] * 100_000, sequence_id=f"long {i}", max_model_len=1 << 20)
+        for i in range(4)
+    ]
+    feed = feed_of(quick, *long)
+    exchange(feed)
+    feed.restart()
+    in_flight = []
+    order: list[str] = []
+    num_replayed = 0
+    for step in range(2000):
+        decide(quick, [4])
+        feed.advance("quick", 24)
+        for generation in long if step < 3 else ():
+            decide(generation, [5])
+            feed.advance(generation.sequence_id, 24)
+        while (batch := feed.next_batch(0.0)) is not None:
+            in_flight.append(batch)
+            num_replayed += sum(
+                len(delta.token_ids) for delta in batch.deltas if delta.sequence_id != "quick"
+            )
+            order.append("quick" if batch.deltas[0].sequence_id == "quick" else "long")
+        replayed = [batch for batch in in_flight if batch.deltas[0].sequence_id != "quick"]
+        assert len(replayed) <= 2
+        if step % 4 == 0:  # the drafter is slower than the steps
+            batch = in_flight.pop(0)
+            feed.on_proposals(batch.batch_id, [answer(delta) for delta in batch.deltas])
+    assert order[0] == "quick"
+    # Everything was said once: it does not feed itself.
+    assert num_replayed == sum(len(generation.token_ids) for generation in long)
+
+
+def test_only_live_batches_tell_of_the_round_trip_and_the_hop() -> None:
+    generation = make_generation()
+    feed = feed_of(generation)
+    prompt = feed.next_batch(1.0)
+    assert prompt is not None
+    told = feed.on_proposals(prompt.batch_id, [answer(prompt.deltas[0])])
+    assert (told.sent_s, told.step_s) == (None, None)
+    decide(generation, [4])
+    feed.advance("sequence", 24)
+    feed.begin_step(2.0)
+    live = feed.next_batch(3.0)
+    assert live is not None
+    told = feed.on_proposals(live.batch_id, [answer(live.deltas[0])])
+    assert (told.sent_s, told.step_s) == (3.0, 2.0)
+    feed.remove("sequence")
+    release = feed.next_batch(4.0)
+    assert release is not None
+    assert feed.on_proposals(release.batch_id, []).sent_s is None
+
+
 class ModelDrafter:
     """What a drafter does with deltas; the oracle of the state machine below."""
 

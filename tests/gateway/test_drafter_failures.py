@@ -105,10 +105,53 @@ async def test_a_drafter_that_answers_late_is_not_waited_for(
     output = await running.generate(*PROMPT)
     assert output.token_ids == repeats(30)
     assert [update.drafting for update in verifier.commands("update")] == [False]
-    assert any("no answer within 0.05 s" in str(entry.get("reason")) for entry in running.log)
+    assert any(entry.get("reason") == "late_answer" for entry in running.log)
+    (link,) = running.gateway.fleet.drafters
+    assert link.is_slow
     scripted_drafter.let_go()
-    await until(lambda: running.gateway.fleet.drafters[0].is_up)
-    assert scripted_drafter.num_streams == 2
+    await until(lambda: not link.is_slow)
+    assert scripted_drafter.num_streams == 1
+
+
+async def test_a_late_answer_replays_nothing_and_hints_go_on_behind_it(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=[scripted_drafter.address], draft_deadline_s=0.2
+    )
+    call = running.call(*PROMPT)
+    opened = await verifier.nth("open", 0)
+    await scripted_drafter.nth(0)
+    scripted_drafter.holds = True
+    for index in range(3):
+        verifier.send(verifier.decided(opened.sequence_id, 50 + index, [3]))
+    update = await verifier.nth("update", 0)
+    assert not update.drafting
+    assert not verifier.commands("draft")
+    scripted_drafter.let_go()
+    # What comes late is handed on: the verifier moves it forward. And it may be waited for again.
+    await verifier.until(lambda: any(d.base_length == 53 for d in verifier.commands("draft")))
+    update = await verifier.nth("update", 1)
+    assert update.drafting
+    assert scripted_drafter.num_streams == 1
+    sent = [(delta.base_length, len(delta.token_ids)) for delta in scripted_drafter.deltas()]
+    assert sent[0] == (0, 50)
+    assert sum(num_tokens for _, num_tokens in sent) == 53, "each token once"
+    call.cancel()
+
+
+async def test_a_drafter_that_never_answers_is_gone_at_last(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=[scripted_drafter.address], draft_deadline_s=0.01
+    )
+    scripted_drafter.holds = True
+    call = running.call(*PROMPT)
+    await until(lambda: scripted_drafter.num_streams == 2)
+    assert any("no answer within 0.4 s" in str(entry.get("reason")) for entry in running.log)
+    call.cancel()
+    scripted_drafter.let_go()
 
 
 async def test_an_idle_drafter_is_not_late(
@@ -236,22 +279,36 @@ async def test_drafts_that_are_wrong_change_nothing_but_the_counts(
     assert output.usage.num_accepted_tokens == 0
 
 
-async def test_of_several_drafters_one_that_is_down_takes_only_its_own_sequences_along(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, start_drafter: StartDrafter
+async def test_of_several_drafters_one_that_is_down_or_slow_gets_no_new_sequences(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    start_drafter: StartDrafter,
+    scripted_drafter: ScriptedDrafter,
 ) -> None:
     drafter = await start_drafter()
     verifier.play(lambda opened: repeats(40))
     running = await start_gateway(
         verifiers=[verifier.address],
-        drafters=[drafter.server.address, "127.0.0.1:1"],
+        drafters=[drafter.server.address, "127.0.0.1:1", scripted_drafter.address],
         are_drafters_up=False,
+        draft_deadline_s=1.0,
     )
-    await until(lambda: running.gateway.fleet.drafters[0].is_up)
+    able, _, slow = running.gateway.fleet.drafters
+    await until(lambda: able.is_up and slow.is_up)
+    scripted_drafter.holds = True
+    calls = []
+    while not slow.is_slow:
+        calls.append(running.call(*PROMPT))
+        await read(calls[-1])
+        await until(lambda: slow.is_slow or not slow._feed._in_flight)
+    num_batches = len(scripted_drafter.batches)
     outputs = await asyncio.gather(*(running.generate(*PROMPT) for _ in range(24)))
     assert all(output.token_ids == repeats(40) for output in outputs)
-    drafted = [output.usage.num_drafts > 0 for output in outputs]
-    assert any(drafted)
-    assert not all(drafted)
+    assert all(output.usage.num_drafts > 0 for output in outputs)
+    assert len({d.sequence_id for d in scripted_drafter.deltas()}) <= num_batches
+    scripted_drafter.let_go()
+    for call in calls:
+        call.cancel()
 
 
 async def test_a_drafters_end_while_a_client_waits_does_not_hold_the_client_up(

@@ -382,6 +382,37 @@ def check_latencies(running: RunningGateway, *, num_choices: int) -> None:
         assert running.sample(f"tandem_{name}_seconds_count") == num_choices
     assert running.sample("tandem_inter_token_latency_seconds_count") > 0
     assert running.sample("tandem_draft_round_trip_seconds_count") > 0
+    assert running.sample("tandem_draft_relay_seconds_count") > 0
+    assert running.sample("tandem_draft_relay_seconds_sum") >= running.sample(
+        "tandem_draft_round_trip_seconds_sum"
+    )
+
+
+async def test_there_is_a_series_for_every_position_that_can_be_accepted(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifiers = [await start_verifier(max_num_speculative_tokens=limit) for limit in (31, 40)]
+    running = await start_gateway(verifiers=[verifier.address for verifier in verifiers])
+    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+
+    def positions() -> set[int]:
+        return {
+            int(sample.labels["position"])
+            for family in running.registry.collect()
+            for sample in family.samples
+            if sample.name == "tandem_spec_decode_num_accepted_tokens_per_pos_total"
+        }
+
+    await until(lambda: positions() == set(range(40)))
+
+
+async def test_a_verifier_cannot_have_any_number_of_series_made(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifier = await start_verifier(max_num_speculative_tokens=(1 << 32) - 1)
+    running = await start_gateway(verifiers=[verifier.address])
+    names = [sample.name for family in running.registry.collect() for sample in family.samples]
+    assert names.count("tandem_spec_decode_num_accepted_tokens_per_pos_total") == 512
 
 
 async def test_requests_run_or_wait_as_the_verifier_says(

@@ -35,6 +35,14 @@ def batches_of(outbox: Outbox) -> list[CommandBatch]:
     return batches
 
 
+def opens_of(outbox: Outbox) -> list[OpenCommand]:
+    opens = []
+    while (command := outbox.next_open) is not None:
+        outbox.take_open(command)
+        opens.append(command)
+    return opens
+
+
 def test_everything_that_is_there_goes_in_one_message() -> None:
     outbox = Outbox(hint_tokens=24)
     outbox.open(opening("new"))
@@ -44,7 +52,7 @@ def test_everything_that_is_there_goes_in_one_message() -> None:
     outbox.update("one", True)
     (batch,) = batches_of(outbox)
     assert [hint.sequence_id for hint in batch.hints] == ["one", "two"]
-    assert [command.sequence_id for command in batch.opens] == ["new"]
+    assert [command.sequence_id for command in opens_of(outbox)] == ["new"]
     assert list(batch.closes) == ["old"]
     assert list(batch.updates) == [("one", True)]
     assert outbox.is_empty
@@ -81,26 +89,8 @@ def test_an_update_of_an_unsent_open_goes_into_it() -> None:
     outbox = Outbox(hint_tokens=24)
     outbox.open(opening("one"))
     outbox.update("one", False)
-    (batch,) = batches_of(outbox)
-    assert [command.drafting for command in batch.opens] == [False]
-    assert not batch.updates
-
-
-def test_long_prompts_go_in_messages_of_their_own_and_do_not_hold_up_hints() -> None:
-    outbox = Outbox(hint_tokens=24)
-    for name in ("a", "b", "c"):
-        outbox.open(opening(name, 200_000))
-    outbox.hint(hint("one"))
-    batches = batches_of(outbox)
-    assert [len(batch.hints) for batch in batches] == [1, 0, 0, 0]
-    assert [[c.sequence_id for c in batch.opens] for batch in batches] == [[], ["a"], ["b"], ["c"]]
-
-
-def test_short_prompts_share_a_message() -> None:
-    outbox = Outbox(hint_tokens=24)
-    for index in range(20):
-        outbox.open(opening(f"{index}"))
-    assert [len(batch.opens) for batch in batches_of(outbox)] == [20]
+    assert not batches_of(outbox)
+    assert [command.drafting for command in opens_of(outbox)] == [False]
 
 
 def test_more_hints_than_a_message_may_hold_are_split() -> None:
@@ -111,6 +101,21 @@ def test_more_hints_than_a_message_may_hold_are_split() -> None:
     assert sum(len(batch.hints) for batch in batches) == 1000
     assert all(len(batch.hints) * 5 * 512 < 1 << 20 for batch in batches)
     assert len(batches) > 1
+
+
+def test_more_updates_and_closes_than_a_message_may_hold_are_split_and_updates_go_first() -> None:
+    outbox = Outbox(hint_tokens=24)
+    for index in range(5000):
+        outbox.update(f"{index}", True)
+        outbox.close(f"old {index}")
+    outbox.hint(hint("4999"))
+    batches = batches_of(outbox)
+    assert sum(len(batch.updates) for batch in batches) == 5000
+    assert sum(len(batch.closes) for batch in batches) == 5000
+    assert all(len(batch.updates) + len(batch.closes) < 4000 for batch in batches)
+    told = {name for batch in batches[:-1] for name, _ in batch.updates}
+    assert len(told) < 5000
+    assert [len(batch.hints) for batch in batches] == [0] * (len(batches) - 1) + [1]
 
 
 def test_a_broken_stream_takes_everything_with_it() -> None:

@@ -104,15 +104,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         priority=-3,
         tokens_per_match=3,
     )
-    sent = wire.commands_to_proto(
-        CommandBatch(updates=[("u", True)], hints=[], opens=[command], closes=["c"])
-    )
-    assert [command.WhichOneof("command") for command in sent.commands] == [
-        "update",
-        "open",
-        "close",
-    ]
-    opened = sent.commands[1].open
+    opened = wire.open_to_proto(command)
     assert opened.sampling == asked
     assert opened == verifier_pb2.Open(
         sequence_id="s",
@@ -147,12 +139,15 @@ def test_no_field_of_sampling_or_speculation_is_overlooked() -> None:
     } == set(GenerateRequest.__dataclass_fields__)
 
 
-def test_updates_go_before_hints_and_hints_before_opens() -> None:
+def test_updates_go_before_hints() -> None:
     sent = wire.commands_to_proto(
-        CommandBatch(
-            updates=[("one", True)], hints=[Hint("one", 5, [7, 8], 3)], opens=[], closes=["two"]
-        )
+        CommandBatch(updates=[("one", True)], hints=[Hint("one", 5, [7, 8], 3)], closes=["two"])
     )
+    assert [command.WhichOneof("command") for command in sent.commands] == [
+        "update",
+        "draft",
+        "close",
+    ]
     assert sent.commands[1].draft == verifier_pb2.Draft(
         sequence_id="one", base_length=5, token_ids=[7, 8], matched_ngram_length=3
     )

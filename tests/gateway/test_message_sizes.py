@@ -1,0 +1,194 @@
+"""However large what clients ask for is, no message to a peer is larger than it may be."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway import wire
+from gateway.draft_feed import DraftFeed
+from gateway.errors import InvalidRequestError
+from gateway.message_bounds import (
+    MAX_OPEN_BYTES,
+    MAX_PROPOSE_REQUEST_BYTES,
+    MAX_SESSION_REQUEST_BYTES,
+)
+from gateway.messages import DraftWait, Hint, OpenCommand
+from gateway.request import NgramParams, SamplingParams
+from gateway.verifier_link import VerifierLink
+from servicekit.errors import field_violation
+from servicekit.logs import Logger
+from tandem.v1 import sampling_pb2, verifier_pb2
+from tests.gateway.conftest import StartVerifier
+from tests.gateway.making import make_generation
+from tests.gateway.running_gateway import StartGateway, error_of
+
+MAX_ID = (1 << 32) - 1
+
+
+def sequence_id(index: int) -> str:
+    return f"{index:032x}"
+
+
+def opening(index: int, *, num_tokens: int = 3, num_biases: int = 0) -> OpenCommand:
+    return OpenCommand(
+        sequence_id=sequence_id(index),
+        token_ids=[MAX_ID] * num_tokens,
+        prompt_length=num_tokens,
+        sampling=SamplingParams(
+            temperature=0.5,
+            logit_bias={MAX_ID - position: 1.5 for position in range(num_biases)},
+        ),
+        seed=(1 << 64) - 1,
+        max_new_tokens=MAX_ID,
+        stop_token_ids=[MAX_ID] * 64,
+        ignore_eos=True,
+        draft_wait=DraftWait.ADAPTIVE,
+        drafting=True,
+        num_speculative_tokens=31,
+        cache_salt="s" * 256,
+        priority=-5,
+        tokens_per_match=MAX_ID,
+    )
+
+
+class Listener:
+    """Hears what cannot be sent; nothing else is to happen."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, InvalidRequestError] = {}
+
+    def on_unsendable(self, _link: object, sequence_id: str, error: InvalidRequestError) -> None:
+        self.refused[sequence_id] = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not expected")
+
+
+@pytest.fixture
+async def link(logger: Logger) -> Any:
+    """One that is never run: its messages are taken by hand."""
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+        yield VerifierLink(
+            name="verifier",
+            channel=channel,
+            gateway_id="gateway",
+            listener=Listener(),
+            hint_tokens=512,
+            greet_timeout_s=1.0,
+            logger=logger,
+        )
+
+
+def messages_of(link: VerifierLink) -> list[verifier_pb2.SessionRequest]:
+    messages = []
+    while (message := link.next_request()) is not None:
+        messages.append(message)
+    assert link._outbox.is_empty
+    return messages
+
+
+def sequences_of(messages: list[verifier_pb2.SessionRequest], kind: str) -> list[str]:
+    return [
+        getattr(command, kind).sequence_id
+        for message in messages
+        for command in message.commands
+        if command.WhichOneof("command") == kind
+    ]
+
+
+async def test_messages_to_a_verifier_are_sized_by_their_bytes(link: VerifierLink) -> None:
+    for index in range(1000):
+        link.open(opening(index, num_biases=(0, 30, 1024, 3)[index % 4]))
+    link.open(opening(1000, num_biases=100_000))
+    link.open(opening(1001, num_tokens=600_000))
+    for index in range(2000, 6000):
+        link.hint([Hint(sequence_id(index), MAX_ID, [MAX_ID] * 512, 64)])
+        link.update(sequence_id(index), drafting=True)
+        link.close(sequence_id(index + 10_000))
+    messages = messages_of(link)
+    for message in messages:
+        assert message.ByteSize() <= (
+            MAX_OPEN_BYTES + 100 if len(message.commands) == 1 else MAX_SESSION_REQUEST_BYTES
+        )
+    assert sequences_of(messages, "open") == [sequence_id(index) for index in range(1002)]
+    assert len(sequences_of(messages, "draft")) == 4000
+    assert len(sequences_of(messages, "update")) == 4000
+    assert len(sequences_of(messages, "close")) == 4000
+    assert len(messages) < 40, "small ones share a message"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [({"num_tokens": 900_000}, "prompt"), ({"num_biases": 300_000}, "sampling.logit_bias")],
+)
+async def test_an_open_that_is_too_large_is_refused_by_name_and_the_others_go(
+    link: VerifierLink, fields: dict[str, int], name: str
+) -> None:
+    for index in range(3):
+        link.open(opening(index, **(fields if index == 1 else {})))
+    messages = messages_of(link)
+    assert sequences_of(messages, "open") == [sequence_id(0), sequence_id(2)]
+    listener = link._listener
+    assert isinstance(listener, Listener)
+    assert [(key, error.field) for key, error in listener.refused.items()] == [
+        (sequence_id(1), name)
+    ]
+
+
+def test_messages_to_a_drafter_are_sized_by_their_bytes() -> None:
+    ngram = NgramParams(min_ngram=2, max_ngram=32, tokens_per_match=MAX_ID, pool_id="p" * 400)
+    feed = DraftFeed(hint_tokens=512)
+    for index in range(10_000):
+        generation = make_generation(
+            [MAX_ID] * 4, sequence_id=sequence_id(index), ngram=ngram, max_model_len=MAX_ID
+        )
+        feed.add(generation)
+    num_deltas = num_releases = 0
+    while (batch := feed.next_batch(0.0)) is not None:
+        message = wire.deltas_to_proto(batch)
+        assert message.ByteSize() <= MAX_PROPOSE_REQUEST_BYTES
+        num_deltas += len(batch.deltas)
+        num_releases += len(batch.releases)
+        for delta in batch.deltas:
+            feed.remove(delta.sequence_id, keeps_output=False)
+        feed._in_flight.clear()
+    assert (num_deltas, num_releases) == (10_000, 10_000)
+
+
+@pytest.mark.stand_in
+async def test_the_largest_request_with_16_choices_harms_nobody(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifier = await start_verifier(vocab_size=200_000, max_model_len=1 << 20)
+    running = await start_gateway(verifiers=[verifier.address])
+    bystanders = [running.call(1, 2, max_new_tokens=4) for _ in range(5)]
+    await verifier.nth("open", 4)
+    biased = sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(150_000), 1.0))
+    requests = [
+        running.call(1, n=16, max_new_tokens=1, sampling=biased),
+        running.call(*([199_999] * 300_000), n=16, max_new_tokens=1),
+    ]
+    verifier.play(lambda opened: [5])
+    for request in requests:
+        code = await request.code() if await ended_well(request) else None
+        if code is None:
+            field, _ = field_violation(await error_of(request)) or ("", "")
+            assert field == "sampling.logit_bias"
+    for opened in verifier.commands("open")[:5]:
+        verifier.send(verifier.decided(opened.sequence_id, 2, [6, 7, 8, 9], finish=2))
+    for call in bystanders:
+        assert await ended_well(call)
+    assert verifier.num_sessions == 1
+
+
+async def ended_well(call: Any) -> bool:
+    """Whether a call ends without an error."""
+    try:
+        async with asyncio.timeout(60):
+            async for _ in call:
+                pass
+    except grpc.aio.AioRpcError:
+        return False
+    return True
