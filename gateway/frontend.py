@@ -186,7 +186,7 @@ class Frontend:
                         self._metrics.observe_first_token(now_s - arrival_s)
                     last_sent_s[generation] = now_s
                     yield chunk
-                if not is_over or (generation.error is None and generation.has_more):
+                if not is_over or generation.has_more:
                     continue
                 if generation.error is not None:
                     raise generation.error

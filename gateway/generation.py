@@ -8,18 +8,22 @@ on the event loop:
     the client's stream takes what was shown                 take()
 
 `decide` is on the path to the next hint and does as little as can be; text and counting wait for
-`publish`, after the hints. What the client has not taken yet is one growing chunk, not a queue of
-messages: a slow client costs at most the tokens of its own output.
+`publish`, after the hints. What the client has not taken yet is merged when it is taken, into as
+few chunks as the bound on their bytes lets: a slow client costs at most its own output, and hears
+no message that is too large for it.
 
     token_ids    |---- prompt ----|-- given output --|-- taken --|-- shown --|-- decided --|
                  0           prompt_length        (resume)    _taken      _shown         len
 """
 
 import asyncio
+import collections
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gateway.errors import VerifierError
+from gateway.message_bounds import FIELD_BYTES, MAX_CHUNK_BYTES, NUMBER_BYTES, TOKEN_BYTES
 from gateway.messages import Decided, PromptScored
 from gateway.output_text import OutputText
 from gateway.request import (
@@ -31,8 +35,11 @@ from gateway.request import (
     Usage,
 )
 
-# In one chunk, of a prompt's tokens and of the likeliest beside each.
+# In one chunk, of a prompt's tokens and of the likeliest beside each: what is written at once keeps
+# the event loop busy.
 _MAX_LOGPROBS_PER_CHUNK = 4096
+# A token's logprob, or one of those beside it, with the field's tag and length.
+_LOGPROB_BYTES = 3 * NUMBER_BYTES + FIELD_BYTES + 3
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -45,6 +52,20 @@ class Step:
     num_tokens: int
     num_draft_tokens: int
     num_accepted_tokens: int
+
+
+class _Shown(NamedTuple):
+    """What one step brought for the client, not yet taken.
+
+    Attributes:
+        is_step: no; the text that was held back to the end.
+    """
+
+    num_tokens: int
+    text: str
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    is_step: bool = True
 
 
 class Generation:
@@ -66,23 +87,19 @@ class Generation:
         "_accepted_per_position",
         "_decided_finish_reason",
         "_decided_steps",
-        "_first_decided",
         "_logprobs",
         "_max_draft_tokens",
         "_max_length",
         "_num_accepted_tokens",
         "_num_draft_tokens",
         "_num_drafts",
+        "_num_scored",
         "_num_steps",
         "_output_text",
         "_prompt_logprobs",
         "_shown",
         "_taken",
-        "_taken_prompt_logprobs",
-        "_untaken_accepted_tokens",
-        "_untaken_draft_tokens",
-        "_untaken_steps",
-        "_untaken_text",
+        "_untaken",
         "_wants_logprobs",
         "changed",
         "choice_index",
@@ -127,18 +144,14 @@ class Generation:
         self._output_text = output_text
         self._decided_steps: list[Step] = []
         self._decided_finish_reason = FinishReason.UNFINISHED
-        self._shown = self._taken = self._first_decided = len(self.token_ids)
-        # Of every decided token, if the request asked for them; else empty.
+        self._shown = self._taken = len(self.token_ids)
+        self._untaken: collections.deque[_Shown] = collections.deque()
+        # Of every decided token that is not taken, if the request asked for them; else empty.
         self._logprobs: list[TokenLogprob] = []
-        # Of the prompt's tokens, if this choice's are asked for: the first follows nothing.
-        self._prompt_logprobs: list[TokenLogprob | None] = (
-            [] if choice_index or request.sampling.prompt_logprobs is None else [None]
-        )
-        self._taken_prompt_logprobs = 0
-        self._untaken_text: list[str] = []
-        self._untaken_steps = 0
-        self._untaken_draft_tokens = 0
-        self._untaken_accepted_tokens = 0
+        # How many of the prompt's tokens are scored, if this choice's are to be: the first follows
+        # nothing. And the logprobs that are not taken.
+        self._num_scored = 0 if choice_index or request.sampling.prompt_logprobs is None else 1
+        self._prompt_logprobs: list[TokenLogprob | None] = [None] * self._num_scored
         self._num_steps = 0
         self._num_drafts = 0
         self._num_draft_tokens = 0
@@ -152,8 +165,8 @@ class Generation:
 
     @property
     def has_more(self) -> bool:
-        """Whether the last chunk held a part of the prompt's logprobs: another follows at once."""
-        return 0 < self._taken_prompt_logprobs < len(self._prompt_logprobs)
+        """Whether something that was shown is not taken: another chunk follows at once."""
+        return bool(self._untaken)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -161,8 +174,8 @@ class Generation:
         choice.
         """
         sampling = self.request.sampling
-        is_scored = len(self._prompt_logprobs) == self.prompt_length > 1
-        if sampling.prompt_logprobs is None or (self._prompt_logprobs and not is_scored):
+        is_scored = self._num_scored == self.prompt_length > 1
+        if sampling.prompt_logprobs is None or (self._num_scored and not is_scored):
             return sampling
         return dataclasses.replace(sampling, prompt_logprobs=None)
 
@@ -177,14 +190,17 @@ class Generation:
         Raises:
             VerifierError: some are missing or too many, or none were asked for.
         """
-        known = len(self._prompt_logprobs)
+        known = self._num_scored
         end = scored.base_length + len(scored.logprobs)
         if not 0 < scored.base_length <= known or end > self.prompt_length:
             raise VerifierError(
                 f"the verifier scored [{scored.base_length}, {end}) of a prompt of "
                 f"{self.prompt_length} tokens after {known}"
             )
-        self._prompt_logprobs += scored.logprobs[known - scored.base_length :]
+        self._check_tops(scored.logprobs, self.request.sampling.prompt_logprobs)
+        if end > known:
+            self._prompt_logprobs += scored.logprobs[known - scored.base_length :]
+            self._num_scored = end
 
     def decide(self, decided: Decided) -> None:
         """Appends what a verifier step decided; hot path.
@@ -192,7 +208,7 @@ class Generation:
         Raises:
             VerifierError: it does not continue the sequence, or cannot be. Nothing was appended.
         """
-        if self._prompt_logprobs and len(self._prompt_logprobs) < self.prompt_length:
+        if 0 < self._num_scored < self.prompt_length:
             raise VerifierError("the verifier left out logprobs of the prompt")
         if decided.base_length != len(self.token_ids):
             raise VerifierError(
@@ -214,8 +230,10 @@ class Generation:
                 f"{len(decided.logprobs)} logprobs and {decided.num_accepted_tokens} of "
                 f"{decided.num_draft_tokens} drafts accepted, which cannot be"
             )
+        if self._wants_logprobs:
+            self._check_tops(decided.logprobs, self.request.sampling.logprobs)
+            self._logprobs += decided.logprobs
         self.token_ids += token_ids
-        self._logprobs += decided.logprobs
         if num_tokens:
             self._decided_steps.append(
                 Step(
@@ -246,7 +264,7 @@ class Generation:
         if self._decided_finish_reason is not FinishReason.UNFINISHED:
             tail = self._output_text.finish()
             if tail:
-                self._untaken_text.append(tail)
+                self._untaken.append(_Shown(0, tail, 0, 0, is_step=False))
             self._end(self._decided_finish_reason)
         elif steps:
             self.changed.set()
@@ -266,45 +284,40 @@ class Generation:
     def take(self) -> Chunk | None:
         """What was shown since the last chunk, as one; None if nothing was.
 
-        A long prompt's logprobs come first, in chunks of their own: to write them all at once
-        would keep the event loop too long.
+        As much as a chunk may hold: what is left follows in the next. A long prompt's logprobs
+        come first, in chunks of their own.
         """
-        if self._taken == self._shown and not self._untaken_text:
+        if not self._untaken:
             return None
-        first = self._taken_prompt_logprobs
-        room = max(1, _MAX_LOGPROBS_PER_CHUNK // ((self.request.sampling.prompt_logprobs or 0) + 1))
-        prompt_logprobs = tuple(self._prompt_logprobs[first : first + room])
-        self._taken_prompt_logprobs += len(prompt_logprobs)
-        if self.has_more:
-            self.changed.set()
-            return Chunk(
-                choice_index=self.choice_index,
-                offset=self._taken - self.prompt_length,
-                token_ids=(),
-                text="",
-                num_draft_tokens=0,
-                num_accepted_tokens=0,
-                num_steps=0,
-                prompt_logprobs=prompt_logprobs,
-            )
+        num_tops = (self.request.sampling.prompt_logprobs or 0) + 1
+        most = max(1, _MAX_LOGPROBS_PER_CHUNK // num_tops)
+        prompt_logprobs = tuple(self._prompt_logprobs[:most])
+        del self._prompt_logprobs[:most]
+        taken: list[_Shown] = []
+        num_tokens = 0
+        if not self._prompt_logprobs:
+            room = MAX_CHUNK_BYTES - _LOGPROB_BYTES * num_tops * len(prompt_logprobs)
+            while self._untaken:
+                room -= self._num_bytes(self._untaken[0], num_tokens)
+                if room < 0 and taken:
+                    break
+                taken.append(self._untaken.popleft())
+                num_tokens += taken[-1].num_tokens
         chunk = Chunk(
             choice_index=self.choice_index,
             offset=self._taken - self.prompt_length,
-            token_ids=self.token_ids[self._taken : self._shown],
-            text="".join(self._untaken_text),
-            num_draft_tokens=self._untaken_draft_tokens,
-            num_accepted_tokens=self._untaken_accepted_tokens,
-            num_steps=self._untaken_steps,
-            logprobs=tuple(
-                self._logprobs[
-                    self._taken - self._first_decided : self._shown - self._first_decided
-                ]
-            ),
+            token_ids=self.token_ids[self._taken : self._taken + num_tokens],
+            text="".join([shown.text for shown in taken]),
+            num_draft_tokens=sum([shown.num_draft_tokens for shown in taken]),
+            num_accepted_tokens=sum([shown.num_accepted_tokens for shown in taken]),
+            num_steps=sum([shown.is_step for shown in taken]),
+            logprobs=tuple(self._logprobs[:num_tokens]),
             prompt_logprobs=prompt_logprobs,
         )
-        self._taken = self._shown
-        self._untaken_text = []
-        self._untaken_steps = self._untaken_draft_tokens = self._untaken_accepted_tokens = 0
+        self._taken += num_tokens
+        del self._logprobs[:num_tokens]
+        if self._untaken:
+            self.changed.set()
         return chunk
 
     def usage(self) -> Usage:
@@ -330,28 +343,48 @@ class Generation:
                 shown = shown._replace(num_tokens=len(token_ids))
         else:
             shown = self._output_text.feed(token_ids)
-        if shown.text:
-            self._untaken_text.append(shown.text)
         step.num_tokens = shown.num_tokens
         step.num_accepted_tokens = min(step.num_accepted_tokens, shown.num_tokens)
         self._shown += step.num_tokens
+        self._untaken.append(
+            _Shown(
+                step.num_tokens,
+                shown.text,
+                step.num_draft_tokens,
+                step.num_accepted_tokens if step.num_draft_tokens else 0,
+            )
+        )
         self._count(step)
 
     def _count(self, step: Step) -> None:
         self._num_steps += 1
-        self._untaken_steps += 1
         if not step.num_draft_tokens:
             return
         self._num_drafts += 1
         self._num_draft_tokens += step.num_draft_tokens
         self._num_accepted_tokens += step.num_accepted_tokens
-        self._untaken_draft_tokens += step.num_draft_tokens
-        self._untaken_accepted_tokens += step.num_accepted_tokens
         missing = step.num_draft_tokens - len(self._accepted_per_position)
         if missing > 0:
             self._accepted_per_position += [0] * missing
         for position in range(step.num_accepted_tokens):
             self._accepted_per_position[position] += 1
+
+    def _num_bytes(self, shown: _Shown, first: int) -> int:
+        """At most as many bytes a step adds to a chunk; its logprobs begin at `first`."""
+        num_bytes = TOKEN_BYTES * shown.num_tokens + len(shown.text)
+        if not shown.text.isascii():
+            num_bytes = TOKEN_BYTES * shown.num_tokens + len(shown.text.encode())
+        if self._wants_logprobs:
+            for logprob in self._logprobs[first : first + shown.num_tokens]:
+                num_bytes += _LOGPROB_BYTES * (1 + len(logprob.top))
+        return num_bytes
+
+    def _check_tops(self, logprobs: Sequence[TokenLogprob], most: int | None) -> None:
+        for logprob in logprobs:
+            if len(logprob.top) > (most or 0):
+                raise VerifierError(
+                    f"the verifier gave logprobs of {len(logprob.top)} tokens, not of {most}"
+                )
 
     def _end(self, reason: FinishReason) -> None:
         self.finish_reason = reason

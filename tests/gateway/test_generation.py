@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway import wire
 from gateway.errors import UnavailableError, VerifierError
-from gateway.messages import Decided
-from gateway.request import Chunk, FinishReason
+from gateway.message_bounds import MAX_CHUNK_BYTES
+from gateway.messages import Decided, PromptScored
+from gateway.output_text import Shown
+from gateway.request import Chunk, FinishReason, SamplingParams, TokenLogprob
 from gateway.tokenization import Tokenizer
 from tests.gateway.making import decide, make_generation
 
@@ -201,3 +204,74 @@ def test_however_it_is_published_and_taken_every_token_comes_once_and_in_order(
             num_steps += part.num_steps
     assert come == [token_id for step in steps for token_id in step]
     assert num_steps == generation.usage().num_steps == len(steps)
+
+
+@pytest.mark.parametrize("num_tops", [None, 0, 20])
+@pytest.mark.parametrize("text", ["x", "\N{SNOWMAN}" * 300])
+def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
+    num_tops: int | None, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = make_generation(
+        [1, 2, 3],
+        sampling=SamplingParams(logprobs=num_tops, prompt_logprobs=num_tops),
+        max_new_tokens=12_000,
+    )
+    monkeypatch.setattr(
+        generation._output_text, "feed", lambda token_ids: Shown(text, len(token_ids))
+    )
+    top = tuple(TokenLogprob((1 << 18) - 1, -1.5, (1 << 32) - 1) for _ in range(num_tops or 0))
+    if num_tops is not None:
+        generation.score_prompt(
+            PromptScored(
+                sequence_id="sequence",
+                base_length=1,
+                logprobs=[TokenLogprob(2, -1.0, 1, top), TokenLogprob(3, -1.0, 1, top)],
+            )
+        )
+    for first in range(0, 12_000, 8):
+        token_ids = [200_000 + first % 1000 + offset for offset in range(8)]
+        logprobs = [TokenLogprob(token_id, -0.5, 1, top) for token_id in token_ids]
+        base_length = len(generation.token_ids)
+        generation.decide(
+            Decided(
+                "sequence",
+                base_length,
+                token_ids,
+                7,
+                7,
+                24,
+                FinishReason.LENGTH if first + 8 == 12_000 else FinishReason.UNFINISHED,
+                () if num_tops is None else logprobs,
+            )
+        )
+    expected = generation.token_ids[3:]
+    generation.publish()
+    chunks = []
+    while (part := generation.take()) is not None:
+        assert generation.has_more is bool(generation._untaken)
+        assert wire.event_to_proto(part).ByteSize() <= MAX_CHUNK_BYTES + 100
+        chunks.append(part)
+    assert [token_id for part in chunks for token_id in part.token_ids] == expected
+    assert "".join(part.text for part in chunks) == text * 1500
+    assert sum(part.num_steps for part in chunks) == 1500
+    assert sum(part.num_accepted_tokens for part in chunks) == 7 * 1500
+    told = [logprob.token_id for part in chunks for logprob in part.logprobs]
+    assert told == ([] if num_tops is None else expected)
+    assert [part.offset for part in chunks] == [
+        sum(len(earlier.token_ids) for earlier in chunks[:index]) for index in range(len(chunks))
+    ]
+    assert not generation._logprobs, "what was taken is freed"
+    assert not generation._prompt_logprobs
+
+
+def test_more_likely_tokens_than_were_asked_for_are_the_verifiers_mistake() -> None:
+    generation = make_generation(sampling=SamplingParams(logprobs=1))
+    top = (TokenLogprob(1, -1.0, 1), TokenLogprob(2, -1.0, 2))
+    with pytest.raises(VerifierError):
+        generation.decide(
+            Decided(
+                "sequence", 3, [1], 0, 0, 24, FinishReason.UNFINISHED,
+                [TokenLogprob(1, -1.0, 1, top)],
+            )
+        )  # fmt: skip
+    assert generation.token_ids == [1, 2, 3]

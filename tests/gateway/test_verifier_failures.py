@@ -252,6 +252,29 @@ async def test_who_does_not_say_welcome_is_not_a_verifier(
     assert not running.gateway.frontend.is_serving
 
 
+async def test_a_client_that_reads_late_gets_all_its_logprobs(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifier = await start_verifier(max_model_len=50_000)
+    running = await start_gateway(verifiers=[verifier.address])
+    call = running.call(1, sampling=sampling_pb2.SamplingParams(logprobs=20))
+    opened = await verifier.nth("open", 0)
+    top = [sampling_pb2.TokenLogprob(token_id=i, logprob=-1.5, rank=i) for i in range(20)]
+    for index in range(30_016 // 32):
+        event = verifier.decided(opened.sequence_id, 1 + 32 * index, [7] * 32)
+        event.decided.logprobs.extend(
+            sampling_pb2.TokenLogprob(token_id=7, logprob=-0.5, rank=1, top=top) for _ in range(32)
+        )
+        verifier.send(event)
+    verifier.send(verifier.decided(opened.sequence_id, 30_017, [], finish=CANCELLED))
+    # Nothing is read before all of it was decided.
+    await until(lambda: not running.gateway.coordinator._sequences)
+    await until(lambda: running.gateway.coordinator._delivery.is_idle)
+    output = await collect(call)
+    assert output.token_ids == [7] * 30_016
+    assert [len(each.top) for chunk in output.chunks for each in chunk.logprobs] == [20] * 30_016
+
+
 async def test_a_text_that_cannot_be_made_fails_its_request_alone(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
