@@ -46,6 +46,9 @@ _MAX_LIVE_IN_TURN = 8
 # A sequence of which more is owed is a prompt or a replay: it does not hold up what others decided.
 _MAX_URGENT_TOKENS = 1_024
 
+# Answers to deltas that the drafter did not append.
+_NOT_TAKEN = (ProposalStatus.OUT_OF_SYNC, ProposalStatus.INVALID)
+
 # A drafter that keeps forgetting a sequence (it is over its bounds) is not worth replaying to.
 _MAX_REWINDS = 8
 
@@ -310,7 +313,7 @@ class DraftFeed:
             if oddity:
                 odd.append(oddity)
                 hint = Hint(sequence_id, asked_length, [], 0)
-            elif proposal.status > ProposalStatus.NO_MATCH:
+            elif proposal.status in _NOT_TAKEN:
                 # There will be no draft for this length: nobody shall wait for it.
                 hint = Hint(sequence_id, asked_length, [], 0)
                 reason = self._recover(history, proposal, batch_id)
@@ -385,7 +388,7 @@ def _oddity(generation: Generation, asked_length: int, proposal: Proposal) -> st
         return "it is of another sequence than was asked for"
     if not proposal.status:
         return "its status has no meaning"
-    if proposal.status > ProposalStatus.NO_MATCH:
+    if proposal.status in _NOT_TAKEN:
         return ""
     if asked_length and not asked_length <= hint.base_length <= len(generation.token_ids):
         return f"it continues {hint.base_length} tokens, not {asked_length}"

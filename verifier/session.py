@@ -95,8 +95,9 @@ class Session:
             self._loop.call_soon_threadsafe(self._deliver, events, step)
 
     def _deliver(self, events: list[Event], step: StepStats | None) -> None:
-        if self._error is None:
-            self._put(wire.response(events, step))
+        for response in wire.split(wire.response(events, step)):
+            if self._error is None:
+                self._put(response)
 
     def _put(self, response: verifier_pb2.SessionResponse) -> None:
         self._queued_bytes += response.ByteSize()

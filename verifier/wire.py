@@ -44,6 +44,9 @@ _MAX_DRAFT_ID_BYTES = _DRAFT_LIMITS.max_bytes("sequence_id")
 _MAX_DRAFT_TOKENS = _DRAFT_LIMITS.max_items("token_ids")
 # Of one prompt, each with the likeliest ones beside it: what a gateway can hand on in one message.
 MAX_PROMPT_LOGPROBS = 1 << 17
+# Of one message to a gateway, unless one sequence's decision alone is larger: reading it keeps the
+# gateway's event loop busy, and over 5 MiB ends the session.
+MAX_RESPONSE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +250,40 @@ def response(events: Iterable[Event], step: StepStats | None) -> verifier_pb2.Se
             num_kv_blocks_used=step.num_kv_blocks_used,
         ),
     )
+
+
+def split(response: verifier_pb2.SessionResponse) -> list[verifier_pb2.SessionResponse]:
+    """The same events in messages that are not too large, in order; nearly always in one."""
+    if response.ByteSize() <= MAX_RESPONSE_BYTES:
+        return [response]
+    events = list(response.events)
+    if len(events) == 1:
+        events = _halves(events[0])
+    if len(events) == 1:
+        return [response]
+    middle = len(events) // 2
+    first = verifier_pb2.SessionResponse(
+        events=events[:middle], step=response.step if response.HasField("step") else None
+    )
+    return split(first) + split(verifier_pb2.SessionResponse(events=events[middle:]))
+
+
+def _halves(event: verifier_pb2.Event) -> list[verifier_pb2.Event]:
+    """A prompt's logprobs as two events; any other event as it is."""
+    scored = event.prompt_scored
+    middle = len(scored.logprobs) // 2
+    if not event.HasField("prompt_scored") or not middle:
+        return [event]
+    return [
+        verifier_pb2.Event(
+            prompt_scored=verifier_pb2.PromptScored(
+                sequence_id=scored.sequence_id,
+                base_length=scored.base_length + start,
+                logprobs=scored.logprobs[start:end],
+            )
+        )
+        for start, end in ((0, middle), (middle, len(scored.logprobs)))
+    ]
 
 
 def _event(event: Event) -> verifier_pb2.Event:

@@ -44,7 +44,8 @@ class VerifierServiceStub:
     def __new__(cls, channel: _aio.Channel) -> VerifierServiceAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_verifier_pb2.SessionRequest, _verifier_pb2.SessionResponse]
     """One per gateway. The first command must be Hello. Ending the stream frees everything that
-    was opened on it. All events of one step arrive in one message.
+    was opened on it. All events of one step arrive in one message, or, where logprobs make it
+    larger than 256 KiB, in several.
 
     One sequence's mistake is answered by Rejected; a broken stream (no Hello, a wrong
     protocol version, unread events piling up past the bound) ends with a status.
@@ -66,7 +67,8 @@ class VerifierServiceAsyncStub(VerifierServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_verifier_pb2.SessionRequest, _verifier_pb2.SessionResponse]  # type: ignore[assignment]
     """One per gateway. The first command must be Hello. Ending the stream frees everything that
-    was opened on it. All events of one step arrive in one message.
+    was opened on it. All events of one step arrive in one message, or, where logprobs make it
+    larger than 256 KiB, in several.
 
     One sequence's mistake is answered by Rejected; a broken stream (no Hello, a wrong
     protocol version, unread events piling up past the bound) ends with a status.
@@ -91,7 +93,8 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verifier_pb2.SessionResponse], _abc.AsyncIterator[_verifier_pb2.SessionResponse]]:
         """One per gateway. The first command must be Hello. Ending the stream frees everything that
-        was opened on it. All events of one step arrive in one message.
+        was opened on it. All events of one step arrive in one message, or, where logprobs make it
+        larger than 256 KiB, in several.
 
         One sequence's mistake is answered by Rejected; a broken stream (no Hello, a wrong
         protocol version, unread events piling up past the bound) ends with a status.
