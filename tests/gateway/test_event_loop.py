@@ -97,7 +97,7 @@ REQUESTS = {
         n=16,
         sampling=sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(1024), 1.0)),
     ),
-    "affinity": lambda: pb.GenerateRequest(text="x", affinity_key="k" * (MOST_BYTES - 100)),
+    "affinity": lambda: pb.GenerateRequest(text="x" * 100_000, affinity_key="k" * 256),
 }
 
 

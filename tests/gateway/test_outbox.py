@@ -135,7 +135,6 @@ def test_a_message_holds_fewer_commands_than_a_verifier_takes_at_most() -> None:
     for sequence_id in ids:
         outbox.update(sequence_id, False)
         outbox.hint(Hint(sequence_id, 3, [1], 5))
-        outbox.open(opening(f"new {sequence_id}"))
     batches = batches_of(outbox)
     for sequence_id in ids:
         outbox.close(sequence_id)
@@ -144,7 +143,4 @@ def test_a_message_holds_fewer_commands_than_a_verifier_takes_at_most() -> None:
         limits.check(commands_to_proto(batch))
     assert [key for batch in batches for key, _ in batch.updates] == ids
     assert [hint.sequence_id for batch in batches for hint in batch.hints] == ids
-    assert [command.sequence_id for batch in batches for command in batch.opens] == [
-        f"new {sequence_id}" for sequence_id in ids
-    ]
     assert [key for batch in batches for key in batch.closes] == ids
