@@ -2,9 +2,11 @@
 # PYTHON=python3.12 picks the interpreter that makes the environment; VENV=FOLDER where it lies.
 
 VENV ?= .venv
-PYTHON ?= $(firstword $(foreach candidate,python3 python3.13 python3.12 python3.11, \
-	$(shell $(candidate) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
-	&& echo $(candidate))) python3)
+ifndef PYTHON
+PYTHON := $(shell for candidate in python3 python3.13 python3.12 python3.11; do \
+	$$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$candidate && exit; done; echo python3)
+endif
 
 BIN := $(VENV)/bin
 ENVIRONMENT := $(BIN)/python
