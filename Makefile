@@ -15,10 +15,14 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 
 # Debian's names of what builds and runs images without an engine, and of Prometheus.
 DEPLOY_TOOLS := buildah podman runc conmon catatonit netavark aardvark-dns iptables mmdebstrap \
-	prometheus prometheus-alertmanager
+	prometheus
+
+# A file's tests stay in one process, in the order that tests/conftest.py puts the files in.
+PYTEST := $(BIN)/python -m pytest
+TWO_PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-deploy check protos clean
+.PHONY: help demo test test-fast test-long test-deploy check kernels protos clean
 .DELETE_ON_ERROR:
 
 help: ## Show this
@@ -29,9 +33,18 @@ help: ## Show this
 demo: $(INSTALLED_ALL) ## Rename an identifier with a real model, with and without speculation
 	@$(BIN)/python examples/demo.py
 
-test: check ## Every check and every test
+test: $(INSTALLED_DEV) ## Every check and every test
+	@$(MAKE) --no-print-directory --output-sync=target --jobs 2 check kernels
 	@echo '== tests'
-	@$(BIN)/python -m pytest
+	@$(PYTEST) $(TWO_PROCESSES)
+
+test-fast: $(INSTALLED_DEV) kernels ## The tests to run after every change; no check
+	@echo '== tests'
+	@$(PYTEST) $(TWO_PROCESSES) --hypothesis-profile fast -m 'not slow'
+
+test-long: $(INSTALLED_DEV) kernels ## Every test in its full volume: soaks, all cases; no check
+	@echo '== tests'
+	@$(PYTEST) $(TWO_PROCESSES) --long
 
 test-deploy: $(INSTALLED_DEV) ## Build and run the images and pods too; as root, installs Debian's tools for it
 ifeq ($(shell id -u),0)
@@ -43,7 +56,7 @@ ifeq ($(shell id -u),0)
 	@deploy/images/build.sh --local-base
 endif
 	@echo '== tests'
-	@TANDEM_TEST_DEPLOY=1 $(BIN)/python -m pytest tests/deploy
+	@TANDEM_TEST_DEPLOY=1 $(PYTEST) tests/deploy
 
 check: $(INSTALLED_DEV) ## Style, types, import rules, wire contract, generated stubs
 	@echo '== style'
@@ -57,6 +70,10 @@ check: $(INSTALLED_DEV) ## Style, types, import rules, wire contract, generated 
 	@$(BIN)/buf lint protos
 	@$(BIN)/buf format --diff --exit-code protos
 	@$(BIN)/python protos/tandem/v1/generate.py --check
+
+kernels: $(INSTALLED_DEV) # Compiled once, for all processes that run tests
+	@echo '== kernels'
+	@$(BIN)/python -m tests.compile_kernels
 
 protos: $(INSTALLED_DEV) ## Generate the Python stubs in tandem/v1 from the .proto files
 	@$(BIN)/buf format --write protos

@@ -1,17 +1,66 @@
-"""What holds for every test."""
+"""What holds for every test: how many cases, which tests run, and which run alone."""
 
+import collections
+import fcntl
 import signal
+from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
+import pytest
+from hypothesis import HealthCheck
+
+TESTS = Path(__file__).parent
+
+# Folders and files of which every test is marked slow: processes, whole stacks, training, volume.
+SLOW = (
+    "benchmarks",
+    "cli/test_up.py",
+    "deploy/monitoring/test_live.py",
+    "drafter/test_live_batches.py",
+    "drafter/test_process.py",
+    "examples",
+    "gateway/test_process.py",
+    "integration",
+    "repository/test_readme.py",
+    "servicekit/test_channel.py",
+    "servicekit/test_process.py",
+    "verifier/test_checkpoint.py",
+    "verifier/test_process.py",
+    "verifier/test_soak.py",
+    "verifier/test_strict_numerics.py",
+    "verifier/test_tensor_parallel.py",
+)
+
+# Names of files of which every test is marked alone: how long a loop was blocked, who came first.
+ALONE = ("test_event_loop.py", "test_failure_manners.py", "test_loop_time.py")
 
 # The same cases in every run, so that nobody's change fails for a case that it did not bring.
-# `pytest --hypothesis-profile explore` looks for new ones.
-hypothesis.settings.register_profile("fixed", derandomize=True)
-hypothesis.settings.register_profile("explore", derandomize=False)
+# `max_examples` is also the percentage that `tests.volume.examples` takes of a test's number.
+# On a busy machine, a case may take any time.
+for name, is_repeatable, max_examples in (
+    ("fast", True, 5),
+    ("fixed", True, 25),
+    ("long", True, 100),
+    ("explore", False, 100),  # new cases
+):
+    hypothesis.settings.register_profile(
+        name,
+        derandomize=is_repeatable,
+        max_examples=max_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 hypothesis.settings.load_profile("fixed")
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long", action="store_true", help="run tests marked long, and every case of the others"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Takes SIGINT as a terminal gives it.
 
     A job that a shell starts in the background has it ignored, and so would every process that a
@@ -19,3 +68,62 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--long") and not config.getoption("--hypothesis-profile"):
+        hypothesis.settings.load_profile("long")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks tests by their files; leaves out long ones, unless `--long` asks; slow files first.
+
+    `-m "not long"` in `addopts` would be lost wherever somebody gives a `-m` of their own. A slow
+    file that came last would keep one process busy and the other waiting.
+    """
+    for item in items:
+        if any(item.path.is_relative_to(TESTS / place) for place in SLOW):
+            item.add_marker("slow")
+        if item.path.name in ALONE:
+            item.add_marker("alone")
+    if not config.getoption("--long"):
+        config.hook.pytest_deselected(items=[item for item in items if is_marked(item, "long")])
+        items[:] = [item for item in items if not is_marked(item, "long")]
+    if is_one_of_several(config):
+        slow_files = {item.path for item in items if is_marked(item, "slow")}
+        items.sort(key=lambda item: item.path not in slow_files)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Lets a test that is marked alone wait until no other process runs one.
+
+    Only pytest-xdist's processes need it. Outermost, so that waiting is no part of a test's time.
+    """
+    if not is_one_of_several(item.config):
+        return (yield)
+    # Who holds the gate is next, so that many short tests in a row cannot pass one that waits.
+    with (TESTS / "conftest.py").open() as gate, (TESTS / "volume.py").open() as floor:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(floor, fcntl.LOCK_EX if is_marked(item, "alone") else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says where the time went: seconds by folder, of all processes together."""
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds["/".join(report.nodeid.split("/")[:-1])] += report.duration
+    longest_first = sorted(seconds, key=seconds.__getitem__, reverse=True)
+    told = ", ".join(f"{folder} {seconds[folder]:.0f}" for folder in longest_first)
+    terminalreporter.write_line(f"seconds by folder: {told}")
+
+
+def is_marked(item: pytest.Item, name: str) -> bool:
+    return item.get_closest_marker(name) is not None
+
+
+def is_one_of_several(config: pytest.Config) -> bool:
+    """Whether this process is one of pytest-xdist's."""
+    return hasattr(config, "workerinput")

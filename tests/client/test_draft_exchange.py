@@ -20,6 +20,7 @@ from tandem.client import (
 from tandem.draft_exchange import exchange, release_requests
 from tandem.v1 import drafter_pb2 as pb
 from tests.client.drafter_model import DrafterModel
+from tests.volume import examples
 
 Answer = Callable[[pb.ProposeRequest], pb.ProposeResponse]
 
@@ -124,7 +125,7 @@ def test_a_history_that_was_written_anew_is_noticed() -> None:
     assert model.known[drafted.sequence_id] == changed
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_whatever_is_forgotten_the_drafter_ends_with_the_histories(seed: int, steps: int) -> None:
     rng = random.Random(seed)

@@ -14,6 +14,7 @@ from drafter.batch_wire import FIELDS, IRREGULAR, scan_request
 from drafter.messages import Proposal, ProposalStatus, Source
 from drafter.sequence_table import MAX_ID_BYTES
 from tandem.v1 import drafter_pb2 as pb
+from tests.volume import examples
 
 SEED = np.uint64(12345)
 NUMBERS = st.one_of(st.integers(0, 200), st.sampled_from([0, 127, 128, 2**21, 2**32 - 1]))
@@ -100,7 +101,7 @@ def bytes_of(number: int) -> bytes:
     return bytes([*out, number])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(request=REQUESTS)
 @example(pb.ProposeRequest())
 def test_what_protobuf_writes_is_read_as_protobuf_reads_it(request: pb.ProposeRequest) -> None:

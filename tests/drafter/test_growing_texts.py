@@ -18,6 +18,7 @@ from drafter.indexed_text import IndexedText
 from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
 from tests.drafter import brute_force
 from tests.drafter.asked_text import MAX_TOKENS, ask
+from tests.volume import examples
 
 OPTION_PAIRS = list(itertools.product(Overlap, Tie))
 
@@ -67,7 +68,7 @@ class GrowingText:
 
 
 @pytest.mark.parametrize(("overlap", "tie"), OPTION_PAIRS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     parts=PARTS,
     sizes=st.tuples(st.integers(1, 32), st.integers(1, 32)).map(sorted),

@@ -13,6 +13,7 @@ from drafter.messages import SequenceDelta
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
 from tests.drafter.asked_text import EMPTY_BYTES, KMP
 from tests.drafter.running_drafter import FakeClock
+from tests.volume import examples
 
 MAX_TOKENS = 1500
 LIMITS = StoreLimits(
@@ -224,6 +225,6 @@ class HistoryStoreMachine(RuleBasedStateMachine):
 
 
 HistoryStoreMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
+    max_examples=examples(150), stateful_step_count=40, deadline=None
 )
 TestHistoryStoreAgainstModel = HistoryStoreMachine.TestCase

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from drafter.indexed_text import IndexedText, most_tokens
 from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
 from tests.drafter.asked_text import MAX_TOKENS, ask, text_of
+from tests.volume import examples
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +63,7 @@ def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_by
     assert text.allocated_bytes <= max_bytes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     parts=st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=8),
     sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted),

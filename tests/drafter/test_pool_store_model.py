@@ -20,6 +20,7 @@ from drafter.pool_store import PoolStore
 from drafter.snapshot import read_pool, snapshots_in, write_pool
 from tests.drafter import brute_force_pool
 from tests.drafter.running_drafter import FakeClock
+from tests.volume import examples
 
 LIMITS = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 17, pool_ttl_s=60.0)
 
@@ -221,6 +222,6 @@ class PoolStoreMachine(RuleBasedStateMachine):
 
 
 PoolStoreMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None
+    max_examples=examples(150), stateful_step_count=40, deadline=None
 )
 TestPoolStoreAgainstModel = PoolStoreMachine.TestCase

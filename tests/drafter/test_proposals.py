@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
 from tests.drafter import brute_force
 from tests.drafter.asked_text import ask, propose, text_of
+from tests.volume import examples
 
 GOLDEN_TRACE = Path(__file__).parents[1] / "data" / "golden_trace.json"
 
@@ -77,7 +78,7 @@ def test_worked_examples_of_known_drafters(
 
 
 @pytest.mark.parametrize(("overlap", "tie"), OPTION_PAIRS)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
     context=st.one_of(
         st.lists(st.integers(0, 1), max_size=24),

@@ -10,6 +10,7 @@ from gateway.generation import Generation
 from gateway.messages import Delta, DeltaBatch, Hint, Proposal, ProposalStatus, Release
 from gateway.request import NgramParams
 from tests.gateway.making import decide, make_generation
+from tests.volume import examples
 
 POOLED = NgramParams(min_ngram=2, max_ngram=5, pool_id="0:/shared")
 
@@ -399,7 +400,7 @@ class ModelDrafter:
         return answer(delta)
 
 
-@settings(max_examples=60, stateful_step_count=40, deadline=None)
+@settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 class FeedMachine(RuleBasedStateMachine):
     """Sequences grow, end and are lost, answers come late: what is known is never wrong, and
     once all is answered it is everything.

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TARGETS = ("demo", "test", "test-deploy", "check", "protos", "clean", "help")
+TARGETS = (
+    "demo",
+    "test",
+    "test-fast",
+    "test-long",
+    "test-deploy",
+    "check",
+    "protos",
+    "clean",
+    "help",
+)
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,3 +75,12 @@ def test_make_test_includes_every_check() -> None:
         "-m pytest",
     ):
         assert command in planned
+
+
+def test_make_test_leaves_out_nothing_but_volume_and_make_test_long_nothing() -> None:
+    for target in ("test", "test-long"):
+        planned = make("--dry-run", target, "VENV=/nonexistent/venv").stdout
+        [command] = [line for line in planned.splitlines() if "-m pytest" in line]
+        options = command.partition("-m pytest")[2].split()
+        in_two_processes = ["--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+        assert options == in_two_processes + ["--long"] * (target == "test-long")

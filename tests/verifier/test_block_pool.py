@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from tests.volume import examples
 from verifier.block_pool import BlockPool, OutOfBlocksError
 
 
@@ -88,7 +89,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 BlockPoolMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
+    max_examples=examples(60), stateful_step_count=40, deadline=None
 )
 TestIntegrity = BlockPoolMachine.TestCase
 

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.volume import examples
 from verifier.draft_buffer import DraftBuffer, HintOutcome
 
 USED, REALIGNED, STALE, LATE = (
@@ -212,5 +213,5 @@ class DraftBufferMachine(RuleBasedStateMachine):
         return hint.token_ids[len(self.known) - hint.base_length :]
 
 
-DraftBufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+DraftBufferMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestAgainstTheNaiveModel = DraftBufferMachine.TestCase

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.volume import examples
 from verifier.logits_processing import row_probs
 from verifier.sampling import Sampling
 
@@ -48,7 +49,7 @@ SAMPLINGS = st.builds(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     rows=st.lists(
         st.tuples(

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.v1 import sampling_pb2
+from tests.volume import examples
 from verifier.logits_processing import History, adjusted_logits, target_probs
 from verifier.sampling import Sampling
 
@@ -68,7 +69,7 @@ SAMPLINGS = st.builds(
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     sampling=SAMPLINGS,
     prompt=TOKENS,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.verifier.sequences import make_sequence
+from tests.volume import examples
 from verifier.block_pool import BlockPool
 from verifier.draft_buffer import HintOutcome
 from verifier.scheduler import ScheduledSequence, Scheduler
@@ -270,7 +271,7 @@ def test_a_waiting_sequence_can_be_taken_out() -> None:
     scheduler.check_integrity()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(3, 12),

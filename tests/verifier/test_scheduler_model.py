@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.verifier.scheduled_world import ScheduledWorld, any_draft_wait, some_prompt
 from tests.verifier.scripted_model import continue_by, hashed
+from tests.volume import examples
 from verifier.sequence import DraftWait, Sequence
 
 seeds = st.integers(0, 2**32 - 1)
@@ -120,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None
+    max_examples=examples(60), stateful_step_count=30, deadline=None
 )
 TestScheduler = SchedulerMachine.TestCase
 
