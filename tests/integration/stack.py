@@ -74,9 +74,9 @@ class Stack:
 
 
 def verifier_config(**options: object) -> VerifierConfig:
-    """One thread: more than there are cores would stall each other."""
+    """One thread: more than there are cores would stall each other. Blocks for 32,768 tokens."""
     return VerifierConfig.model_validate(
-        {"server": LOOPBACK, "model": MODEL, "threads": 1, **options}
+        {"server": LOOPBACK, "model": MODEL, "threads": 1, "num_kv_blocks": 2048, **options}
     )
 
 

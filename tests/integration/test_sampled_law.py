@@ -30,7 +30,12 @@ from verifier.server import VerifierServer
 from verifier.wire import ServedModel
 
 PROBS = np.array([0.40, 0.25, 0.15, 0.10, 0.05, 0.03, 0.02])
-NUM_SEQUENCES, TOKENS_EACH, NUM_DRAFTS = 48, 900, 3
+NUM_SEQUENCES, MAX_TOKENS_EACH, NUM_DRAFTS = 48, 900, 3
+# Tokens of each sequence, and a chance of taking the draft unasked that so many tokens show.
+VOLUMES = [
+    pytest.param((300, 0.04), id="some"),
+    pytest.param((MAX_TOKENS_EACH, 0.02), id="many", marks=pytest.mark.long),
+]
 # Upper 1e-4 point of chi-square with 6 degrees of freedom (Abramowitz and Stegun 26.8). The seeds
 # are fixed, so an honest sampler passes always or never.
 CRITICAL_VALUE = 27.86
@@ -55,13 +60,13 @@ def load_fixed_law(config: VerifierConfig) -> LoadedModel:
         device="cpu",
         numerics="fast",
         attention_backend="none",
-        max_model_len=TOKENS_EACH + 8,
+        max_model_len=MAX_TOKENS_EACH + 8,
         max_num_seqs=NUM_SEQUENCES,
         max_num_batched_tokens=512,
         max_num_speculative_tokens=7,
         vocab_size=len(PROBS),
         block_size=16,
-        num_kv_blocks=NUM_SEQUENCES * (TOKENS_EACH // 16 + 2),
+        num_kv_blocks=NUM_SEQUENCES * (MAX_TOKENS_EACH // 16 + 2),
         eos_token_ids=frozenset(),
     )
     model = FixedLawModel(torch.from_numpy(np.log(PROBS)).float())
@@ -86,7 +91,7 @@ async def stub() -> AsyncIterator[verifier_pb2_grpc.VerifierServiceAsyncStub]:
 
 
 async def sample(
-    stub: verifier_pb2_grpc.VerifierServiceAsyncStub, draft: Drafter
+    stub: verifier_pb2_grpc.VerifierServiceAsyncStub, draft: Drafter, tokens_each: int
 ) -> tuple[np.ndarray, int]:
     """How often each token came out of all sequences, and how many drafts were accepted."""
     choice = random.Random(7)
@@ -96,7 +101,7 @@ async def sample(
         verifier_pb2.Open(
             sequence_id=f"s{index}",
             token_ids=[0],
-            max_new_tokens=TOKENS_EACH,
+            max_new_tokens=tokens_each,
             draft_wait=verifier_pb2.DRAFT_WAIT_ALWAYS,
             num_speculative_tokens=NUM_DRAFTS,
             sampling=sampling_pb2.SamplingParams(temperature=1.0, seed=1000 + index),
@@ -131,7 +136,7 @@ async def sample(
         if drafts:
             await call.write(verifier_pb2.SessionRequest(commands=drafts))
     call.cancel()
-    assert sum(counts.values()) == NUM_SEQUENCES * TOKENS_EACH
+    assert sum(counts.values()) == NUM_SEQUENCES * tokens_each
     return np.array([counts[token_id] for token_id in range(len(PROBS))]), num_accepted
 
 
@@ -141,17 +146,22 @@ def chi_square(counts: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("volume", VOLUMES)
 async def test_the_law_is_the_targets_whatever_is_drafted(
-    kind: str, stub: verifier_pb2_grpc.VerifierServiceAsyncStub
+    kind: str, volume: tuple[int, float], stub: verifier_pb2_grpc.VerifierServiceAsyncStub
 ) -> None:
-    counts, num_accepted = await sample(stub, DRAFTERS[kind])
+    counts, num_accepted = await sample(stub, DRAFTERS[kind], tokens_each=volume[0])
     assert num_accepted > 0
     assert chi_square(counts) < CRITICAL_VALUE
 
 
-async def test_a_sampler_that_favours_the_draft_by_2_percent_is_found_out(
-    stub: verifier_pb2_grpc.VerifierServiceAsyncStub, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("volume", VOLUMES)
+async def test_a_sampler_that_favours_the_draft_by_a_few_percent_is_found_out(
+    volume: tuple[int, float],
+    stub: verifier_pb2_grpc.VerifierServiceAsyncStub,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tokens_each, bias = volume
     honest = verifier.rejection_sampler.accept
     chance = np.random.default_rng(0)
 
@@ -161,11 +171,11 @@ async def test_a_sampler_that_favours_the_draft_by_2_percent_is_found_out(
         is_bonus = np.zeros(len(sampled), dtype=np.bool_)
         is_bonus[np.cumsum(num_drafts + 1) - 1] = True
         rows = np.flatnonzero(~is_bonus)
-        is_swayed = chance.random(len(rows)) < 0.02
+        is_swayed = chance.random(len(rows)) < bias
         sampled = sampled.copy()
         sampled[rows[is_swayed]] = drafts[is_swayed]
         return honest(sampled, drafts, num_drafts)
 
     monkeypatch.setattr(verifier.rejection_sampler, "accept", biased)
-    counts, _ = await sample(stub, DRAFTERS["unlikely"])
+    counts, _ = await sample(stub, DRAFTERS["unlikely"], tokens_each)
     assert chi_square(counts) > CRITICAL_VALUE

@@ -52,11 +52,12 @@ def test_the_commands_are_those_that_are_tested_here() -> None:
     ]
 
 
+@pytest.mark.long  # `make` made this environment so
 def test_everything_that_pip_install_asks_for_resolves() -> None:
-    # What it would install is here already: `make test` ran it for real, from nothing.
     run(commands()[0], "--dry-run", "--quiet", "-c", "constraints.txt")
 
 
+@pytest.mark.long  # every run without a path collects them all
 def test_pytest_finds_every_test() -> None:
     listed = run(commands()[1], "--collect-only", "--quiet")
     for folder in ("drafter", "verifier", "gateway", "integration", "servicekit"):
@@ -70,6 +71,7 @@ def test_the_quickstart_shows_the_flow_step_by_step_and_a_summary() -> None:
         assert word in shown
 
 
+@pytest.mark.long  # tests/benchmarks/test_end_to_end.py runs shorter tasks
 @pytest.mark.timeout(600)
 def test_the_benchmark_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"

@@ -255,6 +255,7 @@ def is_lossless(counts: IntArray, draft: int, sampling: Sampling) -> bool:
     return follows([counts[draft], rest], [law[draft], 1 - law[draft]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "sampling"),
     [
@@ -279,6 +280,7 @@ def test_the_output_follows_the_models_law_whatever_the_draft(
     assert is_lossless(count_first_tokens(sampler, draft, sampling), draft, sampling)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [LIKELY_DRAFT, 2, 0])
 def test_a_sampler_biased_by_two_percent_towards_the_draft_is_found_out(draft: int) -> None:
     counts = count_first_tokens(biased_by_two_percent, draft, PLAIN)
