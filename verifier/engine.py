@@ -36,7 +36,13 @@ from verifier.messages import (
 )
 from verifier.numerics import Numerics
 from verifier.profiling import ranged
-from verifier.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
+from verifier.rejection_sampler import (
+    AcceptanceRule,
+    BoolArray,
+    JudgedSequence,
+    Verdict,
+    verify,
+)
 from verifier.scheduler import ScheduledSequence, Scheduler
 from verifier.sequence import DraftWait, FinishReason, Sequence
 from verifier.sequence_table import SequenceTable
@@ -202,14 +208,22 @@ class Engine:
         layout = ranged("lay_out", self._lay_out, scoring)
         clock.ended("schedule")
         logits = ranged("forward", self._model.forward, layout)
+        kv_is_finite = self._kv_is_finite(layout)
+        if kv_is_finite is not None:
+            scoring.reject_failed(self._table, layout, kv_is_finite)
         clock.ended("forward")
+        rows = scoring.sampled_rows(logits, layout)
         verdict = ranged(
             "verify",
             verify,
-            scoring.sampled_rows(logits, layout),
+            rows,
             [_judged(item) for item in scoring.sampled],
             draft_token_ids=layout.draft_token_ids,
             num_draft_tokens=layout.num_draft_tokens[: len(scoring.sampled)],
+            # A draft's row; that of a token of the sequence has been seen to.
+            is_usable=None
+            if kv_is_finite is None
+            else kv_is_finite[layout.logits_indices[: len(rows)]],
             rule=self._options.acceptance_rule,
         )
         clock.ended("verify")
@@ -271,6 +285,14 @@ class Engine:
             row_multiple=self._options.numerics.row_multiple,
             wants_hidden_states=scoring.wants_hidden_states,
         )
+
+    def _kv_is_finite(self, layout: BatchLayout) -> BoolArray | None:
+        """[T], of the last step; None: everything is."""
+        flags = self._model.kv_is_finite
+        if flags is None:
+            return None
+        is_finite: BoolArray = flags[: layout.num_tokens].cpu().numpy()
+        return None if is_finite.all() else is_finite
 
     def _commit(self, scoring: StepScoring, verdict: Verdict) -> None:
         for row, item in enumerate(scoring.continued):

@@ -53,6 +53,7 @@ class ModelOutputError(RequestError):
     """What the model computed for this sequence is not finite."""
 
 
+NOT_FINITE_KV = "the model's keys or values for this sequence are not finite"
 NOT_FINITE_LOGITS = "the model's logits for this sequence are not finite"
 
 

@@ -3,7 +3,8 @@
 Slot = block * block_size + offset. How a layer lies in memory is the attention backend's choice,
 see `KVLayout`. Behind the pool's blocks lies the trash block, which padding rows write to, and
 slack that a padded view may reach into. Every value in the cache is finite: what attention masks
-out is multiplied by zero, and 0 * NaN would carry one sequence's failure into another.
+out is multiplied by zero, and 0 * NaN would carry one sequence's failure into another. What was not
+finite is written as zero, and `finite_rows` says whose it was: that sequence must not go on.
 """
 
 import enum
@@ -63,22 +64,35 @@ class KVCache:
             self._keys = self._slots[:, : shape.num_kv_heads]
             self._values = self._slots[:, shape.num_kv_heads :]
         else:
-            size = (2, shape.num_layers, num_slots, shape.num_kv_heads * shape.head_dim)
+            size = (2, shape.num_layers, num_slots, shape.num_kv_heads, shape.head_dim)
             self._slots = torch.zeros(size, dtype=shape.dtype, device=device)
-            self._keys, self._values = self._slots.unflatten(
-                -1, (shape.num_kv_heads, shape.head_dim)
-            )
+            self._keys, self._values = self._slots
+        # Of each write since `begin_step`, the sum of a row's values [T] float32.
+        self._row_sums: list[torch.Tensor] = []
+
+    def begin_step(self) -> None:
+        """Forgets which rows were finite."""
+        self._row_sums.clear()
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
         """Stores K and V [num_kv_heads, T, head_dim] at `slot_mapping` [T] int64."""
-        for cache, new in ((self._keys, keys), (self._values, values)):
-            finite = torch.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
-            if self.layout is KVLayout.HEADS_FIRST:
-                cache[layer].index_copy_(1, slot_mapping, finite)
-            else:
-                cache[layer].index_copy_(0, slot_mapping, finite.transpose(0, 1))
+        if self.layout is KVLayout.HEADS_FIRST:
+            new = torch.cat((keys, values))
+            cache, row_sums = self._slots[layer], row_sums_of(new, [0, 2])
+        else:
+            new = torch.stack((keys.transpose(0, 1), values.transpose(0, 1)))
+            cache, row_sums = self._slots[:, layer], row_sums_of(new, [0, 2, 3])
+        self._row_sums.append(row_sums)
+        finite = torch.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
+        cache.index_copy_(1, slot_mapping, finite)
+
+    def finite_rows(self) -> torch.Tensor:
+        """[T] bool, of the rows written since `begin_step`: whether K and V of all layers are
+        finite.
+        """
+        return are_rows_finite(self._row_sums)
 
     def blocks(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """BLOCKS_FIRST: K and V [num_blocks + 1, block_size, num_kv_heads, head_dim], in place."""
@@ -101,3 +115,16 @@ class KVCache:
     def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """HEADS_FIRST: K and V [num_kv_heads, L, head_dim] of `slots` [L] int64, copied."""
         return self._keys[layer].index_select(1, slots), self._values[layer].index_select(1, slots)
+
+
+def row_sums_of(keys_and_values: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    """The sums [T] float32 over `dims`: finite where every value is. (Where values of 1e36 and
+    more add up to infinity, products of them would do so in attention.) No reduction is faster
+    that shows a NaN. Also compiled as TorchScript.
+    """
+    return keys_and_values.sum(dims, dtype=torch.float32)
+
+
+def are_rows_finite(row_sums: list[torch.Tensor]) -> torch.Tensor:
+    """[T] bool, from each layer's sums. Also compiled as TorchScript."""
+    return torch.isfinite(torch.stack(row_sums)).all(dim=0)

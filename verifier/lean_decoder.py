@@ -28,7 +28,7 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from verifier.attention.sdpa import SdpaBackend, attend_grouped
 from verifier.batch_layout import BatchLayout
-from verifier.kv_cache import KVCache
+from verifier.kv_cache import KVCache, are_rows_finite, row_sums_of
 
 _MODELS = (
     llama.LlamaForCausalLM,
@@ -95,10 +95,14 @@ class LeanModel:
         self._windowed = list(windowed.values())
         self._decoder = _compiled(LeanDecoder(model, list(windowed)))
 
-    def forward(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `TargetModel.forward`, and `KeepsHiddenStates`; under inference mode."""
+    def forward(
+        self, layout: BatchLayout
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """As `TargetModel.forward`, its `kv_is_finite`, and `KeepsHiddenStates`; under inference
+        mode.
+        """
         step = self._backend.prepare(layout, self._cache)
-        logits, rows = self._decoder(
+        logits, rows, kv_is_finite = self._decoder(
             torch.from_numpy(layout.input_token_ids),
             torch.from_numpy(layout.positions),
             torch.from_numpy(layout.logits_indices),
@@ -116,7 +120,7 @@ class LeanModel:
         hidden_states = None
         if len(layout.hidden_state_indices):
             hidden_states = rows[torch.from_numpy(layout.scored_logits_indices)]
-        return logits[: layout.num_rows], hidden_states
+        return logits[: layout.num_rows], kv_is_finite, hidden_states
 
 
 class LeanDecoder(torch.nn.Module):
@@ -149,9 +153,9 @@ class LeanDecoder(torch.nn.Module):
         kv_lengths: list[int],
         scattered_slots: list[torch.Tensor],
         masks: list[list[torch.Tensor]],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [R, vocab_size] of the rows asked for, and the hidden states [R, hidden_size] that
-        they were made of.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits [R, vocab_size] of the rows asked for, the hidden states [R, hidden_size] that
+        they were made of, and whether the K/V of each token is finite [T].
 
         Args:
             token_ids, positions: [T]. logits_indices: [R].
@@ -166,8 +170,9 @@ class LeanDecoder(torch.nn.Module):
         # Of one token [1, D]; the sign is that of `rotate_half`.
         cos = torch.cat([cos, cos], dim=-1).to(hidden.dtype)[:, None]
         sin = torch.cat([-sin, sin], dim=-1).to(hidden.dtype)[:, None]
+        row_sums: list[torch.Tensor] = []
         for layer in self.layers:
-            hidden = layer(
+            hidden, sums = layer(
                 hidden,
                 cos,
                 sin,
@@ -179,8 +184,10 @@ class LeanDecoder(torch.nn.Module):
                 scattered_slots,
                 masks,
             )
+            row_sums.append(sums)
         rows = rms_norm(hidden.index_select(0, logits_indices), self.norm, self.norm_eps)
-        return torch.nn.functional.linear(rows, self.head, self.head_bias), rows
+        logits = torch.nn.functional.linear(rows, self.head, self.head_bias)
+        return logits, rows, are_rows_finite(row_sums)
 
 
 class _LeanLayer(torch.nn.Module):
@@ -224,8 +231,10 @@ class _LeanLayer(torch.nn.Module):
         kv_lengths: list[int],
         scattered_slots: list[torch.Tensor],
         masks: list[list[torch.Tensor]],
-    ) -> torch.Tensor:
-        """Hidden [T, hidden_size] to the same; cos, sin [T, 1, D]."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden [T, hidden_size] to the same, and the `row_sums_of` its K/V; cos, sin
+        [T, 1, D].
+        """
         num_tokens = hidden.shape[0]
         group = self.num_heads // self.num_kv_heads
         rows = rms_norm(hidden, self.input_norm, self.eps)
@@ -240,6 +249,7 @@ class _LeanLayer(torch.nn.Module):
         keys_and_values = torch.cat(
             [turned[:, self.num_heads :], heads[:, self.num_heads + self.num_kv_heads :]], dim=1
         )
+        row_sums = row_sums_of(keys_and_values, [1, 2])
         layer_cache = cache[self.index]
         layer_cache.index_copy_(
             1,
@@ -274,7 +284,7 @@ class _LeanLayer(torch.nn.Module):
             2, dim=-1
         )
         rows = torch.nn.functional.silu(gate).mul_(up)
-        return hidden + torch.nn.functional.linear(rows, self.down, self.down_bias)
+        return hidden + torch.nn.functional.linear(rows, self.down, self.down_bias), row_sums
 
 
 def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

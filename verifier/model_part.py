@@ -29,6 +29,7 @@ class ModelPart:
     """A rank's part, loaded, and what the flags come to with it.
 
     Attributes:
+        collectives: of several ranks.
         reference: rank 0 of several: the whole model's logits [T, V] of the parity probe's text.
     """
 
@@ -36,6 +37,7 @@ class ModelPart:
     device: torch.device
     numerics: Numerics
     attention: AttentionChoice
+    collectives: Collectives | None = None
     reference: torch.Tensor | None = None
 
     @property
@@ -72,7 +74,7 @@ def load_part(
         checkpoint = load_checkpoint(
             config.model, dtype=config.dtype, device=device, quantization=config.quantization
         )
-        return _settle(config, checkpoint, device=device, reference=None)
+        return _settle(config, checkpoint, device=device)
     references = []
 
     def cut(model: PreTrainedModel) -> None:
@@ -93,6 +95,7 @@ def load_part(
         config,
         dataclasses.replace(checkpoint, kv_shape=kv_shape),
         device=device,
+        collectives=collectives,
         reference=references[0] if references else None,
     )
 
@@ -116,7 +119,11 @@ def assemble(
         layout=backend.kv_layout,
     )
     model = TransformersModel(
-        part.checkpoint.model, backend=backend, cache=cache, device=part.device
+        part.checkpoint.model,
+        backend=backend,
+        cache=cache,
+        device=part.device,
+        collectives=part.collectives,
     )
     return model, cache, backend
 
@@ -180,7 +187,8 @@ def _settle(
     checkpoint: Checkpoint,
     *,
     device: torch.device,
-    reference: torch.Tensor | None,
+    collectives: Collectives | None = None,
+    reference: torch.Tensor | None = None,
 ) -> ModelPart:
     return ModelPart(
         checkpoint=checkpoint,
@@ -193,6 +201,7 @@ def _settle(
             dtype=checkpoint.dtype,
             head_dim=checkpoint.kv_shape.head_dim,
         ),
+        collectives=collectives,
         reference=reference,
     )
 

@@ -79,6 +79,7 @@ def verify(
     *,
     draft_token_ids: IntArray,
     num_draft_tokens: IntArray,
+    is_usable: BoolArray | None = None,
     rule: AcceptanceRule = AcceptanceRule.MATCH,
 ) -> Verdict:
     """Judges all drafts of a step and samples one further token per sequence.
@@ -90,10 +91,12 @@ def verify(
         sequences: B of them.
         draft_token_ids: [P]; ids outside the vocabulary are never accepted.
         num_draft_tokens: [B].
+        is_usable: [R]; False: not to be used, whatever its logits. None: all may be.
     """
     num_rows_each = num_draft_tokens + 1
     starts = np.cumsum(num_rows_each) - num_rows_each
-    sampled, is_usable = _likeliest_of_rows(logits)
+    sampled, is_finite = _likeliest_of_rows(logits)
+    is_usable = is_finite if is_usable is None else is_finite & is_usable
     special = [
         i
         for i, s in enumerate(sequences)
@@ -109,8 +112,8 @@ def verify(
     output_token_ids, num_accepted_tokens = accept(
         sampled, draft_token_ids, num_draft_tokens, is_usable
     )
-    is_finite = is_usable[starts + num_accepted_tokens]
-    num_emitted = num_accepted_tokens + is_finite
+    last_is_usable = is_usable[starts + num_accepted_tokens]
+    num_emitted = num_accepted_tokens + last_is_usable
     logprobs = {}
     for i, sequence in enumerate(sequences):
         if sequence.sampling.logprobs is not None and num_emitted[i]:
@@ -120,7 +123,7 @@ def verify(
     return Verdict(
         output_token_ids=output_token_ids,
         num_accepted_tokens=num_accepted_tokens,
-        is_finite=is_finite,
+        is_finite=last_is_usable,
         logprobs=logprobs,
     )
 

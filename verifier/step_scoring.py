@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from verifier.batch_expansion import DraftedSequence, expand
 from verifier.batch_layout import BatchLayout, ScheduledTokens
-from verifier.errors import NOT_FINITE_LOGITS, ModelOutputError
+from verifier.errors import NOT_FINITE_KV, NOT_FINITE_LOGITS, ModelOutputError
 from verifier.messages import PromptScored, Scored
+from verifier.rejection_sampler import BoolArray
 from verifier.scheduler import ScheduledSequence
 from verifier.scored_rows import (
     ScoredRows,
@@ -56,6 +58,8 @@ class StepScoring:
         self.sampled = [item for item in continued if item.samples]
         self.continued = self.sampled + [item for item in continued if not item.samples]
         self.entries: list[ScheduledTokens] = []
+        # Of each entry of the batch.
+        self._owners = [item.sequence for item in self.continued]
         self._owned: list[_OwnedRows] = []
         self._num_rows = 0
         self.wants_hidden_states = False
@@ -79,6 +83,23 @@ class StepScoring:
         """Of a step's logits [R, V] those that sampled sequences are judged by."""
         return logits[: int(layout.num_sampled_tokens[: len(self.sampled)].sum())]
 
+    def reject_failed(
+        self, table: SequenceTable, layout: BatchLayout, kv_is_finite: BoolArray
+    ) -> None:
+        """Rejects the sequences that have a token, and no draft, whose K/V is not finite. Nothing
+        that was computed for them in this step counts, so no cache gets it.
+
+        Args:
+            kv_is_finite: [T].
+        """
+        failed = np.flatnonzero(~kv_is_finite)
+        entries = np.searchsorted(layout.cu_seqlens_q, failed, side="right") - 1
+        first_drafts = layout.cu_seqlens_q[1:] - layout.num_draft_tokens
+        for entry in np.unique(entries[failed < first_drafts[entries]]).tolist():
+            sequence = self._owners[entry]
+            if sequence.is_running:
+                table.reject(sequence, ModelOutputError(NOT_FINITE_KV))
+
     def tell(
         self,
         table: SequenceTable,
@@ -96,6 +117,8 @@ class StepScoring:
             hidden_states = model.hidden_states
         for owned in self._owned:
             sequence = owned.item.sequence
+            if not sequence.is_running:
+                continue  # rejected in this step
             indices = torch.from_numpy(layout.scored_logits_indices[owned.places])
             rows = logits[indices.to(logits.device)]
             if owned.rows and not are_finite(rows):
@@ -124,6 +147,7 @@ class StepScoring:
             first_alone = _first_expanded_row(sequence, end)
             places: list[int] = []
             if start < first_alone:
+                self._owners.append(sequence)
                 together = range(min(rows.start, first_alone), min(rows.stop, first_alone))
                 places += self._take(len(together))
                 self.entries.append(
@@ -160,6 +184,12 @@ class StepScoring:
         )
         first_place = self._num_rows
         self._take(len(batch.rows))
+        owners = {
+            row: item.sequence
+            for (item, _, _), place in zip(expanded, batch.places, strict=True)
+            for row in place
+        }
+        self._owners += [owners[row] for row in range(len(batch.rows))]
         for row in batch.rows:
             self.entries.append(
                 ScheduledTokens(

@@ -11,11 +11,14 @@ class TargetModel(Protocol):
     """Runs one forward pass; owns its K/V cache. Called by the engine thread only."""
 
     vocab_size: int
+    # Of the last layout: [T_padded] bool, whether each token's K/V is finite, before and as it was
+    # written. None: the model keeps none that could fail.
+    kv_is_finite: torch.Tensor | None
 
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         """Logits [R, vocab_size] of the layout's real rows, in order; any float dtype.
 
-        Writes K/V of all scheduled tokens, drafts included.
+        Writes K/V of all scheduled tokens, drafts included, and sets `kv_is_finite`.
         """
         ...
 

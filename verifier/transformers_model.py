@@ -20,6 +20,7 @@ from verifier.batch_layout import BatchLayout
 from verifier.device_copy import to_device
 from verifier.kv_cache import KVCache
 from verifier.lean_decoder import LeanModel, is_lean
+from verifier.tensor_parallel.collectives import Collectives
 
 ATTENTION_NAME = "tandem_paged"
 
@@ -53,13 +54,17 @@ class TransformersModel:
         backend: AttentionBackend,
         cache: KVCache,
         device: torch.device,
+        collectives: Collectives | None = None,
     ) -> None:
+        """`collectives`: where the model is one rank's part."""
         self.vocab_size = int(model.config.vocab_size)
+        self.kv_is_finite: torch.Tensor | None = None
         self.hidden_states: torch.Tensor | None = None
         self._model = model
         self._backend = backend
         self._cache = cache
         self._device = device
+        self._collectives = collectives
         self._lean: LeanModel | None = None
         if type(backend) is SdpaBackend and device.type == "cpu" and is_lean(model):
             self._lean = LeanModel(model, backend=backend, cache=cache)
@@ -67,8 +72,18 @@ class TransformersModel:
     @torch.inference_mode()
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         if self._lean is not None:
-            logits, self.hidden_states = self._lean.forward(layout)
+            logits, self.kv_is_finite, self.hidden_states = self._lean.forward(layout)
             return logits
+        self._cache.begin_step()
+        logits = self._forward_keeping(layout)
+        self.kv_is_finite = self._cache.finite_rows()
+        if self._collectives is not None:
+            # Each rank sees its own heads only.
+            num_failed = self._collectives.sum((~self.kv_is_finite).float())
+            self.kv_is_finite = num_failed == 0
+        return logits
+
+    def _forward_keeping(self, layout: BatchLayout) -> torch.Tensor:
         if len(layout.hidden_state_indices):
             with self._keeping_hidden_states(layout):
                 return self._forward(layout)

@@ -17,6 +17,10 @@ class PausableModel:
         self.may_run.set()
         self._model = model
 
+    @property
+    def kv_is_finite(self) -> torch.Tensor | None:
+        return self._model.kv_is_finite
+
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         self.may_run.wait()
         return self._model.forward(layout)

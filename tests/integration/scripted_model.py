@@ -12,6 +12,8 @@ from verifier.batch_layout import BatchLayout
 class ScriptedModel:
     """Implements `TargetModel`: greedy at position i (0-based) of the sequence gives script[i]."""
 
+    kv_is_finite: torch.Tensor | None = None
+
     def __init__(self, script: dict[int, int], *, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._script = script
@@ -26,6 +28,8 @@ class ScriptedModel:
 
 class FixedLawModel:
     """Implements `TargetModel`: the same logits at every position, whatever came before."""
+
+    kv_is_finite: torch.Tensor | None = None
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.vocab_size = len(logits)

@@ -225,10 +225,13 @@ def start_engine_with(
     max_num_waiting: int = 100,
     max_scored_rows: int = 256,
     idle_timeout_s: float = 60.0,
+    poison: frozenset[int] = frozenset(),
     observer: RecordingObserver | None = None,
 ) -> RunningEngine:
     observer = observer or RecordingObserver()
-    model = ScriptedModel(rule, num_slots=(num_blocks + 1) * block_size, block_size=block_size)
+    model = ScriptedModel(
+        rule, num_slots=(num_blocks + 1) * block_size, block_size=block_size, poison=poison
+    )
     engine = Engine(
         model=model,
         scheduler=Scheduler(

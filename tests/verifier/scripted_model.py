@@ -36,13 +36,24 @@ class ScriptedModel:
 
     vocab_size = VOCAB_SIZE
 
-    def __init__(self, rule: Rule, *, num_slots: int, block_size: int) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        *,
+        num_slots: int,
+        block_size: int,
+        poison: frozenset[int] = frozenset(),
+    ) -> None:
+        """`poison`: tokens whose K/V is not finite; that of all that follow one still is."""
         self.rule = rule
+        self.kv_is_finite: torch.Tensor | None = None
+        self._poison = list(poison)
         self._block_size = block_size
         self._memory = np.full(num_slots, -1)
 
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         self._memory[layout.slot_mapping] = layout.input_token_ids
+        self.kv_is_finite = torch.from_numpy(~np.isin(layout.input_token_ids, self._poison))
         logits = torch.zeros(layout.num_rows, VOCAB_SIZE)
         known = [
             self._read(block_table, int(seq_len))

@@ -1,12 +1,13 @@
 """The K/V tensors: what is written where, and that failures do not spread through them."""
 
+import dataclasses
 from typing import cast
 
 import pytest
 import torch
 
 from tests.verifier.paged_model import BLOCK_SIZE, Chunk, PagedModel, make_small_model, some_tokens
-from verifier.kv_cache import KVCache, KVShape
+from verifier.kv_cache import KVCache, KVLayout, KVShape
 from verifier.numerics import STRICT
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.float32)
@@ -54,9 +55,38 @@ def test_everything_in_the_cache_stays_finite(bad: float) -> None:
     assert torch.isfinite(stored).all()
 
 
-@pytest.fixture
-def poisoned() -> PagedModel:
-    paged = make_small_model("llama")
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("layout", KVLayout)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_with_any_value_that_is_not_finite_are_told(
+    bad: float, layout: KVLayout, dtype: torch.dtype
+) -> None:
+    shape = dataclasses.replace(SHAPE, dtype=dtype)
+    cache = KVCache(
+        shape, num_blocks=5, block_size=BLOCK_SIZE, device=torch.device("cpu"), layout=layout
+    )
+    slots = torch.arange(6)
+    # As large as float16 has numbers: they are fine.
+    healthy = torch.full((2, 3, 6, 4), 65504.0, dtype=dtype)
+    for failing in ((0, 0, 1, 3), (1, 2, 4, 0)):
+        for layer in range(2):
+            tensors = healthy.clone()
+            tensors[failing] = bad
+            cache.begin_step()
+            cache.write(layer, *tensors.unbind(), slots)
+            cache.write(1 - layer, *healthy.unbind(), slots)
+            assert cache.finite_rows().tolist() == [row != failing[2] for row in range(6)]
+    both = healthy.clone()
+    both[0, 0, 2, :2] = torch.tensor([torch.inf, -torch.inf])
+    cache.begin_step()
+    cache.write(0, *both.unbind(), slots)
+    assert cache.finite_rows().tolist() == [True, True, False, True, True, True]
+
+
+@pytest.fixture(params=["llama", "phi3"])
+def poisoned(request: pytest.FixtureRequest) -> PagedModel:
+    """With lean and with transformers' modules."""
+    paged = make_small_model(request.param)
     cast(torch.nn.Embedding, paged.model.get_input_embeddings()).weight[POISON] = torch.nan
     return paged
 
@@ -66,19 +96,27 @@ def chunk(token_ids: list[int], first_block: int, start: int = 0) -> Chunk:
         token_ids=token_ids,
         start=start,
         block_table=list(range(first_block, first_block + 8)),
-        num_rows=len(token_ids),
+        num_rows=1,
     )
 
 
 def test_a_failed_sequence_changes_no_bit_of_its_neighbours(poisoned: PagedModel) -> None:
-    """In the same step and in later ones, its blocks right behind theirs."""
+    """In the same step and in later ones, its blocks right behind theirs.
+
+    Only last rows have logits, and those of the failed one are finite: its K/V tells.
+    """
     healthy, other = some_tokens(40, POISON, seed=1), some_tokens(40, POISON, seed=2)
     failing = [*other[:20], POISON, *other[21:]]
 
     def run(neighbour: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, neighbours = poisoned.run(chunk(healthy[:30], 0), chunk(neighbour, 2))
+        rows, _ = poisoned.run(chunk(healthy[:30], 0), chunk(neighbour, 2))
+        is_finite = poisoned.paged.kv_is_finite
+        assert is_finite is not None
+        assert is_finite[:30].all(), "a neighbour is blamed"
+        first_bad = neighbour.index(POISON) if POISON in neighbour else 40
+        assert is_finite[30 : 30 + first_bad].all()
+        assert first_bad == 40 or not is_finite[30 + first_bad]
         later = poisoned.run(chunk(healthy[30:32], 0, start=30))[0]
-        assert torch.isfinite(neighbours).all() == (POISON not in neighbour)
         return rows, later
 
     for expected, got in zip(run(other), run(failing), strict=True):

@@ -34,6 +34,10 @@ class WatchedModel:
         self.logits = torch.empty(0)
         self._model = model
 
+    @property
+    def kv_is_finite(self) -> torch.Tensor | None:
+        return self._model.kv_is_finite
+
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         self.logits = self._model.forward(layout)
         return self.logits

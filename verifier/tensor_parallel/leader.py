@@ -129,6 +129,11 @@ class ParallelModel:
         self._watch = watch
 
     @property
+    def kv_is_finite(self) -> torch.Tensor | None:
+        """The same on every rank."""
+        return self._own.kv_is_finite
+
+    @property
     def hidden_states(self) -> torch.Tensor | None:
         """Rank 0's: every rank has them whole."""
         return self._own.hidden_states if isinstance(self._own, KeepsHiddenStates) else None

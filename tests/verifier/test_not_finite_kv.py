@@ -1,0 +1,280 @@
+"""A sequence with K/V that is not finite is rejected alone, and no cache gets what it computed.
+
+The bundled model, with an embedding of NaN for some tokens: whatever attends to one is worthless.
+"""
+
+import dataclasses
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.paged_model import some_tokens
+from tests.verifier.running_engine import (
+    PATIENCE_S,
+    EngineSession,
+    StartEngine,
+    is_terminal,
+)
+from tests.verifier.scripted_model import continue_by, hashed
+from verifier import parity_probe
+from verifier.build import LoadedModel, build_engine, load_model
+from verifier.config import VerifierConfig
+from verifier.engine import Engine
+from verifier.errors import NOT_FINITE_KV, ModelOutputError
+from verifier.messages import Decided, Opened, Rejected
+from verifier.sampling import Sampling
+from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions
+from verifier.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.transformers_model import TransformersModel
+
+VOCAB_SIZE = 2048
+BLOCK_SIZE = 16
+POISON = [1729, 19, 1000]
+
+
+@pytest.fixture(scope="module")
+def poisoned_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert not set(POISON) & set(parity_probe.token_ids(vocab_size=VOCAB_SIZE, max_model_len=2048))
+    folder = tmp_path_factory.mktemp("poisoned")
+    shutil.copytree(MODEL_FOLDER, folder, dirs_exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    # The output layer keeps its own.
+    weights.setdefault("lm_head.weight", embedding.clone())
+    embedding[POISON] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["lean", "transformers"])
+def poisoned(
+    request: pytest.FixtureRequest, poisoned_folder: Path, bundled_config: VerifierConfig
+) -> tuple[LoadedModel, VerifierConfig]:
+    """Both of the ways that a forward pass goes."""
+    config = bundled_config.model_copy(
+        update={"model": poisoned_folder, "max_num_batched_tokens": 48}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "transformers":
+            patch.setattr("verifier.transformers_model.is_lean", lambda model: False)
+        loaded = load_model(config)
+    assert isinstance(loaded.model, TransformersModel)
+    assert (loaded.model._lean is None) == (request.param == "transformers")
+    return loaded, config
+
+
+@dataclasses.dataclass
+class Running:
+    engine: Engine
+    session: EngineSession
+
+    def end_of(self, prompt: list[int], **fields: object) -> tuple[str, Decided | Rejected]:
+        sequence_id = self.session.open(prompt, **fields)
+        return sequence_id, self.session.wait_end(sequence_id)
+
+    def num_cached(self, sequence_id: str) -> int:
+        opened = self.session.of(sequence_id)[0]
+        assert isinstance(opened, Opened)
+        return opened.num_cached_tokens
+
+
+@pytest.fixture
+def running(poisoned: tuple[LoadedModel, VerifierConfig]) -> Iterator[Running]:
+    engine = build_engine(*poisoned, [])
+    engine.start()
+    session = EngineSession(engine)
+    try:
+        yield Running(engine, session)
+        session.detach()
+        engine.when_idle().result(PATIENCE_S)
+        engine.call(engine.check_integrity).result(PATIENCE_S)
+        assert engine.load.num_kv_blocks_used == 0
+    finally:
+        engine.stop()
+        engine.stopped.result(PATIENCE_S)
+
+
+def healthy_tokens(num_tokens: int, seed: int = 1) -> list[int]:
+    return [t for t in some_tokens(2 * num_tokens, VOCAB_SIZE, seed) if t not in POISON][
+        :num_tokens
+    ]
+
+
+def assert_rejected(end: Decided | Rejected, message: str = NOT_FINITE_KV) -> None:
+    assert isinstance(end, Rejected)
+    assert isinstance(end.error, ModelOutputError)
+    assert end.error.message == message
+
+
+# In a chunk that does not end the prompt, behind its border, in the one that ends it, at the end.
+@pytest.mark.parametrize("place", [0, 20, 47, 48, 95, 130, 139])
+def test_a_prompt_with_one_is_rejected_alone(running: Running, place: int) -> None:
+    bystander, prompt = healthy_tokens(60, seed=2), healthy_tokens(140)
+    [expected_id, expected] = running.end_of(bystander, max_new_tokens=30, cache_salt="before")
+    assert isinstance(expected, Decided)
+
+    session = running.session
+    poisoned_prompt = [*prompt[:place], POISON[0], *prompt[place + 1 :]]
+    beside = session.open(bystander, max_new_tokens=30, cache_salt="beside")
+    session.wait_decided(beside, 1)
+    failing, end = running.end_of(poisoned_prompt, max_new_tokens=5)
+    assert_rejected(end)
+    assert not session.output(failing)
+    session.wait_end(beside)
+    assert session.output(beside) == session.output(expected_id)
+
+    # The block with it and those behind it are in no cache; those before it may be.
+    most_cached = place // BLOCK_SIZE * BLOCK_SIZE
+    again, end = running.end_of(poisoned_prompt, max_new_tokens=5)
+    assert_rejected(end)
+    assert running.num_cached(again) <= most_cached
+    longer, end = running.end_of([*poisoned_prompt, 3], max_new_tokens=5)
+    assert_rejected(end)
+    assert running.num_cached(longer) <= most_cached
+    healthy_ids = [
+        running.end_of(prompt, max_new_tokens=5, cache_salt=salt)[0] for salt in ("", "another")
+    ]
+    assert running.num_cached(healthy_ids[0]) <= most_cached
+    outputs = [session.output(sequence_id) for sequence_id in healthy_ids]
+    assert outputs[0] == outputs[1]
+
+
+def test_prompt_logprobs_and_scores_fail_with_it(running: Running) -> None:
+    prompt = [*healthy_tokens(30), POISON[0], *healthy_tokens(70, seed=3)]
+    _, end = running.end_of(prompt, max_new_tokens=2, sampling=Sampling(prompt_logprobs=1))
+    assert_rejected(end)
+    for method in ScoringMethod:
+        scored = [
+            DraftsToScore(token_ids=healthy_tokens(60), draft_token_ids=[5]),
+            DraftsToScore(token_ids=prompt, draft_token_ids=[5, 6]),
+            DraftsToScore(token_ids=healthy_tokens(20), draft_token_ids=[7, POISON[0], 8]),
+        ]
+        for sequences, is_failing in ((scored[:1], False), (scored[:2], True), (scored[2:], True)):
+            options = ScoreOptions(scoring=Scoring(method=method, num_top=1), sampling=Sampling())
+            call = ScoreCall(running.engine, sequences, options)
+            if is_failing:
+                with pytest.raises(ModelOutputError) as raised:
+                    call.result.result(PATIENCE_S)
+                assert raised.value.field == f"sequences[{len(sequences) - 1}]"
+            else:
+                assert len(call.result.result(PATIENCE_S)) == 1
+            call.close()
+
+
+LAWS = {
+    "greedy": Sampling(logprobs=2),
+    "random": Sampling(temperature=1.5, top_k=50, seed=7, logprobs=1),
+    "penalised": Sampling(
+        temperature=1.2, repetition_penalty=1.3, frequency_penalty=0.2, seed=11, logprobs=0
+    ),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("seed", range(6))
+def test_any_drafts_end_as_without_them(running: Running, law: str, seed: int) -> None:
+    """Right tokens, any tokens, poison among both; stop tokens, too."""
+    draw = random.Random(seed)
+    # The model copies, so that some of these come up; half of the time one is poison.
+    prompt = (healthy_tokens(12, seed) * 4)[: draw.randint(20, 48)]
+    bias = [(POISON[0], 12.0)] if draw.random() < 0.5 else []
+    sampling = dataclasses.replace(LAWS[law], logit_bias=(*bias, *((t, 11.0) for t in prompt[:12])))
+    stops = frozenset({prompt[3]}) if draw.random() < 0.5 else frozenset()
+    session = running.session
+
+    def run(is_hinted: bool) -> tuple[type, list[int], list[int], list[float]]:
+        sequence_id = session.open(
+            prompt,
+            sampling=sampling,
+            stop_token_ids=stops,
+            max_new_tokens=40,
+            draft_wait=DraftWait.ALWAYS,
+            cache_salt=str(is_hinted),
+        )
+        while not any(map(is_terminal, session.of(sequence_id))):
+            session.read()
+            known = session.output(sequence_id)
+            hint = []
+            if is_hinted:
+                hint = plain[1][len(known) :][: draw.randint(0, 7)]
+                for _ in range(draw.randint(0, 3)):
+                    place = draw.randint(0, len(hint))
+                    hint.insert(place, draw.choice([*POISON, draw.randrange(VOCAB_SIZE)]))
+            session.hint(sequence_id, len(prompt) + len(known), hint)
+        logprobs = [each for event in session.decided(sequence_id) for each in event.logprobs]
+        end = session.wait_end(sequence_id)
+        return (
+            type(end),
+            session.output(sequence_id),
+            [each.token_id for each in logprobs],
+            [each.logprob for each in logprobs],
+        )
+
+    plain = run(is_hinted=False)
+    for _ in range(2):
+        drafted = run(is_hinted=True)
+        assert drafted[:3] == plain[:3]
+        assert drafted[3] == pytest.approx(plain[3], abs=1e-3)
+
+
+@pytest.mark.stand_in
+def test_an_accepted_draft_with_it_is_told_and_then_fails_the_sequence(
+    start_engine: StartEngine,
+) -> None:
+    """As without drafts, and its block is in no cache though it is full."""
+    text = [0, 1, 2, 7, 3, 3, 3, 3, 3]
+    running = start_engine(rule=lambda known: text[len(known)], poison=frozenset({7}))
+    session = running.attach()
+    for hint in ([2, 7, 3], []):
+        sequence_id = session.open([0], max_new_tokens=7, draft_wait=DraftWait.ALWAYS)
+        length = 1
+        while not any(map(is_terminal, session.of(sequence_id))):
+            session.read()
+            length = 1 + len(session.output(sequence_id))
+            session.hint(sequence_id, length, hint if length == 2 else [])
+        assert_rejected(session.wait_end(sequence_id), session.of(sequence_id)[-1].error.message)  # type: ignore[union-attr]
+        assert session.output(sequence_id) == [1, 2, 7]
+    again = session.open([0, 1, 2, 7, 1], max_new_tokens=1)
+    assert_rejected(session.wait_end(again))
+    opened = session.of(again)[0]
+    assert isinstance(opened, Opened)
+    assert opened.num_cached_tokens == 0
+
+
+@pytest.mark.stand_in
+def test_a_stop_token_with_it_ends_well_and_its_block_is_in_no_cache(
+    start_engine: StartEngine,
+) -> None:
+    text = [0, 1, 2, 7, 3, 3, 3, 3, 3]
+    running = start_engine(rule=lambda known: text[len(known)], poison=frozenset({7}))
+    session = running.attach()
+    sequence_id = session.open(
+        [0], max_new_tokens=7, draft_wait=DraftWait.ALWAYS, stop_token_ids=frozenset({7})
+    )
+    session.wait_decided(sequence_id, 1)
+    session.hint(sequence_id, 2, [2, 7, 3])
+    assert isinstance(session.wait_end(sequence_id), Decided)
+    assert session.output(sequence_id) == [1, 2, 7]
+    again = session.open([0, 1, 2, 7, 1], max_new_tokens=1)
+    assert_rejected(session.wait_end(again))
+
+
+@pytest.mark.stand_in
+def test_a_rejected_draft_with_it_harms_nobody(start_engine: StartEngine) -> None:
+    running = start_engine(poison=frozenset({7}))
+    session = running.attach()
+    sequence_id = session.open([1], max_new_tokens=10, draft_wait=DraftWait.ALWAYS)
+    while not any(map(is_terminal, session.of(sequence_id))):
+        session.read()
+        known = [1, *session.output(sequence_id)]
+        session.hint(sequence_id, len(known), [hashed(known), 7, 7, 1])
+    assert session.output(sequence_id) == continue_by(hashed, [1], 10)
