@@ -5,9 +5,10 @@ computed wrongly is refused by name, and before serving, the loaded model is com
 transformers' own attention on a short text, so that an unknown peculiarity shows at start.
 """
 
+import contextlib
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -248,6 +249,39 @@ def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tens
     finally:
         model.config = own_config
         model.set_attn_implementation(ATTENTION_NAME)
+
+
+@contextlib.contextmanager
+def widened_weights(model: PreTrainedModel) -> Iterator[None]:
+    """The model computes in float32, with the weights that it has, until the end.
+
+    Each module's weights are widened while it runs: that takes the memory of one module's, the
+    largest embedding's at most, not of another model.
+    """
+    kept: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def widen(module: torch.nn.Module, _: Any) -> None:
+        with torch.inference_mode(mode=False):
+            for parameter in module.parameters(recurse=False):
+                if parameter.dtype in (torch.bfloat16, torch.float16):
+                    kept[parameter] = parameter.data
+                    parameter.data = parameter.data.float()
+
+    def restore(module: torch.nn.Module, *_: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            if parameter in kept:
+                parameter.data = kept.pop(parameter)
+
+    handles = []
+    try:
+        for module in cast(torch.nn.Module, model).modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                handles.append(module.register_forward_pre_hook(widen))
+                handles.append(module.register_forward_hook(restore, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _rope_types(config: Any) -> set[str]:

@@ -14,7 +14,7 @@ from servicekit.config import ConfigError
 from verifier import parity_probe
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
-from verifier.checkpoint import Checkpoint, load_checkpoint, reference_logits
+from verifier.checkpoint import Checkpoint, load_checkpoint
 from verifier.config import VerifierConfig
 from verifier.kv_cache import KVCache
 from verifier.numerics import FAST, STRICT, Numerics
@@ -30,7 +30,7 @@ class ModelPart:
 
     Attributes:
         collectives: of several ranks.
-        reference: rank 0 of several: the whole model's logits [T, V] of the parity probe's text.
+        reference: rank 0 of several: the whole model's, of the parity probe's text.
     """
 
     checkpoint: Checkpoint
@@ -38,7 +38,7 @@ class ModelPart:
     numerics: Numerics
     attention: AttentionChoice
     collectives: Collectives | None = None
-    reference: torch.Tensor | None = None
+    reference: parity_probe.Reference | None = None
 
     @property
     def block_size(self) -> int:
@@ -83,7 +83,7 @@ def load_part(
                 vocab_size=int(model.config.vocab_size),
                 max_model_len=int(model.config.max_position_embeddings),
             )
-            references.append(reference_logits(model, token_ids))
+            references.append(parity_probe.make_reference(model, token_ids))
         shard(model, collectives)
 
     checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=device, prepare=cut)
@@ -188,7 +188,7 @@ def _settle(
     *,
     device: torch.device,
     collectives: Collectives | None = None,
-    reference: torch.Tensor | None = None,
+    reference: parity_probe.Reference | None = None,
 ) -> ModelPart:
     return ModelPart(
         checkpoint=checkpoint,

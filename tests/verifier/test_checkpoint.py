@@ -1,8 +1,9 @@
 """Which checkpoint folders are served, which are refused and why, and their digests."""
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from verifier.checkpoint import (
 )
 from verifier.config import VerifierConfig
 from verifier.kv_cache import KVCache
+from verifier.lean_decoder import LeanDecoder, _LeanLayer
 from verifier.transformers_model import TransformersModel
 
 SaveModel = Callable[..., Path]
@@ -251,6 +253,80 @@ class TestParityProbe:
         folder = save_model(SMALL_CONFIGS[name]())
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
             load_model(config_for(folder, dtype=dtype, quantization=quantization))
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda layer: {"scaling": layer.scaling * 1.1},
+            lambda layer: {"scaling": layer.scaling * 0.9},
+            lambda layer: {"norms_heads": False},
+        ],
+        ids=["softmax scale 10 % too large", "softmax scale 10 % too small", "no query-key norm"],
+    )
+    def test_stops_a_lean_layer_that_computes_a_little_else(
+        self, monkeypatch: pytest.MonkeyPatch, dtype: str, change: Callable[[Any], dict[str, Any]]
+    ) -> None:
+        """The bundled model: its rounding in bfloat16 is large."""
+
+        class OtherLayer(_LeanLayer):
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments)
+                vars(self).update(change(self))
+
+        monkeypatch.setattr("verifier.lean_decoder._LeanLayer", OtherLayer)
+        with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
+            load_model(config_for(MODEL_FOLDER, dtype=dtype))
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_stops_rotary_embeddings_of_another_base(
+        self, monkeypatch: pytest.MonkeyPatch, dtype: str
+    ) -> None:
+        class OtherDecoder(LeanDecoder):
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments)
+                num = len(self.inv_freq)
+                self.inv_freq = self.inv_freq * 2.0 ** (-torch.arange(num) / num)
+
+        monkeypatch.setattr("verifier.lean_decoder.LeanDecoder", OtherDecoder)
+        with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
+            load_model(config_for(MODEL_FOLDER, dtype=dtype))
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_stops_a_wrong_softmax_scale_in_transformers_modules(
+        self, monkeypatch: pytest.MonkeyPatch, dtype: str
+    ) -> None:
+        broken = broken_backend(scaling=1.1 * 32**-0.5)
+        monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken)
+        with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
+            load_model(config_for(MODEL_FOLDER, dtype=dtype))
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_lets_the_bundled_model_pass_and_leaves_its_weights_as_they_were(
+        self, dtype: str
+    ) -> None:
+        loaded = load_model(config_for(MODEL_FOLDER, dtype=dtype))
+        assert isinstance(loaded.model, TransformersModel)
+        stored = load_file(MODEL_FOLDER / "model.safetensors")
+        for name, parameter in loaded.model._model.named_parameters():
+            assert str(parameter.dtype) == f"torch.{dtype}"
+            assert torch.equal(parameter, stored[name].to(parameter.dtype)), name
+        modules = list(loaded.model._model.modules())
+        assert not any(module._forward_pre_hooks or module._forward_hooks for module in modules)
+
+    def test_a_model_that_takes_no_wider_weights_is_compared_in_its_own_dtype(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        @contextlib.contextmanager
+        def fail(model: PreTrainedModel) -> Iterator[None]:
+            raise RuntimeError("expected bfloat16")
+            yield
+
+        monkeypatch.setattr("verifier.parity_probe.widened_weights", fail)
+        assert load_model(config_for(MODEL_FOLDER, dtype="bfloat16")).served.dtype == "bfloat16"
+        monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken_backend(scaling=1.0))
+        with pytest.raises(CheckpointError, match="differ by"):
+            load_model(config_for(MODEL_FOLDER, dtype="bfloat16"))
 
     def test_stops_a_window_that_attention_is_not_told_of(self, save_model: SaveModel) -> None:
         """PhiMoE's window is in transformers' masks only; it is longer than the probe's text."""
