@@ -63,6 +63,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     max_concurrent_requests: int = pydantic.Field(default=1024, ge=1)
     """Most requests at a time, each choice counting as one; further ones are turned away."""
 
+    unread_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
+    """How long a client may leave output unread, so that no more can be sent, before its request is
+    ended, in seconds."""
+
     draft_deadline_s: float = pydantic.Field(default=0.25, gt=0, allow_inf_nan=False)
     """How late a drafter may answer before nobody waits for it until it has caught up, in seconds;
     40 times as late, it counts as gone."""

@@ -94,6 +94,9 @@ class GatewayMetrics:
         self._requests_shed = counter(
             "requests_shed", "Requests that were turned away, by reason.", ["reason"]
         )
+        self._requests_unread = counter(
+            "requests_unread", "Requests that were ended because their client did not read."
+        )
         # No request is resumed yet; the name is there so that dashboards find it.
         self._request_resumes = counter(
             "request_resumes", "Choices that moved to another verifier, by reason.", ["reason"]
@@ -151,6 +154,11 @@ class GatewayMetrics:
     def count_error(self, error: Exception) -> None:
         """A request ended in an error."""
         self._request_errors.labels(code_name(error)).inc()
+
+    def count_unread(self, error: Exception) -> None:
+        """A request was ended, with this error, because its client did not read."""
+        self._requests_unread.inc()
+        self.count_error(error)
 
     def count_steps(self, steps: Sequence[Step]) -> None:
         """Clients were shown what these steps gave."""

@@ -17,6 +17,7 @@ from gateway.http import HttpListener
 from gateway.messages import DraftWait
 from gateway.metrics import GatewayMetrics
 from gateway.odd_messages import OddMessages
+from gateway.readers import Readers
 from gateway.service import SERVICE_NAME, GenerationServicer
 from gateway.tokenization import Tokenizer, TokenizerLoadError
 from gateway.verifier_link import VerifierLink
@@ -81,7 +82,11 @@ class GatewayServer:
             limit_options=limits_pb2,
         )
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(self.frontend), self.server.grpc
+            GenerationServicer(
+                self.frontend,
+                Readers(unread_timeout_s=config.unread_timeout_s, on_unread=metrics.count_unread),
+            ),
+            self.server.grpc,
         )
         self._add_links(metrics, odd_messages)
         if self._channels and config.peers.peer_tls_cert is not None:

@@ -5,12 +5,12 @@ server's interceptor turns them into statuses with `errors.ERROR_TABLE`.
 """
 
 import contextlib
-from collections.abc import AsyncIterator
 
 import grpc
 
 from gateway import wire
 from gateway.frontend import Frontend
+from gateway.readers import Readers
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -26,18 +26,24 @@ _ListModelsContext = grpc.aio.ServicerContext[
 class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     """The RPCs of gateway.proto."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, readers: Readers) -> None:
         self._frontend = frontend
+        self._readers = readers
 
-    async def Generate(
+    # Not a generator: it writes its responses itself, to know how long each waits.
+    async def Generate(  # type: ignore[override]
         self, request: gateway_pb2.GenerateRequest, context: _GenerateContext
-    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+    ) -> None:
         """One request; see the proto."""
         events = self._frontend.generate(wire.generate_request_from_proto(request))
-        # The client may go away at any message: then what the request holds is freed at once.
-        async with contextlib.aclosing(events):
+        # The client may go away, or stop reading, at any message: then what the request holds is
+        # freed at once.
+        async with self._readers.watch() as reader, contextlib.aclosing(events):
             async for event in events:
-                yield wire.event_to_proto(event)
+                message = wire.event_to_proto(event)
+                reader.begin_write()
+                await context.write(message)
+                reader.end_write()
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: _ListModelsContext
