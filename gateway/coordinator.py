@@ -296,7 +296,14 @@ class Coordinator:
         """VerifierListener: it can be routed to."""
         if verifier.welcome is not None:
             self._metrics.expect_positions(verifier.welcome.limits.max_num_speculative_tokens)
-        self._on_availability()
+            if self._fleet.is_outvoted(verifier):
+                self._logger.warning(
+                    "model_digests_differ",
+                    verifier=verifier.name,
+                    model_id=verifier.welcome.model_id,
+                    model_digest=verifier.welcome.model_digest,
+                )
+        self._on_verifiers_changed()
 
     def on_verifier_down(self, verifier: VerifierLink) -> None:
         """VerifierListener: its sequences are gone with it.
@@ -309,7 +316,7 @@ class Coordinator:
                 sequence,
                 UnavailableError("the verifier is gone", retry_after_ms=RETRY_AFTER_MS),
             )
-        self._on_availability()
+        self._on_verifiers_changed()
 
     def on_drafter_up(self, drafter: DrafterLink) -> None:
         """DrafterListener: it is being sent the histories; hints follow by themselves."""
@@ -362,8 +369,15 @@ class Coordinator:
             num_speculative_tokens=request.num_speculative_tokens,
             cache_salt=request.cache_salt,
             priority=request.priority,
+            expected_model_digest=request.model_digest,
             tokens_per_match=request.ngram.tokens_per_match or 0,
         )
+
+    def _on_verifiers_changed(self) -> None:
+        self._metrics.set_verifiers_outvoted(
+            sum(self._fleet.is_outvoted(verifier) for verifier in self._fleet.verifiers)
+        )
+        self._on_availability()
 
     def _expect_no_hints(self, sequence: _Sequence) -> None:
         if sequence.expects_hints:

@@ -72,6 +72,7 @@ ERROR_CODES = sorted({code.name for code in ERROR_TABLE.values()})
 _FIELD_OF_CLIENT = {
     "token_ids": "prompt",
     "prompt_length": "prompt",
+    "expected_model_digest": "model_id",
     "num_speculative_tokens": "speculation.num_speculative_tokens",
 }
 

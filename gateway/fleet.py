@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from gateway import router
 from gateway.drafter_link import DrafterLink
 from gateway.errors import RETRY_AFTER_MS, UnavailableError
+from gateway.messages import Welcome
 from gateway.request import AcceptedRequest, Model
 from gateway.verifier_link import VerifierLink
 from servicekit.errors import RequestError
@@ -33,31 +34,36 @@ class Fleet:
     def models(self) -> dict[str, Model]:
         """The models of the connected verifiers, by id.
 
+        What two verifiers serve by one name is one model only if it has one digest: of several,
+        the one that more verifiers serve is meant, or that of the first of them. The others wait,
+        connected, until they are more: while a fleet moves to new weights no request is answered
+        by old ones and new.
+
         A model's limits are the narrowest among its verifiers, so that what fits the model fits
         each of them: a request may go to any, and later on to another.
         """
-        models: dict[str, Model] = {}
+        welcomes_of: dict[tuple[str, str], list[Welcome]] = {}
         for verifier in self.verifiers:
             welcome = verifier.welcome
-            if welcome is None:
-                continue
-            limits = welcome.limits
-            known = models.get(welcome.model_id)
-            models[welcome.model_id] = Model(
-                model_id=welcome.model_id,
-                model_digest=welcome.model_digest,
-                vocab_size=min(limits.vocab_size, known.vocab_size if known else 1 << 32),
-                max_model_len=min(limits.max_model_len, known.max_model_len if known else 1 << 32),
-                max_num_speculative_tokens=min(
-                    limits.max_num_speculative_tokens,
-                    known.max_num_speculative_tokens if known else 1 << 32,
-                ),
-                num_verifiers=1 + (known.num_verifiers if known else 0),
-            )
+            if welcome is not None:
+                welcomes_of.setdefault((welcome.model_id, welcome.model_digest), []).append(welcome)
+        models: dict[str, Model] = {}
+        for (model_id, _), welcomes in welcomes_of.items():
+            known = models.get(model_id)
+            if known is None or len(welcomes) > known.num_verifiers:
+                models[model_id] = _model_of(welcomes)
         return models
 
+    def is_outvoted(self, verifier: VerifierLink) -> bool:
+        """Whether a connected verifier gets no requests: another model goes by its model's name."""
+        welcome = verifier.welcome
+        return (
+            welcome is not None
+            and self.models()[welcome.model_id].model_digest != welcome.model_digest
+        )
+
     def find_verifier(self, request: AcceptedRequest) -> VerifierLink:
-        """The verifier for all choices of a request.
+        """The verifier for all choices of a request: one of the model that it was checked against.
 
         Raises:
             UnavailableError: none that serves the model is connected.
@@ -65,7 +71,9 @@ class Fleet:
         candidates = {
             verifier.name: verifier
             for verifier in self.verifiers
-            if verifier.welcome is not None and verifier.welcome.model_id == request.model_id
+            if verifier.welcome is not None
+            and verifier.welcome.model_id == request.model_id
+            and verifier.welcome.model_digest == request.model_digest
         }
         if not candidates:
             raise no_verifier()
@@ -99,3 +107,16 @@ class Fleet:
 def no_verifier() -> RequestError:
     """The error of a request that no verifier can run now."""
     return UnavailableError("no verifier can be reached", retry_after_ms=RETRY_AFTER_MS)
+
+
+def _model_of(welcomes: Sequence[Welcome]) -> Model:
+    limits = [welcome.limits for welcome in welcomes]
+    return Model(
+        model_id=welcomes[0].model_id,
+        model_digest=welcomes[0].model_digest,
+        vocab_size=min(each.vocab_size for each in limits),
+        max_model_len=min(each.max_model_len for each in limits),
+        max_num_speculative_tokens=min(each.max_num_speculative_tokens for each in limits),
+        num_verifiers=len(welcomes),
+        tokenizer_digest=max(welcome.tokenizer_digest for welcome in welcomes),
+    )

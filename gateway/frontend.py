@@ -203,6 +203,7 @@ class Frontend:
         if not models:
             raise self._shed("no_verifier", no_verifier())
         model = validation.find_model(request.model_id, models)
+        validation.check_tokenizer(request, model=model, defaults=self._defaults)
         prompt_token_ids = await self._encode(request, model)
         return validation.accept(
             request, prompt_token_ids=prompt_token_ids, model=model, defaults=self._defaults
@@ -236,7 +237,7 @@ class Frontend:
         Text goes on where it was: what the given output leaves incomplete or held back comes with
         the first chunk, as it would have if the stream had not been interrupted.
         """
-        if self._tokenizer is None:
+        if self._tokenizer is None or not request.has_text:
             return OutputText(None, ())
         prompt, given = request.prompt_token_ids, request.output_token_ids
         if not request.stop_sequences:

@@ -117,6 +117,7 @@ class OpenCommand:
         drafting: whether hints may be expected.
         cache_salt: whose cached prefixes may be shared.
         priority: higher first.
+        expected_model_digest: which model it was checked against; "": whichever.
         tokens_per_match: drafts verified per token that the match reaches back; 0: no such limit.
     """
 
@@ -133,6 +134,7 @@ class OpenCommand:
     num_speculative_tokens: int
     cache_salt: str = ""
     priority: int = 0
+    expected_model_digest: str = ""
     tokens_per_match: int = 0
 
 
@@ -161,12 +163,19 @@ class VerifierLimits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Who a verifier is."""
+    """Who a verifier is.
+
+    Attributes:
+        model_digest: verifiers with equal ones serve the same model, whatever it is called.
+        numerics_digest: among these, those with equal ones give the same bits.
+        tokenizer_digest: "" if the verifier does not say.
+    """
 
     instance_id: str
     model_id: str
     model_digest: str
     numerics_digest: str
+    tokenizer_digest: str
     limits: VerifierLimits
 
 

@@ -108,6 +108,11 @@ class GatewayMetrics:
         )
         self._num_running = gauge("num_requests_running", "Choices in a verifier's batch.")
         self._num_waiting = gauge("num_requests_waiting", "Choices waiting for a verifier.")
+        self._verifiers_outvoted = gauge(
+            "verifiers_outvoted",
+            "Connected verifiers that get no requests, because others serve another model by the "
+            "same name.",
+        )
         self._time_to_first_token = histogram(
             "time_to_first_token_seconds",
             "Arrival of a request to the first token of a choice sent, in seconds.",
@@ -214,6 +219,10 @@ class GatewayMetrics:
         """How many choices are open."""
         self._num_running.set(num_running)
         self._num_waiting.set(num_waiting)
+
+    def set_verifiers_outvoted(self, num_verifiers: int) -> None:
+        """How many verifiers serve a model that more others serve differently."""
+        self._verifiers_outvoted.set(num_verifiers)
 
     def observe_first_token(self, since_arrival_s: float) -> None:
         """A choice's first token was sent."""

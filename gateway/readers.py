@@ -1,8 +1,8 @@
 """Clients that are being written to, and which of them stopped reading.
 
-Owns how long a write may wait until its call is ended. A timer for each write would cost as much as
-a small message: a call only puts down since when it writes, and one timer looks at all calls now and
-then. Owned by the event loop. Knows neither requests nor gRPC.
+Owns how long a write may wait until its call is ended. A timer for each write would cost as much
+as a small message: a call only notes since when it writes, and one timer looks at all calls now
+and then. Owned by the event loop. Knows neither requests nor gRPC.
 """
 
 import asyncio

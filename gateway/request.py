@@ -127,12 +127,14 @@ class AcceptedRequest:
         num_speculative_tokens: most drafts verified per step; 0: this request is not drafted for.
         max_model_len: the limit that no draft may pass.
         vocab_size: of the model; no token id is as large.
+        has_text: whether the output is told as text too: the gateway's tokenizer is the model's.
         priority: higher first.
         cache_salt: only requests with equal salts share cached prefixes.
     """
 
     request_id: str
     model_id: str
+    model_digest: str
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     sampling: SamplingParams
@@ -149,6 +151,7 @@ class AcceptedRequest:
     affinity_key: str
     priority: int = 0
     cache_salt: str = ""
+    has_text: bool = True
 
     @property
     def wants_drafts(self) -> bool:
@@ -236,3 +239,5 @@ class Model:
     max_model_len: int
     max_num_speculative_tokens: int
     num_verifiers: int
+    # "": unknown, and taken to be the gateway's.
+    tokenizer_digest: str = ""

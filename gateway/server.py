@@ -1,6 +1,8 @@
 """The gateway put together: configuration in, a server with everything behind it out."""
 
 import asyncio
+import dataclasses
+import hashlib
 import secrets
 from collections.abc import Coroutine
 
@@ -69,7 +71,9 @@ class GatewayServer:
             coordinator=self.coordinator,
             fleet=self.fleet,
             tokenizer=_load_tokenizer(config),
-            defaults=config.request_defaults(),
+            defaults=dataclasses.replace(
+                config.request_defaults(), tokenizer_digest=_tokenizer_digest(config)
+            ),
             max_concurrent_requests=config.max_concurrent_requests,
             metrics=metrics,
         )
@@ -231,6 +235,14 @@ class GatewayServer:
             return
         error = task.exception() or RuntimeError("a task that runs for ever has ended")
         self._failed.set_exception(error)
+
+
+def _tokenizer_digest(config: GatewayConfig) -> str:
+    """What a verifier calls the tokenizer by; "" without one, or where it cannot be loaded."""
+    path = None if config.tokenizer is None else config.tokenizer / "tokenizer.json"
+    if path is None or not path.is_file():
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _load_tokenizer(config: GatewayConfig) -> Tokenizer | None:

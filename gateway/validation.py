@@ -49,6 +49,7 @@ class RequestDefaults:
             whatever it matches.
         tenant: whose pools are drafted from and whose cached prefixes are shared. One for all,
             until requests are authenticated.
+        tokenizer_digest: of the gateway's tokenizer; "": it has none.
         max_prompt_tokens: None for what the model's limit leaves.
     """
 
@@ -59,6 +60,7 @@ class RequestDefaults:
     tokens_per_match: int = DEFAULT_TOKENS_PER_MATCH
     tenant: str = ""
     max_prompt_tokens: int | None = None
+    tokenizer_digest: str = ""
 
 
 def check_request(request: GenerateRequest, *, has_tokenizer: bool) -> None:
@@ -129,6 +131,30 @@ def too_long(
     )
 
 
+def has_tokenizer_of(model: Model, defaults: RequestDefaults) -> bool:
+    """Whether the gateway's tokenizer is the model's; a model that does not say is believed."""
+    return model.tokenizer_digest in ("", defaults.tokenizer_digest)
+
+
+def check_tokenizer(request: GenerateRequest, *, model: Model, defaults: RequestDefaults) -> None:
+    """Refuses text where the gateway would make other tokens of it than the model was made for.
+
+    Raises:
+        UnsupportedFieldError: the tokenizer is another model's.
+    """
+    if has_tokenizer_of(model, defaults):
+        return
+    for field, is_used in (
+        ("text", request.text is not None),
+        ("stop_sequences", bool(request.stop_sequences)),
+    ):
+        if is_used:
+            raise UnsupportedFieldError(
+                f"this server's tokenizer is not that of {model.model_id}; send token ids",
+                field=field,
+            )
+
+
 def accept(
     request: GenerateRequest,
     *,
@@ -179,6 +205,7 @@ def accept(
     return AcceptedRequest(
         request_id=request.request_id or secrets.token_hex(16),
         model_id=model.model_id,
+        model_digest=model.model_digest,
         prompt_token_ids=prompt_token_ids,
         output_token_ids=request.output_token_ids,
         sampling=request.sampling,
@@ -195,6 +222,7 @@ def accept(
         affinity_key=request.affinity_key,
         priority=request.priority,
         cache_salt=cache_salt(defaults.tenant),
+        has_text=has_tokenizer_of(model, defaults),
     )
 
 

@@ -160,6 +160,7 @@ def welcome_from_proto(message: verifier_pb2.SessionResponse) -> Welcome | None:
         model_id=welcome.model_id,
         model_digest=welcome.model_digest,
         numerics_digest=welcome.numerics_digest,
+        tokenizer_digest=welcome.tokenizer_digest,
         limits=VerifierLimits(
             max_model_len=welcome.limits.max_model_len,
             max_num_seqs=welcome.limits.max_num_seqs,
@@ -203,6 +204,7 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         num_speculative_tokens=command.num_speculative_tokens,
         cache_salt=command.cache_salt,
         priority=command.priority,
+        expected_model_digest=command.expected_model_digest,
         tokens_per_match=command.tokens_per_match,
     )
 

@@ -14,6 +14,7 @@ import torch
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
 from verifier.block_pool import BlockPool
+from verifier.checkpoint import tokenizer_digest_of
 from verifier.config import VerifierConfig
 from verifier.engine import Engine, EngineObserver, EngineOptions, Observers
 from verifier.model_part import (
@@ -96,6 +97,7 @@ def load_model(config: VerifierConfig, leader: Leader | None = None) -> LoadedMo
         num_kv_blocks=num_kv_blocks,
         eos_token_ids=checkpoint.eos_token_ids,
         max_logprobs=config.max_logprobs if config.logprobs else None,
+        tokenizer_digest=tokenizer_digest_of(config.model),
     )
     logger.info(
         "model loaded",

@@ -233,6 +233,12 @@ def digest_of(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def tokenizer_digest_of(folder: Path) -> str:
+    """SHA-256 of the folder's tokenizer.json; "" if there is none."""
+    path = folder / "tokenizer.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
 def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
     """Logits [T, V] by transformers' own attention, for the parity probe and tests."""
     own_config = model.config

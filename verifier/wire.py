@@ -72,6 +72,8 @@ class ServedModel:
     eos_token_ids: frozenset[int]
     # Most of the likeliest tokens whose logprobs may be asked for. None: no logprobs at all.
     max_logprobs: int | None = 20
+    # "": the model's folder has no tokenizer.
+    tokenizer_digest: str = ""
 
     def limits(self) -> verifier_pb2.Limits:
         return verifier_pb2.Limits(
@@ -92,6 +94,7 @@ class ServedModel:
             numerics_digest=self.numerics_digest,
             limits=self.limits(),
             model_id=self.model_id,
+            tokenizer_digest=self.tokenizer_digest,
         )
 
     def model_info(self) -> verifier_pb2.GetModelInfoResponse:
@@ -107,6 +110,7 @@ class ServedModel:
             attention_backend=self.attention_backend,
             limits=self.limits(),
             eos_token_ids=sorted(self.eos_token_ids),
+            tokenizer_digest=self.tokenizer_digest,
         )
 
 

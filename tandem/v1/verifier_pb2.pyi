@@ -430,6 +430,7 @@ class Welcome(_message.Message):
     NUMERICS_DIGEST_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     MODEL_ID_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     instance_id: _builtins.str
     """Made at start; a new one means that all sequences are gone."""
@@ -441,6 +442,10 @@ class Welcome(_message.Message):
     greedy and seeded output.
     """
     model_id: _builtins.str
+    tokenizer_digest: _builtins.str
+    """SHA-256 of the model's tokenizer.json, in hexadecimal: who makes tokens of text for this model
+    does it with that one. Empty: the model's folder has none.
+    """
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     def __init__(
@@ -452,10 +457,11 @@ class Welcome(_message.Message):
         numerics_digest: _builtins.str = ...,
         limits: Global___Limits | None = ...,
         model_id: _builtins.str = ...,
+        tokenizer_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "limits", b"limits", "model_digest", b"model_digest", "model_id", b"model_id", "numerics_digest", b"numerics_digest", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "limits", b"limits", "model_digest", b"model_digest", "model_id", b"model_id", "numerics_digest", b"numerics_digest", "protocol_version", b"protocol_version", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -881,6 +887,7 @@ class GetModelInfoResponse(_message.Message):
     ATTENTION_BACKEND_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_digest: _builtins.str
     numerics_digest: _builtins.str
@@ -893,6 +900,8 @@ class GetModelInfoResponse(_message.Message):
     numerics: _builtins.str
     """"strict" or "fast"."""
     attention_backend: _builtins.str
+    tokenizer_digest: _builtins.str
+    """As in Welcome."""
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     @_builtins.property
@@ -913,10 +922,11 @@ class GetModelInfoResponse(_message.Message):
         attention_backend: _builtins.str = ...,
         limits: Global___Limits | None = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tokenizer_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_backend", b"attention_backend", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "limits", b"limits", "model_digest", b"model_digest", "model_id", b"model_id", "numerics", b"numerics", "numerics_digest", b"numerics_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "attention_backend", b"attention_backend", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "limits", b"limits", "model_digest", b"model_digest", "model_id", b"model_id", "numerics", b"numerics", "numerics_digest", b"numerics_digest", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ def make_request(prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> AcceptedRe
         **{
             "request_id": "request",
             "model_id": "model",
+            "model_digest": "digest",
             "prompt_token_ids": list(prompt),
             "output_token_ids": (),
             "sampling": SamplingParams(),

@@ -48,6 +48,8 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             **limits,
         }
         self.model_id = "scripted"
+        self.model_digest = "digest"
+        self.tokenizer_digest = ""
         self.messages: list[verifier_pb2.SessionRequest] = []
         self.num_sessions = 0
         self.num_ended_sessions = 0
@@ -192,7 +194,8 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
                     protocol_version=1,
                     instance_id=f"instance-{self.num_sessions}",
                     model_id=self.model_id,
-                    model_digest="digest",
+                    model_digest=self.model_digest,
+                    tokenizer_digest=self.tokenizer_digest,
                     limits=verifier_pb2.Limits(**self.limits),
                 )
             )

@@ -102,6 +102,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         num_speculative_tokens=0,
         cache_salt="1:a/",
         priority=-3,
+        expected_model_digest="digest",
         tokens_per_match=3,
     )
     opened = wire.open_to_proto(command)
@@ -119,6 +120,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         num_speculative_tokens=0,
         cache_salt="1:a/",
         priority=-3,
+        expected_model_digest="digest",
         tokens_per_match=3,
     )
     assert opened.HasField("drafting")

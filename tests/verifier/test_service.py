@@ -1,6 +1,7 @@
 """VerifierService over gRPC, with the bundled model: who is let in, and what they get."""
 
 import asyncio
+import hashlib
 import math
 import threading
 from collections.abc import Callable
@@ -66,7 +67,10 @@ def greedy_output(bundled_float32: PagedModel) -> list[int]:
 
 class TestGreeting:
     async def test_hello_is_answered_by_welcome(
-        self, start_verifier: StartVerifier, bundled_model: LoadedModel
+        self,
+        start_verifier: StartVerifier,
+        bundled_config: VerifierConfig,
+        bundled_model: LoadedModel,
     ) -> None:
         running = await start_verifier()
         welcome = await running.session().hello()
@@ -74,6 +78,8 @@ class TestGreeting:
         assert welcome.protocol_version == 1
         assert welcome.model_id == "renamer"
         assert welcome.model_digest == served.model_digest
+        tokenizer = (bundled_config.model / "tokenizer.json").read_bytes()
+        assert welcome.tokenizer_digest == hashlib.sha256(tokenizer).hexdigest()
         assert welcome.numerics_digest == served.numerics_digest
         assert welcome.instance_id == served.instance_id
         assert welcome.limits == pb.Limits(
