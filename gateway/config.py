@@ -77,6 +77,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     connect_timeout_s: float = pydantic.Field(default=5.0, gt=0, allow_inf_nan=False)
     """How long one attempt to reach a drafter or verifier may take, in seconds."""
 
+    progress_timeout_s: float = pydantic.Field(default=120.0, gt=0, allow_inf_nan=False)
+    """How long a verifier that has sequences may tell nothing of any and make no step, before their
+    streams end with UNAVAILABLE, in seconds."""
+
     @pydantic.field_validator("http_listen")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:

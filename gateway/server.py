@@ -19,6 +19,7 @@ from gateway.http import HttpListener
 from gateway.messages import DraftWait
 from gateway.metrics import GatewayMetrics
 from gateway.odd_messages import OddMessages
+from gateway.progress import ProgressWatch
 from gateway.readers import Readers
 from gateway.service import SERVICE_NAME, GenerationServicer
 from gateway.tokenization import Tokenizer, TokenizerLoadError
@@ -93,6 +94,9 @@ class GatewayServer:
             self.server.grpc,
         )
         self._add_links(metrics, odd_messages)
+        self._progress_watch = ProgressWatch(
+            fleet=self.fleet, timeout_s=config.progress_timeout_s, odd_messages=odd_messages
+        )
         if self._channels and config.peers.peer_tls_cert is not None:
             self.server.export_expiry("peer", config.peers.peer_tls_cert)
 
@@ -129,6 +133,7 @@ class GatewayServer:
             self._spawn(verifier.run())
         for drafter in self.fleet.drafters:
             self._spawn(drafter.run())
+        self._spawn(self._progress_watch.run())
 
     async def wait_until_serving(self) -> None:
         """Returns when a verifier is connected, and the drafters too or had time to be.

@@ -52,6 +52,7 @@ class VerifierLink:
         name: the verifier's address; what it is routed by.
         welcome: who it is; None while it is not connected.
         num_sequences: how many the coordinator has there.
+        last_progress_s: when it last spoke, or was found to step; or was given its first sequence.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class VerifierLink:
         self.name = name
         self.welcome: Welcome | None = None
         self.num_sequences = 0
+        self.last_progress_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._gateway_id = gateway_id
         self._listener = listener
@@ -77,7 +79,9 @@ class VerifierLink:
         self._encoded_open: tuple[OpenCommand, verifier_pb2.Open] | None = None
         # Sequences that were closed and whose last event is still to come, oldest first.
         self._closed: dict[str, None] = {}
-        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        self._stub = stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        # As it was told last.
+        self._num_steps: int | None = None
         self._stream = PeerStream(
             open_call=lambda: stub.Session(wait_for_ready=True),
             handler=self,
@@ -95,6 +99,8 @@ class VerifierLink:
         await self._stream.run()
 
     def open(self, command: OpenCommand) -> None:
+        if self.num_sequences <= 1:
+            self.last_progress_s = self._loop.time()
         self._outbox.open(command)
         self._stream.wake()
 
@@ -127,6 +133,26 @@ class VerifierLink:
         """The verifier ended the sequence itself: nothing more is to be said of it."""
         self._outbox.forget(sequence_id)
 
+    async def has_stepped(self, *, timeout_s: float) -> bool:
+        """Whether its engine has made steps since this was asked last, for whomever; or this was
+        never asked.
+        """
+        try:
+            load = await self._stub.GetVerifierLoad(
+                verifier_pb2.GetVerifierLoadRequest(), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        has_stepped = load.num_steps != self._num_steps
+        self._num_steps = load.num_steps
+        if has_stepped:
+            self.last_progress_s = self._loop.time()
+        return has_stepped
+
+    def give_up(self, reason: str) -> None:
+        """Ends the session, and every sequence with it."""
+        self._stream.fail(PeerError(reason))
+
     async def greet(self, call: _Call) -> None:
         """PeerHandler: Hello, and who answers."""
         await call.write(wire.hello_to_proto(self._gateway_id))
@@ -152,7 +178,7 @@ class VerifierLink:
 
     def on_response(self, response: verifier_pb2.SessionResponse) -> None:
         """PeerHandler."""
-        received_s = self._loop.time()
+        received_s = self.last_progress_s = self._loop.time()
         self._listener.on_step(self, wire.events_from_proto(response), received_s)
 
     def _add_opens(

@@ -51,6 +51,10 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.model_digest = "digest"
         self.tokenizer_digest = ""
         self.messages: list[verifier_pb2.SessionRequest] = []
+        # Whether it makes a step between two looks at its load, for somebody else.
+        self.steps_elsewhere = False
+        self.num_steps = 0
+        self.num_load_calls = 0
         self.num_sessions = 0
         self.num_ended_sessions = 0
         self._events: asyncio.Queue[verifier_pb2.SessionResponse | None] = asyncio.Queue()
@@ -100,7 +104,9 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         raise AssertionError("no gateway calls this")
 
     async def GetVerifierLoad(self, request: Any, context: Any) -> Any:
-        raise AssertionError("no gateway calls this")
+        self.num_load_calls += 1
+        self.num_steps += self.steps_elsewhere
+        return verifier_pb2.GetVerifierLoadResponse(num_steps=self.num_steps)
 
     # What the gateway said
 

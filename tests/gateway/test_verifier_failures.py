@@ -304,3 +304,52 @@ async def test_a_text_that_cannot_be_made_fails_its_request_alone(
     assert output.token_ids == [6]
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
     assert any(entry["event"] == "rpc_failed" for entry in running.log)
+
+
+async def test_a_verifier_that_lives_and_does_not_step_ends_its_streams(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifiers = [await start_verifier(), await start_verifier()]
+    running = await start_gateway(
+        verifiers=[verifier.address for verifier in verifiers], progress_timeout_s=0.4
+    )
+    links = running.gateway.fleet.verifiers
+    await until(lambda: all(link.welcome for link in links))
+    calls = [running.call(1, 2, affinity_key=f"key {index}") for index in range(8)]
+    await until(lambda: sum(len(v.commands("open")) for v in verifiers) == 8)
+    stuck, alive = verifiers
+    assert stuck.commands("open")
+    assert alive.commands("open")
+    # Its own sequences wait in a queue, and other gateways' are stepped for.
+    alive.steps_elsewhere = True
+    opened = stuck.commands("open")[0]
+    stuck.send(stuck.opened(opened.sequence_id), stuck.decided(opened.sequence_id, 2, [5]))
+    await until(lambda: stuck.num_ended_sessions > 0)
+    assert any(entry.get("reason") == "no progress within 0.4 s" for entry in running.log)
+    # Far longer than the timeout.
+    num_looks = alive.num_load_calls
+    await until(lambda: alive.num_load_calls >= num_looks + 12)
+    for opened in alive.commands("open"):
+        alive.send(alive.decided(opened.sequence_id, 2, [7], finish=STOP))
+    codes = []
+    for call in calls:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await collect(call)
+        codes.append((await call.code()).name)
+    num_alive = len(alive.commands("open"))
+    assert sorted(codes) == ["OK"] * num_alive + ["UNAVAILABLE"] * (8 - num_alive)
+    assert alive.num_sessions == 1
+
+
+async def test_an_idle_verifier_is_not_stuck(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address], progress_timeout_s=0.04)
+    (link,) = running.gateway.fleet.verifiers
+    begin_s = asyncio.get_running_loop().time()
+    await until(lambda: asyncio.get_running_loop().time() > begin_s + 0.2)
+    assert link.last_progress_s < begin_s + 0.04, "nothing was said, and there was no need to ask"
+    assert verifier.num_load_calls == 0
+    assert (await running.generate(1)).token_ids == [5, 0]
+    assert verifier.num_sessions == 1
