@@ -312,10 +312,13 @@ class Coordinator:
         sequence at another verifier: that is what will happen here.
         """
         for sequence in [s for s in self._sequences.values() if s.verifier is verifier]:
-            self._fail(
-                sequence,
-                UnavailableError("the verifier is gone", retry_after_ms=RETRY_AFTER_MS),
-            )
+            gone = UnavailableError("the verifier is gone", retry_after_ms=RETRY_AFTER_MS)
+            try:
+                self._fail(sequence, gone)
+            except Exception as error:
+                # Whatever it is, its client must not wait for ever, and neither must the others.
+                sequence.generation.fail(gone)
+                self._odd_messages.note("verifier", verifier.name, "internal_error", repr(error))
         self._on_verifiers_changed()
 
     def on_drafter_up(self, drafter: DrafterLink) -> None:

@@ -77,8 +77,13 @@ class Delivery:
             turn = list(itertools.islice(self._due_s, CLIENTS_PER_TURN))
             for generation in turn:
                 del self._due_s[generation]
-            self._publish(turn)
-        if self._due_s:
+            try:
+                self._publish(turn)
+            finally:
+                # The others are served whatever happens to these.
+                if self._due_s:
+                    self._schedule()
+        elif self._due_s:
             self._schedule()
 
     def _schedule(self) -> None:

@@ -88,6 +88,9 @@ class DrafterLink:
             open_call=lambda: stub.ProposeStream(wait_for_ready=True),
             handler=self,
             greet_timeout_s=greet_timeout_s,
+            count_mistake=lambda error: odd_messages.note(
+                "drafter", name, "internal_error", repr(error)
+            ),
             logger=self._logger,
         )
 

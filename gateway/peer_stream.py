@@ -59,6 +59,7 @@ class PeerStream(Generic[RequestT, ResponseT]):
         open_call: Callable[[], Call[RequestT, ResponseT]],
         handler: PeerHandler[RequestT, ResponseT],
         greet_timeout_s: float,
+        count_mistake: Callable[[Exception], None],
         logger: Logger,
     ) -> None:
         """Prepares; `run` connects.
@@ -66,11 +67,13 @@ class PeerStream(Generic[RequestT, ResponseT]):
         Args:
             open_call: starts the RPC; it may wait for the channel to be ready.
             greet_timeout_s: how long connecting and greeting may take together.
+            count_mistake: told of errors that are no peer's doing.
             logger: bound to the peer's name.
         """
         self._open_call = open_call
         self._handler = handler
         self._greet_timeout_s = greet_timeout_s
+        self._count_mistake = count_mistake
         self._logger = logger
         self._something_to_say = asyncio.Event()
         self._failure: asyncio.Future[None] | None = None
@@ -89,7 +92,12 @@ class PeerStream(Generic[RequestT, ResponseT]):
         """Connects, talks, and connects again, until cancelled."""
         backoff = Backoff()
         while True:
-            lasted_s = await self._run_once()
+            lasted_s = 0.0
+            try:
+                lasted_s = await self._run_once()
+            except Exception as error:
+                # In opening or ending a stream; the next one may do better.
+                self._on_mistake(error)
             await asyncio.sleep(backoff.next_pause_s(lasted_s))
 
     async def _run_once(self) -> float:
@@ -114,9 +122,9 @@ class PeerStream(Generic[RequestT, ResponseT]):
             reason = f"no answer within {self._greet_timeout_s} s"
         except asyncio.InvalidStateError:
             reason = "the stream ended while a message was being written"
-        except Exception:
+        except Exception as error:
             # A mistake of ours must not cost more than this one stream; it is not hidden either.
-            self._logger.exception("peer_stream_failed")
+            self._on_mistake(error)
             reason = "internal error"
         finally:
             # Without this an abandoned call lives on in gRPC, and so does its handler at the peer.
@@ -133,6 +141,10 @@ class PeerStream(Generic[RequestT, ResponseT]):
         self._is_away = False
         self._logger.warning("peer_down", reason=reason)
         return loop.time() - up_since_s
+
+    def _on_mistake(self, error: Exception) -> None:
+        self._logger.error("peer_stream_failed", exc_info=error)
+        self._count_mistake(error)
 
     async def _exchange(self, call: Call[RequestT, ResponseT]) -> None:
         """Reads and writes until one of the two ends, or `fail` is called."""

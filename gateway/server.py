@@ -207,6 +207,7 @@ class GatewayServer:
                     listener=self.coordinator,
                     hint_tokens=config.hint_tokens,
                     greet_timeout_s=config.connect_timeout_s,
+                    odd_messages=odd_messages,
                     logger=self._logger,
                 )
             )

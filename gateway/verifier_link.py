@@ -14,6 +14,7 @@ from gateway import wire
 from gateway.errors import InvalidRequestError, client_field
 from gateway.message_bounds import FIELD_BYTES, MAX_OPEN_BYTES, MAX_SESSION_REQUEST_BYTES
 from gateway.messages import Decided, Hint, OpenCommand, Rejected, VerifierEvent, Welcome
+from gateway.odd_messages import OddMessages
 from gateway.outbox import Outbox
 from gateway.peer_stream import Call, PeerError, PeerStream
 from servicekit.logs import Logger
@@ -64,6 +65,7 @@ class VerifierLink:
         listener: VerifierListener,
         hint_tokens: int,
         greet_timeout_s: float,
+        odd_messages: OddMessages,
         logger: Logger,
     ) -> None:
         """Prepares; `run` connects."""
@@ -86,6 +88,9 @@ class VerifierLink:
             open_call=lambda: stub.Session(wait_for_ready=True),
             handler=self,
             greet_timeout_s=greet_timeout_s,
+            count_mistake=lambda error: odd_messages.note(
+                "verifier", name, "internal_error", repr(error)
+            ),
             logger=logger.bind(verifier=name),
         )
 

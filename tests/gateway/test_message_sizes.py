@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from gateway import wire
 from gateway.draft_feed import DraftFeed
@@ -15,6 +16,8 @@ from gateway.message_bounds import (
     MAX_SESSION_REQUEST_BYTES,
 )
 from gateway.messages import DraftWait, Hint, OpenCommand
+from gateway.metrics import GatewayMetrics
+from gateway.odd_messages import OddMessages
 from gateway.request import NgramParams, SamplingParams
 from gateway.verifier_link import VerifierLink
 from servicekit.errors import field_violation
@@ -77,6 +80,7 @@ async def link(logger: Logger) -> Any:
             listener=Listener(),
             hint_tokens=512,
             greet_timeout_s=1.0,
+            odd_messages=OddMessages(metrics=GatewayMetrics(CollectorRegistry()), logger=logger),
             logger=logger,
         )
 
