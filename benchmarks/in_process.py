@@ -21,6 +21,7 @@ from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
 from verifier.draft_buffer import HintOutcome
 from verifier.engine import Engine, EngineLoad, StepRecord
+from verifier.faults import Fault
 from verifier.messages import Decided, Event, Hint, Hints, Open, Rejected, StepStats
 from verifier.sampling import Sampling
 from verifier.sequence import DraftWait, OpenSequence
@@ -81,6 +82,9 @@ class InProcessEngine:
         pass
 
     def settled(self, load: EngineLoad) -> None:
+        pass
+
+    def fault_met(self, fault: Fault) -> None:
         pass
 
     def run(self, tasks: Sequence[Task], *, streams: int, speculate: bool) -> Counts:

@@ -16,7 +16,7 @@ from servicekit.logs import get_logger
 from verifier.block_pool import BlockPool
 from verifier.checkpoint import tokenizer_digest_of
 from verifier.config import VerifierConfig
-from verifier.engine import Engine, EngineObserver, EngineOptions, Observers
+from verifier.engine import Engine, EngineObserver, EngineOptions
 from verifier.model_part import (
     ModelPart,
     assemble,
@@ -26,6 +26,7 @@ from verifier.model_part import (
     wants_strict,
 )
 from verifier.numerics import Numerics
+from verifier.observers import Observers
 from verifier.parity_probe import check_parity
 from verifier.philox import exponential_noise
 from verifier.rejection_sampler import AcceptanceRule
@@ -143,6 +144,7 @@ def build_engine(
             trash_slot=loaded.trash_slot,
             max_model_len=served.max_model_len,
             max_num_waiting=config.max_num_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
             idle_timeout_s=config.draft_idle_timeout_s,
             acceptance_rule=AcceptanceRule(config.acceptance_rule),
         ),

@@ -64,6 +64,10 @@ class VerifierConfig(
     max_num_waiting: int = pydantic.Field(default=1024, ge=1)
     """Most sequences waiting; further ones are refused with RESOURCE_EXHAUSTED."""
 
+    max_waiting_tokens: int = pydantic.Field(default=1 << 22, ge=1)
+    """Most tokens of all sequences waiting, unless it is only one: each takes some 40 bytes of
+    memory. Further sequences are refused with RESOURCE_EXHAUSTED."""
+
     max_num_batched_tokens: int = pydantic.Field(default=512, ge=1)
     """Most tokens in a step: prefill chunks, decodes and drafts alike."""
 

@@ -3,6 +3,19 @@
 Read `Engine.step` first: schedule, lay out, forward, verify, commit, publish. Other threads only
 put commands on a queue and get events through their session's sink; the engine never waits for
 a client.
+
+Who pays for a fault of our own, an exception that nobody foresaw:
+
+- One sequence, where it was met while handling, scheduling, sampling, scoring or committing that
+  sequence: it is rejected with INTERNAL, and nothing more of it enters the prefix cache. A hint
+  is lost alone. A session whose events cannot be handed over is ended.
+- Nobody, where it was met while telling an observer.
+- Everybody, where what everybody shares can no longer be trusted: the model's forward pass (K/V
+  half written, memory gone, a device or another rank in an unknown state), the layout of a step,
+  or taking a sequence out of the scheduler. The thread ends with the error, and the process with
+  it: clients hear UNAVAILABLE at once instead of wrong tokens or silence.
+
+Each is logged once, with its sequence's id, and counted (`faults.py`).
 """
 
 import itertools
@@ -14,10 +27,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import torch
+
+from servicekit.logs import get_logger
 from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.draft_buffer import HintOutcome
+from verifier.draft_buffer import DraftBuffer, HintOutcome
 from verifier.draft_wait import DraftWaitEstimates
-from verifier.errors import NOT_FINITE_LOGITS, IdleError, ModelOutputError
+from verifier.errors import NOT_FINITE_LOGITS, IdleError, InternalError, ModelOutputError
+from verifier.faults import Fault
 from verifier.logits_processing import History
 from verifier.messages import (
     AttachSession,
@@ -27,6 +44,8 @@ from verifier.messages import (
     Decided,
     DetachSession,
     EventSink,
+    Forget,
+    Hint,
     Hints,
     Open,
     StepStats,
@@ -44,11 +63,14 @@ from verifier.rejection_sampler import (
     verify,
 )
 from verifier.scheduler import ScheduledSequence, Scheduler
+from verifier.separate_verification import verify_separately
 from verifier.sequence import DraftWait, FinishReason, Sequence
 from verifier.sequence_table import SequenceTable
 from verifier.speculation_policy import num_drafts_wanted
 from verifier.step_scoring import StepScoring
 from verifier.target_model import TargetModel
+
+logger = get_logger(__name__)
 
 Result = TypeVar("Result")
 
@@ -61,6 +83,7 @@ class EngineOptions:
     trash_slot: int
     max_model_len: int
     max_num_waiting: int
+    max_waiting_tokens: int
     # Under DRAFT_WAIT_ALWAYS: longest wait for a draft.
     idle_timeout_s: float
     acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
@@ -97,7 +120,7 @@ class StepRecord:
 
 
 class EngineObserver(Protocol):
-    """Metrics and tests. Called by the engine thread; must be quick and not raise."""
+    """Metrics and tests. Called by the engine thread; must be quick. See `observers.py`."""
 
     def stepped(self, record: StepRecord) -> None: ...
 
@@ -107,28 +130,7 @@ class EngineObserver(Protocol):
 
     def settled(self, load: EngineLoad) -> None: ...
 
-
-class Observers:
-    """Tells several observers, in order."""
-
-    def __init__(self, observers: list[EngineObserver]) -> None:
-        self._observers = observers
-
-    def stepped(self, record: StepRecord) -> None:
-        for observer in self._observers:
-            observer.stepped(record)
-
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        for observer in self._observers:
-            observer.hint_ended(outcome)
-
-    def hop_measured(self, duration_s: float) -> None:
-        for observer in self._observers:
-            observer.hop_measured(duration_s)
-
-    def settled(self, load: EngineLoad) -> None:
-        for observer in self._observers:
-            observer.settled(load)
+    def fault_met(self, fault: Fault) -> None: ...
 
 
 class Engine:
@@ -154,6 +156,7 @@ class Engine:
             scheduler,
             max_model_len=options.max_model_len,
             max_num_waiting=options.max_num_waiting,
+            max_waiting_tokens=options.max_waiting_tokens,
         )
         self._estimates = DraftWaitEstimates()
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -198,10 +201,10 @@ class Engine:
 
     def step(self) -> bool:
         """One model step over all sequences that are ready; False if none is."""
-        self._table.admit()
+        self._admit()
         draft_wait_s = self._await_hints()
         clock = _PhaseClock()
-        scheduled = ranged("schedule", self._scheduler.schedule)
+        scheduled = ranged("schedule", self._schedule)
         if not scheduled:
             return False
         scoring = StepScoring(scheduled)
@@ -212,22 +215,9 @@ class Engine:
         if kv_is_finite is not None:
             scoring.reject_failed(self._table, layout, kv_is_finite)
         clock.ended("forward")
-        rows = scoring.sampled_rows(logits, layout)
-        verdict = ranged(
-            "verify",
-            verify,
-            rows,
-            [_judged(item) for item in scoring.sampled],
-            draft_token_ids=layout.draft_token_ids,
-            num_draft_tokens=layout.num_draft_tokens[: len(scoring.sampled)],
-            # A draft's row; that of a token of the sequence has been seen to.
-            is_usable=None
-            if kv_is_finite is None
-            else kv_is_finite[layout.logits_indices[: len(rows)]],
-            rule=self._options.acceptance_rule,
-        )
+        verdict = ranged("verify", self._verify, scoring, layout, logits, kv_is_finite)
         clock.ended("verify")
-        scoring.tell(self._table, layout, logits, self._model)
+        scoring.tell(self._table, layout, logits, self._model, self._fail_scoring)
         ranged("commit", self._commit, scoring, verdict)
         stats = ranged("publish", self._publish, scheduled, layout, clock.total_s, draft_wait_s)
         clock.ended("commit")
@@ -254,14 +244,80 @@ class Engine:
                     break
                 self._reject_idle()
                 if not self.step():
-                    self._table.flush(None)
-                    self._update_load()
+                    self._flush(None)
                     self._resolve_idle()
                     self._take_commands(timeout_s=self._idle_wait_s())
         except BaseException as error:
             self.stopped.set_exception(error)
         else:
             self.stopped.set_result(None)
+
+    def _admit(self) -> None:
+        """Lets waiting sequences run while there is room."""
+        self._schedule_alone(self._table.admit)
+
+    def _schedule(self) -> list[ScheduledSequence]:
+        return self._schedule_alone(self._scheduler.schedule)
+
+    def _schedule_alone(self, schedule: Callable[[], Result]) -> Result:
+        """Has the scheduler do something; a sequence that it stumbles over is taken out first."""
+        while True:
+            try:
+                return schedule()
+            except Exception as error:
+                if self._scheduler.at_hand is None:
+                    raise
+                self._fail(self._scheduler.at_hand, Fault.SCHEDULE, error)
+
+    def _verify(
+        self,
+        scoring: StepScoring,
+        layout: BatchLayout,
+        logits: torch.Tensor,
+        kv_is_finite: BoolArray | None,
+    ) -> Verdict:
+        rows = scoring.sampled_rows(logits, layout)
+        judged = [_judged(item) for item in scoring.sampled]
+        num_draft_tokens = layout.num_draft_tokens[: len(judged)]
+        # Says no to a draft's row; what is not finite of a sequence's own tokens has rejected it.
+        is_usable = None
+        if kv_is_finite is not None:
+            is_usable = kv_is_finite[layout.logits_indices[: len(rows)]]
+        rule = self._options.acceptance_rule
+        try:
+            return verify(
+                rows,
+                judged,
+                draft_token_ids=layout.draft_token_ids,
+                num_draft_tokens=num_draft_tokens,
+                is_usable=is_usable,
+                rule=rule,
+            )
+        except Exception:
+            return verify_separately(
+                rows,
+                judged,
+                draft_token_ids=layout.draft_token_ids,
+                num_draft_tokens=num_draft_tokens,
+                is_usable=is_usable,
+                rule=rule,
+                fail=lambda i, error: self._fail(scoring.sampled[i].sequence, Fault.VERIFY, error),
+            )
+
+    def _fail_scoring(self, sequence: Sequence, error: Exception) -> None:
+        self._fail(sequence, Fault.SCORE, error)
+
+    def _fail(self, sequence: Sequence, fault: Fault, error: Exception) -> None:
+        """Ends a sequence that we failed, not its client."""
+        self._met(fault, error, sequence.sequence_id)
+        # What it computed since may be wrong.
+        sequence.num_computed_tokens = sequence.num_entered_blocks * self._scheduler.block_size
+        self._table.reject(sequence, InternalError())
+
+    def _met(self, fault: Fault, error: Exception, sequence_id: str = "") -> None:
+        """Logs and counts a fault of ours that the engine survives."""
+        logger.error("engine_fault", during=fault.value, sequence_id=sequence_id, exc_info=error)
+        self._observer.fault_met(fault)
 
     def _lay_out(self, scoring: StepScoring) -> BatchLayout:
         tokens = []
@@ -298,10 +354,13 @@ class Engine:
         for row, item in enumerate(scoring.continued):
             if not item.sequence.is_running:
                 continue  # rejected in this step
-            if item.samples:
-                self._commit_one(row, item, verdict)
-            else:
+            if not item.samples:
                 item.sequence.num_computed_tokens += item.num_new_tokens
+                continue
+            try:
+                self._commit_one(row, item, verdict)
+            except Exception as error:
+                self._fail(item.sequence, Fault.COMMIT, error)
 
     def _commit_one(self, row: int, item: ScheduledSequence, verdict: Verdict) -> None:
         """Moves a sequence forward by what was decided. Rejected drafts' K/V is forgotten by not
@@ -388,10 +447,18 @@ class Engine:
         )
         if all(item.samples and item.num_new_tokens == 1 for item in scheduled):
             self._estimates.step_s.observe(stats.duration_s)
+        self._flush(stats)
+        return stats
+
+    def _flush(self, step: StepStats | None) -> None:
+        """Hands out what is to be told, and then counts."""
         # Whoever hears of a step finds it in the load.
         self._update_load()
-        self._table.flush(stats)
-        return stats
+        if errors := self._table.flush(step):
+            for error in errors:
+                self._met(Fault.PUBLISH, error)
+            self._update_load()
+        self._observer.settled(self.load)
 
     def _await_hints(self) -> float:
         """Waits for hints under way while that pays; returns the seconds waited."""
@@ -410,35 +477,33 @@ class Engine:
             if left_s <= 0:
                 break
             self._take_commands(timeout_s=left_s)
-            self._table.admit()
+            self._admit()
             now_s = time.monotonic()
         return now_s - started_at_s
 
     def _take_commands(self, timeout_s: float | None) -> None:
-        """Handles all commands that are there; waits up to `timeout_s` for the first (None: for
-        ever). Hints go first: they are what the next step may be waiting for.
+        """Handles all commands that are there, in order; waits up to `timeout_s` for the first
+        (None: for ever). No step is formed before: none of them delays another's hints.
         """
-        commands: list[Command] = []
         try:
-            commands.append(self._commands.get(timeout_s != 0, timeout_s or None))
-            while True:
-                commands.append(self._commands.get_nowait())
+            command = self._commands.get(timeout_s != 0, timeout_s or None)
         except queue.Empty:
-            pass
-        for command in commands:
-            if isinstance(command, Hints):
-                self._take_hints(command)
-        for command in commands:
-            self._handle(command)
+            return
+        # Those that come meanwhile are the next step's: whoever sends without end holds up nobody.
+        num_more = self._commands.qsize()
+        self._handle(command)
+        for _ in range(num_more):
+            self._handle(self._commands.get_nowait())
 
     def _handle(self, command: Command) -> None:
         match command:
-            case Open():
-                self._table.open(command)
-            case Close():
-                self._table.close(command)
-            case Update():
-                self._table.update(command)
+            case Open() | Close() | Update():
+                self._handle_alone(command)
+            case Hints():
+                self._take_hints(command)
+            case Forget():
+                self._met(Fault.PUBLISH, command.error, command.sequence_id)
+                self._table.forget(command)
             case AttachSession():
                 self._table.attach(command.session_id, command.sink)
             case DetachSession():
@@ -449,8 +514,26 @@ class Engine:
                 self._idle_futures.append(command.future)
             case Stop():
                 self._is_stopping = True
-            case Hints():
-                pass  # taken already
+
+    def _handle_alone(self, command: Open | Close | Update) -> None:
+        """Handles a command of one sequence, which alone pays if that fails."""
+        try:
+            match command:
+                case Open():
+                    if self._table.is_full(command.sequence):
+                        # Of a burst, the first ones need not wait at all.
+                        self._admit()
+                    self._table.open(command)
+                case Close():
+                    self._table.close(command)
+                case Update():
+                    self._table.update(command)
+        except Exception as error:
+            if isinstance(command, Open):
+                self._met(Fault.COMMAND, error, command.sequence.sequence_id)
+                self._table.refuse(command, InternalError())
+            elif sequence := self._table.find(command.session_id, command.sequence_id):
+                self._fail(sequence, Fault.COMMAND, error)
 
     def _take_hints(self, command: Hints) -> None:
         hop_s: float | None = None
@@ -458,18 +541,31 @@ class Engine:
             sequence = self._table.find(command.session_id, hint.sequence_id)
             if sequence is None or not sequence.can_draft:
                 continue
-            buffer, known = sequence.draft_buffer, sequence.token_ids
-            if buffer.answered_length < hint.base_length <= len(known):
-                sequence.first_token_record.hinted(hint.base_length, hint.token_ids, known)
-                for length, published_at_s in sequence.publications:
-                    if length == hint.base_length:
-                        hop_s = command.received_at_s - published_at_s
-            self._count_hint(
-                buffer.offer(hint.base_length, hint.token_ids, hint.matched_ngram_length, known)
-            )
+            try:
+                published_at_s = self._take_hint(sequence, hint)
+            except Exception as error:
+                self._met(Fault.COMMAND, error, sequence.sequence_id)
+                sequence.draft_buffer = DraftBuffer()
+            else:
+                if published_at_s is not None:
+                    hop_s = command.received_at_s - published_at_s
         if hop_s is not None:
             self._estimates.hop_s.observe(hop_s)
             self._observer.hop_measured(hop_s)
+
+    def _take_hint(self, sequence: Sequence, hint: Hint) -> float | None:
+        """Returns when the length that the hint is for was published, if it is the first for it."""
+        buffer, known = sequence.draft_buffer, sequence.token_ids
+        told_at_s = None
+        if buffer.answered_length < hint.base_length <= len(known):
+            sequence.first_token_record.hinted(hint.base_length, hint.token_ids, known)
+            for length, published_at_s in sequence.publications:
+                if length == hint.base_length:
+                    told_at_s = published_at_s
+        self._count_hint(
+            buffer.offer(hint.base_length, hint.token_ids, hint.matched_ngram_length, known)
+        )
+        return told_at_s
 
     def _reject_idle(self) -> None:
         now_s = time.monotonic()
@@ -506,7 +602,6 @@ class Engine:
             step_duration_s=self._estimates.step_s.value or 0.0,
             hop_duration_s=self._estimates.hop_s.value or 0.0,
         )
-        self._observer.settled(self.load)
 
     def _count_hint(self, outcome: HintOutcome | None) -> None:
         if outcome is not None:

@@ -9,7 +9,8 @@ RequestError
 ├── DrainingError            UNAVAILABLE          shutting down
 ├── IdleError                DEADLINE_EXCEEDED    a draft that was waited for never came
 ├── SessionError             FAILED_PRECONDITION  a session's protocol was not kept
-└── ModelOutputError         INTERNAL             the model computed what is not finite
+├── ModelOutputError         INTERNAL             the model computed what is not finite
+└── InternalError            INTERNAL             a fault of the verifier's own, logged
 """
 
 import grpc
@@ -57,6 +58,13 @@ NOT_FINITE_KV = "the model's keys or values for this sequence are not finite"
 NOT_FINITE_LOGITS = "the model's logits for this sequence are not finite"
 
 
+class InternalError(RequestError):
+    """A fault of the verifier's own ended this sequence. It says nothing more: the log does."""
+
+    def __init__(self) -> None:
+        super().__init__("internal error")
+
+
 ERROR_TABLE: ErrorTable = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     UnsupportedFieldError: grpc.StatusCode.UNIMPLEMENTED,
@@ -67,4 +75,5 @@ ERROR_TABLE: ErrorTable = {
     IdleError: grpc.StatusCode.DEADLINE_EXCEEDED,
     SessionError: grpc.StatusCode.FAILED_PRECONDITION,
     ModelOutputError: grpc.StatusCode.INTERNAL,
+    InternalError: grpc.StatusCode.INTERNAL,
 }

@@ -50,6 +50,15 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """Ends a sequence whose events cannot be handed on; none follows."""
+
+    session_id: int
+    sequence_id: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttachSession:
     session_id: int
     sink: "EventSink"
@@ -92,7 +101,9 @@ class Stop:
     pass
 
 
-Command = Hints | Open | Update | Close | AttachSession | DetachSession | Call | WhenIdle | Stop
+Command = (
+    Hints | Open | Update | Close | Forget | AttachSession | DetachSession | Call | WhenIdle | Stop
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +137,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Rows of a sequence that is scored, from `scored.first_row` on; the last end it."""
+    """The next rows of a sequence that is scored, in order; the last end it."""
 
     sequence_id: str
     scored: ScoredRows

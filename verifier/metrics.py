@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from servicekit.tally_histogram import TallyHistogram
 from verifier.draft_buffer import HintOutcome
 from verifier.engine import EngineLoad, StepRecord
+from verifier.faults import Fault
 from verifier.speculation_gain import DecodeCosts
 
 _STEP_BUCKETS_S = (
@@ -79,6 +80,14 @@ class VerifierMetrics:
             "Commands that the engine has not taken yet.",
             registry=registry,
         )
+        faults = Counter(
+            "tandem_verifier_internal_errors",
+            "Faults of the verifier's own that one sequence paid for, or nobody, by what was "
+            "being done.",
+            ["phase"],
+            registry=registry,
+        )
+        self._faults = {fault: faults.labels(fault.value) for fault in Fault}
         self._depth = TallyHistogram(
             "tandem_spec_decode_depth",
             "Drafts verified per sequence and step, 0 included.",
@@ -124,6 +133,9 @@ class VerifierMetrics:
 
     def hop_measured(self, duration_s: float) -> None:
         self._draft_hop.observe(duration_s)
+
+    def fault_met(self, fault: Fault) -> None:
+        self._faults[fault].inc()
 
     def watch_commands(self, num_pending: Callable[[], int]) -> None:
         """Reads the gauge from the engine's queue whenever it is scraped."""

@@ -151,7 +151,8 @@ def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
         tensor_parallel_size=config.tensor_parallel_size,
         num_gpus=torch.cuda.device_count(),
     )
-    # What allocates or launches without naming a device means this one.
+    # For what allocates or launches in this thread, which loads the model, without naming a device.
+    # The engine's thread has a current device of its own: what runs there names its device.
     torch.cuda.set_device(gpu)
     return torch.device("cuda", gpu)
 

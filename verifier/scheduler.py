@@ -82,8 +82,11 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.has_prefix_cache = has_prefix_cache
         self.waiting: list[Sequence] = []
+        self.num_waiting_tokens = 0
         self.running: list[Sequence] = []
         self.counts = SchedulerCounts()
+        # Whose turn it is while `admit` or `schedule` runs, or was when it failed.
+        self.at_hand: Sequence | None = None
         # Most rows of a step's prefill chunks whose law is told.
         self._max_scored_rows = max_scored_rows
         # Room to grow that each running sequence must have when a preempted one is admitted again.
@@ -91,6 +94,8 @@ class Scheduler:
         self._most_blocks_in_step = max_num_batched_tokens // block_size + 1
         self._count_hint = count_hint
         self._num_arrivals = 0
+        # What `admit` is about to return.
+        self._opened: list[Sequence] = []
 
     def fits(self, max_length: int) -> bool:
         """Whether a sequence that may grow to `max_length` tokens could ever end."""
@@ -101,7 +106,7 @@ class Scheduler:
         assert self.fits(sequence.max_length)
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
-        bisect.insort(self.waiting, sequence, key=_place)
+        self._wait(sequence)
 
     def admit(self) -> list[Sequence]:
         """Moves waiting sequences to running, in order, while there is room.
@@ -110,20 +115,22 @@ class Scheduler:
             Those that run for the first time.
         """
         for sequence in self.running:
+            self.at_hand = sequence
             num_entered_tokens = sequence.num_entered_blocks * self.block_size
             if sequence.num_computed_tokens - num_entered_tokens >= self.block_size:
                 self._enter_full_blocks(sequence)
-        opened = []
         while self.waiting and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
+            sequence = self.at_hand = self.waiting[0]
             found = self._find_cached(sequence)
             if not self._has_room(sequence, found):
                 break
-            del self.waiting[0]
+            self._end_wait(sequence)
             self._start(sequence, found)
             if not sequence.is_preempted:
                 self._count_lookup(sequence)
-                opened.append(sequence)
+                self._opened.append(sequence)
+        self.at_hand = None
+        opened, self._opened = self._opened, []
         return opened
 
     def schedule(self) -> list[ScheduledSequence]:
@@ -136,6 +143,7 @@ class Scheduler:
         num_drafting = sum(s.has_draft for s in decoding)
         scheduled = []
         for sequence in decoding:
+            self.at_hand = sequence
             num_blocks = self._num_blocks_with_next(sequence)
             room = (num_blocks + num_draft_blocks) * self.block_size
             room -= sequence.num_computed_tokens + 1
@@ -148,6 +156,7 @@ class Scheduler:
             num_spare_blocks -= len(sequence.block_table) - num_blocks
         scored_rows = self._max_scored_rows
         for i, sequence in enumerate(prefilling):
+            self.at_hand = sequence
             # The first one's next block is set aside.
             num_blocks = len(sequence.block_table) if i else self._num_blocks_with_next(sequence)
             room = (num_blocks + num_spare_blocks) * self.block_size
@@ -160,6 +169,7 @@ class Scheduler:
             budget -= num_tokens
             scheduled.append(self._scheduled(sequence, num_tokens, []))
             num_spare_blocks -= len(sequence.block_table) - num_blocks
+        self.at_hand = None
         return scheduled
 
     def finish(self, sequence: Sequence) -> None:
@@ -168,7 +178,7 @@ class Scheduler:
             self.running.remove(sequence)
             self._stop(sequence)
         else:
-            self.waiting.remove(sequence)
+            self._end_wait(sequence)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -179,6 +189,7 @@ class Scheduler:
         for sequences, is_running in ((self.running, True), (self.waiting, False)):
             assert sequences == sorted(sequences, key=_place), "out of order"
             assert all(s.is_running is is_running for s in sequences)
+        assert self.num_waiting_tokens == sum(len(s.token_ids) for s in self.waiting)
         assert not any(s.block_table or s.num_computed_tokens for s in self.waiting)
         for sequence in self.running:
             covered = len(sequence.block_table) * self.block_size
@@ -187,6 +198,14 @@ class Scheduler:
             assert sequence.num_entered_blocks * self.block_size <= sequence.num_computed_tokens
 
     # Admission
+
+    def _wait(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, sequence, key=_place)
+        self.num_waiting_tokens += len(sequence.token_ids)
+
+    def _end_wait(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.num_waiting_tokens -= len(sequence.token_ids)
 
     def _find_cached(self, sequence: Sequence) -> list[int]:
         """The cached blocks that a waiting sequence begins with; never a token whose logits are
@@ -272,7 +291,7 @@ class Scheduler:
         self._stop(sequence)
         sequence.is_preempted = True
         sequence.num_computed_tokens = 0
-        bisect.insort(self.waiting, sequence, key=_place)
+        self._wait(sequence)
         self.counts.num_preemptions += 1
 
     def _stop(self, sequence: Sequence) -> None:

@@ -126,6 +126,12 @@ class ScoreCall:
         self._engine.submit(DetachSession(session_id=self._session_id))
 
     def _sink(self, events: list[Event], step: StepStats | None) -> None:
+        try:
+            self._take(events)
+        except Exception as error:  # whoever waits for the result hears of it
+            self.result.set_exception(error)
+
+    def _take(self, events: list[Event]) -> None:
         for event in events:
             if self.result.done():
                 return

@@ -13,6 +13,7 @@ from verifier.messages import (
     Decided,
     Event,
     EventSink,
+    Forget,
     Open,
     Opened,
     PromptScored,
@@ -32,10 +33,18 @@ class SequenceTable:
     attached.
     """
 
-    def __init__(self, scheduler: Scheduler, *, max_model_len: int, max_num_waiting: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        max_model_len: int,
+        max_num_waiting: int,
+        max_waiting_tokens: int,
+    ) -> None:
         self._scheduler = scheduler
         self._max_model_len = max_model_len
         self._max_num_waiting = max_num_waiting
+        self._max_waiting_tokens = max_waiting_tokens
         self._sinks: dict[int, EventSink] = {}
         # By session and sequence id: a session reaches only its own sequences.
         self._sequences: dict[tuple[int, str], Sequence] = {}
@@ -44,6 +53,14 @@ class SequenceTable:
     @property
     def is_empty(self) -> bool:
         return not self._sequences
+
+    def is_full(self, opened: OpenSequence) -> bool:
+        """Whether a further sequence may not wait: for their number or for their tokens."""
+        num_waiting = len(self._scheduler.waiting)
+        num_tokens = self._scheduler.num_waiting_tokens + len(opened.token_ids)
+        return num_waiting >= self._max_num_waiting or (
+            num_waiting > 0 and num_tokens > self._max_waiting_tokens
+        )
 
     def attach(self, session_id: int, sink: EventSink) -> None:
         self._sinks[session_id] = sink
@@ -65,9 +82,7 @@ class SequenceTable:
         try:
             self._check_open(command)
         except RequestError as error:
-            self._outbox[command.session_id].append(
-                Rejected(sequence_id=opened.sequence_id, error=error)
-            )
+            self.refuse(command, error)
             return
         sequence = Sequence(
             sequence_id=opened.sequence_id,
@@ -86,8 +101,15 @@ class SequenceTable:
             scoring=opened.scoring,
             rows_to_score=opened.rows_to_score,
         )
-        self._sequences[command.session_id, opened.sequence_id] = sequence
         self._scheduler.add(sequence)
+        self._sequences[command.session_id, opened.sequence_id] = sequence
+
+    def refuse(self, command: Open, error: RequestError) -> None:
+        """Answers an Open that starts nothing."""
+        if command.session_id in self._sinks:
+            self._outbox[command.session_id].append(
+                Rejected(sequence_id=command.sequence.sequence_id, error=error)
+            )
 
     def update(self, command: Update) -> None:
         if sequence := self.find(command.session_id, command.sequence_id):
@@ -96,6 +118,16 @@ class SequenceTable:
     def close(self, command: Close) -> None:
         if sequence := self.find(command.session_id, command.sequence_id):
             self.tell_decided(sequence, _cancelled(sequence))
+
+    def forget(self, command: Forget) -> None:
+        """Ends a sequence of which its session wants to hear nothing more."""
+        if sequence := self.find(command.session_id, command.sequence_id):
+            self._outbox[command.session_id] = [
+                event
+                for event in self._outbox[command.session_id]
+                if event.sequence_id != command.sequence_id
+            ]
+            self._forget(sequence)
 
     def admit(self) -> None:
         """Lets waiting sequences run while there is room."""
@@ -126,11 +158,22 @@ class SequenceTable:
         )
         self._forget(sequence)
 
-    def flush(self, step: StepStats | None) -> None:
-        """Hands each session its events."""
+    def flush(self, step: StepStats | None) -> list[Exception]:
+        """Hands each session its events. A session whose sink fails is ended: it would miss them.
+
+        Returns:
+            Why sinks failed.
+        """
+        failed: dict[int, Exception] = {}
         for session_id, events in self._outbox.items():
-            self._sinks[session_id](events, step)
+            try:
+                self._sinks[session_id](events, step)
+            except Exception as error:
+                failed[session_id] = error
         self._outbox.clear()
+        for session_id in failed:
+            self.detach(session_id)
+        return list(failed.values())
 
     def check_integrity(self) -> None:
         """Asserts the invariants."""
@@ -148,12 +191,11 @@ class SequenceTable:
                 f"{max_length} tokens, prompt and output, are more than the K/V cache holds",
                 field="max_new_tokens",
             )
-        if len(self._scheduler.waiting) >= self._max_num_waiting:
-            # Of a burst, the first ones need not wait at all.
-            self.admit()
-        if len(self._scheduler.waiting) >= self._max_num_waiting:
+        if self.is_full(command.sequence):
             raise OverloadedError(
-                f"{self._max_num_waiting} sequences are waiting already", retry_after_ms=1000
+                f"{len(self._scheduler.waiting)} sequences with "
+                f"{self._scheduler.num_waiting_tokens} tokens are waiting already",
+                retry_after_ms=1000,
             )
 
     def _max_length(self, opened: OpenSequence) -> int:

@@ -3,8 +3,9 @@
 As many as its hint holds and is trusted with, up to the sequence's limit, the room it has left and
 its share of the step's token budget. Trust follows how far the hint's match reaches, and grows with
 what comes as the hint said; so a hint can hold more than one step's worth, and a step whose
-drafts were all accepted leaves the next one its drafts, without any wait. A limit of 31 fills the
-32 rows that `strict` pads to. A cost model of the step and recent acceptance will join in here.
+drafts were all accepted leaves the next one its drafts, without any wait. K does not
+go by what a step costs, nor by what was accepted lately: that only decides whether hints are asked
+for.
 """
 
 STEPS_AHEAD = 4

@@ -7,6 +7,7 @@ never sampled from; by batch expansion, each of their draft rows is an entry of 
 """
 
 import dataclasses
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -106,9 +107,10 @@ class StepScoring:
         layout: BatchLayout,
         logits: torch.Tensor,
         model: TargetModel,
+        fail: Callable[[Sequence, Exception], None],
     ) -> None:
         """Queues what the rows say, and moves the scored sequences forward. A sequence with a row
-        that is not finite is rejected, and no longer runs.
+        that is not finite is rejected, and no longer runs; `fail` ends one that cannot be told of.
 
         Must come before the continued sequences move.
         """
@@ -116,26 +118,39 @@ class StepScoring:
         if self.wants_hidden_states and isinstance(model, KeepsHiddenStates):
             hidden_states = model.hidden_states
         for owned in self._owned:
-            sequence = owned.item.sequence
-            if not sequence.is_running:
+            if not owned.item.sequence.is_running:
                 continue  # rejected in this step
-            indices = torch.from_numpy(layout.scored_logits_indices[owned.places])
-            rows = logits[indices.to(logits.device)]
-            if owned.rows and not are_finite(rows):
-                table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
-                continue
-            if sequence.scoring is not None:
-                sequence.num_computed_tokens += owned.item.num_new_tokens
-            if not owned.rows:
-                continue
-            sequence.rows_to_score = range(owned.rows.stop, sequence.rows_to_score.stop)
-            if sequence.scoring is None:
-                table.tell_scores(sequence, _prompt_scored(sequence, owned.rows, rows))
-            else:
-                states = None
-                if hidden_states is not None and sequence.scoring.keeps_hidden_states:
-                    states = hidden_states[owned.places].cpu()
-                table.tell_scores(sequence, _scored(sequence, owned.rows, rows, states))
+            try:
+                self._tell_one(owned, table, layout, logits, hidden_states)
+            except Exception as error:
+                fail(owned.item.sequence, error)
+
+    def _tell_one(
+        self,
+        owned: _OwnedRows,
+        table: SequenceTable,
+        layout: BatchLayout,
+        logits: torch.Tensor,
+        hidden_states: torch.Tensor | None,
+    ) -> None:
+        sequence = owned.item.sequence
+        indices = torch.from_numpy(layout.scored_logits_indices[owned.places])
+        rows = logits[indices.to(logits.device)]
+        if owned.rows and not are_finite(rows):
+            table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
+            return
+        if sequence.scoring is not None:
+            sequence.num_computed_tokens += owned.item.num_new_tokens
+        if not owned.rows:
+            return
+        sequence.rows_to_score = range(owned.rows.stop, sequence.rows_to_score.stop)
+        if sequence.scoring is None:
+            table.tell_scores(sequence, _prompt_scored(sequence, owned.rows, rows))
+        else:
+            states = None
+            if hidden_states is not None and sequence.scoring.keeps_hidden_states:
+                states = hidden_states[owned.places].cpu()
+            table.tell_scores(sequence, _scored(sequence, owned.rows, rows, states))
 
     def _add_entries(self, scored: list[ScheduledSequence]) -> None:
         expanded: list[tuple[ScheduledSequence, list[int], int]] = []

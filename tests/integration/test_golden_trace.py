@@ -16,6 +16,7 @@ from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.draft_buffer import HintOutcome
 from verifier.engine import EngineLoad, StepRecord
+from verifier.faults import Fault
 from verifier.numerics import FAST
 from verifier.wire import ServedModel
 
@@ -59,6 +60,9 @@ class StepRecorder:
         pass
 
     def settled(self, load: EngineLoad) -> None:
+        pass
+
+    def fault_met(self, fault: Fault) -> None:
         pass
 
 

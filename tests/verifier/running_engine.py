@@ -12,6 +12,7 @@ from tests.verifier.sequences import make_open
 from verifier.block_pool import BlockPool
 from verifier.draft_buffer import HintOutcome
 from verifier.engine import Engine, EngineLoad, EngineOptions, StepRecord
+from verifier.faults import Fault
 from verifier.messages import (
     Close,
     Decided,
@@ -27,6 +28,7 @@ from verifier.messages import (
     Update,
 )
 from verifier.numerics import STRICT
+from verifier.observers import Observers
 from verifier.rejection_sampler import TokenLogprob
 from verifier.scheduler import Scheduler
 
@@ -43,6 +45,7 @@ class RecordingObserver:
     steps: list[StepRecord] = field(default_factory=list)
     outcomes: list[HintOutcome] = field(default_factory=list)
     hops_s: list[float] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
     @property
     def num_drafts_scheduled(self) -> int:
@@ -59,6 +62,9 @@ class RecordingObserver:
 
     def settled(self, load: EngineLoad) -> None:
         pass
+
+    def fault_met(self, fault: Fault) -> None:
+        self.faults.append(fault)
 
 
 class EngineSession:
@@ -223,12 +229,14 @@ def start_engine_with(
     max_num_batched_tokens: int = 64,
     max_model_len: int = 200,
     max_num_waiting: int = 100,
+    max_waiting_tokens: int = 1 << 20,
     max_scored_rows: int = 256,
     idle_timeout_s: float = 60.0,
     poison: frozenset[int] = frozenset(),
     observer: RecordingObserver | None = None,
 ) -> RunningEngine:
     observer = observer or RecordingObserver()
+    observers = Observers([observer])
     model = ScriptedModel(
         rule, num_slots=(num_blocks + 1) * block_size, block_size=block_size, poison=poison
     )
@@ -239,7 +247,7 @@ def start_engine_with(
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            count_hint=observer.hint_ended,
+            count_hint=observers.hint_ended,
             max_scored_rows=max_scored_rows,
         ),
         options=EngineOptions(
@@ -247,9 +255,10 @@ def start_engine_with(
             trash_slot=num_blocks * block_size,
             max_model_len=max_model_len,
             max_num_waiting=max_num_waiting,
+            max_waiting_tokens=max_waiting_tokens,
             idle_timeout_s=idle_timeout_s,
         ),
-        observer=observer,
+        observer=observers,
     )
     engine.start()
     return RunningEngine(engine=engine, model=model, observer=observer)

@@ -515,6 +515,24 @@ class TestAdmission:
         session.close(opened[2])
         assert isinstance(session.wait_end(again), Decided)
 
+    def test_the_waiting_queue_is_bounded_in_tokens(self, start_engine: StartEngine) -> None:
+        running = start_engine(max_num_seqs=1, max_waiting_tokens=100)
+        session = running.attach()
+        with running.held():
+            runs = session.open([1] * 150, max_new_tokens=20)
+            alone = session.open([1] * 150, max_new_tokens=2)
+            refused = session.open([1], max_new_tokens=2)
+        end = session.wait_end(refused)
+        assert isinstance(end, Rejected)
+        assert isinstance(end.error, OverloadedError)
+        assert end.error.retry_after_ms
+        for sequence_id in (runs, alone):
+            assert isinstance(session.wait_end(sequence_id), Decided)
+        with running.held():
+            taken = [session.open([1] * 50, max_new_tokens=2) for _ in range(3)]
+        ends = [session.wait_end(sequence_id) for sequence_id in taken]
+        assert all(isinstance(end, Decided) for end in ends)
+
     def test_a_burst_fills_the_batch_before_it_fills_the_queue(
         self, start_engine: StartEngine
     ) -> None:

@@ -1,0 +1,217 @@
+"""Faults of the engine's own: each is met by one sequence alone, or by nobody, and is counted.
+
+What is sent here never passes the session's checks; it stands for whatever they, or the engine,
+do not foresee.
+"""
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.verifier.running_engine import (
+    PATIENCE_S,
+    EngineSession,
+    RecordingObserver,
+    RunningEngine,
+    StartEngine,
+    start_engine_with,
+)
+from tests.verifier.scripted_model import continue_by, hashed
+from verifier.draft_buffer import HintOutcome
+from verifier.engine import EngineLoad, StepRecord
+from verifier.errors import InternalError
+from verifier.faults import Fault
+from verifier.messages import Event, Hint, Hints, Rejected, StepStats
+from verifier.sampling import Sampling
+from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions
+from verifier.sequence import DraftWait, Scoring, ScoringMethod
+
+pytestmark = pytest.mark.stand_in
+
+PROMPT = [1, 2, 0, 2, 1, 0]
+
+
+class Bystander:
+    """A stream that runs before, during and after the fault; its text must be what it always is."""
+
+    def __init__(self, running: RunningEngine) -> None:
+        self.session = running.attach()
+        self.sequence_id = self.session.open([0, 1], max_new_tokens=60)
+        self.session.wait_decided(self.sequence_id, 1)
+
+    def check(self) -> None:
+        self.session.wait_end(self.sequence_id)
+        assert self.session.output(self.sequence_id) == continue_by(hashed, [0, 1], 60)
+        late = self.session.open(PROMPT, max_new_tokens=5)
+        self.session.wait_end(late)
+        assert self.session.output(late) == continue_by(hashed, PROMPT, 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"priority": "a"}, Fault.COMMAND),
+        ({"token_ids": ["a", *PROMPT]}, Fault.SCHEDULE),
+        ({"tokens_per_match": "a"}, Fault.SCHEDULE),
+        ({"sampling": Sampling(temperature=1.0, seed="a")}, Fault.VERIFY),  # type: ignore[arg-type]
+        ({"sampling": Sampling(prompt_logprobs="a")}, Fault.SCORE),  # type: ignore[arg-type]
+        ({"stop_token_ids": None}, Fault.COMMIT),
+    ],
+    ids=lambda value: value.value if isinstance(value, Fault) else "",
+)
+def test_a_sequence_that_the_engine_stumbles_over_fails_alone(
+    start_engine: StartEngine, fields: dict[str, Any], fault: Fault
+) -> None:
+    running = start_engine()
+    bystander = Bystander(running)
+    session = running.attach()
+    with capture_logs() as log:
+        values: dict[str, Any] = {"token_ids": PROMPT, "max_new_tokens": 20}
+        with running.held():
+            sequence_id = session.open(**(values | fields))
+            session.hint(sequence_id, len(PROMPT), continue_by(hashed, PROMPT, 8))
+        end = session.wait_end(sequence_id)
+    assert isinstance(end, Rejected)
+    assert isinstance(end.error, InternalError)
+    assert end.error.message == "internal error", "it leaks what went wrong"
+    bystander.check()
+    running.sync()
+    assert running.observer.faults == [fault]
+    [entry] = [entry for entry in log if entry["log_level"] == "error"]
+    assert (entry["during"], entry["sequence_id"]) == (fault.value, sequence_id)
+
+
+def test_a_sequence_that_fails_leaves_nothing_in_the_prefix_cache(
+    start_engine: StartEngine,
+) -> None:
+    running = start_engine()
+    session = running.attach()
+    broken = session.open(PROMPT * 4, stop_token_ids=None)
+    assert isinstance(session.wait_end(broken), Rejected)
+    assert running.engine._scheduler.block_pool.cache.entries() == []
+
+
+def test_a_hint_that_the_engine_stumbles_over_is_lost_alone(start_engine: StartEngine) -> None:
+    running = start_engine()
+    bystander = Bystander(running)
+    session = running.attach()
+    sequence_id = session.open(PROMPT, max_new_tokens=20, draft_wait=DraftWait.ALWAYS)
+    session.wait_decided(sequence_id, 1)
+    known = PROMPT + session.output(sequence_id)
+    with running.held():
+        session.hint(sequence_id, "a", [1])  # type: ignore[arg-type]
+        session.hint(sequence_id, len(known), continue_by(hashed, known, 3))
+    assert session.wait_decided(sequence_id, 2).num_accepted_tokens == 3
+    bystander.check()
+    assert running.observer.faults == [Fault.COMMAND]
+
+
+def test_a_session_that_cannot_be_told_is_ended_and_the_others_are_told(
+    start_engine: StartEngine,
+) -> None:
+    def sink(events: list[Event], step: StepStats | None) -> None:
+        raise RuntimeError("the line is dead")
+
+    running = start_engine()
+    bystander = Bystander(running)
+    session = EngineSession(running.engine)
+    session.session_id = running.engine.attach(sink)
+    session.open(PROMPT, max_new_tokens=100)
+    bystander.check()
+    running.engine.when_idle().result(PATIENCE_S)
+    assert running.observer.faults == [Fault.PUBLISH]
+
+
+def test_a_score_call_that_cannot_take_what_it_is_told_fails(start_engine: StartEngine) -> None:
+    running = start_engine()
+    bystander = Bystander(running)
+    options = ScoreOptions(
+        scoring=Scoring(method=ScoringMethod.SINGLE_PASS, num_top=0), sampling=Sampling()
+    )
+    with running.held():
+        call = ScoreCall(
+            running.engine, [DraftsToScore(token_ids=PROMPT, draft_token_ids=[])], options
+        )
+        call._scores.clear()
+    with pytest.raises(IndexError):
+        call.result.result(PATIENCE_S)
+    call.close()
+    bystander.check()
+
+
+class FailingObserver(RecordingObserver):
+    def stepped(self, record: StepRecord) -> None:
+        raise RuntimeError("no metrics today")
+
+    def settled(self, load: EngineLoad) -> None:
+        raise RuntimeError("nor a load")
+
+    def hint_ended(self, outcome: HintOutcome) -> None:
+        raise RuntimeError("nor hints")
+
+    def hop_measured(self, duration_s: float) -> None:
+        raise RuntimeError("nor hops")
+
+
+def test_an_observer_that_fails_harms_nobody_and_is_logged_once() -> None:
+    with capture_logs() as log:
+        running = start_engine_with(observer=FailingObserver())
+        session = running.attach()
+        sequence_id = session.open(PROMPT, max_new_tokens=20, draft_wait=DraftWait.ALWAYS)
+        for count in range(1, 19):
+            session.wait_decided(sequence_id, count)
+            known = PROMPT + session.output(sequence_id)
+            session.hint(sequence_id, len(known), [(hashed(known) + 1) % 3])
+        session.wait_end(sequence_id)
+        assert session.output(sequence_id) == continue_by(hashed, PROMPT, 20)
+        running.stop()
+    methods = [entry["method"] for entry in log if entry["event"] == "observer_failed"]
+    assert sorted(methods) == ["hint_ended", "hop_measured", "settled", "stepped"]
+    assert running.observer.faults.count(Fault.OBSERVE) > 20, "not counted each time"
+
+
+def test_an_open_and_its_first_hint_that_come_during_one_step_both_take_effect(
+    start_engine: StartEngine,
+) -> None:
+    running = start_engine()
+    session = running.attach()
+    with running.held():
+        sequence_id = session.open(PROMPT, max_new_tokens=20)
+        session.hint(sequence_id, len(PROMPT), continue_by(hashed, PROMPT, 8))
+    session.wait_end(sequence_id)
+    assert session.decided(sequence_id)[1].num_accepted_tokens == 7
+    assert session.output(sequence_id) == continue_by(hashed, PROMPT, 20)
+
+
+def test_commands_of_several_messages_take_effect_in_order(start_engine: StartEngine) -> None:
+    running = start_engine()
+    session = running.attach()
+    with running.held():
+        session.open([1], sequence_id="x", max_new_tokens=9)
+        session.hint("x", 1, continue_by(hashed, [1], 6))
+        session.close("x")
+        session.hint("x", 1, [0])  # for one that is gone
+        session.open([2], sequence_id="x", max_new_tokens=9)
+        session.hint("x", 1, continue_by(hashed, [2], 6))
+    running.engine.when_idle().result(PATIENCE_S)
+    session.read_all()
+    assert session.output("x") == continue_by(hashed, [2], 9)
+    assert max(decided.num_accepted_tokens for decided in session.decided("x")) > 3
+    session.events.clear()  # the id was used twice, against the protocol
+
+
+def test_drafts_for_unknown_sequences_leave_nothing_behind(start_engine: StartEngine) -> None:
+    running = start_engine()
+    session = running.attach()
+    hint = Hint(sequence_id="nobody", base_length=3, token_ids=[1] * 100, matched_ngram_length=2)
+    for _ in range(100):
+        running.engine.submit(
+            Hints(session_id=session.session_id, hints=[hint] * 100, received_at_s=0.0)
+        )
+    running.sync()
+    assert running.engine.num_pending_commands == 0
+    assert running.observer.outcomes == []
+    session.open([1, 1, 1], sequence_id="nobody", max_new_tokens=9)
+    session.wait_end("nobody")
+    assert all(decided.num_draft_tokens == 0 for decided in session.decided("nobody"))
