@@ -34,7 +34,7 @@ demo: $(INSTALLED_ALL) ## Rename an identifier with a real model, with and witho
 	@$(BIN)/python examples/demo.py
 
 test: $(INSTALLED_DEV) ## Every check and every test
-	@$(MAKE) --no-print-directory --output-sync=target --jobs 2 check kernels
+	@$(MAKE) --no-print-directory --jobs 2 check kernels
 	@echo '== tests'
 	@$(PYTEST) $(TWO_PROCESSES)
 
