@@ -6,7 +6,8 @@ top-p; softmax. A sequence's row j is judged with the history `output + drafts[:
 the history will be if the row counts.
 
 Everything is computed in float64, row by row independent of the others, so a row's result has the
-same bits alone and in a batch, with and without drafts.
+same bits alone and in a batch, with and without drafts. So it can be done slice by slice, too:
+hundreds of rows of a large vocabulary, whole and in several copies, would take gigabytes.
 """
 
 import math
@@ -16,6 +17,12 @@ from dataclasses import dataclass
 import torch
 
 from verifier.sampling import Sampling
+
+# Of one float64 tensor of a slice, or of one row where that is more. What is done to a slice holds
+# at most ten of them at a time, whatever the parameters: 160 MiB.
+SLICE_BYTES = 16 << 20
+# Penalties cost the square of it.
+_MAX_SLICE_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +61,12 @@ def target_probs(
     return law_probs(logits, parameters, history)
 
 
+def row_slices(num_rows: int, vocab_size: int) -> list[slice]:
+    """Runs of rows, all of them, that are worked on one after another."""
+    size = max(1, min(_MAX_SLICE_ROWS, SLICE_BYTES // (8 * vocab_size)))
+    return [slice(start, start + size) for start in range(0, num_rows, size)]
+
+
 def law_probs(logits: torch.Tensor, sampling: Sampling, history: History) -> torch.Tensor:
     """The law that one sequence's rows are sampled from.
 
@@ -70,32 +83,36 @@ def law_probs(logits: torch.Tensor, sampling: Sampling, history: History) -> tor
     return row_probs(rows, [sampling] * len(rows))
 
 
-def law_logprobs(logits: torch.Tensor, sampling: Sampling, history: History) -> torch.Tensor:
+def law_logprobs(
+    logits: torch.Tensor, sampling: Sampling, history: History, *, first_row: int = 0
+) -> torch.Tensor:
     """What is told of one sequence's rows: the law's logprobs, or the model's own if `sampling`
     wants them raw. At temperature 0, of the law that the likeliest token is taken from.
 
     Args:
-        logits: [K + 1, V], any float dtype.
+        logits: [n, V], any float dtype, of the rows from `first_row` on; of all K + 1 or fewer.
 
     Returns:
-        [K + 1, V] float64.
+        [n, V] float64.
     """
     rows = logits.double()
     if not sampling.raw_logprobs:
-        rows = adjusted_logits(logits, sampling, history)
+        rows = adjusted_logits(logits, sampling, history, first_row=first_row)
         if not sampling.is_greedy:
             rows = scaled_logits(rows, [sampling] * len(rows))
     return torch.log_softmax(rows, dim=-1)
 
 
-def adjusted_logits(logits: torch.Tensor, sampling: Sampling, history: History) -> torch.Tensor:
+def adjusted_logits(
+    logits: torch.Tensor, sampling: Sampling, history: History, *, first_row: int = 0
+) -> torch.Tensor:
     """All that happens before the temperature, for one sequence.
 
     Args:
-        logits: [K + 1, V], any float dtype.
+        logits: [n, V], any float dtype, of the rows from `first_row` on; of all K + 1 or fewer.
 
     Returns:
-        [K + 1, V] float64.
+        [n, V] float64.
     """
     rows = logits.double()
     if not sampling.adjusts_logits:
@@ -103,7 +120,9 @@ def adjusted_logits(logits: torch.Tensor, sampling: Sampling, history: History) 
     num_rows, vocab_size = rows.shape
     # Entry (row, token): one per draft that stands before the row.
     drafts = torch.tensor(list(history.draft_token_ids), dtype=torch.int64, device=rows.device)
-    before, place = torch.tril_indices(num_rows, len(drafts), offset=-1, device=rows.device)
+    before, place = torch.tril_indices(
+        num_rows, len(drafts), offset=first_row - 1, device=rows.device
+    )
     drafted = drafts[place]
     is_known = (drafted >= 0) & (drafted < vocab_size)
     before, drafted = before[is_known], drafted[is_known]
@@ -126,7 +145,8 @@ def adjusted_logits(logits: torch.Tensor, sampling: Sampling, history: History) 
         ids = torch.tensor(token_ids, dtype=torch.int64, device=rows.device)
         bias = torch.tensor(biases, dtype=torch.float64, device=rows.device)
         rows = rows.index_add(1, ids, bias.expand(num_rows, -1))
-    num_masked = min(num_rows, sampling.min_new_tokens - len(history.output_token_ids))
+    num_output = len(history.output_token_ids) + first_row
+    num_masked = min(num_rows, sampling.min_new_tokens - num_output)
     # A model may name end tokens that it has no logit for.
     stops = sorted(t for t in history.stop_token_ids if t < vocab_size)
     if num_masked > 0 and stops:

@@ -17,8 +17,8 @@ Shape legend: B sequences, K_i drafts of sequence i, P = sum K_i, R = P + B rows
 K_i draft rows, then its bonus row. V vocabulary.
 """
 
-import dataclasses
 import enum
+import itertools
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -27,7 +27,13 @@ import numpy.typing as npt
 import torch
 
 from verifier import philox
-from verifier.logits_processing import History, adjusted_logits, law_logprobs, row_probs
+from verifier.logits_processing import (
+    History,
+    adjusted_logits,
+    law_logprobs,
+    row_probs,
+    row_slices,
+)
 from verifier.sampling import Sampling
 
 BoolArray = npt.NDArray[np.bool_]
@@ -104,11 +110,7 @@ def verify(
     ]
     if special:
         rows = np.concatenate([np.arange(starts[i], starts[i] + num_rows_each[i]) for i in special])
-        sampled[rows] = _sample(
-            logits[torch.from_numpy(rows).to(logits.device)],
-            [sequences[i] for i in special],
-            rule,
-        )
+        sampled[rows] = _sample(logits, rows, [sequences[i] for i in special], rule)
     output_token_ids, num_accepted_tokens = accept(
         sampled, draft_token_ids, num_draft_tokens, is_usable
     )
@@ -181,7 +183,14 @@ def sample_ratio(
         As `sample_greedy`.
     """
     counts = _counts(num_draft_tokens)
-    sampled = ratio_rows(target_probs, draft_token_ids, counts, accept_uniforms, emit_uniforms)
+    is_target = np.ones(len(target_probs), dtype=np.bool_)
+    is_target[np.cumsum(counts + 1) - 1] = False
+    targets = torch.from_numpy(np.flatnonzero(is_target))
+    row_drafts = torch.full((len(target_probs),), PADDING)
+    row_drafts[targets] = torch.as_tensor(draft_token_ids, dtype=torch.int64).cpu()
+    row_uniforms = torch.ones(len(target_probs), dtype=torch.float64)
+    row_uniforms[targets] = accept_uniforms.cpu().double()
+    sampled = ratio_rows(target_probs, row_drafts, row_uniforms, emit_uniforms)
     return _accepted(sampled, draft_token_ids, counts)
 
 
@@ -198,30 +207,28 @@ def race(probs: torch.Tensor, exponential_noise: torch.Tensor) -> torch.Tensor:
 
 def ratio_rows(
     probs: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: IntArray,
+    row_drafts: torch.Tensor,
     accept_uniforms: torch.Tensor,
     emit_uniforms: torch.Tensor,
 ) -> torch.Tensor:
     """One token per row [R] under rule `ratio`: the draft where it stands, else another.
 
-    Arguments as in `sample_ratio`.
+    Args:
+        probs: [R, V].
+        row_drafts: [R] int64, the draft that each row judges; -1, or any id that is not in the
+            vocabulary: none that could stand.
+        accept_uniforms, emit_uniforms: [R], as in `sample_ratio`.
     """
     mass = probs.double()
-    vocab_size = mass.shape[-1]
-    is_bonus = np.zeros(len(mass), dtype=np.bool_)
-    is_bonus[np.cumsum(num_draft_tokens + 1) - 1] = True
-    targets = torch.from_numpy(np.flatnonzero(~is_bonus)).to(mass.device)
-    drafts = draft_token_ids.to(device=mass.device, dtype=torch.int64)
-    is_known = (drafts >= 0) & (drafts < vocab_size)
+    drafts = row_drafts.to(mass.device)
+    is_known = (drafts >= 0) & (drafts < mass.shape[-1])
     safe = torch.where(is_known, drafts, 0)
-    of_draft = torch.where(is_known, mass[targets, safe], 0.0)
-    stands = accept_uniforms.to(mass).double() < of_draft
+    of_draft = torch.where(is_known, mass.gather(-1, safe[:, None])[:, 0], 0.0)
+    stands = accept_uniforms.to(mass) < of_draft
     residual = mass.clone()
-    residual[targets[is_known], safe[is_known]] = 0.0
-    emitted = inverse_cdf(residual, emit_uniforms.to(mass))
-    emitted[targets] = torch.where(stands, drafts, emitted[targets])
-    return emitted
+    places = is_known.nonzero()[:, 0]
+    residual[places, safe[places]] = 0.0
+    return torch.where(stands, drafts, inverse_cdf(residual, emit_uniforms.to(mass)))
 
 
 def inverse_cdf(mass: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -279,58 +286,88 @@ def _likeliest_of_rows(logits: torch.Tensor) -> tuple[IntArray, BoolArray]:
     """
     if logits.device.type == "cpu":
         # torch's maximum with its place takes several times as long.
+        likeliest = np.empty(len(logits), dtype=np.int64)
+        is_finite = np.empty(len(logits), dtype=np.bool_)
         is_numpy_type = logits.dtype in (torch.float32, torch.float64)
-        rows = (logits if is_numpy_type else logits.float()).numpy()
-        likeliest = rows.argmax(axis=-1)
-        return likeliest, np.isfinite(rows[np.arange(len(rows)), likeliest])
+        slices = [slice(None)] if is_numpy_type else row_slices(*logits.shape)
+        for part in slices:
+            rows = (logits if is_numpy_type else logits[part].float()).numpy()
+            likeliest[part] = found = rows.argmax(axis=-1)
+            is_finite[part] = np.isfinite(rows[np.arange(len(rows)), found])
+        return likeliest, is_finite
     largest, places = logits.max(dim=-1)
     return places.cpu().numpy(), torch.isfinite(largest).cpu().numpy()
 
 
 def _sample(
-    logits: torch.Tensor, sequences: SequenceOf[JudgedSequence], rule: AcceptanceRule
+    logits: torch.Tensor,
+    rows: IntArray,
+    sequences: SequenceOf[JudgedSequence],
+    rule: AcceptanceRule,
 ) -> IntArray:
-    """One token per row of the given sequences; `logits` [R, V] are theirs."""
-    counts = np.array([len(s.history.draft_token_ids) for s in sequences], dtype=np.int64)
-    parts = logits.split((counts + 1).tolist())
-    rows = torch.cat(
-        [adjusted_logits(p, s.sampling, s.history) for p, s in zip(parts, sequences, strict=True)]
-    )
+    """One token for each of the given sequences' rows, a slice at a time.
+
+    Args:
+        logits: [R, V]. rows: which of them are theirs, one sequence's after another's.
+    """
+    counts = np.array([len(s.history.draft_token_ids) + 1 for s in sequences], dtype=np.int64)
+    owners = np.repeat(np.arange(len(sequences)), counts)
+    places = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    sampled = np.empty(len(rows), dtype=np.int64)
+    for part in row_slices(len(rows), logits.shape[-1]):
+        own = logits[torch.from_numpy(rows[part]).to(logits.device)]
+        sampled[part] = _sample_slice(own, owners[part], places[part], sequences, rule)
+    return sampled
+
+
+def _sample_slice(
+    logits: torch.Tensor,
+    owners: IntArray,
+    places: IntArray,
+    sequences: SequenceOf[JudgedSequence],
+    rule: AcceptanceRule,
+) -> IntArray:
+    """One token per row.
+
+    Args:
+        logits: [n, V].
+        owners: [n], which sequence each row is of, in order.
+        places: [n], which of the sequence's rows it is.
+    """
+    rows = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
+    starts = np.flatnonzero(np.diff(owners, prepend=-1)).tolist()
+    for start, end in itertools.pairwise([*starts, len(owners)]):
+        sequence = sequences[owners[start]]
+        rows[start:end] = adjusted_logits(
+            logits[start:end], sequence.sampling, sequence.history, first_row=int(places[start])
+        )
     sampled = rows.argmax(dim=-1).cpu().numpy()
-    owner = np.repeat(np.arange(len(sequences)), counts + 1)
-    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts + 1) - counts - 1, counts + 1)
-    positions = np.array([s.first_position for s in sequences], dtype=np.int64)[owner] + place
-    is_random = np.array([not s.sampling.is_greedy for s in sequences])
-    chosen = np.flatnonzero(is_random[owner])
+    chosen = np.flatnonzero([not sequences[i].sampling.is_greedy for i in owners])
     if not len(chosen):
         return sampled
+    owners, places = owners[chosen], places[chosen]
     probs = row_probs(
-        rows[torch.from_numpy(chosen).to(rows.device)],
-        [sequences[i].sampling for i in owner[chosen]],
+        rows[torch.from_numpy(chosen).to(rows.device)], [sequences[i].sampling for i in owners]
     ).cpu()
-    seeds = np.array([s.sampling.seed for s in sequences], dtype=np.uint64)[owner[chosen]]
-    where = positions[chosen]
+    del rows
+    seeds = np.array([sequences[i].sampling.seed for i in owners], dtype=np.uint64)
+    positions = np.array([sequences[i].first_position for i in owners], dtype=np.int64) + places
     if rule is AcceptanceRule.MATCH:
-        noise = philox.exponential_noise(seeds, where, (probs > 0).numpy())
+        noise = philox.exponential_noise(seeds, positions, (probs > 0).numpy())
         sampled[chosen] = race(probs, torch.from_numpy(noise)).numpy()
         return sampled
-    random_counts = counts[is_random]
     drafts = np.array(
-        [t for s in sequences if not s.sampling.is_greedy for t in s.history.draft_token_ids],
+        [
+            (*sequences[i].history.draft_token_ids, PADDING)[place]
+            for i, place in zip(owners, places, strict=True)
+        ],
         dtype=np.int64,
     )
-    is_target = np.ones(len(chosen), dtype=np.bool_)
-    is_target[np.cumsum(random_counts + 1) - 1] = False
-    accept_uniforms = philox.uniforms(
-        seeds[is_target], where[is_target], drafts, philox.Purpose.ACCEPT
-    )
-    emit_uniforms = philox.uniforms(
-        seeds, where, np.zeros(len(chosen), dtype=np.int64), philox.Purpose.EMIT
-    )
+    accept_uniforms = philox.uniforms(seeds, positions, drafts, philox.Purpose.ACCEPT)
+    emit_uniforms = philox.uniforms(seeds, positions, np.zeros_like(drafts), philox.Purpose.EMIT)
     sampled[chosen] = ratio_rows(
         probs,
         torch.from_numpy(drafts),
-        random_counts,
         torch.from_numpy(accept_uniforms),
         torch.from_numpy(emit_uniforms),
     ).numpy()
@@ -341,11 +378,12 @@ def _logprobs(
     logits: torch.Tensor, sequence: JudgedSequence, emitted: IntArray
 ) -> list[TokenLogprob]:
     """Of each emitted token, by the law of its row; `logits` are those of these rows."""
-    sampling = sequence.sampling
-    drafts = sequence.history.draft_token_ids[: len(emitted) - 1]
-    history = dataclasses.replace(sequence.history, draft_token_ids=drafts)
-    rows = law_logprobs(logits, sampling, history)
-    return token_logprobs(rows, torch.from_numpy(emitted).to(rows.device), sampling.logprobs or 0)
+    sampling, told = sequence.sampling, []
+    for part in row_slices(*logits.shape):
+        logprobs = law_logprobs(logits[part], sampling, sequence.history, first_row=part.start)
+        token_ids = torch.from_numpy(emitted[part]).to(logprobs.device)
+        told += token_logprobs(logprobs, token_ids, sampling.logprobs or 0)
+    return told
 
 
 def token_logprobs(

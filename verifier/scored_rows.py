@@ -1,8 +1,7 @@
 """What is told of rows that are scored, computed from their logits.
 
 A row is the model's law after one token. Prompt rows say how likely the next prompt token was;
-draft rows say it of the next draft, and what else was likely. Works on slices of rows: the
-float64 copies of a few hundred rows of a large vocabulary would take gigabytes.
+draft rows say it of the next draft, and what else was likely.
 
 Shape legend: n rows of one sequence in one step, V vocabulary, H hidden size.
 """
@@ -13,14 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from verifier.logits_processing import History, law_logprobs, law_probs
+from verifier.logits_processing import History, law_logprobs, law_probs, row_slices
 from verifier.rejection_sampler import TokenLogprob, token_logprobs
 from verifier.sampling import Sampling
 
-# Of one float64 slice; a handful are alive at a time.
-_SLICE_BYTES = 16 << 20
-# Penalties cost the square of it.
-_MAX_SLICE_ROWS = 256
 # Of one step's scored logits, as float32, and of its events, at about this many for each logprob:
 # more of them would keep the event loop, which writes them, from everything else.
 _MAX_LOGITS_BYTES = 128 << 20
@@ -86,7 +81,8 @@ def prompt_logprobs(
         sampling, frequency_penalty=0.0, presence_penalty=0.0, min_new_tokens=0
     )
     scored: list[TokenLogprob] = []
-    for start, part in _slices(logits):
+    for rows in row_slices(len(logits), logits.shape[-1]):
+        start, part = rows.start, logits[rows]
         position = first_row + start
         followers = list(token_ids[position + 1 : position + 1 + len(part)])
         history = History(
@@ -115,7 +111,8 @@ def draft_positions(
     positions: list[ScoredPosition] = []
     laws: list[torch.Tensor] = []
     all_logprobs: list[torch.Tensor] = []
-    for start, part in _slices(logits):
+    for rows in row_slices(len(logits), logits.shape[-1]):
+        start, part = rows.start, logits[rows]
         first = first_draft + start
         followers = list(draft_token_ids[first : first + len(part)])
         history = History(
@@ -141,10 +138,3 @@ def draft_positions(
         hidden_states=None,
     )
     return positions, tensors
-
-
-def _slices(logits: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-    """Runs of rows, each with the index of its first."""
-    num_rows = max(1, min(_MAX_SLICE_ROWS, _SLICE_BYTES // (8 * logits.shape[-1])))
-    starts = range(0, len(logits), num_rows)
-    return list(zip(starts, logits.split(num_rows), strict=True)) if len(logits) else []

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.verifier.law import follows
+from verifier import logits_processing
 from verifier.logits_processing import History, row_probs
 from verifier.rejection_sampler import (
     PADDING,
@@ -429,3 +430,97 @@ def test_a_forbidden_token_is_no_failure() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 1.0]])
     assert verify_one(logits, [], Sampling()) == ([2], 0)
     verify_one(logits, [], Sampling(temperature=1.0))
+
+
+class TestSlices:
+    """Rows are worked on a slice at a time: same results, bounded memory."""
+
+    VOCAB_SIZE = 4096
+    NUM_DRAFTS = 15
+    LAWS = (
+        Sampling(temperature=0.9, seed=1, logprobs=3),
+        Sampling(repetition_penalty=1.3, frequency_penalty=0.3, min_new_tokens=20, logprobs=0),
+        Sampling(
+            temperature=1.2, top_p=0.9, top_k=500, min_p=1e-6, repetition_penalty=1.2,
+            presence_penalty=0.4, logit_bias=((3, 1.0),), min_new_tokens=10, seed=2, logprobs=2,
+        ),
+        Sampling(logprobs=1),
+    )  # fmt: skip
+
+    def sequences(self, laws: Sequence[Sampling]) -> list[JudgedSequence]:
+        """Each with drafts that are its likeliest tokens, but for the last few."""
+        draw = np.random.default_rng(3)
+        return [
+            JudgedSequence(
+                sampling=sampling,
+                history=History(
+                    prompt_token_ids=draw.integers(0, self.VOCAB_SIZE, 50).tolist(),
+                    output_token_ids=draw.integers(0, self.VOCAB_SIZE, 5).tolist(),
+                    draft_token_ids=[*range(10, 10 + self.NUM_DRAFTS - 2), -1, 2**40],
+                    stop_token_ids=frozenset({7, 9}),
+                ),
+                first_position=100 * i,
+            )
+            for i, sampling in enumerate(laws)
+        ]
+
+    def logits(self, num_sequences: int, dtype: torch.dtype) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(2)
+        rows = torch.randn(self.NUM_DRAFTS + 1, self.VOCAB_SIZE, generator=generator)
+        rows[range(self.NUM_DRAFTS - 2), range(10, 10 + self.NUM_DRAFTS - 2)] += 30
+        return rows.to(dtype).repeat(num_sequences, 1)
+
+    def judge(self, laws: Sequence[Sampling], dtype: torch.dtype, rule: AcceptanceRule) -> Verdict:
+        sequences = self.sequences(laws)
+        return verify(
+            self.logits(len(laws), dtype),
+            sequences,
+            draft_token_ids=ints([t for s in sequences for t in s.history.draft_token_ids]),
+            num_draft_tokens=ints([self.NUM_DRAFTS] * len(laws)),
+            rule=rule,
+        )
+
+    @pytest.mark.parametrize("num_rows", [1, 3, 16, 21])
+    @pytest.mark.parametrize("rule", AcceptanceRule)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_change_no_bit(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        dtype: torch.dtype,
+        rule: AcceptanceRule,
+        num_rows: int,
+    ) -> None:
+        whole = self.judge(self.LAWS, dtype, rule)
+        assert (whole.num_accepted_tokens > 8).all()
+        monkeypatch.setattr(logits_processing, "SLICE_BYTES", num_rows * 8 * self.VOCAB_SIZE)
+        sliced = self.judge(self.LAWS, dtype, rule)
+        assert (sliced.output_token_ids == whole.output_token_ids).all()
+        assert (sliced.num_accepted_tokens == whole.num_accepted_tokens).all()
+        assert sliced.logprobs == whole.logprobs
+
+    @pytest.mark.parametrize("rule", AcceptanceRule)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("law", range(len(LAWS)))
+    def test_bound_the_memory_beside_the_logits(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        law: int,
+        dtype: torch.dtype,
+        rule: AcceptanceRule,
+    ) -> None:
+        slice_bytes = 4 * 8 * self.VOCAB_SIZE
+        monkeypatch.setattr(logits_processing, "SLICE_BYTES", slice_bytes)
+        laws = [self.LAWS[law]] * 12
+        logits_bytes = self.logits(12, dtype).nbytes
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile:
+            self.judge(laws, dtype, rule)
+        held = most = 0
+        for event in profile.profiler.kineto_results.events():
+            if event.name() == "[memory]":
+                held += event.nbytes()
+                most = max(most, held)
+        assert most > logits_bytes, "nothing was measured"
+        # Whole, twelve sequences' rows are 48 slices.
+        assert most - logits_bytes <= 10 * slice_bytes

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.verifier.paged_model import some_tokens
-from verifier import scored_rows
+from verifier import logits_processing
 from verifier.logits_processing import target_probs
 from verifier.rejection_sampler import token_logprobs
 from verifier.sampling import Sampling
@@ -23,7 +23,7 @@ LAW = Sampling(
 
 @pytest.fixture(autouse=True)
 def _short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scored_rows, "_MAX_SLICE_ROWS", 3)
+    monkeypatch.setattr(logits_processing, "_MAX_SLICE_ROWS", 3)
 
 
 def random_logits(num_rows: int) -> torch.Tensor:
