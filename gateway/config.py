@@ -63,6 +63,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     max_concurrent_requests: int = pydantic.Field(default=1024, ge=1)
     """Most requests at a time, each choice counting as one; further ones are turned away."""
 
+    max_waiting_tokens: int = pydantic.Field(default=2_097_152, ge=1)
+    """Most prompt tokens that wait for their first output token at a time, counted for each choice;
+    further requests are turned away, unless nothing waits beside them."""
+
     unread_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
     """How long a client may leave output unread, so that no more can be sent, before its request is
     ended, in seconds."""

@@ -1,23 +1,20 @@
 """One request from its admission to its last Finished.
 
-Owns admission, the making of a request's generations and the reading of what they show. Knows no
+Owns the making of a request's generations and the reading of what they show. Knows no
 transport: gRPC and HTTP are adapters around `Frontend.generate`, and close it when their client
 goes away.
 """
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 
 from gateway import validation
+from gateway.admission import Admission, Place
 from gateway.coordinator import Coordinator
-from gateway.errors import (
-    RETRY_AFTER_MS,
-    InvalidRequestError,
-    OverloadedError,
-    UnavailableError,
-)
+from gateway.errors import InvalidRequestError, UnavailableError
 from gateway.fleet import Fleet, no_verifier
 from gateway.generation import Generation
 from gateway.metrics import GatewayMetrics
@@ -34,10 +31,10 @@ from gateway.seeds import seed_of_choice
 from gateway.tokenization import CONTEXT_TOKENS, Tokenizer, TooManyTokensError
 from gateway.tokenizer_threads import TokenizerThreads
 from gateway.validation import RequestDefaults
-from servicekit.errors import RequestError
+from servicekit.logs import Logger, adopt_request_id
 
 # About as much text as a token stands for.
-_BYTES_PER_TOKEN = 4
+_CHARACTERS_PER_TOKEN = 4
 
 
 class Frontend:
@@ -51,7 +48,9 @@ class Frontend:
         tokenizer: Tokenizer | None,
         defaults: RequestDefaults,
         max_concurrent_requests: int,
+        max_waiting_tokens: int,
         metrics: GatewayMetrics,
+        logger: Logger,
     ) -> None:
         """Begins open.
 
@@ -60,26 +59,28 @@ class Frontend:
             fleet: says which models there are.
             tokenizer: None: token ids in, token ids out.
             defaults: what requests leave open.
-            max_concurrent_requests: most choices at a time, over all requests.
+            max_concurrent_requests, max_waiting_tokens: see `Admission`.
             metrics: the gateway's.
+            logger: the gateway's.
         """
         self._coordinator = coordinator
         self._fleet = fleet
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self._max_concurrent_requests = max_concurrent_requests
         self._metrics = metrics
+        self._logger = logger
         self._loop = asyncio.get_running_loop()
         self._threads = TokenizerThreads()
-        self._num_choices = 0
-        self._num_requests = 0
-        self._is_draining = False
-        self._emptied = asyncio.Event()
+        self._admission = Admission(
+            max_choices=max_concurrent_requests,
+            max_waiting_tokens=max_waiting_tokens,
+            on_shed=metrics.count_shed,
+        )
 
     @property
     def is_serving(self) -> bool:
         """Whether a request that comes now would be run."""
-        return self._fleet.is_serving and not self._is_draining
+        return self._fleet.is_serving and not self._admission.is_draining
 
     def list_models(self) -> Sequence[Model]:
         """The models that can be asked for."""
@@ -106,10 +107,12 @@ class Frontend:
     async def _generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         arrival_s = self._loop.time()
         validation.check_request(request, has_tokenizer=self._tokenizer is not None)
+        # From here on, every log line of the call has the id that the client hears of.
+        request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
         num_choices = request.num_choices or 1
-        self._admit(num_choices)
+        place = self._admission.enter(num_choices)
         try:
-            accepted = await self._accept(request)
+            accepted = await self._accept(request, place)
             output_text = await self._read_output(accepted)
             changed = asyncio.Event()
             generations: list[Generation] = []
@@ -128,13 +131,18 @@ class Frontend:
                     # Each copies the prompt: of a long one, many at once would hold up the loop.
                     await asyncio.sleep(0)
             self._open(generations)
+            self._logger.info(
+                "request_opened",
+                request_id=accepted.request_id,
+                sequence_ids=[generation.sequence_id for generation in generations],
+            )
             try:
                 yield Started(
                     request_id=accepted.request_id,
                     seed=accepted.seed,
                     num_prompt_tokens=len(accepted.prompt_token_ids),
                 )
-                follow = self._follow(generations, changed, arrival_s)
+                follow = self._follow(generations, changed, arrival_s, place)
                 async with contextlib.aclosing(follow) as events:
                     async for event in events:
                         yield event
@@ -142,14 +150,11 @@ class Frontend:
                 for generation in generations:
                     self._coordinator.close(generation)
         finally:
-            self._leave(num_choices)
+            place.leave()
 
     async def drain(self) -> None:
         """Turns new requests away and returns when those that run are done."""
-        self._is_draining = True
-        while self._num_requests:
-            self._emptied.clear()
-            await self._emptied.wait()
+        await self._admission.drain()
 
     def close(self) -> None:
         """Lets the tokenizer's threads go."""
@@ -161,12 +166,15 @@ class Frontend:
         Raises:
             AssertionError: something is; it says what.
         """
-        assert self._num_requests == 0, f"{self._num_requests} requests are here"
-        assert self._num_choices == 0, f"{self._num_choices} choices are admitted"
+        self._admission.check_idle()
         self._coordinator.check_idle()
 
     async def _follow(
-        self, generations: Sequence[Generation], changed: asyncio.Event, arrival_s: float
+        self,
+        generations: Sequence[Generation],
+        changed: asyncio.Event,
+        arrival_s: float,
+        place: Place,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yields what the generations show, as they show it."""
         last_sent_s: dict[Generation, float] = {}
@@ -184,6 +192,7 @@ class Frontend:
                         self._metrics.observe_next_token(now_s - last_sent_s[generation])
                     else:
                         self._metrics.observe_first_token(now_s - arrival_s)
+                        place.begin_choice()
                     last_sent_s[generation] = now_s
                     yield chunk
                 if not is_over or generation.has_more:
@@ -198,16 +207,23 @@ class Frontend:
                     usage=generation.usage(),
                 )
 
-    async def _accept(self, request: GenerateRequest) -> AcceptedRequest:
+    async def _accept(self, request: GenerateRequest, place: Place) -> AcceptedRequest:
         models = self._fleet.models()
         if not models:
-            raise self._shed("no_verifier", no_verifier())
+            self._metrics.count_shed("no_verifier")
+            raise no_verifier()
         model = validation.find_model(request.model_id, models)
         validation.check_tokenizer(request, model=model, defaults=self._defaults)
+        num_given = len(request.output_token_ids)
+        if request.text is not None:
+            # While it waits for the tokenizer, about so many.
+            place.wait_with(len(request.text) // _CHARACTERS_PER_TOKEN + num_given)
         prompt_token_ids = await self._encode(request, model)
-        return validation.accept(
+        accepted = validation.accept(
             request, prompt_token_ids=prompt_token_ids, model=model, defaults=self._defaults
         )
+        place.wait_with(len(prompt_token_ids) + num_given)
+        return accepted
 
     async def _encode(self, request: GenerateRequest, model: Model) -> Sequence[int]:
         if request.text is None:
@@ -245,7 +261,7 @@ class Frontend:
             last = [*prompt[-CONTEXT_TOKENS:], *given[-CONTEXT_TOKENS:]]
             return OutputText(self._tokenizer.detokenizer(last), ())
         output_text = OutputText(self._tokenizer.detokenizer(prompt), request.stop_sequences)
-        await self._threads.run(len(given) * _BYTES_PER_TOKEN, output_text.skip, given)
+        await self._threads.run(len(given) * _CHARACTERS_PER_TOKEN, output_text.skip, given)
         if output_text.stopped:
             raise InvalidRequestError(
                 "the output already holds a stop sequence", field="output_token_ids"
@@ -255,33 +271,6 @@ class Frontend:
     def _open(self, generations: Sequence[Generation]) -> None:
         try:
             self._coordinator.open(generations)
-        except UnavailableError as error:
-            raise self._shed("no_verifier", error) from None
-
-    def _admit(self, num_choices: int) -> None:
-        if self._is_draining:
-            raise self._shed(
-                "draining",
-                UnavailableError("the server is shutting down", retry_after_ms=RETRY_AFTER_MS),
-            )
-        most = self._max_concurrent_requests
-        if self._num_choices + num_choices > most:
-            raise self._shed(
-                "concurrency",
-                OverloadedError(
-                    f"{self._num_choices} of at most {most} choices are being generated",
-                    retry_after_ms=RETRY_AFTER_MS,
-                ),
-            )
-        self._num_choices += num_choices
-        self._num_requests += 1
-
-    def _leave(self, num_choices: int) -> None:
-        self._num_choices -= num_choices
-        self._num_requests -= 1
-        if self._num_requests == 0:
-            self._emptied.set()
-
-    def _shed(self, reason: str, error: RequestError) -> RequestError:
-        self._metrics.count_shed(reason)
-        return error
+        except UnavailableError:
+            self._metrics.count_shed("no_verifier")
+            raise

@@ -34,7 +34,7 @@ _REQUEST_BUCKETS_S = (
 
 # What is counted by label begins at 0, not with its first event: of a series that appears with
 # its first event, Prometheus sees no increase.
-_SHED_REASONS = ("concurrency", "draining", "no_verifier")
+_SHED_REASONS = ("concurrency", "waiting_tokens", "draining", "no_verifier")
 _RESUME_REASONS = ("verifier_gone", "verifier_draining")
 #: Why what a peer says is ignored, by peer.
 IGNORED_REASONS = {

@@ -76,7 +76,9 @@ class GatewayServer:
                 config.request_defaults(), tokenizer_digest=_tokenizer_digest(config)
             ),
             max_concurrent_requests=config.max_concurrent_requests,
+            max_waiting_tokens=config.max_waiting_tokens,
             metrics=metrics,
+            logger=logger,
         )
         self.server = Server(
             config.server,

@@ -165,7 +165,7 @@ def accept(
     """Checks a request against its model and fills in what it leaves open.
 
     Args:
-        request: has passed `check_request`.
+        request: has passed `check_request`, and has an id.
         prompt_token_ids: the prompt, whichever way it was given.
         model: what it will run on.
         defaults: the gateway's.
@@ -203,7 +203,7 @@ def accept(
         )
     ngram = _ngram(request.speculation, defaults)
     return AcceptedRequest(
-        request_id=request.request_id or secrets.token_hex(16),
+        request_id=request.request_id,
         model_id=model.model_id,
         model_digest=model.model_digest,
         prompt_token_ids=prompt_token_ids,

@@ -19,6 +19,7 @@ import structlog
 from google.rpc import status_pb2
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from servicekit import logs
 from servicekit.errors import (
     STATUS_DETAILS_KEY,
     ErrorTable,
@@ -62,7 +63,8 @@ def server_interceptors(
     """The interceptors of a server, outermost first.
 
     - Request id: taken from the caller's metadata `x-request-id`, or made; bound to all log lines
-      of the call; sent back as trailing metadata.
+      of the call; sent back as trailing metadata. A handler whose request brings its own adopts it
+      (`logs.adopt_request_id`).
     - Metrics: `tandem_rpc_requests{service, method, code}` and
       `tandem_rpc_duration_seconds{service, method}`.
     - Errors: an exception in the table becomes its status, with the field and the retry delay;
@@ -142,9 +144,10 @@ class _RequestIdInterceptor(_Interceptor):
                     if not context.done():
                         await context.abort(grpc.StatusCode.CANCELLED, "the server gave it up")
                     raise
-            trailing = tuple(context.trailing_metadata())
-            if sent_back not in trailing:
-                trailing = (*trailing, sent_back)
+                # The handler may have found another in the request itself.
+                adopted = logs.request_id()
+            trailing = tuple(pair for pair in context.trailing_metadata() if pair != sent_back)
+            trailing = (*trailing, (REQUEST_ID_KEY, adopted) if _is_sane(adopted) else sent_back)
             if status is None:
                 context.set_trailing_metadata(trailing)
                 return response
@@ -324,9 +327,13 @@ def _is_cancelled() -> bool:
 def _read_request_id(context: _Context) -> str | None:
     for key, value in context.invocation_metadata() or ():
         if key == REQUEST_ID_KEY and isinstance(value, str):
-            is_sane = 0 < len(value) <= _MAX_REQUEST_ID_CHARACTERS and value.isprintable()
-            return value if is_sane and value.isascii() else None
+            return value if _is_sane(value) else None
     return None
+
+
+def _is_sane(request_id: str) -> bool:
+    is_sane = 0 < len(request_id) <= _MAX_REQUEST_ID_CHARACTERS and request_id.isprintable()
+    return is_sane and request_id.isascii()
 
 
 _CODE_BY_NUMBER = {code_number(code): code for code in grpc.StatusCode}

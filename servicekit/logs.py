@@ -6,6 +6,7 @@ Log lines hold identifiers and figures, never what a request says.
 """
 
 import logging
+import secrets
 import sys
 from typing import cast
 
@@ -85,4 +86,21 @@ def get_logger(name: str) -> Logger:
     return cast(Logger, structlog.get_logger(logger_name=name))
 
 
-_FIRST_KEYS = ("ts", "level", "event", "service", "logger", "request_id")
+def request_id() -> str:
+    """The id of the call that the current task answers, on all of its log lines; "" if none."""
+    return str(structlog.contextvars.get_contextvars().get(_REQUEST_ID, ""))
+
+
+def adopt_request_id(given: str) -> str:
+    """The one id of the call, on all of its log lines from now on: the first that there is.
+
+    Args:
+        given: in the request itself; if "", that of the call's metadata counts, or a new one.
+    """
+    adopted = given or request_id() or secrets.token_hex(16)
+    structlog.contextvars.bind_contextvars(**{_REQUEST_ID: adopted})
+    return adopted
+
+
+_REQUEST_ID = "request_id"
+_FIRST_KEYS = ("ts", "level", "event", "service", "logger", _REQUEST_ID)

@@ -58,13 +58,13 @@ class GenerateRequest(_message.Message):
     AFFINITY_KEY_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Chosen by the client for its own logs; echoed. Empty: the gateway makes one."""
+    """Chosen by the client for its own logs; echoed, and on every log line of the call. Empty: what
+    the call's metadata says in x-request-id, or else the gateway makes one. At most 256 bytes.
+    """
     model_id: _builtins.str
     """Empty: the only model served."""
     text: _builtins.str
-    """Special tokens in it are recognised, none are added. Its limit leaves 64 KiB of the message
-    to the other fields.
-    """
+    """Special tokens in it are recognised, none are added."""
     max_new_tokens: _builtins.int
     """Most output tokens, counting output_token_ids; >= 1. Absent: what the model's limit leaves."""
     ignore_eos: _builtins.bool
@@ -90,11 +90,11 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _sampling_pb2.SamplingParams: ...
     @_builtins.property
     def stop_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Generation ends before the first of these in the text."""
+        """Generation ends before the first of these in the text. At most 16, each at most 256 bytes."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Generation ends after any of these, beside the model's own end token."""
+        """Generation ends after any of these, beside the model's own end token. At most 64."""
 
     @_builtins.property
     def speculation(self) -> _sampling_pb2.SpeculationParams: ...

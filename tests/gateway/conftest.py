@@ -118,7 +118,7 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
             registry, log = CollectorRegistry(), structlog.testing.LogCapture()
             logger = structlog.wrap_logger(
                 None,
-                processors=[log],
+                processors=[structlog.contextvars.merge_contextvars, log],
                 wrapper_class=structlog.make_filtering_bound_logger("info"),
             )
             gateway = GatewayServer(config, registry=registry, logger=logger)

@@ -1,6 +1,7 @@
 """Who is let in, and how the door is closed."""
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import pytest
@@ -46,6 +47,37 @@ async def test_requests_beyond_the_bound_are_shed_with_a_retry_hint(
     verifier.play(lambda opened: [5, 0])
     assert (await running.generate(1)).token_ids == [5, 0]
     calls[1].cancel()
+
+
+async def test_waiting_tokens_are_bounded_as_a_sum(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, model_folder: Path
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], tokenizer=model_folder, max_waiting_tokens=100
+    )
+    # Alone, a request may be larger than the bound: it would never be admitted otherwise.
+    large = running.call(*range(100, 170), n=2)
+    opened = [await verifier.nth("open", index) for index in range(2)]
+    for late in (running.call(5), running.call(text="a short text"), running.call(text="x" * 500)):
+        error = await error_of(late)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert retry_after_ms(error) == 1000
+    assert running.sample("tandem_requests_shed_total", reason="waiting_tokens") == 3
+    # Of two choices one begins: 70 tokens wait.
+    verifier.send(verifier.decided(opened[0].sequence_id, 70, [5]))
+    await read(large)
+    assert (await read(large)).chunk.token_ids == [5]
+    small = running.call(*range(100, 130))
+    await verifier.nth("open", 2)
+    error = await error_of(running.call(5))
+    assert "100 prompt tokens are waiting" in (error.details() or "")
+    small.cancel()
+    await verifier.nth("close", 0)
+    verifier.play(lambda opened: [5, 0])
+    await running.generate(5, output_token_ids=[6] * 29)
+    error = await error_of(running.call(5, output_token_ids=[6] * 30))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    large.cancel()
 
 
 async def test_a_refused_request_leaves_its_place(

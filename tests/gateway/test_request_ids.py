@@ -1,0 +1,87 @@
+"""One request id, from wherever the client put it, on everything that is said of the request."""
+
+import grpc
+import pytest
+
+from tandem.v1 import gateway_pb2
+from tests.gateway.running_gateway import GenerateCall, RunningGateway, StartGateway, collect, read
+from tests.gateway.scripted_verifier import ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+
+def call(
+    running: RunningGateway, *, metadata_id: str, field_id: str, **fields: int
+) -> GenerateCall:
+    request = gateway_pb2.GenerateRequest(
+        tokens=gateway_pb2.TokenIds(token_ids=[1]), request_id=field_id, **fields
+    )
+    metadata = (("x-request-id", metadata_id),) if metadata_id else ()
+    return running.stub.Generate(request, metadata=metadata)
+
+
+async def trailing_id(ongoing: GenerateCall) -> str:
+    return str(dict(await ongoing.trailing_metadata())["x-request-id"])
+
+
+@pytest.mark.parametrize(
+    ("metadata_id", "field_id", "expected"),
+    [("m", "", "m"), ("", "f", "f"), ("m", "f", "f"), ("", "", None)],
+    ids=["metadata", "field", "both", "none"],
+)
+async def test_there_is_one_id_and_it_links_to_the_sequences(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    monkeypatch: pytest.MonkeyPatch,
+    metadata_id: str,
+    field_id: str,
+    expected: str | None,
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    ongoing = call(running, metadata_id=metadata_id, field_id=field_id, n=2)
+    request_id = (await read(ongoing)).started.request_id
+    if expected is None:
+        assert len(request_id) == 32
+    else:
+        assert request_id == expected
+    sequences = [(await verifier.nth("open", index)).sequence_id for index in range(2)]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    # Logged by the interceptor, which knows only what the call's metadata says.
+    monkeypatch.setattr(running.gateway.frontend._metrics, "observe_first_token", fail)
+    for sequence_id in sequences:
+        verifier.send(verifier.decided(sequence_id, 1, [5]))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read(ongoing)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert await trailing_id(ongoing) == request_id
+    of_call = {entry["event"]: entry for entry in running.log if "request_id" in entry}
+    assert set(of_call) == {"request_opened", "rpc_failed"}
+    assert {entry["request_id"] for entry in of_call.values()} == {request_id}
+    assert of_call["request_opened"]["sequence_ids"] == sequences
+
+
+async def test_an_id_that_metadata_cannot_carry_is_kept_everywhere_else(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address])
+    ongoing = call(running, metadata_id="plain", field_id="Größe\n1")
+    started = (await collect(ongoing)).started
+    assert started is not None
+    assert started.request_id == "Größe\n1"
+    assert await trailing_id(ongoing) == "plain"
+    [opened] = [entry for entry in running.log if entry["event"] == "request_opened"]
+    assert opened["request_id"] == "Größe\n1"
+
+
+async def test_calls_of_one_connection_do_not_share_an_id(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address])
+    first = call(running, metadata_id="", field_id="f")
+    second = call(running, metadata_id="m", field_id="")
+    assert [(await read(each)).started.request_id for each in (first, second)] == ["f", "m"]
