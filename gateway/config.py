@@ -21,7 +21,8 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     peers: ChannelOptions = ChannelOptions()
 
     http_listen: str | None = "127.0.0.1:8000"
-    """Address to serve HTTP on (/metrics, /health), HOST:PORT; none if empty."""
+    """Address to serve HTTP on (/metrics, /health), HOST:PORT; none if empty. It speaks TLS with
+    --tls-cert, and plaintext beyond loopback only with --allow-plaintext, as --listen does."""
 
     verifiers: list[str] = pydantic.Field(min_length=1)
     """Addresses of the verifiers."""

@@ -6,6 +6,7 @@ API over HTTP is more routes around the same `Frontend`.
 
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -17,8 +18,9 @@ from starlette.routing import Route
 
 from gateway.frontend import Frontend
 from servicekit.address import Address, parse_address
-from servicekit.config import ConfigError
+from servicekit.config import ConfigError, ServerOptions
 from servicekit.metrics import Exposition
+from servicekit.tls import check_plaintext
 
 # What a request that is still being answered gets when the process stops.
 _SHUTDOWN_TIMEOUT_S = 1
@@ -27,12 +29,27 @@ _SHUTDOWN_TIMEOUT_S = 1
 class HttpListener:
     """Serves HTTP on one address; `run` is its only task."""
 
-    def __init__(self, *, listen: str, frontend: Frontend, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        *,
+        listen: str,
+        options: ServerOptions,
+        frontend: Frontend,
+        registry: CollectorRegistry,
+    ) -> None:
         """Binds and listens; nothing is answered before `run`.
 
+        Args:
+            listen: the address.
+            options: say, by the same rules as of the gRPC port, whether it speaks TLS, mTLS or
+                plaintext; their files have been checked.
+            frontend, registry: what is served.
+
         Raises:
-            ConfigError: the address cannot be bound.
+            ConfigError: the address cannot be bound, or plaintext is not allowed on it.
         """
+        if options.tls_cert is None:
+            check_plaintext(options, "--http-listen", listen)
         address = parse_address(listen)
         self._socket = _bind(address)
         self.address = str(Address(host=address.host, port=self._socket.getsockname()[1]))
@@ -44,6 +61,10 @@ class HttpListener:
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
+            ssl_certfile=options.tls_cert,
+            ssl_keyfile=options.tls_key,
+            ssl_ca_certs=None if options.tls_client_ca is None else str(options.tls_client_ca),
+            ssl_cert_reqs=ssl.CERT_NONE if options.tls_client_ca is None else ssl.CERT_REQUIRED,
         )
         self._server = _Server(config)
 

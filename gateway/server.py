@@ -122,6 +122,7 @@ class GatewayServer:
             if self._config.http_listen is not None:
                 self._http = HttpListener(
                     listen=self._config.http_listen,
+                    options=self._config.server,
                     frontend=self.frontend,
                     registry=self._registry,
                 )

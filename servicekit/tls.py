@@ -23,12 +23,7 @@ def server_credentials(options: ServerOptions) -> grpc.ServerCredentials | None:
     if options.tls_cert is None and options.tls_key is None:
         if options.tls_client_ca is not None:
             raise ConfigError("--tls-client-ca", "needs --tls-cert and --tls-key")
-        if not options.allow_plaintext and not parse_address(options.listen).is_loopback:
-            raise ConfigError(
-                "--listen",
-                f"{options.listen} is not loopback: give --tls-cert and --tls-key, "
-                "or --allow-plaintext",
-            )
+        check_plaintext(options, "--listen", options.listen)
         return None
     cert, key = _key_pair(options.tls_cert, "--tls-cert", options.tls_key, "--tls-key")
     if options.tls_client_ca is None:
@@ -37,6 +32,24 @@ def server_credentials(options: ServerOptions) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials(
         [(key, cert)], root_certificates=client_ca, require_client_auth=True
     )
+
+
+def check_plaintext(options: ServerOptions, flag: str, listen: str) -> None:
+    """Checks that a port may speak plaintext, where no certificate is given.
+
+    Args:
+        options: the server's.
+        flag: what gave the address.
+        listen: the address.
+
+    Raises:
+        ConfigError: the address is not loopback and plaintext was not asked for.
+    """
+    if not options.allow_plaintext and not parse_address(listen).is_loopback:
+        raise ConfigError(
+            flag,
+            f"{listen} is not loopback: give --tls-cert and --tls-key, or --allow-plaintext",
+        )
 
 
 def channel_credentials(target: str, options: ChannelOptions) -> grpc.ChannelCredentials | None:

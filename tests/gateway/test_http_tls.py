@@ -1,0 +1,91 @@
+"""The HTTP door keeps the gRPC door's rules: TLS with the same files, plaintext on loopback."""
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+from prometheus_client import CollectorRegistry
+
+from gateway.config import GatewayConfig
+from gateway.server import GatewayServer
+from servicekit.config import ConfigError, ServerOptions
+from servicekit.logs import Logger
+from tests.gateway.running_gateway import StartGateway
+from tests.gateway.scripted_verifier import ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Certificates and keys of a server and of a client."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name in ("127.0.0.1", "client.test"):
+        certificate = authority.issue_cert(name)
+        certificate.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+        certificate.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
+    return {path.name: path for path in tmp_path.iterdir()}
+
+
+async def status_of(address: str | None, context: ssl.SSLContext | None) -> str:
+    """The status line of `/health`; "" where the connection ends before it."""
+    assert address is not None
+    host, port = address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    writer.write(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    try:
+        async with asyncio.timeout(20):
+            return (await reader.readline()).decode().strip()
+    except (ssl.SSLError, ConnectionError):
+        return ""
+    finally:
+        writer.close()
+
+
+async def test_plaintext_beyond_loopback_must_be_asked_for(
+    registry: CollectorRegistry, logger: Logger
+) -> None:
+    def gateway(**options: bool) -> GatewayServer:
+        config = GatewayConfig(
+            server=ServerOptions(listen="127.0.0.1:0", **options),
+            http_listen="0.0.0.0:0",
+            verifiers=["127.0.0.1:1"],
+        )
+        return GatewayServer(config, registry=CollectorRegistry(), logger=logger)
+
+    with pytest.raises(ConfigError) as caught:
+        await gateway().start()
+    assert caught.value.key == "--http-listen"
+    assert "--allow-plaintext" in caught.value.message
+    asked_for = gateway(allow_plaintext=True)
+    await asked_for.start()
+    await asked_for.stop()
+
+
+@pytest.mark.parametrize("is_mutual", [False, True])
+async def test_it_speaks_tls_where_grpc_does(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    files: dict[str, Path],
+    is_mutual: bool,
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address],
+        server=ServerOptions(
+            listen="127.0.0.1:0",
+            tls_cert=files["127.0.0.1.pem"],
+            tls_key=files["127.0.0.1.key"],
+            tls_client_ca=files["ca.pem"] if is_mutual else None,
+        ),
+        http_listen="127.0.0.1:0",
+    )
+    address = running.gateway.http_address
+    anonymous = ssl.create_default_context(cafile=files["ca.pem"])
+    known = ssl.create_default_context(cafile=files["ca.pem"])
+    known.load_cert_chain(files["client.test.pem"], files["client.test.key"])
+    assert await status_of(address, known) == "HTTP/1.1 200 OK"
+    assert await status_of(address, anonymous) == ("" if is_mutual else "HTTP/1.1 200 OK")
+    assert await status_of(address, None) == ""
