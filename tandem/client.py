@@ -1,9 +1,12 @@
 """The client of a Tandem gateway, in two faces: `TandemClient` blocks, `AsyncTandemClient` awaits.
 
+    # The bundled model renames an identifier: this prints bill = price + tax.
+    prompt = "<|code|>total = price + tax<|rename|>total<|to|>bill<|out|>"
     with TandemClient("127.0.0.1:50050") as client:
-        print(client.generate(GenerationRequest(prompt="def add(", max_new_tokens=32)).text)
+        print(client.generate(GenerationRequest(prompt=prompt)).text)
 
     async with AsyncTandemClient("127.0.0.1:50050") as client:
+        request = GenerationRequest(prompt=prompt)
         async with contextlib.aclosing(client.stream(request)) as events:
             async for event in events:
                 ...
