@@ -29,16 +29,13 @@ from gateway.output_text import OutputText
 from gateway.request import (
     AcceptedRequest,
     Chunk,
+    EncodedLogprob,
     FinishReason,
     SamplingParams,
-    TokenLogprob,
     Usage,
 )
 
-# In one chunk, of a prompt's tokens and of the likeliest beside each: what is written at once keeps
-# the event loop busy.
-_MAX_LOGPROBS_PER_CHUNK = 4096
-# A token's logprob, or one of those beside it, with the field's tag and length.
+# At most, of a token's logprob or of one of those beside it; and in a chunk, what is around it.
 _LOGPROB_BYTES = 3 * NUMBER_BYTES + FIELD_BYTES + 3
 
 
@@ -147,11 +144,11 @@ class Generation:
         self._shown = self._taken = len(self.token_ids)
         self._untaken: collections.deque[_Shown] = collections.deque()
         # Of every decided token that is not taken, if the request asked for them; else empty.
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: list[EncodedLogprob] = []
         # How many of the prompt's tokens are scored, if this choice's are to be: the first follows
         # nothing. And the logprobs that are not taken.
         self._num_scored = 0 if choice_index or request.sampling.prompt_logprobs is None else 1
-        self._prompt_logprobs: list[TokenLogprob | None] = [None] * self._num_scored
+        self._prompt_logprobs: list[EncodedLogprob] = [b""] * self._num_scored
         self._num_steps = 0
         self._num_drafts = 0
         self._num_draft_tokens = 0
@@ -197,7 +194,7 @@ class Generation:
                 f"the verifier scored [{scored.base_length}, {end}) of a prompt of "
                 f"{self.prompt_length} tokens after {known}"
             )
-        self._check_tops(scored.logprobs, self.request.sampling.prompt_logprobs)
+        self._check_sizes(scored.logprobs, self.request.sampling.prompt_logprobs or 0)
         if end > known:
             self._prompt_logprobs += scored.logprobs[known - scored.base_length :]
             self._num_scored = end
@@ -231,7 +228,7 @@ class Generation:
                 f"{decided.num_draft_tokens} drafts accepted, which cannot be"
             )
         if self._wants_logprobs:
-            self._check_tops(decided.logprobs, self.request.sampling.logprobs)
+            self._check_sizes(decided.logprobs, self.request.sampling.logprobs or 0)
             self._logprobs += decided.logprobs
         self.token_ids += token_ids
         if num_tokens:
@@ -289,20 +286,22 @@ class Generation:
         """
         if not self._untaken:
             return None
-        num_tops = (self.request.sampling.prompt_logprobs or 0) + 1
-        most = max(1, _MAX_LOGPROBS_PER_CHUNK // num_tops)
-        prompt_logprobs = tuple(self._prompt_logprobs[:most])
-        del self._prompt_logprobs[:most]
+        room = MAX_CHUNK_BYTES
+        prompt_logprobs: list[EncodedLogprob] = []
+        for logprob in self._prompt_logprobs:
+            room -= len(logprob) + FIELD_BYTES
+            if room < 0 and prompt_logprobs:
+                break
+            prompt_logprobs.append(logprob)
+        del self._prompt_logprobs[: len(prompt_logprobs)]
         taken: list[_Shown] = []
         num_tokens = 0
-        if not self._prompt_logprobs:
-            room = MAX_CHUNK_BYTES - _LOGPROB_BYTES * num_tops * len(prompt_logprobs)
-            while self._untaken:
-                room -= self._num_bytes(self._untaken[0], num_tokens)
-                if room < 0 and taken:
-                    break
-                taken.append(self._untaken.popleft())
-                num_tokens += taken[-1].num_tokens
+        while self._untaken and not self._prompt_logprobs:
+            room -= self._num_bytes(self._untaken[0], num_tokens)
+            if room < 0 and (taken or prompt_logprobs):
+                break
+            taken.append(self._untaken.popleft())
+            num_tokens += taken[-1].num_tokens
         chunk = Chunk(
             choice_index=self.choice_index,
             offset=self._taken - self.prompt_length,
@@ -312,7 +311,7 @@ class Generation:
             num_accepted_tokens=sum([shown.num_accepted_tokens for shown in taken]),
             num_steps=sum([shown.is_step for shown in taken]),
             logprobs=tuple(self._logprobs[:num_tokens]),
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=tuple(prompt_logprobs),
         )
         self._taken += num_tokens
         del self._logprobs[:num_tokens]
@@ -376,15 +375,18 @@ class Generation:
             num_bytes = TOKEN_BYTES * shown.num_tokens + len(shown.text.encode())
         if self._wants_logprobs:
             for logprob in self._logprobs[first : first + shown.num_tokens]:
-                num_bytes += _LOGPROB_BYTES * (1 + len(logprob.top))
+                num_bytes += len(logprob) + FIELD_BYTES
         return num_bytes
 
-    def _check_tops(self, logprobs: Sequence[TokenLogprob], most: int | None) -> None:
-        for logprob in logprobs:
-            if len(logprob.top) > (most or 0):
-                raise VerifierError(
-                    f"the verifier gave logprobs of {len(logprob.top)} tokens, not of {most}"
-                )
+    def _check_sizes(self, logprobs: Sequence[EncodedLogprob], num_tops: int) -> None:
+        """Refuses what holds more than was asked for."""
+        most = _LOGPROB_BYTES * (1 + num_tops)
+        largest = max(map(len, logprobs), default=0)
+        if largest > most:
+            raise VerifierError(
+                f"the verifier gave a logprob of {largest} bytes, and of {num_tops} tokens beside "
+                f"it they are at most {most}"
+            )
 
     def _end(self, reason: FinishReason) -> None:
         self.finish_reason = reason

@@ -17,7 +17,7 @@ MAX_PROPOSE_REQUEST_BYTES = 1 << 20
 
 #: One chunk to a client, who takes 4 MiB unless it says otherwise. Far less, because writing it
 #: keeps the event loop busy.
-MAX_CHUNK_BYTES = 256 << 10
+MAX_CHUNK_BYTES = 128 << 10
 
 #: A repeated field's tag and length, where the length is at most 4 bytes; a number of 32 bits.
 FIELD_BYTES = 5

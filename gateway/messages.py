@@ -13,7 +13,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.request import FinishReason, NgramParams, SamplingParams, TokenLogprob
+from gateway.request import EncodedLogprob, FinishReason, NgramParams, SamplingParams
 
 
 class Decided(NamedTuple):
@@ -26,7 +26,7 @@ class Decided(NamedTuple):
     num_accepted_tokens: int
     num_wanted_draft_tokens: int
     finish_reason: FinishReason
-    logprobs: Sequence[TokenLogprob] = ()
+    logprobs: Sequence[EncodedLogprob] = ()
 
 
 class Hint(NamedTuple):
@@ -193,7 +193,7 @@ class PromptScored:
 
     sequence_id: str
     base_length: int
-    logprobs: Sequence[TokenLogprob]
+    logprobs: Sequence[EncodedLogprob]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

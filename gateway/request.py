@@ -167,14 +167,11 @@ class Started:
     num_prompt_tokens: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """See sampling.proto."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    top: Sequence["TokenLogprob"] = ()
+#: One token's logprob, and those beside it: a `TokenLogprob` of sampling.proto, serialized, as the
+#: verifier sent it and as the client gets it. They come by ten thousands: to make objects of all,
+#: and to have the garbage collector go through them, would keep the event loop too long.
+#: Empty: of a prompt's first token, which follows nothing.
+EncodedLogprob = bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +184,7 @@ class Chunk:
         text: without the stop token and the stop string.
         num_steps: model steps that the chunk covers.
         logprobs: one per token, if the request asked for them.
-        prompt_logprobs: the next of the prompt's, if the request asked for them; None for its
-            first token, which follows nothing.
+        prompt_logprobs: the next of the prompt's, if the request asked for them.
     """
 
     choice_index: int
@@ -198,8 +194,8 @@ class Chunk:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_steps: int
-    logprobs: Sequence[TokenLogprob] = ()
-    prompt_logprobs: Sequence[TokenLogprob | None] = ()
+    logprobs: Sequence[EncodedLogprob] = ()
+    prompt_logprobs: Sequence[EncodedLogprob] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,10 @@ from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 # Close, so there are few.
 _MAX_CLOSED = 1 << 16
 
-# In one message: making them must not keep the event loop too long.
+# Of Opens in one message, unless one alone is larger: making them must not keep the event loop too
+# long.
 _MAX_OPENS = 256
+_MAX_OPENS_BYTES = MAX_SESSION_REQUEST_BYTES // 4
 
 _Call = Call[verifier_pb2.SessionRequest, verifier_pb2.SessionResponse]
 
@@ -190,7 +192,8 @@ class VerifierLink:
         self, request: verifier_pb2.SessionRequest | None
     ) -> verifier_pb2.SessionRequest | None:
         """Fills a message with as many Opens as it may hold; with one if that is all there is."""
-        num_bytes = 0 if request is None else request.ByteSize()
+        # Hints, updates and closes leave that much at the least.
+        num_bytes = 0
         num_opens = 0
         while num_opens < _MAX_OPENS and (command := self._outbox.next_open) is not None:
             if self._encoded_open is None or self._encoded_open[0] is not command:
@@ -206,7 +209,7 @@ class VerifierLink:
             num_bytes += open_bytes + 2 * FIELD_BYTES
             if request is None:
                 request = verifier_pb2.SessionRequest()
-            elif num_bytes > MAX_SESSION_REQUEST_BYTES:
+            elif num_bytes > _MAX_OPENS_BYTES:
                 break
             request.commands.add().open.CopyFrom(message)
             self._outbox.take_open(command)

@@ -41,7 +41,6 @@ from gateway.request import (
     SamplingParams,
     SpeculationParams,
     Started,
-    TokenLogprob,
     Usage,
 )
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
@@ -102,11 +101,9 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
             chunk.num_accepted_tokens = event.num_accepted_tokens
             chunk.num_steps = event.num_steps
             for logprob in event.logprobs:
-                _logprob_to_proto(logprob, chunk.logprobs.add())
-            for prompt_logprob in event.prompt_logprobs:
-                message = chunk.prompt_logprobs.add()
-                if prompt_logprob is not None:
-                    _logprob_to_proto(prompt_logprob, message)
+                chunk.logprobs.add().MergeFromString(logprob)
+            for logprob in event.prompt_logprobs:
+                chunk.prompt_logprobs.add().MergeFromString(logprob)
         case Started():
             response.started.request_id = event.request_id
             response.started.seed = event.seed
@@ -244,7 +241,7 @@ def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEve
                     decided.num_accepted_tokens,
                     decided.num_wanted_draft_tokens,
                     finish_reason,
-                    [_logprob_from_proto(each) for each in decided.logprobs],
+                    [each.SerializeToString() for each in decided.logprobs],
                 )
             )
         elif kind == "opened":
@@ -258,7 +255,7 @@ def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEve
                 PromptScored(
                     sequence_id=scored.sequence_id,
                     base_length=scored.base_length,
-                    logprobs=[_logprob_from_proto(each) for each in scored.logprobs],
+                    logprobs=[each.SerializeToString() for each in scored.logprobs],
                 )
             )
         elif kind == "rejected":
@@ -388,23 +385,6 @@ def _usage_to_proto(usage: Usage) -> gateway_pb2.Usage:
         accepted_per_position=usage.accepted_per_position,
         resumes=usage.resumes,
     )
-
-
-def _logprob_from_proto(message: sampling_pb2.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(
-        message.token_id,
-        message.logprob,
-        message.rank,
-        tuple(_logprob_from_proto(each) for each in message.top),
-    )
-
-
-def _logprob_to_proto(logprob: TokenLogprob, message: sampling_pb2.TokenLogprob) -> None:
-    message.token_id = logprob.token_id
-    message.logprob = logprob.logprob
-    message.rank = logprob.rank
-    for each in logprob.top:
-        _logprob_to_proto(each, message.top.add())
 
 
 def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:

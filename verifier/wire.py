@@ -46,7 +46,7 @@ _MAX_DRAFT_TOKENS = _DRAFT_LIMITS.max_items("token_ids")
 MAX_PROMPT_LOGPROBS = 1 << 17
 # Of one message to a gateway, unless one sequence's decision alone is larger: reading it keeps the
 # gateway's event loop busy, and over 5 MiB ends the session.
-MAX_RESPONSE_BYTES = 256 << 10
+MAX_RESPONSE_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

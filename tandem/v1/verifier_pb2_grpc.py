@@ -62,7 +62,7 @@ class VerifierServiceServicer:
     def Session(self, request_iterator, context):
         """One per gateway. The first command must be Hello. Ending the stream frees everything that
         was opened on it. All events of one step arrive in one message, or, where logprobs make it
-        larger than 256 KiB, in several.
+        larger than 128 KiB, in several.
 
         One sequence's mistake is answered by Rejected; a broken stream (no Hello, a wrong
         protocol version, unread events piling up past the bound) ends with a status.

@@ -45,7 +45,7 @@ class VerifierServiceStub:
     Session: _grpc.StreamStreamMultiCallable[_verifier_pb2.SessionRequest, _verifier_pb2.SessionResponse]
     """One per gateway. The first command must be Hello. Ending the stream frees everything that
     was opened on it. All events of one step arrive in one message, or, where logprobs make it
-    larger than 256 KiB, in several.
+    larger than 128 KiB, in several.
 
     One sequence's mistake is answered by Rejected; a broken stream (no Hello, a wrong
     protocol version, unread events piling up past the bound) ends with a status.
@@ -68,7 +68,7 @@ class VerifierServiceAsyncStub(VerifierServiceStub):
     Session: _aio.StreamStreamMultiCallable[_verifier_pb2.SessionRequest, _verifier_pb2.SessionResponse]  # type: ignore[assignment]
     """One per gateway. The first command must be Hello. Ending the stream frees everything that
     was opened on it. All events of one step arrive in one message, or, where logprobs make it
-    larger than 256 KiB, in several.
+    larger than 128 KiB, in several.
 
     One sequence's mistake is answered by Rejected; a broken stream (no Hello, a wrong
     protocol version, unread events piling up past the bound) ends with a status.
@@ -94,7 +94,7 @@ class VerifierServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_verifier_pb2.SessionResponse], _abc.AsyncIterator[_verifier_pb2.SessionResponse]]:
         """One per gateway. The first command must be Hello. Ending the stream frees everything that
         was opened on it. All events of one step arrive in one message, or, where logprobs make it
-        larger than 256 KiB, in several.
+        larger than 128 KiB, in several.
 
         One sequence's mistake is answered by Rejected; a broken stream (no Hello, a wrong
         protocol version, unread events piling up past the bound) ends with a status.

@@ -7,8 +7,15 @@ from typing import Any
 from gateway.generation import Generation
 from gateway.messages import Decided
 from gateway.output_text import OutputText
-from gateway.request import AcceptedRequest, FinishReason, NgramParams, SamplingParams
+from gateway.request import (
+    AcceptedRequest,
+    EncodedLogprob,
+    FinishReason,
+    NgramParams,
+    SamplingParams,
+)
 from gateway.tokenization import Tokenizer
+from tandem.v1 import sampling_pb2
 
 
 def make_request(prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> AcceptedRequest:
@@ -56,6 +63,19 @@ def make_generation(
         output_text=output_text,
         changed=asyncio.Event(),
     )
+
+
+def encoded_logprob(token_id: int, *, num_tops: int = 0) -> EncodedLogprob:
+    """As large as they come."""
+    return sampling_pb2.TokenLogprob(
+        token_id=token_id,
+        logprob=-0.5,
+        rank=2,
+        top=[
+            sampling_pb2.TokenLogprob(token_id=(1 << 32) - 1, logprob=-1.5, rank=(1 << 32) - 1)
+            for _ in range(num_tops)
+        ],
+    ).SerializeToString()
 
 
 def decide(

@@ -9,9 +9,9 @@ from gateway.errors import UnavailableError, VerifierError
 from gateway.message_bounds import MAX_CHUNK_BYTES
 from gateway.messages import Decided, PromptScored
 from gateway.output_text import Shown
-from gateway.request import Chunk, FinishReason, SamplingParams, TokenLogprob
+from gateway.request import Chunk, FinishReason, SamplingParams
 from gateway.tokenization import Tokenizer
-from tests.gateway.making import decide, make_generation
+from tests.gateway.making import decide, encoded_logprob, make_generation
 
 
 def chunk(**fields: object) -> Chunk:
@@ -219,18 +219,17 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
     monkeypatch.setattr(
         generation._output_text, "feed", lambda token_ids: Shown(text, len(token_ids))
     )
-    top = tuple(TokenLogprob((1 << 18) - 1, -1.5, (1 << 32) - 1) for _ in range(num_tops or 0))
     if num_tops is not None:
         generation.score_prompt(
             PromptScored(
                 sequence_id="sequence",
                 base_length=1,
-                logprobs=[TokenLogprob(2, -1.0, 1, top), TokenLogprob(3, -1.0, 1, top)],
+                logprobs=[encoded_logprob(each, num_tops=num_tops) for each in (2, 3)],
             )
         )
     for first in range(0, 12_000, 8):
         token_ids = [200_000 + first % 1000 + offset for offset in range(8)]
-        logprobs = [TokenLogprob(token_id, -0.5, 1, top) for token_id in token_ids]
+        logprobs = [encoded_logprob(each, num_tops=num_tops or 0) for each in token_ids]
         base_length = len(generation.token_ids)
         generation.decide(
             Decided(
@@ -255,8 +254,10 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
     assert "".join(part.text for part in chunks) == text * 1500
     assert sum(part.num_steps for part in chunks) == 1500
     assert sum(part.num_accepted_tokens for part in chunks) == 7 * 1500
-    told = [logprob.token_id for part in chunks for logprob in part.logprobs]
-    assert told == ([] if num_tops is None else expected)
+    told = [logprob for part in chunks for logprob in part.logprobs]
+    assert told == (
+        [] if num_tops is None else [encoded_logprob(each, num_tops=num_tops) for each in expected]
+    )
     assert [part.offset for part in chunks] == [
         sum(len(earlier.token_ids) for earlier in chunks[:index]) for index in range(len(chunks))
     ]
@@ -266,12 +267,7 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
 
 def test_more_likely_tokens_than_were_asked_for_are_the_verifiers_mistake() -> None:
     generation = make_generation(sampling=SamplingParams(logprobs=1))
-    top = (TokenLogprob(1, -1.0, 1), TokenLogprob(2, -1.0, 2))
+    logprobs = [encoded_logprob(1, num_tops=3)]
     with pytest.raises(VerifierError):
-        generation.decide(
-            Decided(
-                "sequence", 3, [1], 0, 0, 24, FinishReason.UNFINISHED,
-                [TokenLogprob(1, -1.0, 1, top)],
-            )
-        )  # fmt: skip
+        generation.decide(Decided("sequence", 3, [1], 0, 0, 24, FinishReason.UNFINISHED, logprobs))
     assert generation.token_ids == [1, 2, 3]

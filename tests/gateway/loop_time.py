@@ -1,0 +1,72 @@
+"""How long the gateway keeps the event loop busy at a time, in CPU time of the loop's thread.
+
+CPU time, because the machine that runs the tests may be busy with other things. Only the gateway's
+own tasks and callbacks count: scripted peers and clients run on the same loop.
+"""
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gateway
+
+_OWN_FOLDER = str(Path(gateway.__file__).parent)
+
+#: On a slow machine, too.
+MOST_BUSY_S = 0.05
+
+
+class LoopTime:
+    """The longest time at a stretch, and what took it."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.what = ""
+        self.num_callbacks = 0
+
+
+@contextlib.contextmanager
+def measured() -> Iterator[LoopTime]:
+    """Measures every callback of the gateway's until the context ends."""
+    found = LoopTime()
+    run = asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        what = _what(handle)
+        begin_s = time.thread_time()
+        run(handle)
+        if what:
+            found.num_callbacks += 1
+            took_s = time.thread_time() - begin_s
+            if took_s > found.longest_s:
+                found.longest_s, found.what = took_s, what
+
+    # As the process does once it serves: what the tests loaded is not looked through meanwhile.
+    gc.collect()
+    gc.freeze()
+    try:
+        with mock.patch.object(asyncio.Handle, "_run", timed):
+            yield found
+    finally:
+        gc.unfreeze()
+
+
+def _what(handle: asyncio.Handle) -> str:
+    """Which code of the gateway's a callback runs; "" if it is nobody's or another's."""
+    callback: Callable[..., Any] | None = handle._callback  # type: ignore[attr-defined]
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        code = getattr(owner.get_coro(), "cr_code", None)
+        return (
+            code.co_qualname
+            if code is not None and code.co_filename.startswith(_OWN_FOLDER)
+            else ""
+        )
+    if type(owner).__module__.startswith("gateway."):
+        return getattr(callback, "__qualname__", "")
+    return ""

@@ -1,0 +1,138 @@
+"""However much comes at once, the event loop answers others within 50 ms."""
+
+import asyncio
+
+import pytest
+
+from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tests.gateway.conftest import StartVerifier
+from tests.gateway.loop_time import MOST_BUSY_S, LoopTime, measured
+from tests.gateway.running_gateway import GenerateCall, RunningGateway, StartGateway, until
+from tests.gateway.scripted_drafter import ScriptedDrafter
+from tests.gateway.scripted_verifier import ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+NUM_LONG = 131_072
+
+
+def check(found: LoopTime) -> None:
+    assert found.num_callbacks > 10, "something was measured"
+    assert found.longest_s < MOST_BUSY_S, f"{found.what} took {found.longest_s * 1000:.0f} ms"
+
+
+def draft(delta: drafter_pb2.SequenceDelta) -> drafter_pb2.Proposal:
+    return drafter_pb2.Proposal(
+        sequence_id=delta.sequence_id,
+        base_length=delta.base_length + len(delta.token_ids),
+        token_ids=[1000] * delta.max_draft_tokens,
+        status=drafter_pb2.STATUS_OK,
+    )
+
+
+async def open_many(
+    running: RunningGateway, verifier: ScriptedVerifier, num_calls: int, **fields: object
+) -> list[GenerateCall]:
+    calls = [running.call(1, 2, 3, n=16, **fields) for _ in range(num_calls)]
+    await verifier.until(lambda: len(verifier.commands("open")) == 16 * num_calls)
+    return calls
+
+
+async def end(calls: list[GenerateCall]) -> None:
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_replay_of_long_histories(
+    start_gateway: StartGateway, start_verifier: StartVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    verifier = await start_verifier(max_model_len=1 << 20, vocab_size=200_000)
+    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
+    tokens = gateway_pb2.TokenIds(token_ids=[199_999] * NUM_LONG)
+    with measured() as found:
+        calls = [running.call(tokens=tokens) for _ in range(4)]
+        await verifier.nth("open", 3)
+
+        def num_told() -> int:
+            return sum(len(delta.token_ids) for delta in scripted_drafter.deltas())
+
+        await scripted_drafter.until(lambda: num_told() == 4 * NUM_LONG)
+        address = scripted_drafter.address
+        await scripted_drafter.stop()
+        await until(lambda: not running.gateway.fleet.drafters[0].is_up)
+        for opened in verifier.commands("open"):
+            verifier.send(verifier.decided(opened.sequence_id, NUM_LONG, [5]))
+        await scripted_drafter.start(address)
+        await scripted_drafter.until(lambda: num_told() == 8 * NUM_LONG + 4)
+    check(found)
+    await end(calls)
+
+
+async def test_a_step_of_many_sequences_and_its_hints(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    verifier.limits["max_num_speculative_tokens"] = 31
+    scripted_drafter.answer = draft
+    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
+    calls = await open_many(running, verifier, 64)
+    opened = [command.sequence_id for command in verifier.commands("open")]
+    with measured() as found:
+        for step in range(3):
+            verifier.send(
+                *(
+                    verifier.decided(
+                        each, 3 + 32 * step, [1000] * 32, drafts=31, accepted=31, wanted=64
+                    )
+                    for each in opened
+                )
+            )
+            await verifier.until(lambda: len(verifier.commands("draft")) >= 1024 * (step + 1))  # noqa: B023
+    check(found)
+    await end(calls)
+
+
+async def test_a_message_full_of_logprobs(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifier = await start_verifier(max_model_len=1 << 16)
+    running = await start_gateway(verifiers=[verifier.address])
+    num_tokens = 6_000
+    sampling = sampling_pb2.SamplingParams(prompt_logprobs=20, logprobs=20)
+    call = running.call(*([1] * num_tokens), sampling=sampling)
+    opened = await verifier.nth("open", 0)
+    top = [sampling_pb2.TokenLogprob(token_id=i, logprob=-1.5, rank=i + 1) for i in range(20)]
+    logprob = sampling_pb2.TokenLogprob(token_id=7, logprob=-0.5, rank=1, top=top)
+    # As much as a verifier puts into one message.
+    num_at_once = (128 << 10) // (logprob.ByteSize() + 3)
+    with measured() as found:
+        for first in range(1, num_tokens, num_at_once):
+            scored = verifier_pb2.PromptScored(
+                sequence_id=opened.sequence_id,
+                base_length=first,
+                logprobs=[logprob] * min(num_at_once, num_tokens - first),
+            )
+            verifier.send(verifier_pb2.Event(prompt_scored=scored))
+        event = verifier.decided(opened.sequence_id, num_tokens, [7])
+        event.decided.logprobs.append(logprob)
+        verifier.send(event)
+        async with asyncio.timeout(60):
+            num_told = 0
+            while num_told < num_tokens:
+                response = await call.read()
+                assert isinstance(response, gateway_pb2.GenerateResponse)
+                num_told += len(response.chunk.prompt_logprobs)
+    check(found)
+    call.cancel()
+
+
+async def test_a_burst_of_a_thousand_opens(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
+    sampling = sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(1000), 1.0))
+    with measured() as found:
+        calls = await open_many(running, verifier, 63, sampling=sampling)
+        await scripted_drafter.until(lambda: len(scripted_drafter.deltas()) == 1008)
+        await end(calls)
+        await running.until_idle()
+    check(found)
