@@ -1,0 +1,258 @@
+"""Makes one call with given inputs, and judges how it ended and what came.
+
+Owns what a clean end is. A call is made with bytes and answered with bytes, so that what no client
+could say is sent too. Methods are found by asking the servers.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor_pool import Default as default_pool
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha import proto_reflection_descriptor_database as reflection
+
+from benchmarks.fuzz.answers import AnswerError, check_answers
+from benchmarks.fuzz.messages import MessageMaker
+from benchmarks.fuzz.services import FuzzedService
+from servicekit.errors import field_violation, retry_after_ms
+from servicekit.limits import MAX_RECEIVE_BYTES
+
+# Within this every call must have ended.
+BOUND_S = 60.0
+# A stream of answers that goes on for longer, or brings more, is cancelled.
+_PATIENCE_S = 1.0
+_MOST_ANSWERS = 400
+
+# Of a status that grpc.aio makes itself.
+_LOST_DETAILS = "Internal error from Core"
+
+# Whatever was sent, a call may end so.
+_ALWAYS_CLEAN = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One method of a service, as a server has it."""
+
+    service: FuzzedService
+    descriptor: MethodDescriptor
+
+    @property
+    def path(self) -> str:
+        service = self.descriptor.containing_service
+        assert service is not None, "a method is in a service"
+        return f"/{service.full_name}/{self.descriptor.name}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.service.name} {self.path.rpartition('.')[2]}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """What was sent in one call, and what came of it.
+
+    Attributes:
+        number: makes it again, with the seed.
+        code: None until it ended.
+        is_cancelled: by us, or by our leaving before its end.
+        is_lost: the server ended it while we wrote, and grpc.aio then says INTERNAL of its own,
+            whatever the server said. What that was is counted by the server, see `campaign.py`.
+        failure: what was not clean; "" if all was.
+    """
+
+    number: int
+    method: Method
+    inputs: Sequence[bytes]
+    num_sent: int = 0
+    answers: list[bytes] = field(default_factory=list)
+    is_cancelled: bool = False
+    is_lost: bool = False
+    code: grpc.StatusCode | None = None
+    failure: str = ""
+
+
+def find_methods(services: Sequence[FuzzedService]) -> list[Method]:
+    """Every method of every service that the servers say they have.
+
+    Raises:
+        KeyError: this process does not know a service.
+    """
+    methods = []
+    for service in services:
+        with grpc.insecure_channel(service.address) as channel:
+            names = list(reflection.ProtoReflectionDescriptorDatabase(channel).get_services())
+        for name in sorted(names):
+            for descriptor in default_pool().FindServiceByName(name).methods:
+                methods.append(Method(service=service, descriptor=descriptor))
+    return methods
+
+
+class Caller:
+    """Makes calls over one connection to each service. To be used on one event loop."""
+
+    def __init__(self, services: Sequence[FuzzedService]) -> None:
+        self._channels = {
+            service.name: grpc.aio.insecure_channel(
+                service.address, options=[("grpc.max_send_message_length", -1)]
+            )
+            for service in services
+        }
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def make(self, method: Method, number: int, seed: int) -> Call:
+        """Makes the call of this number, and judges it."""
+        draw = random.Random(f"{seed}-{number}")
+        descriptor = method.descriptor
+        call = Call(
+            number=number,
+            method=method,
+            inputs=MessageMaker(draw).inputs(
+                descriptor.input_type, is_stream=descriptor.client_streaming
+            ),
+        )
+        call.is_cancelled = draw.random() < 0.08
+        pause_s = draw.choice((0.0, 0.0, 0.02, 0.3))
+        try:
+            async with asyncio.timeout(BOUND_S):
+                rpc = await self._exchange(call, pause_s)
+                call.code = await rpc.code()
+                call.failure = await _judge(call, rpc)
+        except TimeoutError:
+            call.failure = f"it did not end within {BOUND_S} s"
+        return call
+
+    async def _exchange(self, call: Call, pause_s: float) -> Any:
+        """Sends and reads; returns when the call is over, or was cancelled.
+
+        Returns:
+            The call as gRPC has it, of whichever of its four kinds.
+        """
+        channel, method = self._channels[call.method.service.name], call.method.descriptor
+        path = call.method.path
+        make: Any = {
+            (False, False): channel.unary_unary,
+            (False, True): channel.unary_stream,
+            (True, False): channel.stream_unary,
+            (True, True): channel.stream_stream,
+        }[method.client_streaming, method.server_streaming]
+        if method.client_streaming:
+            rpc = make(path)()
+        else:
+            rpc = make(path)(call.inputs[0])
+            call.num_sent = 1
+        reader = asyncio.create_task(_read(call, rpc, is_stream=method.server_streaming))
+        try:
+            if method.client_streaming:
+                await _write(call, rpc, reader, min(pause_s, 0.02))
+                await asyncio.wait({reader}, timeout=pause_s)
+            if call.is_cancelled:
+                await asyncio.wait({reader}, timeout=pause_s)
+                # It may have ended before: then how it ended is judged like any other.
+                call.is_cancelled = rpc.cancel()
+            elif method.client_streaming:
+                if not rpc.done():
+                    await rpc.done_writing()
+            elif method.server_streaming:
+                await asyncio.wait({reader}, timeout=_PATIENCE_S)
+                while not reader.done() and not call.answers:
+                    await asyncio.wait({reader}, timeout=_PATIENCE_S)
+                if not reader.done():
+                    call.is_cancelled = rpc.cancel()
+            await reader
+        finally:
+            reader.cancel()
+            if not rpc.done():
+                rpc.cancel()
+        return rpc
+
+
+async def _write(call: Call, rpc: Any, reader: "asyncio.Task[None]", pause_s: float) -> None:
+    for message in call.inputs:
+        if reader.done():
+            return
+        try:
+            await rpc.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # it has ended already
+        call.num_sent += 1
+        if pause_s:
+            await asyncio.wait({reader}, timeout=pause_s)
+
+
+async def _read(call: Call, rpc: Any, *, is_stream: bool) -> None:
+    try:
+        if not is_stream:
+            call.answers.append(await rpc)
+            return
+        while len(call.answers) < _MOST_ANSWERS:
+            answer = await rpc.read()
+            if answer is grpc.aio.EOF:
+                return
+            call.answers.append(answer)
+        call.is_cancelled = rpc.cancel()
+    except grpc.aio.AioRpcError:
+        pass  # the code says so too
+    except asyncio.CancelledError:
+        if not rpc.cancelled():
+            raise
+
+
+async def _judge(call: Call, rpc: Any) -> str:
+    """What is not clean about the call; "" if nothing is."""
+    code, details = call.code, await rpc.details() or ""
+    assert code is not None
+    error = grpc.aio.AioRpcError(
+        code, await rpc.initial_metadata(), await rpc.trailing_metadata(), details=details
+    )
+    call.is_lost = code is grpc.StatusCode.INTERNAL and details == _LOST_DETAILS
+    if not call.is_lost and not _is_clean(call, error):
+        return f"it ended with {code.name}: {details}"
+    is_parsed, requests = True, []
+    for serialized in call.inputs[: call.num_sent]:
+        try:
+            request_class = GetMessageClass(call.method.descriptor.input_type)
+            requests.append(request_class.FromString(serialized))
+        except DecodeError:
+            is_parsed = False
+            break
+    if not is_parsed and code is grpc.StatusCode.OK:
+        return "bytes that are no message were taken for one"
+    answers: list[Message] = []
+    answer_class = GetMessageClass(call.method.descriptor.output_type)
+    try:
+        answers.extend(answer_class.FromString(serialized) for serialized in call.answers)
+        check_answers(call.method.path, requests, answers, is_complete=code is grpc.StatusCode.OK)
+    except (AnswerError, DecodeError) as problem:
+        return f"{type(problem).__name__}: {problem}"
+    return ""
+
+
+def _is_clean(call: Call, error: grpc.aio.AioRpcError) -> bool:
+    code = error.code()
+    if code in _ALWAYS_CLEAN:
+        return True
+    if code is grpc.StatusCode.CANCELLED:
+        return call.is_cancelled
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return field_violation(error) is not None  # refused by name
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # Overload says when to come again; what is too large for the transport, it says itself.
+        is_large = any(len(message) > MAX_RECEIVE_BYTES for message in call.inputs)
+        return retry_after_ms(error) is not None or is_large
+    if code is grpc.StatusCode.NOT_FOUND:
+        return call.method.path == "/grpc.health.v1.Health/Check"
+    return False

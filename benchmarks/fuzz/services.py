@@ -1,0 +1,131 @@
+"""Runs the services as processes, and says what one of them should not have done.
+
+Owns their processes and their logs. Their bounds are small, so that a short campaign reaches them.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.services import REPOSITORY, STOP_TIMEOUT_S, ServiceError
+from benchmarks.workloads import BUNDLED_MODEL
+
+_DRAFTER_FLAGS = (
+    *("--max-sequences", "1000"),
+    *("--max-history-bytes", str(32 << 20), "--max-sequence-bytes", str(8 << 20)),
+    *("--max-pools-bytes", str(16 << 20), "--max-pool-bytes", str(4 << 20)),
+)
+_VERIFIER_FLAGS = (
+    *("--model", str(BUNDLED_MODEL), "--threads", "1", "--num-kv-blocks", "1024"),
+    # Who always waits for drafts is given up soon.
+    *("--draft-idle-timeout-s", "2"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FuzzedService:
+    """One running service.
+
+    Attributes:
+        name: its module.
+        address: where gRPC is served, HOST:PORT.
+        metrics: where its metrics are served, HOST:PORT.
+        process: the process.
+        log: the file that its stderr goes to.
+    """
+
+    name: str
+    address: str
+    metrics: str
+    process: "subprocess.Popen[str]"
+    log: Path
+
+    def resident_bytes(self) -> int:
+        """Memory that the process occupies now."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) * 1024
+
+    def logged_errors(self) -> list[str]:
+        """Lines at level error or above, and lines that are no log lines: tracebacks, crashes."""
+        errors = []
+        for line in self.log.read_text(errors="replace").splitlines():
+            try:
+                level = json.loads(line)["level"]
+            except (ValueError, TypeError, KeyError):
+                level = "error"
+            if level not in ("debug", "info", "warning"):
+                errors.append(line)
+        return errors
+
+
+@contextlib.contextmanager
+def running_services(folder: Path) -> Iterator[list[FuzzedService]]:
+    """A drafter, a verifier with the bundled model and a gateway, on free ports; stopped on exit.
+
+    Args:
+        folder: takes their logs.
+
+    Raises:
+        ServiceError: one of them ended before it was ready, or does not end.
+    """
+    with contextlib.ExitStack() as stack:
+        drafter = stack.enter_context(_running(folder, "drafter", *_DRAFTER_FLAGS))
+        verifier = stack.enter_context(_running(folder, "verifier", *_VERIFIER_FLAGS))
+        gateway = stack.enter_context(
+            _running(
+                folder,
+                "gateway",
+                *("--http-listen", "127.0.0.1:0", "--tokenizer", str(BUNDLED_MODEL)),
+                *("--drafters", drafter.address, "--verifiers", verifier.address),
+            )
+        )
+        yield [drafter, verifier, gateway]
+
+
+@contextlib.contextmanager
+def _running(folder: Path, name: str, *flags: str) -> Iterator[FuzzedService]:
+    log = folder / f"{name}.log"
+    metrics = f"127.0.0.1:{_free_port()}"
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", name, "--listen", "127.0.0.1:0"),
+                *("--metrics-listen", metrics, "--log-level", "warning", *flags),
+            ],
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line.startswith("ready "):
+                raise ServiceError(f"{name} did not become ready: {log.read_text()}")
+            address = dict(part.split("=", 1) for part in line.split()[1:])["grpc"]
+            yield FuzzedService(
+                name=name, address=address, metrics=metrics, process=process, log=log
+            )
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise ServiceError(f"{name} did not end within {STOP_TIMEOUT_S} s") from None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
