@@ -59,12 +59,14 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client for its own logs; echoed, and on every log line of the call. Empty: what
-    the call's metadata says in x-request-id, or else the gateway makes one. At most 256 bytes.
+    the call's metadata says in x-request-id, or else the gateway makes one.
     """
     model_id: _builtins.str
     """Empty: the only model served."""
     text: _builtins.str
-    """Special tokens in it are recognised, none are added."""
+    """Special tokens in it are recognised, none are added. Its limit leaves 64 KiB of the message
+    to the other fields.
+    """
     max_new_tokens: _builtins.int
     """Most output tokens, counting output_token_ids; >= 1. Absent: what the model's limit leaves."""
     ignore_eos: _builtins.bool
@@ -90,11 +92,11 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _sampling_pb2.SamplingParams: ...
     @_builtins.property
     def stop_sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Generation ends before the first of these in the text. At most 16, each at most 256 bytes."""
+        """Generation ends before the first of these in the text."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Generation ends after any of these, beside the model's own end token. At most 64."""
+        """Generation ends after any of these, beside the model's own end token."""
 
     @_builtins.property
     def speculation(self) -> _sampling_pb2.SpeculationParams: ...
