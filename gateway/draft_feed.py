@@ -309,16 +309,22 @@ class DraftFeed:
             sequence_id = history.generation.sequence_id
             if self._histories.get(sequence_id) is not history:
                 continue  # it ended meanwhile
-            oddity = _oddity(history.generation, asked_length, proposal)
-            if oddity:
-                odd.append(oddity)
-                hint = Hint(sequence_id, asked_length, [], 0)
-            elif proposal.status in _NOT_TAKEN:
-                # There will be no draft for this length: nobody shall wait for it.
-                hint = Hint(sequence_id, asked_length, [], 0)
-                reason = self._recover(history, proposal, batch_id)
-                if reason:
-                    given_up.append((sequence_id, reason))
+            generation = history.generation
+            if (
+                proposal.status is not ProposalStatus.OK
+                or hint.sequence_id != sequence_id
+                or not asked_length <= hint.base_length <= len(generation.token_ids)
+            ):
+                oddity = _oddity(generation, asked_length, proposal)
+                if oddity:
+                    odd.append(oddity)
+                elif proposal.status in _NOT_TAKEN:
+                    reason = self._recover(history, proposal, batch_id)
+                    if reason:
+                        given_up.append((sequence_id, reason))
+                if oddity or proposal.status in _NOT_TAKEN:
+                    # There will be no draft for this length: nobody shall wait for it.
+                    hint = Hint(sequence_id, asked_length, [], 0)
             elif len(hint.token_ids) > self._hint_tokens:
                 hint = hint._replace(token_ids=hint.token_ids[: self._hint_tokens])
             if asked_length:
@@ -382,7 +388,11 @@ class DraftFeed:
 
 
 def _oddity(generation: Generation, asked_length: int, proposal: Proposal) -> str:
-    """Why a proposal cannot be the answer to its delta; "" if it can; hot path."""
+    """Why a proposal cannot be the answer to its delta; "" if it can.
+
+    Its token ids are not looked at: to do so took a third as long as all else here, and a verifier
+    cuts a draft before the first id outside the vocabulary.
+    """
     hint = proposal.hint
     if hint.sequence_id != generation.sequence_id:
         return "it is of another sequence than was asked for"
@@ -392,8 +402,6 @@ def _oddity(generation: Generation, asked_length: int, proposal: Proposal) -> st
         return ""
     if asked_length and not asked_length <= hint.base_length <= len(generation.token_ids):
         return f"it continues {hint.base_length} tokens, not {asked_length}"
-    if hint.token_ids and max(hint.token_ids) >= generation.request.vocab_size:
-        return f"token id {max(hint.token_ids)} is outside the vocabulary"
     return ""
 
 

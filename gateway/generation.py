@@ -20,7 +20,6 @@ import asyncio
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from gateway.errors import VerifierError
 from gateway.message_bounds import FIELD_BYTES, MAX_CHUNK_BYTES, NUMBER_BYTES, TOKEN_BYTES
@@ -39,30 +38,20 @@ from gateway.request import (
 _LOGPROB_BYTES = 3 * NUMBER_BYTES + FIELD_BYTES + 3
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True)
 class Step:
     """What one verifier step gave one sequence.
 
     After `publish`, the figures are those that count: without the tokens behind a stop string.
-    """
-
-    num_tokens: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-
-
-class _Shown(NamedTuple):
-    """What one step brought for the client, not yet taken.
 
     Attributes:
-        is_step: no; the text that was held back to the end.
+        text: what became certain with it.
     """
 
     num_tokens: int
-    text: str
     num_draft_tokens: int
     num_accepted_tokens: int
-    is_step: bool = True
+    text: str = ""
 
 
 class Generation:
@@ -92,11 +81,13 @@ class Generation:
         "_num_drafts",
         "_num_scored",
         "_num_steps",
+        "_num_to_score",
         "_output_text",
         "_prompt_logprobs",
         "_shown",
         "_taken",
         "_untaken",
+        "_vocab_size",
         "_wants_logprobs",
         "changed",
         "choice_index",
@@ -133,6 +124,7 @@ class Generation:
         self.token_ids: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
         self.prompt_length = len(request.prompt_token_ids)
         self._max_length = self.prompt_length + request.max_new_tokens
+        self._vocab_size = request.vocab_size
         self._max_draft_tokens = request.num_speculative_tokens
         self._wants_logprobs = request.sampling.logprobs is not None
         self.num_cached_tokens = 0
@@ -142,12 +134,14 @@ class Generation:
         self._decided_steps: list[Step] = []
         self._decided_finish_reason = FinishReason.UNFINISHED
         self._shown = self._taken = len(self.token_ids)
-        self._untaken: collections.deque[_Shown] = collections.deque()
+        # What was shown: steps, and at the end text that had been held back.
+        self._untaken: collections.deque[Step] = collections.deque()
         # Of every decided token that is not taken, if the request asked for them; else empty.
         self._logprobs: list[EncodedLogprob] = []
         # How many of the prompt's tokens are scored, if this choice's are to be: the first follows
         # nothing. And the logprobs that are not taken.
         self._num_scored = 0 if choice_index or request.sampling.prompt_logprobs is None else 1
+        self._num_to_score = self._num_scored and self.prompt_length
         self._prompt_logprobs: list[EncodedLogprob] = [b""] * self._num_scored
         self._num_steps = 0
         self._num_drafts = 0
@@ -205,41 +199,26 @@ class Generation:
         Raises:
             VerifierError: it does not continue the sequence, or cannot be. Nothing was appended.
         """
-        if 0 < self._num_scored < self.prompt_length:
-            raise VerifierError("the verifier left out logprobs of the prompt")
-        if decided.base_length != len(self.token_ids):
-            raise VerifierError(
-                f"the verifier continued a sequence of {len(self.token_ids)} tokens "
-                f"from {decided.base_length}"
-            )
-        token_ids = decided.token_ids
+        _, base_length, token_ids, num_drafts, num_accepted, _, finish_reason, logprobs = decided
+        known = self.token_ids
         num_tokens = len(token_ids)
         if (
-            decided.base_length + num_tokens > self._max_length
-            or not decided.num_accepted_tokens <= decided.num_draft_tokens <= self._max_draft_tokens
-            or decided.num_accepted_tokens > num_tokens
-            or len(decided.logprobs) != (num_tokens if self._wants_logprobs else 0)
-            or (num_tokens and max(token_ids) >= self.request.vocab_size)
+            base_length != len(known)
+            or not num_accepted <= num_drafts <= self._max_draft_tokens
+            or base_length + num_tokens > self._max_length
+            or num_accepted > num_tokens
+            or (num_tokens and max(token_ids) >= self._vocab_size)
+            or len(logprobs) != (num_tokens if self._wants_logprobs else 0)
+            or self._num_scored != self._num_to_score
         ):
-            raise VerifierError(
-                f"the verifier decided {num_tokens} tokens after {decided.base_length} of at most "
-                f"{self._max_length}, with ids up to {max(token_ids, default=0)}, "
-                f"{len(decided.logprobs)} logprobs and {decided.num_accepted_tokens} of "
-                f"{decided.num_draft_tokens} drafts accepted, which cannot be"
-            )
-        if self._wants_logprobs:
-            self._check_sizes(decided.logprobs, self.request.sampling.logprobs or 0)
-            self._logprobs += decided.logprobs
-        self.token_ids += token_ids
+            raise self._impossible(decided)
+        if logprobs:
+            self._check_sizes(logprobs, self.request.sampling.logprobs or 0)
+            self._logprobs += logprobs
         if num_tokens:
-            self._decided_steps.append(
-                Step(
-                    num_tokens=num_tokens,
-                    num_draft_tokens=decided.num_draft_tokens,
-                    num_accepted_tokens=decided.num_accepted_tokens,
-                )
-            )
-        self._decided_finish_reason = decided.finish_reason
+            known += token_ids
+            self._decided_steps.append(Step(num_tokens, num_drafts, num_accepted))
+        self._decided_finish_reason = finish_reason
 
     def publish(self) -> Sequence[Step]:
         """Shows what was decided, and returns the steps that it counts.
@@ -261,7 +240,7 @@ class Generation:
         if self._decided_finish_reason is not FinishReason.UNFINISHED:
             tail = self._output_text.finish()
             if tail:
-                self._untaken.append(_Shown(0, tail, 0, 0, is_step=False))
+                self._untaken.append(Step(0, 0, 0, tail))
             self._end(self._decided_finish_reason)
         elif steps:
             self.changed.set()
@@ -286,6 +265,8 @@ class Generation:
         """
         if not self._untaken:
             return None
+        if len(self._untaken) == 1 and not (self._prompt_logprobs or self._logprobs):
+            return self._take_step(self._untaken.popleft())
         room = MAX_CHUNK_BYTES
         prompt_logprobs: list[EncodedLogprob] = []
         for logprob in self._prompt_logprobs:
@@ -294,7 +275,7 @@ class Generation:
                 break
             prompt_logprobs.append(logprob)
         del self._prompt_logprobs[: len(prompt_logprobs)]
-        taken: list[_Shown] = []
+        taken: list[Step] = []
         num_tokens = 0
         while self._untaken and not self._prompt_logprobs:
             room -= self._num_bytes(self._untaken[0], num_tokens)
@@ -309,7 +290,7 @@ class Generation:
             text="".join([shown.text for shown in taken]),
             num_draft_tokens=sum([shown.num_draft_tokens for shown in taken]),
             num_accepted_tokens=sum([shown.num_accepted_tokens for shown in taken]),
-            num_steps=sum([shown.is_step for shown in taken]),
+            num_steps=sum([shown.num_tokens > 0 for shown in taken]),
             logprobs=tuple(self._logprobs[:num_tokens]),
             prompt_logprobs=tuple(prompt_logprobs),
         )
@@ -318,6 +299,20 @@ class Generation:
         if self._untaken:
             self.changed.set()
         return chunk
+
+    def _take_step(self, step: Step) -> Chunk:
+        """What a client that keeps up takes each time; hot path."""
+        first = self._taken
+        self._taken += step.num_tokens
+        return Chunk(
+            choice_index=self.choice_index,
+            offset=first - self.prompt_length,
+            token_ids=self.token_ids[first : self._taken],
+            text=step.text,
+            num_draft_tokens=step.num_draft_tokens,
+            num_accepted_tokens=step.num_accepted_tokens,
+            num_steps=1 if step.num_tokens else 0,
+        )
 
     def usage(self) -> Usage:
         """What the shown output cost."""
@@ -345,14 +340,8 @@ class Generation:
         step.num_tokens = shown.num_tokens
         step.num_accepted_tokens = min(step.num_accepted_tokens, shown.num_tokens)
         self._shown += step.num_tokens
-        self._untaken.append(
-            _Shown(
-                step.num_tokens,
-                shown.text,
-                step.num_draft_tokens,
-                step.num_accepted_tokens if step.num_draft_tokens else 0,
-            )
-        )
+        step.text = shown.text
+        self._untaken.append(step)
         self._count(step)
 
     def _count(self, step: Step) -> None:
@@ -368,7 +357,7 @@ class Generation:
         for position in range(step.num_accepted_tokens):
             self._accepted_per_position[position] += 1
 
-    def _num_bytes(self, shown: _Shown, first: int) -> int:
+    def _num_bytes(self, shown: Step, first: int) -> int:
         """At most as many bytes a step adds to a chunk; its logprobs begin at `first`."""
         num_bytes = TOKEN_BYTES * shown.num_tokens + len(shown.text)
         if not shown.text.isascii():
@@ -387,6 +376,22 @@ class Generation:
                 f"the verifier gave a logprob of {largest} bytes, and of {num_tops} tokens beside "
                 f"it they are at most {most}"
             )
+
+    def _impossible(self, decided: Decided) -> VerifierError:
+        """Why a decision cannot be."""
+        if self._num_scored != self._num_to_score:
+            return VerifierError("the verifier left out logprobs of the prompt")
+        if decided.base_length != len(self.token_ids):
+            return VerifierError(
+                f"the verifier continued a sequence of {len(self.token_ids)} tokens "
+                f"from {decided.base_length}"
+            )
+        return VerifierError(
+            f"the verifier decided {len(decided.token_ids)} tokens after {decided.base_length} of "
+            f"at most {self._max_length}, with ids up to {max(decided.token_ids, default=0)}, "
+            f"{len(decided.logprobs)} logprobs and {decided.num_accepted_tokens} of "
+            f"{decided.num_draft_tokens} drafts accepted, which cannot be"
+        )
 
     def _end(self, reason: FinishReason) -> None:
         self.finish_reason = reason

@@ -214,7 +214,7 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
     generation = make_generation(
         [1, 2, 3],
         sampling=SamplingParams(logprobs=num_tops, prompt_logprobs=num_tops),
-        max_new_tokens=12_000,
+        max_new_tokens=6_000,
     )
     monkeypatch.setattr(
         generation._output_text, "feed", lambda token_ids: Shown(text, len(token_ids))
@@ -227,7 +227,7 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
                 logprobs=[encoded_logprob(each, num_tops=num_tops) for each in (2, 3)],
             )
         )
-    for first in range(0, 12_000, 8):
+    for first in range(0, 6_000, 8):
         token_ids = [200_000 + first % 1000 + offset for offset in range(8)]
         logprobs = [encoded_logprob(each, num_tops=num_tops or 0) for each in token_ids]
         base_length = len(generation.token_ids)
@@ -239,7 +239,7 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
                 7,
                 7,
                 24,
-                FinishReason.LENGTH if first + 8 == 12_000 else FinishReason.UNFINISHED,
+                FinishReason.LENGTH if first + 8 == 6_000 else FinishReason.UNFINISHED,
                 () if num_tops is None else logprobs,
             )
         )
@@ -251,9 +251,9 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
         assert wire.event_to_proto(part).ByteSize() <= MAX_CHUNK_BYTES + 100
         chunks.append(part)
     assert [token_id for part in chunks for token_id in part.token_ids] == expected
-    assert "".join(part.text for part in chunks) == text * 1500
-    assert sum(part.num_steps for part in chunks) == 1500
-    assert sum(part.num_accepted_tokens for part in chunks) == 7 * 1500
+    assert "".join(part.text for part in chunks) == text * 750
+    assert sum(part.num_steps for part in chunks) == 750
+    assert sum(part.num_accepted_tokens for part in chunks) == 7 * 750
     told = [logprob for part in chunks for logprob in part.logprobs]
     assert told == (
         [] if num_tops is None else [encoded_logprob(each, num_tops=num_tops) for each in expected]
