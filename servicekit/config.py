@@ -70,6 +70,15 @@ class ServerOptions(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     max_concurrent_streams: int = pydantic.Field(default=1024, ge=1, le=2**31 - 1)
     """Most calls in flight on one connection; further ones wait at the client."""
 
+    max_concurrent_calls: int = pydantic.Field(default=4096, ge=1)
+    """Most calls at a time over all connections, health checks aside; further ones are refused."""
+
+    request_timeout_s: float = pydantic.Field(default=30.0, gt=0, allow_inf_nan=False)
+    """How long a call may take to send its one request, in seconds."""
+
+    reflection: bool = True
+    """Offer gRPC reflection: the services' names and messages, to whoever may connect."""
+
     @pydantic.field_validator("listen", "metrics_listen", "health_listen")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:

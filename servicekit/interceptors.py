@@ -1,6 +1,6 @@
-"""What happens around every call: request id, metrics, errors.
+"""What happens around every call: request id, metrics, bounds, errors.
 
-Owns these three, in this order from the outside in. Knows no service: the error table and the
+Owns these four, in this order from the outside in. Knows no service: the error table and the
 registry are given. Handlers are coroutines or asynchronous generators of grpc.aio.
 
 Every handler, also one that yields its responses, is called through one coroutine that iterates
@@ -24,6 +24,7 @@ from servicekit.errors import (
     STATUS_DETAILS_KEY,
     ErrorTable,
     MalformedRequestError,
+    RequestError,
     code_number,
     find_code,
     to_status,
@@ -33,7 +34,18 @@ from servicekit.message_limits import MessageLimits
 
 REQUEST_ID_KEY = "x-request-id"
 
+#: So many requests at a time may be on their way in, each of up to `MAX_RECEIVE_BYTES`: what a
+#: process holds of requests that it has not begun to look at is bounded by the product, 320 MiB.
+#: Further ones wait at their clients, but for what fits a stream's window.
+MAX_RECEIVED_AT_ONCE = 64
+
 _MAX_REQUEST_ID_CHARACTERS = 128
+
+# When a caller that found too many calls may sensibly come back.
+_RETRY_AFTER_MS = 1_000
+
+# Health is asked also, and above all, where there is too much else to do.
+_UNBOUNDED_SERVICE = "/grpc.health.v1.Health/"
 
 # From a cheap unary call to a stream that lives as long as its peer.
 _DURATION_BUCKETS_S = (
@@ -59,6 +71,8 @@ def server_interceptors(
     registry: CollectorRegistry,
     logger: Logger,
     limits: Mapping[str, MessageLimits],
+    max_concurrent_calls: int,
+    request_timeout_s: float,
 ) -> list[grpc.aio.ServerInterceptor]:
     """The interceptors of a server, outermost first.
 
@@ -67,6 +81,9 @@ def server_interceptors(
       (`logs.adopt_request_id`).
     - Metrics: `tandem_rpc_requests{service, method, code}` and
       `tandem_rpc_duration_seconds{service, method}`.
+    - Bounds: at most `max_concurrent_calls` at a time, health checks aside; a call of one request
+      is answered only once that is here, which may take `request_timeout_s`, and at most
+      `MAX_RECEIVED_AT_ONCE` are received at a time.
     - Errors: an exception in the table becomes its status, with the field and the retry delay;
       any other becomes INTERNAL `internal error` and is logged once, with its traceback.
     - Limits: of each method's requests, by its path `/package.Service/Method`. A request over
@@ -76,6 +93,7 @@ def server_interceptors(
     return [
         _RequestIdInterceptor(),
         _MetricsInterceptor(registry),
+        _BoundsInterceptor(max_concurrent_calls, request_timeout_s),
         _ErrorInterceptor(error_table, logger, limits),
     ]
 
@@ -211,6 +229,81 @@ class _MetricsInterceptor(_Interceptor):
         return _rebuild(handler, with_metrics, handler.request_deserializer)
 
 
+class _TooManyCallsError(RequestError):
+    pass
+
+
+class _LateRequestError(RequestError):
+    pass
+
+
+_BOUNDS_TABLE: ErrorTable = {
+    _TooManyCallsError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    _LateRequestError: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+class _BoundsInterceptor(_Interceptor):
+    """Counts calls, and receives the request where there is one.
+
+    gRPC would receive it before it asks anybody, as many at a time as there are calls. Here a
+    handler of one request is one of a stream of requests to gRPC, and the stream's only one is read
+    when it is its turn.
+    """
+
+    def __init__(self, max_concurrent_calls: int, request_timeout_s: float) -> None:
+        super().__init__()
+        self._max_concurrent_calls = max_concurrent_calls
+        self._request_timeout_s = request_timeout_s
+        self._num_calls = 0
+        self._turns = asyncio.Semaphore(MAX_RECEIVED_AT_ONCE)
+
+    def wrap(self, handler: _Handler, method: str) -> _Handler:
+        if method.startswith(_UNBOUNDED_SERVICE):
+            return handler
+        inner = _behaviour(handler)
+        has_one_request = not handler.request_streaming
+
+        async def with_bounds(request: Any, context: _Context) -> Any:
+            if self._num_calls >= self._max_concurrent_calls:
+                raise _bounds_error(
+                    _TooManyCallsError(
+                        f"{self._num_calls} calls are being answered, the most at a time",
+                        retry_after_ms=_RETRY_AFTER_MS,
+                    )
+                )
+            self._num_calls += 1
+            try:
+                if not has_one_request:
+                    return await inner(request, context)
+                # Not by a name: who answers for long must not hold what was received for as long.
+                return await inner(await self._receive(context, method), context)
+            finally:
+                self._num_calls -= 1
+
+        make = _HANDLER_MAKERS[True, bool(handler.response_streaming)]
+        return make(with_bounds, handler.request_deserializer, handler.response_serializer)
+
+    async def _receive(self, context: _Context, method: str) -> Any:
+        async with self._turns:
+            limit = asyncio.timeout(self._request_timeout_s)
+            try:
+                async with limit:
+                    request = await context.read()
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                message = f"the request did not come within {self._request_timeout_s} s"
+                raise _bounds_error(_LateRequestError(message)) from None
+        if request is grpc.aio.EOF:
+            raise _bounds_error(MalformedRequestError(method))
+        return request
+
+
+def _bounds_error(error: Exception) -> "_StatusError":
+    return _StatusError(to_status(error, _BOUNDS_TABLE))
+
+
 class _ErrorInterceptor(_Interceptor):
     def __init__(
         self, error_table: ErrorTable, logger: Logger, limits: Mapping[str, MessageLimits]
@@ -230,7 +323,9 @@ class _ErrorInterceptor(_Interceptor):
 
         async def with_errors(request: Any, context: _Context) -> Any:
             try:
-                return await run(deserialize(request) if is_read_here else request, context)
+                if is_read_here:
+                    request = deserialize(request)
+                return await run(request, context)
             except Exception as error:
                 if _is_over(error, context):
                     raise

@@ -105,6 +105,8 @@ class Server:
                 registry=registry,
                 logger=logger,
                 limits=limits_of_methods(service_names, limit_options) if limit_options else {},
+                max_concurrent_calls=options.max_concurrent_calls,
+                request_timeout_s=options.request_timeout_s,
             ),
             options=_arguments(options.max_concurrent_streams, MAX_RECEIVE_BYTES),
         )
@@ -113,9 +115,10 @@ class Server:
             self._probes = grpc.aio.server(options=_arguments(_MAX_PROBE_STREAMS, _MAX_PROBE_BYTES))
             self._health.add_to_server(self._probes)
         self._health.add_to_server(self.grpc)
-        reflection.enable_server_reflection(
-            [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
-        )
+        if options.reflection:
+            reflection.enable_server_reflection(
+                [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
+            )
 
     @property
     def address(self) -> str:

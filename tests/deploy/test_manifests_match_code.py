@@ -127,7 +127,8 @@ def test_probes_ask_what_the_service_answers_on_the_health_port(variant: str) ->
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_pod_has_the_time_to_drain(variant: str) -> None:
     for workload in workloads(variant):
-        drain_s = configuration(variant, workload).server.drain_timeout_s
+        server = configuration(variant, workload).server
+        drain_s = server.drain_delay_s + server.drain_timeout_s
         pause_s = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
         assert workload.pod["terminationGracePeriodSeconds"] >= pause_s + drain_s + END_S
         for word in workload.container.get("command", ()):

@@ -1,0 +1,129 @@
+"""How much a server takes on at a time, whatever its service."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from servicekit.channel import open_channel
+from servicekit.config import ChannelOptions, ServerOptions
+from servicekit.errors import retry_after_ms
+from servicekit.interceptors import MAX_RECEIVED_AT_ONCE
+
+ONE_REQUEST = ["unary_unary", "unary_stream"]
+
+
+class Waiting:
+    """A method that answers when it may."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+        self.begun = asyncio.Condition()
+        self.may_answer = asyncio.Event()
+
+    async def unary_unary(self, request: StringValue, _context: Any) -> StringValue:
+        async with self.begun:
+            self.num_begun += 1
+            self.begun.notify_all()
+        await self.may_answer.wait()
+        return StringValue(value=f"{request.value}!")
+
+    async def unary_stream(self, request: StringValue, context: Any) -> Any:
+        yield await self.unary_unary(request, context)
+
+    async def until_begun(self, num_calls: int) -> None:
+        async with asyncio.timeout(20), self.begun:
+            await self.begun.wait_for(lambda: self.num_begun >= num_calls)
+
+
+async def answer_of(ongoing: Any) -> str:
+    if hasattr(ongoing, "read"):
+        return str((await ongoing.read()).value)
+    return str((await ongoing).value)
+
+
+@pytest.mark.parametrize("shape", ONE_REQUEST)
+async def test_calls_beyond_the_bound_are_refused_but_not_health_checks(
+    start_rig: Any, shape: str
+) -> None:
+    method = Waiting()
+    rig = await start_rig(
+        {shape: getattr(method, shape)}, options=ServerOptions(max_concurrent_calls=2)
+    )
+    ongoing = [rig.method(shape)(StringValue(value="a")) for _ in range(2)]
+    await method.until_begun(2)
+    # Another connection is bound by the same sum.
+    async with open_channel(rig.server.address, ChannelOptions()) as other:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await answer_of(
+                getattr(other, shape)(
+                    "/test.v1.EchoService/Echo", response_deserializer=StringValue.FromString
+                )(StringValue(value="b").SerializeToString())
+            )
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert retry_after_ms(caught.value) == 1000
+        assert rig.num_requests("RESOURCE_EXHAUSTED") == 1
+        health = health_pb2_grpc.HealthStub(other)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status
+    method.may_answer.set()
+    assert [await answer_of(each) for each in ongoing] == ["a!", "a!"]
+    await rig.counted("OK")
+    assert await answer_of(rig.method(shape)(StringValue(value="c"))) == "c!"
+
+
+@pytest.mark.parametrize("shape", ONE_REQUEST)
+async def test_only_so_many_requests_are_received_at_a_time(start_rig: Any, shape: str) -> None:
+    method = Waiting()
+    method.may_answer.set()
+    rig = await start_rig({shape: getattr(method, shape)})
+    # Calls that say that they will send a request, and do not.
+    begin = rig.method(shape.replace("unary_", "stream_", 1))
+    silent = [begin() for _ in range(MAX_RECEIVED_AT_ONCE)]
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(each.wait_for_connection() for each in silent))
+        late = rig.method(shape)(StringValue(value="late"))
+        # By the time that a later call has been answered many times over, it would have begun.
+        health = health_pb2_grpc.HealthStub(rig.channel)
+        for _ in range(50):
+            assert (await health.Check(health_pb2.HealthCheckRequest())).status
+        assert method.num_begun == 0
+        silent.pop().cancel()
+        assert await answer_of(late) == "late!"
+        # Who sends it at last is answered.
+        await silent[0].write(StringValue(value="at last"))
+        await silent[0].done_writing()
+        assert await answer_of(silent[0]) == "at last!"
+    for each in silent:
+        each.cancel()
+
+
+@pytest.mark.parametrize("shape", ONE_REQUEST)
+async def test_a_request_that_does_not_come_ends_its_call(start_rig: Any, shape: str) -> None:
+    method = Waiting()
+    method.may_answer.set()
+    rig = await start_rig(
+        {shape: getattr(method, shape)}, options=ServerOptions(request_timeout_s=0.2)
+    )
+    begin = rig.method(shape.replace("unary_", "stream_", 1))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await answer_of(begin())
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    empty = begin()
+    await empty.done_writing()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await answer_of(empty)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert method.num_begun == 0
+
+
+async def test_reflection_can_be_switched_off(start_rig: Any) -> None:
+    rig = await start_rig({}, options=ServerOptions(reflection=False))
+    stub = reflection_pb2_grpc.ServerReflectionStub(rig.channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [_ async for _ in stub.ServerReflectionInfo(iter([request]))]
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
