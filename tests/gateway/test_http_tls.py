@@ -48,16 +48,16 @@ async def status_of(address: str | None, context: ssl.SSLContext | None) -> str:
 async def test_plaintext_beyond_loopback_must_be_asked_for(
     registry: CollectorRegistry, logger: Logger
 ) -> None:
-    def gateway(**options: bool) -> GatewayServer:
+    def gateway(*, allow_plaintext: bool) -> GatewayServer:
         config = GatewayConfig(
-            server=ServerOptions(listen="127.0.0.1:0", **options),
+            server=ServerOptions(listen="127.0.0.1:0", allow_plaintext=allow_plaintext),
             http_listen="0.0.0.0:0",
             verifiers=["127.0.0.1:1"],
         )
         return GatewayServer(config, registry=CollectorRegistry(), logger=logger)
 
     with pytest.raises(ConfigError) as caught:
-        await gateway().start()
+        await gateway(allow_plaintext=False).start()
     assert caught.value.key == "--http-listen"
     assert "--allow-plaintext" in caught.value.message
     asked_for = gateway(allow_plaintext=True)

@@ -10,11 +10,9 @@ from tests.gateway.scripted_verifier import ScriptedVerifier
 pytestmark = pytest.mark.stand_in
 
 
-def call(
-    running: RunningGateway, *, metadata_id: str, field_id: str, **fields: int
-) -> GenerateCall:
+def call(running: RunningGateway, *, metadata_id: str, field_id: str, n: int = 1) -> GenerateCall:
     request = gateway_pb2.GenerateRequest(
-        tokens=gateway_pb2.TokenIds(token_ids=[1]), request_id=field_id, **fields
+        tokens=gateway_pb2.TokenIds(token_ids=[1]), request_id=field_id, n=n
     )
     metadata = (("x-request-id", metadata_id),) if metadata_id else ()
     return running.stub.Generate(request, metadata=metadata)
