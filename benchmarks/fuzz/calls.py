@@ -21,6 +21,7 @@ from benchmarks.fuzz.answers import AnswerError, check_answers
 from benchmarks.fuzz.messages import MessageMaker
 from benchmarks.fuzz.services import FuzzedService
 from servicekit.errors import field_violation, retry_after_ms
+from servicekit.interceptors import REQUEST_ID_KEY
 from servicekit.limits import MAX_RECEIVE_BYTES
 
 # Within this every call must have ended.
@@ -54,6 +55,11 @@ class Method:
         return f"/{service.full_name}/{self.descriptor.name}"
 
     @property
+    def is_ours(self) -> bool:
+        """Not gRPC's own, such as health and reflection."""
+        return self.path.startswith("/tandem.")
+
+    @property
     def name(self) -> str:
         return f"{self.service.name} {self.path.rpartition('.')[2]}"
 
@@ -68,6 +74,7 @@ class Call:
         is_cancelled: by us, or by our leaving before its end.
         is_lost: the server ended it while we wrote, and grpc.aio then says INTERNAL of its own,
             whatever the server said. What that was is counted by the server, see `campaign.py`.
+        is_left_early: the server ended it before we did.
         failure: what was not clean; "" if all was.
     """
 
@@ -78,6 +85,7 @@ class Call:
     answers: list[bytes] = field(default_factory=list)
     is_cancelled: bool = False
     is_lost: bool = False
+    is_left_early: bool = False
     code: grpc.StatusCode | None = None
     failure: str = ""
 
@@ -149,10 +157,12 @@ class Caller:
             (True, False): channel.stream_unary,
             (True, True): channel.stream_stream,
         }[method.client_streaming, method.server_streaming]
+        # The services' log lines then say which call they are about.
+        metadata = ((REQUEST_ID_KEY, f"call-{call.number}"),)
         if method.client_streaming:
-            rpc = make(path)()
+            rpc = make(path)(metadata=metadata)
         else:
-            rpc = make(path)(call.inputs[0])
+            rpc = make(path)(call.inputs[0], metadata=metadata)
             call.num_sent = 1
         reader = asyncio.create_task(_read(call, rpc, is_stream=method.server_streaming))
         try:
@@ -164,12 +174,14 @@ class Caller:
                 # It may have ended before: then how it ended is judged like any other.
                 call.is_cancelled = rpc.cancel()
             elif method.client_streaming:
+                call.is_left_early = rpc.done()
                 if not rpc.done():
                     await rpc.done_writing()
             elif method.server_streaming:
-                await asyncio.wait({reader}, timeout=_PATIENCE_S)
+                patience_s = _PATIENCE_S if call.method.is_ours else _PATIENCE_S / 20
+                await asyncio.wait({reader}, timeout=patience_s)
                 while not reader.done() and not call.answers:
-                    await asyncio.wait({reader}, timeout=_PATIENCE_S)
+                    await asyncio.wait({reader}, timeout=patience_s)
                 if not reader.done():
                     call.is_cancelled = rpc.cancel()
             await reader
@@ -221,6 +233,8 @@ async def _judge(call: Call, rpc: Any) -> str:
     call.is_lost = code is grpc.StatusCode.INTERNAL and details == _LOST_DETAILS
     if not call.is_lost and not _is_clean(call, error):
         return f"it ended with {code.name}: {details}"
+    if call.is_left_early and code is grpc.StatusCode.OK:
+        return "the server ended the stream, and gave no reason"
     is_parsed, requests = True, []
     for serialized in call.inputs[: call.num_sent]:
         try:

@@ -119,8 +119,7 @@ async def run_campaign(
 
 def _weight(method: Method) -> int:
     """Other people's services, and methods that take nothing, need few tries."""
-    is_ours = method.path.startswith("/tandem.")
-    return 8 if is_ours and method.descriptor.input_type.fields else 1
+    return 8 if method.is_ours and method.descriptor.input_type.fields else 1
 
 
 def _note(report: Report, call: Call) -> None:

@@ -69,9 +69,8 @@ class MessageMaker:
         if draw.random() < 0.03:
             return draw.randbytes(draw.choice((0, 1, 2, 10, 100)))
         message = self._message(descriptor, index)
-        if draw.random() < 0.75:
-            for _ in range(draw.choice((0, 0, 1, 1, 2, 4))):
-                self._alter(message)
+        for _ in range(draw.choice((0, 1, 1, 1, 2, 4))):
+            self._alter(message)
         serialized = message.SerializeToString()
         if draw.random() < 0.2:
             for _ in range(draw.choice((1, 1, 2, 5))):
@@ -152,7 +151,9 @@ class MessageMaker:
         if kind == FieldDescriptor.CPPTYPE_STRING:
             text = self._text(field)
             return text.encode() if field.type == FieldDescriptor.TYPE_BYTES else text
-        if draw.random() < 0.6:
+        if draw.random() < 0.15:
+            return 0
+        if draw.random() < 0.5:
             return draw.choice(_INTEGERS)
         if kind in _SIGNED:
             bits = _SIGNED[kind]

@@ -73,7 +73,7 @@ def running_services(folder: Path) -> Iterator[list[FuzzedService]]:
         folder: takes their logs.
 
     Raises:
-        ServiceError: one of them ended before it was ready, or does not end.
+        ServiceError: one of them ended before it was ready, or does not end as it should.
     """
     with contextlib.ExitStack() as stack:
         drafter = stack.enter_context(_running(folder, "drafter", *_DRAFTER_FLAGS))
@@ -123,6 +123,8 @@ def _running(folder: Path, name: str, *flags: str) -> Iterator[FuzzedService]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise ServiceError(f"{name} did not end within {STOP_TIMEOUT_S} s") from None
+        if process.returncode:
+            raise ServiceError(f"{name} ended with status {process.returncode}")
 
 
 def _free_port() -> int:
