@@ -32,12 +32,12 @@ Exchange: TypeAlias = Generator[
     drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse, tuple[Draft, ...]
 ]
 
-# The wire's limits (drafter.proto), but that the number of sequences leaves room for their ids and
-# parameters in the 1 MiB of a message, as the number of tokens does.
+# The wire's limits (drafter.proto), but that the numbers of sequences and releases leave room for
+# their ids and parameters in the 1 MiB of a message, as the number of tokens does.
 _MAX_DELTA_TOKENS = 8_192
 _MAX_REQUEST_TOKENS = 65_536
 _MAX_REQUEST_SEQUENCES = 1_024
-_MAX_RELEASES = 4_096
+_MAX_RELEASES = 2_048
 
 # Known tokens that are sent again, so that a changed history is noticed.
 _OVERLAP_TOKENS = 8

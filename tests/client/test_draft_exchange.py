@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from servicekit.message_limits import MessageLimits
 from tandem.client import (
     Draft,
     DraftedSequence,
@@ -19,6 +20,7 @@ from tandem.client import (
 )
 from tandem.draft_exchange import exchange, release_requests
 from tandem.v1 import drafter_pb2 as pb
+from tandem.v1 import limits_pb2
 from tests.client.drafter_model import DrafterModel
 from tests.volume import examples
 
@@ -282,11 +284,15 @@ def test_an_answer_to_something_else_is_an_error() -> None:
 
 def test_releases_are_split_into_messages_that_fit() -> None:
     drafted = [sequence() for _ in range(5000)]
-    requests = list(release_requests(drafted, keep=Keep.ALL, feed_id="f" * 64))
-    assert all(request.ByteSize() <= 1 << 20 for request in requests)
+    # The longest feed id that there may be.
+    requests = list(release_requests(drafted, keep=Keep.ALL, feed_id="f" * 256))
+    limits = MessageLimits(pb.ReleaseRequest.DESCRIPTOR, limits_pb2)
+    for request in requests:
+        limits.check_size(request.SerializeToString())
+        limits.check(request)
     releases = [release for request in requests for release in request.releases]
     assert [release.sequence_id for release in releases] == [d.sequence_id for d in drafted]
-    assert {(release.keep, release.feed_id) for release in releases} == {(pb.KEEP_ALL, "f" * 64)}
+    assert {(release.keep, release.feed_id) for release in releases} == {(pb.KEEP_ALL, "f" * 256)}
 
 
 def test_no_queries_need_no_messages() -> None:
