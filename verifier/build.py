@@ -2,11 +2,9 @@
 all the parts.
 """
 
-import hashlib
 import platform
 import secrets
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,9 +23,10 @@ from verifier.model_part import (
     room_for_kv_blocks,
     wants_strict,
 )
-from verifier.numerics import Numerics
+from verifier.numerics import STRICT, Numerics
+from verifier.numerics_digest import numerics_digest
 from verifier.observers import Observers
-from verifier.parity_probe import check_parity
+from verifier.parity_probe import Probed, check_parity
 from verifier.philox import exponential_noise
 from verifier.rejection_sampler import AcceptanceRule
 from verifier.scheduler import Scheduler
@@ -78,11 +77,13 @@ def load_model(config: VerifierConfig, leader: Leader | None = None) -> LoadedMo
     )
     model = own_model if leader is None else leader.model(own_model)
     checkpoint = part.checkpoint
-    check_parity(checkpoint, model, cache, part.numerics, max_model_len, reference=part.reference)
+    probed = check_parity(
+        checkpoint, model, cache, part.numerics, max_model_len, reference=part.reference
+    )
     served = ServedModel(
         model_id=config.model_id or config.model.resolve().name,
         model_digest=checkpoint.model_digest,
-        numerics_digest=_numerics_digest(config, part),
+        numerics_digest=_numerics_digest(config, part, probed),
         instance_id=secrets.token_hex(16),
         architecture=checkpoint.architecture,
         dtype=_dtype_name(checkpoint.dtype, config.quantization),
@@ -173,29 +174,21 @@ def _dtype_name(dtype: torch.dtype, quantization: str) -> str:
     return name if quantization == "none" else f"{name}, {quantization} weights"
 
 
-def _numerics_digest(config: VerifierConfig, part: ModelPart) -> str:
-    """Equal digests, with equal weights, mean equal bits; so all that decides them is in it."""
-    if part.device.type == "cuda":
-        processor = torch.cuda.get_device_name(part.device)
-    else:
-        processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {_cpu_name()}"
-    parts = (
-        str(part.checkpoint.dtype),
-        config.quantization,
-        part.numerics.name,
-        part.attention.name,
-        part.device.type,
-        processor,
-        torch.__version__,
-        f"tp={config.tensor_parallel_size}",
+def _numerics_digest(config: VerifierConfig, part: ModelPart, probed: Probed) -> str:
+    """Empty where equal digests could not mean equal tokens: `fast` numerics, whose bits depend on
+    the batch; `strict` ones that do so, too, on this processor; rule `ratio`, whose draws depend on
+    the drafts.
+    """
+    if part.numerics is not STRICT or config.acceptance_rule != AcceptanceRule.MATCH.value:
+        return ""
+    if not probed.is_repeatable:
+        logger.warning("strict_numerics_do_not_hold", processor=platform.processor())
+        return ""
+    return numerics_digest(
+        dtype=part.checkpoint.dtype,
+        quantization=config.quantization,
+        numerics=part.numerics.name,
+        attention_backend=part.attention.name,
+        tensor_parallel_size=config.tensor_parallel_size,
+        probe_logits=probed.logits,
     )
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _cpu_name() -> str:
-    path = Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

@@ -64,8 +64,10 @@ class KVCache:
             self._keys = self._slots[:, : shape.num_kv_heads]
             self._values = self._slots[:, shape.num_kv_heads :]
         else:
-            size = (2, shape.num_layers, num_slots, shape.num_kv_heads, shape.head_dim)
-            self._slots = torch.zeros(size, dtype=shape.dtype, device=device)
+            heads = (shape.num_kv_heads, shape.head_dim)
+            self._slots = torch.zeros(
+                (2, shape.num_layers, num_slots, *heads), dtype=shape.dtype, device=device
+            )
             self._keys, self._values = self._slots
         # Of each write since `begin_step`, the sum of a row's values [T] float32.
         self._row_sums: list[torch.Tensor] = []

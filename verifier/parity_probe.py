@@ -13,6 +13,7 @@ tokens, in float32, and the memory of the largest module's weights in float32.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from servicekit.logs import get_logger
 from verifier.batch_layout import ScheduledTokens, lay_out
 from verifier.checkpoint import Checkpoint, CheckpointError, reference_logits, widened_weights
 from verifier.kv_cache import KVCache
-from verifier.numerics import Numerics
+from verifier.numerics import STRICT, Numerics
 from verifier.target_model import TargetModel
 
 # Largest difference of two ways to compute the same logits, relative to the largest logit: at any
@@ -48,6 +49,20 @@ class Reference:
     logits: torch.Tensor
     # Computed in float32. None: `logits` are, or this model's code takes no wider weights.
     exact: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What the paged model made of the text.
+
+    Attributes:
+        logits: [T, V].
+        is_repeatable: under numerics that promise it, whether it makes the same of the text in
+            other pieces, bit for bit. That the processor keeps the promise is found by trial.
+    """
+
+    logits: torch.Tensor
+    is_repeatable: bool
 
 
 def make_reference(model: PreTrainedModel, token_ids: list[int]) -> Reference:
@@ -78,7 +93,7 @@ def check_parity(
     max_model_len: int,
     *,
     reference: Reference | None = None,
-) -> None:
+) -> Probed:
     """Compares the paged model with transformers' own attention; writes to the first blocks.
 
     Args:
@@ -93,7 +108,11 @@ def check_parity(
         with contextlib.ExitStack() as stack:
             if reference is None:
                 stack.enter_context(_short_windows(checkpoint.model, max_model_len))
-            rows = _rows(text, len(text) // 2, model, cache, numerics)
+            rows = _rows(text, [len(text) // 2], model, cache, numerics)
+            is_repeatable = numerics is STRICT and all(
+                _has_same_bits(rows, _rows(text, cuts, model, cache, numerics))
+                for cuts in ([], [max(1, len(text) - 8)])
+            )
             if reference is None:
                 reference = make_reference(checkpoint.model, text)
     except Exception as error:
@@ -105,8 +124,9 @@ def check_parity(
     refusal = f"{checkpoint.architecture} is not computed as transformers computes it: logits "
     if not difference <= _TOLERANCES[checkpoint.dtype] * max(1.0, largest):
         raise CheckpointError(f"{refusal}differ by {difference:.3g} (largest {largest:.3g})")
+    probed = Probed(logits=rows, is_repeatable=is_repeatable)
     if reference.exact is None:
-        return
+        return probed
     exact = reference.exact[: len(text)].to(rows.device)
     rounding, distance = _distance(expected, exact), _distance(rows, exact)
     if not distance <= _ROUNDING_TOLERANCE * rounding:
@@ -114,14 +134,15 @@ def check_parity(
             f"{refusal}are {distance:.3g} away from those in float32, where rounding is "
             f"{rounding:.3g}"
         )
+    return probed
 
 
 def _rows(
-    text: list[int], first: int, model: TargetModel, cache: KVCache, numerics: Numerics
+    text: list[int], cuts: list[int], model: TargetModel, cache: KVCache, numerics: Numerics
 ) -> torch.Tensor:
-    """All logits [T, V] of the text, of which `first` tokens are computed first."""
+    """All logits [T, V] of the text, computed in pieces."""
     rows = []
-    for start, end in ((0, first), (first, len(text))):
+    for start, end in itertools.pairwise([0, *cuts, len(text)]):
         layout = lay_out(
             [
                 ScheduledTokens(
@@ -137,6 +158,10 @@ def _rows(
         )
         rows.append(model.forward(layout))
     return torch.cat(rows)
+
+
+def _has_same_bits(rows: torch.Tensor, others: torch.Tensor) -> bool:
+    return torch.equal(rows, others)
 
 
 def _distance(logits: torch.Tensor, exact: torch.Tensor) -> float:

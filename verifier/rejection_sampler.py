@@ -120,8 +120,8 @@ def verify(
     for i, sequence in enumerate(sequences):
         if sequence.sampling.logprobs is not None and num_emitted[i]:
             emitted = output_token_ids[i, : num_emitted[i]]
-            rows = logits[starts[i] : starts[i] + len(emitted)]
-            logprobs[i] = _logprobs(rows, sequence, emitted)
+            own = logits[starts[i] : starts[i] + len(emitted)]
+            logprobs[i] = _logprobs(own, sequence, emitted)
     return Verdict(
         output_token_ids=output_token_ids,
         num_accepted_tokens=num_accepted_tokens,

@@ -11,9 +11,13 @@ class TargetModel(Protocol):
     """Runs one forward pass; owns its K/V cache. Called by the engine thread only."""
 
     vocab_size: int
-    # Of the last layout: [T_padded] bool, whether each token's K/V is finite, before and as it was
-    # written. None: the model keeps none that could fail.
-    kv_is_finite: torch.Tensor | None
+
+    @property
+    def kv_is_finite(self) -> torch.Tensor | None:
+        """Of the last layout: [T_padded] bool, whether each token's K/V was finite. None: the
+        model keeps none that could fail.
+        """
+        ...
 
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         """Logits [R, vocab_size] of the layout's real rows, in order; any float dtype.

@@ -437,9 +437,13 @@ class Welcome(_message.Message):
     model_digest: _builtins.str
     """Covers weights and tokenizer."""
     numerics_digest: _builtins.str
-    """Covers dtype, quantization, numerics mode, attention backend, processor, torch version and
-    tensor-parallel size. Equal digests (with equal model digests) mean equal bits, so equal
-    greedy and seeded output.
+    """Equal digests that are not empty, with equal model digests, mean equal greedy and seeded
+    output: a sequence that is opened with the same tokens, sampling and seed goes on with the same
+    tokens, whatever else is computed. Covers all that decides bits: dtype, quantization, numerics
+    mode, attention backend, tensor-parallel size, processor, versions of the libraries, and the
+    logits of a text that is computed at start. Empty where there is no such promise, between any
+    two servers or for one of them: numerics "fast", "strict" on a processor on which that text's
+    bits depended on how it was cut, acceptance rule "ratio". Two empty digests are not equal.
     """
     model_id: _builtins.str
     tokenizer_digest: _builtins.str
@@ -891,6 +895,7 @@ class GetModelInfoResponse(_message.Message):
     model_id: _builtins.str
     model_digest: _builtins.str
     numerics_digest: _builtins.str
+    """As in Welcome."""
     instance_id: _builtins.str
     architecture: _builtins.str
     """The class name in transformers, e.g. "Qwen3ForCausalLM"."""

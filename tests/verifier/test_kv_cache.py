@@ -73,13 +73,13 @@ def test_rows_with_any_value_that_is_not_finite_are_told(
             tensors = healthy.clone()
             tensors[failing] = bad
             cache.begin_step()
-            cache.write(layer, *tensors.unbind(), slots)
-            cache.write(1 - layer, *healthy.unbind(), slots)
+            cache.write(layer, tensors[0], tensors[1], slots)
+            cache.write(1 - layer, healthy[0], healthy[1], slots)
             assert cache.finite_rows().tolist() == [row != failing[2] for row in range(6)]
     both = healthy.clone()
     both[0, 0, 2, :2] = torch.tensor([torch.inf, -torch.inf])
     cache.begin_step()
-    cache.write(0, *both.unbind(), slots)
+    cache.write(0, both[0], both[1], slots)
     assert cache.finite_rows().tolist() == [True, True, False, True, True, True]
 
 

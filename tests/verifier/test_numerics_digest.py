@@ -1,0 +1,118 @@
+"""What the numerics digest covers, and that it is empty where it could promise nothing."""
+
+from typing import Any
+
+import numba
+import pytest
+import torch
+import transformers
+
+from tests.verifier.conftest import MODEL_FOLDER
+from verifier import numerics_digest as module
+from verifier.build import load_model
+from verifier.config import VerifierConfig
+from verifier.numerics_digest import numerics_digest
+
+LOGITS = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+OF_ONE: dict[str, Any] = {
+    "dtype": torch.float32,
+    "quantization": "none",
+    "numerics": "strict",
+    "attention_backend": "sdpa",
+    "tensor_parallel_size": 1,
+    "probe_logits": LOGITS,
+}
+
+
+def digest_of_loaded(**options: Any) -> str:
+    config = VerifierConfig(
+        model=MODEL_FOLDER, device="cpu", threads=1, num_kv_blocks=32, **options
+    )
+    return load_model(config).served.numerics_digest
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dtype": torch.bfloat16},
+        {"quantization": "fp8"},
+        {"numerics": "other"},
+        {"attention_backend": "other"},
+        {"tensor_parallel_size": 2},
+        {"probe_logits": torch.nextafter(LOGITS, torch.tensor(9.0))},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_differs_with_any_setting_and_any_bit_of_the_probe(changed: dict[str, Any]) -> None:
+    assert numerics_digest(**OF_ONE) == numerics_digest(**OF_ONE)
+    assert numerics_digest(**OF_ONE) != numerics_digest(**(OF_ONE | changed))
+
+
+@pytest.mark.parametrize("library", [torch, transformers, numba], ids=lambda each: each.__name__)
+def test_differs_with_a_librarys_version(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
+    before = numerics_digest(**OF_ONE)
+    monkeypatch.setattr(library, "__version__", "0.0.1")
+    assert numerics_digest(**OF_ONE) != before
+
+
+@pytest.mark.parametrize("line", ["flags", "Features", "model name"])
+def test_differs_with_the_processor(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    digests = set()
+    for value in ("fma avx2", "fma avx2 amx_tile"):
+        monkeypatch.setattr(module, "_cpu_lines", lambda _, value=value: {line: value})
+        digests.add(numerics_digest(**OF_ONE))
+    assert len(digests) == 2
+
+
+def test_reads_the_first_processor(tmp_path: Any) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nmodel name\t: A: b\nflags\t\t: x y\n\nflags\t: z\n")
+    assert module._cpu_lines(path) == {"processor": "0", "model name": "A: b", "flags": "x y"}
+    assert module._cpu_lines(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize("options", [{"numerics": "fast"}, {"acceptance_rule": "ratio"}])
+def test_is_empty_where_output_depends_on_the_batch_or_the_drafts(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("verifier.parity_probe._has_same_bits", lambda rows, others: True)
+    assert digest_of_loaded(**options) == ""
+
+
+def test_is_empty_where_strict_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verifier.parity_probe._has_same_bits", lambda rows, others: False)
+    assert digest_of_loaded(numerics="strict") == ""
+
+
+def test_does_not_depend_on_limits_or_the_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("verifier.parity_probe._has_same_bits", lambda rows, others: True)
+    before = torch.get_num_threads()
+    try:
+        for dtype in ("float32", "bfloat16"):
+            first = digest_of_loaded(numerics="strict", dtype=dtype)
+            assert first
+            assert digest_of_loaded(numerics="strict", dtype=dtype, max_num_seqs=3) == first
+            config = VerifierConfig(
+                model=MODEL_FOLDER, device="cpu", threads=2, num_kv_blocks=40, dtype=dtype
+            )
+            assert load_model(config).served.numerics_digest == first
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_probe_cuts_its_text_in_three_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def compare(rows: torch.Tensor, others: torch.Tensor) -> bool:
+        compared.append((rows, others))
+        return True
+
+    monkeypatch.setattr("verifier.parity_probe._has_same_bits", compare)
+    digest_of_loaded(numerics="strict")
+    assert len(compared) == 2
+    for rows, others in compared:
+        torch.testing.assert_close(rows, others, rtol=1e-4, atol=1e-3)
+    digest_of_loaded(numerics="fast")
+    assert len(compared) == 2
