@@ -6,16 +6,16 @@ been checked before: its tokens in all, and how much there would be to answer.
 
 from dataclasses import dataclass
 
-from tandem.v1 import sampling_pb2, verifier_pb2
+from tandem.v1 import verifier_pb2
 from verifier.errors import InvalidRequestError, UnsupportedFieldError
 from verifier.scoring import DraftsToScore, ScoreOptions, SequenceScores, drafts_to_score
 from verifier.sequence import Scoring, ScoringMethod
 from verifier.wire import (
     ServedModel,
+    add_logprobs,
     check_in_vocabulary,
     check_num_logprobs,
     check_sampling,
-    token_logprob,
 )
 
 MAX_SCORE_TOKENS = 1 << 17
@@ -83,14 +83,15 @@ def score_response(query: ScoreQuery, scored: list[SequenceScores]) -> verifier_
     for sequence, scores in zip(query.sequences, scored, strict=True):
         message = response.sequences.add(unscored_reason=sequence.unscored_reason)
         for position in scores.positions:
-            message.positions.add(
-                top_token_id=position.top_token_id,
-                draft=None if position.draft is None else token_logprob(position.draft),
-                top=[token_logprob(top) for top in position.top],
-            )
+            entry = message.positions.add(top_token_id=position.top_token_id)
+            if position.draft is not None:
+                entry.draft.token_id = position.draft.token_id
+                entry.draft.logprob = position.draft.logprob
+                entry.draft.rank = position.draft.rank
+            add_logprobs(entry.top, position.top)
         if query.options.scoring.prompt_logprobs:
-            message.prompt_logprobs.append(sampling_pb2.TokenLogprob())
-            message.prompt_logprobs.extend(token_logprob(each) for each in scores.prompt_logprobs)
+            message.prompt_logprobs.add()
+            add_logprobs(message.prompt_logprobs, scores.prompt_logprobs)
     return response
 
 

@@ -9,14 +9,23 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from servicekit.errors import MessageLimitError, RequestError
+from servicekit.logs import get_logger
 from tandem.v1 import verifier_pb2
 from verifier import wire
+from verifier.command_flow import COMMAND_COST, SLICE_COST, CommandFlow
 from verifier.engine import Engine
-from verifier.errors import DrainingError, InvalidRequestError, OverloadedError, SessionError
+from verifier.errors import (
+    DrainingError,
+    InternalError,
+    InvalidRequestError,
+    OverloadedError,
+    SessionError,
+)
 from verifier.messages import (
     Close,
     DetachSession,
     Event,
+    Forget,
     Hint,
     Hints,
     Open,
@@ -25,13 +34,16 @@ from verifier.messages import (
     Update,
 )
 
+logger = get_logger(__name__)
+
 
 class Session:
     """Owned by the event loop. `close` must be called; it frees everything opened here.
 
     What is bounded: the bytes of events not yet taken by the stream. At the bound the session
     ends with RESOURCE_EXHAUSTED, because a gateway that does not read would otherwise hold
-    the engine up or fill the memory.
+    the engine up or fill the memory. And the commands not yet taken by the engine: at the bound
+    the stream is not read on until it has (`command_flow.py`).
     """
 
     def __init__(self, engine: Engine, served: wire.ServedModel, *, max_event_bytes: int) -> None:
@@ -42,7 +54,10 @@ class Session:
         # Bounded by the bytes in it, in `_put`; None ends the stream.
         self._responses: asyncio.Queue[verifier_pb2.SessionResponse | None] = asyncio.Queue()
         self._queued_bytes = 0
-        self._error: RequestError | None = None
+        self._error: Exception | None = None
+        # Of whom an event could not be written: their other events are dropped.
+        self._forgotten: set[str] = set()
+        self._flow = CommandFlow(engine)
         self._is_draining = False
         self._session_id = engine.attach(self._sink)
 
@@ -58,8 +73,8 @@ class Session:
                     self._check_hello(commands[0] if commands else None)
                     greeted = True
                     commands = commands[1:]
-                self._take(commands, received_at_s)
-        except RequestError as error:
+                await self._take(commands, received_at_s)
+        except Exception as error:  # `responses` raises it
             self._error = error
         finally:
             self._responses.put_nowait(None)
@@ -69,6 +84,7 @@ class Session:
 
         Raises:
             RequestError: the session's protocol was not kept, or too many events went unread.
+            Exception: reading failed otherwise.
         """
         while (response := await self._responses.get()) is not None:
             self._queued_bytes -= response.ByteSize()
@@ -95,9 +111,29 @@ class Session:
             self._loop.call_soon_threadsafe(self._deliver, events, step)
 
     def _deliver(self, events: list[Event], step: StepStats | None) -> None:
-        for response in wire.split(wire.response(events, step)):
+        if self._error is not None:
+            return
+        if self._forgotten:
+            events = [event for event in events if event.sequence_id not in self._forgotten]
+        try:
+            response = wire.response(events, step)
+        except Exception:
+            response = wire.response([self._written(event) for event in events], step)
+        for part in wire.split(response):
             if self._error is None:
-                self._put(response)
+                self._put(part)
+
+    def _written(self, event: Event) -> Event:
+        """The event, or if it cannot be written, the end of its sequence."""
+        try:
+            wire.response([event], None)
+        except Exception as error:
+            self._forgotten.add(event.sequence_id)
+            self._engine.submit(
+                Forget(session_id=self._session_id, sequence_id=event.sequence_id, error=error)
+            )
+            return Rejected(sequence_id=event.sequence_id, error=InternalError())
+        return event
 
     def _put(self, response: verifier_pb2.SessionResponse) -> None:
         self._queued_bytes += response.ByteSize()
@@ -120,37 +156,72 @@ class Session:
             )
         self._put(wire.welcome(self._served))
 
-    def _take(self, commands: Sequence[verifier_pb2.Command], received_at_s: float) -> None:
+    async def _take(self, commands: Sequence[verifier_pb2.Command], received_at_s: float) -> None:
+        """Submits a message's commands, its drafts first, in slices if they are many."""
         hints: list[Hint] = []
+        others: list[verifier_pb2.Command] = []
         rejected: list[Event] = []
+        cost = 0
         for command in commands:
-            if command.HasField("draft"):
-                try:
-                    hints.append(wire.hint(command.draft, self._served))
-                except MessageLimitError as error:
-                    rejected.append(wire.rejected_command(command, error))
+            if not command.HasField("draft"):
+                others.append(command)
+                continue
+            try:
+                hints.append(wire.hint(command.draft, self._served))
+            except MessageLimitError as error:
+                rejected.append(wire.rejected_command(command, error))
+            except Exception:
+                logger.exception("command_failed", sequence_id=command.draft.sequence_id)
+            cost += COMMAND_COST + len(command.draft.token_ids)
+            if cost >= SLICE_COST:
+                self._submit_hints(hints, rejected, received_at_s)
+                await self._flow.submitted(cost)
+                hints, rejected, cost = [], [], 0
+        if cost:
+            self._submit_hints(hints, rejected, received_at_s)
+            await self._flow.submitted(cost)
+        if others:
+            await self._take_others(others)
+
+    def _submit_hints(self, hints: list[Hint], rejected: list[Event], received_at_s: float) -> None:
         if hints:
             self._engine.submit(
                 Hints(session_id=self._session_id, hints=hints, received_at_s=received_at_s)
             )
-        if len(hints) == len(commands):
-            return
-        for command in commands:
-            try:
-                self._take_one(command)
-            except MessageLimitError as error:
-                rejected.append(wire.rejected_command(command, error))
-            except RequestError as error:
-                sequence_id = command.open.sequence_id if command.HasField("open") else ""
-                rejected.append(Rejected(sequence_id=sequence_id, error=error))
         if rejected:
             self._deliver(rejected, None)
+
+    async def _take_others(self, commands: list[verifier_pb2.Command]) -> None:
+        rejected: list[Event] = []
+        cost = 0
+        for command in commands:
+            cost += COMMAND_COST + len(command.open.token_ids)
+            try:
+                self._take_one(command)
+            except Exception as error:
+                rejected.append(self._rejected(command, error))
+            if cost >= SLICE_COST:
+                if rejected:
+                    self._deliver(rejected, None)
+                    rejected = []
+                await self._flow.submitted(cost)
+                cost = 0
+        if rejected:
+            self._deliver(rejected, None)
+        await self._flow.submitted(cost)
+
+    def _rejected(self, command: verifier_pb2.Command, error: Exception) -> Rejected:
+        if isinstance(error, MessageLimitError):
+            return wire.rejected_command(command, error)
+        sequence_id = command.open.sequence_id if command.HasField("open") else ""
+        if not isinstance(error, RequestError):
+            logger.error("command_failed", sequence_id=sequence_id, exc_info=error)
+            error = InternalError()
+        return Rejected(sequence_id=sequence_id, error=error)
 
     def _take_one(self, command: verifier_pb2.Command) -> None:
         session_id = self._session_id
         match command.WhichOneof("command"):
-            case "draft":
-                pass  # taken already
             case "open":
                 wire.COMMAND_LIMITS.check(command)
                 if self._is_draining:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-from servicekit.errors import MessageLimitError, RequestError, code_number, find_code
+from servicekit.errors import MessageLimitError, code_number, find_code
 from servicekit.message_limits import MessageLimits
 from tandem.v1 import limits_pb2, sampling_pb2, verifier_pb2
 from verifier.errors import (
@@ -34,6 +35,8 @@ from verifier.messages import (
 from verifier.rejection_sampler import TokenLogprob
 from verifier.sampling import Sampling
 from verifier.sequence import DraftWait, FinishReason, OpenSequence
+
+_Logprobs = RepeatedCompositeFieldContainer[sampling_pb2.TokenLogprob]
 
 PROTOCOL_VERSION = 1
 # What a session's messages may hold: how many commands, and what each.
@@ -153,6 +156,12 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
         )
     if message.draft_wait not in _DRAFT_WAITS:
         raise InvalidRequestError(f"unknown value {message.draft_wait}", field="draft_wait")
+    # Before anything looks at each of them.
+    if len(message.token_ids) >= served.max_model_len:
+        raise InvalidRequestError(
+            f"{len(message.token_ids)} tokens leave no room in the model's {served.max_model_len}",
+            field="token_ids",
+        )
     token_ids = list(message.token_ids)
     prompt_length = message.prompt_length or len(token_ids)
     _check_tokens(token_ids, prompt_length, served)
@@ -239,21 +248,23 @@ def hint(message: verifier_pb2.Draft, served: ServedModel) -> Hint:
 
 def response(events: Iterable[Event], step: StepStats | None) -> verifier_pb2.SessionResponse:
     """One message for all the events of a step."""
-    return verifier_pb2.SessionResponse(
-        events=[_event(event) for event in events],
-        step=None
-        if step is None
-        else verifier_pb2.StepStats(
-            step_id=step.step_id,
-            num_sequences=step.num_sequences,
-            num_scheduled_tokens=step.num_scheduled_tokens,
-            duration_s=step.duration_s,
-            draft_wait_s=step.draft_wait_s,
-            num_running=step.num_running,
-            num_waiting=step.num_waiting,
-            num_kv_blocks_used=step.num_kv_blocks_used,
-        ),
-    )
+    message = verifier_pb2.SessionResponse()
+    for event in events:
+        _write_event(message.events.add(), event)
+    if step is not None:
+        message.step.MergeFrom(
+            verifier_pb2.StepStats(
+                step_id=step.step_id,
+                num_sequences=step.num_sequences,
+                num_scheduled_tokens=step.num_scheduled_tokens,
+                duration_s=step.duration_s,
+                draft_wait_s=step.draft_wait_s,
+                num_running=step.num_running,
+                num_waiting=step.num_waiting,
+                num_kv_blocks_used=step.num_kv_blocks_used,
+            )
+        )
+    return message
 
 
 def split(response: verifier_pb2.SessionResponse) -> list[verifier_pb2.SessionResponse]:
@@ -290,59 +301,48 @@ def _halves(event: verifier_pb2.Event) -> list[verifier_pb2.Event]:
     ]
 
 
-def _event(event: Event) -> verifier_pb2.Event:
+def _write_event(message: verifier_pb2.Event, event: Event) -> None:
     match event:
         case Decided():
-            return verifier_pb2.Event(
-                decided=verifier_pb2.Decided(
-                    sequence_id=event.sequence_id,
-                    base_length=event.base_length,
-                    token_ids=event.token_ids,
-                    num_draft_tokens=event.num_draft_tokens,
-                    num_accepted_tokens=event.num_accepted_tokens,
-                    num_wanted_draft_tokens=event.num_wanted_draft_tokens,
-                    finish_reason=_FINISH_REASONS[event.finish_reason],
-                    logprobs=[token_logprob(logprob) for logprob in event.logprobs],
-                )
-            )
+            decided = message.decided
+            decided.sequence_id = event.sequence_id
+            decided.base_length = event.base_length
+            decided.token_ids.extend(event.token_ids)
+            decided.num_draft_tokens = event.num_draft_tokens
+            decided.num_accepted_tokens = event.num_accepted_tokens
+            decided.num_wanted_draft_tokens = event.num_wanted_draft_tokens
+            decided.finish_reason = _FINISH_REASONS[event.finish_reason]
+            add_logprobs(decided.logprobs, event.logprobs)
         case PromptScored():
-            return verifier_pb2.Event(
-                prompt_scored=verifier_pb2.PromptScored(
-                    sequence_id=event.sequence_id,
-                    base_length=event.base_length,
-                    logprobs=[token_logprob(logprob) for logprob in event.logprobs],
-                )
-            )
+            message.prompt_scored.sequence_id = event.sequence_id
+            message.prompt_scored.base_length = event.base_length
+            add_logprobs(message.prompt_scored.logprobs, event.logprobs)
         case Scored():
             raise AssertionError("no session opens sequences that are only scored")
         case Opened():
-            return verifier_pb2.Event(
-                opened=verifier_pb2.Opened(
-                    sequence_id=event.sequence_id, num_cached_tokens=event.num_cached_tokens
-                )
-            )
+            message.opened.sequence_id = event.sequence_id
+            message.opened.num_cached_tokens = event.num_cached_tokens
         case Rejected():
-            return verifier_pb2.Event(rejected=_rejected(event.sequence_id, event.error))
+            rejected, error = message.rejected, event.error
+            code = find_code(error, ERROR_TABLE) or grpc.StatusCode.INTERNAL
+            rejected.sequence_id = event.sequence_id
+            rejected.code = code_number(code)
+            rejected.message = error.message
+            rejected.field = error.field
+            rejected.retry_after_ms = error.retry_after_ms or 0
 
 
-def token_logprob(logprob: TokenLogprob) -> sampling_pb2.TokenLogprob:
-    return sampling_pb2.TokenLogprob(
-        token_id=logprob.token_id,
-        logprob=logprob.logprob,
-        rank=logprob.rank,
-        top=[token_logprob(top) for top in logprob.top],
-    )
-
-
-def _rejected(sequence_id: str, error: RequestError) -> verifier_pb2.Rejected:
-    code = find_code(error, ERROR_TABLE) or grpc.StatusCode.INTERNAL
-    return verifier_pb2.Rejected(
-        sequence_id=sequence_id,
-        code=code_number(code),
-        message=error.message,
-        field=error.field,
-        retry_after_ms=error.retry_after_ms or 0,
-    )
+def add_logprobs(entries: _Logprobs, logprobs: Iterable[TokenLogprob]) -> None:
+    """Appends them in place: a step may have ten thousand, and a message made by itself and then
+    copied takes seven times as long.
+    """
+    for logprob in logprobs:
+        entry = entries.add()
+        entry.token_id = logprob.token_id
+        entry.logprob = logprob.logprob
+        entry.rank = logprob.rank
+        if logprob.top:
+            add_logprobs(entry.top, logprob.top)
 
 
 def _check_tokens(token_ids: list[int], prompt_length: int, served: ServedModel) -> None:
@@ -351,11 +351,6 @@ def _check_tokens(token_ids: list[int], prompt_length: int, served: ServedModel)
     if prompt_length > len(token_ids):
         raise InvalidRequestError(
             f"{prompt_length} is over the {len(token_ids)} token_ids", field="prompt_length"
-        )
-    if len(token_ids) >= served.max_model_len:
-        raise InvalidRequestError(
-            f"{len(token_ids)} tokens leave no room in the model's {served.max_model_len}",
-            field="token_ids",
         )
     check_in_vocabulary(token_ids, served, field="token_ids")
 

@@ -1,0 +1,289 @@
+"""The event loop answers: nothing that a client may send, and nothing that is sent to it, keeps
+the loop from everybody else for long.
+
+Measured is the CPU time of the loop's thread in each of its callbacks, not the time on the clock:
+what others do on the machine, or the engine's thread beside it, does not count. The client lives
+in threads of its own. The model is a stand-in that always goes on with token 0.
+"""
+
+import asyncio
+import contextlib
+import gc
+import queue
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+import torch
+from prometheus_client import CollectorRegistry
+
+from servicekit.config import ServerOptions
+from tandem.v1 import sampling_pb2
+from tandem.v1 import verifier_pb2 as pb
+from tandem.v1 import verifier_pb2_grpc as rpc
+from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.running_verifier import PATIENCE_S
+from verifier.batch_layout import BatchLayout
+from verifier.build import LoadedModel
+from verifier.config import VerifierConfig
+from verifier.numerics import FAST
+from verifier.server import VerifierServer
+from verifier.wire import ServedModel
+
+pytestmark = pytest.mark.stand_in
+
+MOST_S = 0.05
+MAX_MODEL_LEN = 1 << 17
+# Ids at its end take three bytes on the wire, and more time to read.
+VOCAB_SIZE = 1 << 15
+LARGE_ID = VOCAB_SIZE - 1
+# As much as a message holds.
+MAX_COMMANDS = 16_384
+MAX_DRAFT_TOKENS = 8_192
+MAX_BYTES = 4 << 20
+
+
+class ZeroModel:
+    """Implements `TargetModel`: all tokens are equally likely, and the lowest id wins."""
+
+    vocab_size = VOCAB_SIZE
+
+    def forward(self, layout: BatchLayout) -> torch.Tensor:
+        return torch.zeros(1, VOCAB_SIZE).expand(layout.num_rows, VOCAB_SIZE)
+
+
+def load(config: VerifierConfig) -> LoadedModel:
+    num_kv_blocks = 16_384
+    served = ServedModel(
+        model_id="zero", model_digest="", numerics_digest="", instance_id="", architecture="",
+        dtype="float32", device="cpu", numerics="fast", attention_backend="none",
+        max_model_len=MAX_MODEL_LEN, max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens, max_num_speculative_tokens=31,
+        vocab_size=VOCAB_SIZE, block_size=16, num_kv_blocks=num_kv_blocks,
+        eos_token_ids=frozenset(),
+    )  # fmt: skip
+    return LoadedModel(
+        model=ZeroModel(), served=served, numerics=FAST, trash_slot=num_kv_blocks * 16
+    )
+
+
+class LoopClock:
+    """CPU time of the event loop's callbacks, in order of their ends."""
+
+    def __init__(self) -> None:
+        self.durations_s: list[float] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        run = asyncio.Handle._run
+
+        def timed(handle: asyncio.Handle) -> None:
+            started_at_s = time.thread_time()
+            run(handle)
+            self.durations_s.append(time.thread_time() - started_at_s)
+
+        # As the process does after loading: what tests have left behind is not looked through.
+        gc.collect()
+        gc.freeze()
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(asyncio.Handle, "_run", timed)
+                yield
+        finally:
+            gc.unfreeze()
+
+    def check(self) -> None:
+        assert len(self.durations_s) > 5, "nothing was measured"
+        longest_s = max(self.durations_s)
+        assert longest_s < MOST_S, f"the loop was kept for {longest_s * 1000:.0f} ms"
+
+
+@dataclass
+class Client:
+    """A session from a thread of its own; its messages are written before the clock runs."""
+
+    stub: "rpc.VerifierServiceStub"
+    # `stub.Session` for serialized requests.
+    start_session: Callable[..., Any]
+    events: list[pb.Event] = field(default_factory=list)
+
+    def session(self, steps: list[tuple[list[bytes], Callable[["Client"], bool]]]) -> None:
+        """For each step, sends messages and reads until its condition holds; then ends."""
+        requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        responses = self.start_session(iter(requests.get, None), timeout=PATIENCE_S)
+        requests.put(HELLO)
+        next(responses)
+        for messages, is_done in steps:
+            for message in messages:
+                requests.put(message)
+            while not is_done(self):
+                self.events += next(responses).events
+        requests.put(None)
+        for _ in responses:
+            pass
+
+    def count(self, kind: str) -> int:
+        return sum(event.WhichOneof("event") == kind for event in self.events)
+
+    def num_ended(self) -> int:
+        return sum(
+            event.HasField("rejected") or bool(event.decided.finish_reason) for event in self.events
+        )
+
+
+def message(*commands: pb.Command) -> bytes:
+    serialized = pb.SessionRequest(commands=commands).SerializeToString()
+    assert len(serialized) <= MAX_BYTES
+    return serialized
+
+
+def open_command(index: int, num_tokens: int, **fields: object) -> pb.Command:
+    sampling = fields.pop("sampling", None)
+    return pb.Command(
+        open=pb.Open(
+            sequence_id=f"{index:032d}",
+            token_ids=[LARGE_ID] * num_tokens,
+            sampling=sampling,  # type: ignore[arg-type]
+            **fields,  # type: ignore[arg-type]
+        )
+    )
+
+
+def draft_command(index: int, base_length: int, token_ids: list[int]) -> pb.Command:
+    draft = pb.Draft(sequence_id=f"{index:032d}", base_length=base_length, token_ids=token_ids)
+    return pb.Command(draft=draft)
+
+
+def close_command(index: int) -> pb.Command:
+    return pb.Command(close=pb.Close(sequence_id=f"{index:032d}"))
+
+
+HELLO = message(pb.Command(hello=pb.Hello(protocol_version=1)))
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    """Of a verifier in this loop."""
+    verifier = VerifierServer(
+        VerifierConfig(server=ServerOptions(listen="127.0.0.1:0"), model=MODEL_FOLDER),
+        registry=CollectorRegistry(),
+        logger=structlog.get_logger(),
+    )
+    engine = await verifier.start(load)
+    channel = grpc.insecure_channel(verifier.server.address)
+    stub = rpc.VerifierServiceStub(channel)
+    start_session: Any = channel.stream_stream(
+        "/tandem.v1.VerifierService/Session", response_deserializer=pb.SessionResponse.FromString
+    )
+    yield Client(stub, start_session)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wrap_future(engine.when_idle())
+        engine.stop()
+        await asyncio.wrap_future(engine.stopped)
+    channel.close()
+    await verifier.server.stop(0)
+
+
+async def measured(call: Callable[[], None]) -> None:
+    clock = LoopClock()
+    with clock.running():
+        await asyncio.to_thread(call)
+    clock.check()
+
+
+async def test_the_longest_prompt(client: Client) -> None:
+    opens = message(open_command(0, MAX_MODEL_LEN - 1, max_new_tokens=1))
+    await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
+    assert client.count("decided") == 1
+
+
+async def test_a_prompt_that_is_far_too_long(client: Client) -> None:
+    opens = message(open_command(0, MAX_BYTES // 3 - 100))
+    await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
+    assert client.count("rejected") == 1
+
+
+async def test_a_message_full_of_opens(client: Client) -> None:
+    """Of which few find room."""
+    opens = message(*(open_command(i, 40) for i in range(MAX_COMMANDS)))
+    await measured(lambda: client.session([([opens], lambda c: c.count("rejected") > 15_000)]))
+
+
+async def test_a_message_full_of_commands_that_make_no_sense(client: Client) -> None:
+    commands = message(*[pb.Command()] * MAX_COMMANDS)
+    await measured(lambda: client.session([([commands], lambda c: c.num_ended() == MAX_COMMANDS)]))
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "num_tokens"), [(MAX_COMMANDS, 64), (160, MAX_DRAFT_TOKENS)]
+)
+async def test_a_message_full_of_drafts(client: Client, num_drafts: int, num_tokens: int) -> None:
+    token_ids = [LARGE_ID] * num_tokens
+    drafts = message(*(draft_command(i, 5, token_ids) for i in range(num_drafts)))
+    opens = message(open_command(0, 5, max_new_tokens=40))
+    await measured(
+        lambda: client.session([([drafts, opens, drafts], lambda c: c.num_ended() == 1)])
+    )
+
+
+async def test_steps_with_the_most_logprobs(client: Client) -> None:
+    """64 sequences, each with 7 drafts accepted, and 20 likeliest tokens for each."""
+    sampling = sampling_pb2.SamplingParams(logprobs=20)
+    opens = message(
+        *(draft_command(i, 5, [0] * 60) for i in range(64)),
+        *(open_command(i, 5, max_new_tokens=16, sampling=sampling) for i in range(64)),
+    )
+    hints = message(*(draft_command(i, 5, [0] * 60) for i in range(64)))
+    await measured(lambda: client.session([([opens, hints], lambda c: c.num_ended() == 64)]))
+    most = max(len(event.decided.token_ids) for event in client.events)
+    assert most >= 7, "no drafts were accepted"
+
+
+async def test_the_logprobs_of_a_long_prompt(client: Client) -> None:
+    sampling = sampling_pb2.SamplingParams(prompt_logprobs=20)
+    opens = message(open_command(0, 1000, max_new_tokens=1, sampling=sampling))
+    await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
+
+
+async def test_closing_all_of_a_thousand_sequences(client: Client) -> None:
+    opens = message(*(open_command(i, 40) for i in range(1000)))
+    closes = message(*(close_command(i) for i in range(1000)))
+    await measured(
+        lambda: client.session(
+            [
+                ([opens], lambda c: c.count("decided") > 64),
+                ([closes], lambda c: c.num_ended() == 1000),
+            ]
+        )
+    )
+
+
+async def test_the_end_of_a_session_with_a_thousand_sequences(client: Client) -> None:
+    opens = message(*(open_command(i, 40) for i in range(1000)))
+    await measured(lambda: client.session([([opens], lambda c: c.count("decided") > 64)]))
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "num_tokens", "num_drafts", "top_logprobs"),
+    [
+        pytest.param(256, 511, 1, 0, id="tokens"),
+        pytest.param(8, 10, 180, 20, id="logprobs"),
+    ],
+)
+async def test_the_largest_score_calls(
+    client: Client, num_sequences: int, num_tokens: int, num_drafts: int, top_logprobs: int
+) -> None:
+    sequence = pb.ScoreSequence(
+        token_ids=[LARGE_ID] * num_tokens, draft_token_ids=[LARGE_ID] * num_drafts
+    )
+    request = pb.ScoreRequest(sequences=[sequence] * num_sequences, top_logprobs=top_logprobs)
+
+    def score() -> None:
+        response = client.stub.Score(request, timeout=PATIENCE_S)
+        assert len(response.sequences) == num_sequences
+
+    await measured(score)

@@ -1,0 +1,193 @@
+"""What a session does with floods, and with faults of our own: it never ends as if all were well,
+and nobody else notices.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from tandem.v1 import verifier_pb2 as pb
+from tests.verifier.running_engine import PATIENCE_S, RunningEngine, StartEngine
+from tests.verifier.running_verifier import StartVerifier
+from tests.verifier.scripted_model import VOCAB_SIZE, continue_by, hashed
+from verifier import wire
+from verifier.command_flow import COMMAND_COST, WINDOW_COST
+from verifier.faults import Fault
+from verifier.session import Session
+from verifier.wire import ServedModel
+
+HELLO = pb.SessionRequest(commands=[pb.Command(hello=pb.Hello(protocol_version=1))])
+PROMPT = [1, 2, 0]
+INTERNAL = grpc.StatusCode.INTERNAL.value[0]
+
+
+def served_by(running: RunningEngine) -> ServedModel:
+    return ServedModel(
+        model_id="scripted", model_digest="", numerics_digest="", instance_id="", architecture="",
+        dtype="", device="", numerics="", attention_backend="", max_model_len=200, max_num_seqs=8,
+        max_num_batched_tokens=64, max_num_speculative_tokens=7, vocab_size=VOCAB_SIZE,
+        block_size=4, num_kv_blocks=64, eos_token_ids=frozenset(),
+    )  # fmt: skip
+
+
+def make_open(sequence_id: str = "a", **fields: Any) -> pb.Command:
+    values: dict[str, Any] = {"token_ids": PROMPT, "max_new_tokens": 5}
+    return pb.Command(open=pb.Open(sequence_id=sequence_id, **(values | fields)))
+
+
+class TestFlood:
+    async def test_reading_stops_where_the_engine_does_not_follow_and_others_are_served(
+        self, start_engine: StartEngine
+    ) -> None:
+        running = start_engine()
+        num_read = 0
+
+        async def flood() -> AsyncIterator[pb.SessionRequest]:
+            nonlocal num_read
+            yield HELLO
+            drafts = [pb.Command(draft=pb.Draft(sequence_id="nobody"))] * 64
+            for _ in range(200):
+                num_read += len(drafts)
+                yield pb.SessionRequest(commands=drafts)
+
+        async def one() -> AsyncIterator[pb.SessionRequest]:
+            yield HELLO
+            yield pb.SessionRequest(commands=[make_open()])
+            await asyncio.Event().wait()
+
+        served = served_by(running)
+        flooding = Session(running.engine, served, max_event_bytes=1 << 20)
+        other = Session(running.engine, served, max_event_bytes=1 << 20)
+        with running.held():
+            reading = asyncio.create_task(flooding.read(flood()))
+            reading_other = asyncio.create_task(other.read(one()))
+            for _ in range(20_000):
+                await asyncio.sleep(0)
+            assert not reading.done()
+            assert num_read <= 2 * WINDOW_COST // COMMAND_COST + 64
+        output: list[int] = []
+        async with asyncio.timeout(PATIENCE_S):
+            async for response in other.responses():
+                output += [t for event in response.events for t in event.decided.token_ids]
+                if len(output) == 5:
+                    break
+            assert output == continue_by(hashed, PROMPT, 5)
+            await reading
+        assert num_read == 200 * 64
+        reading_other.cancel()
+        flooding.close()
+        other.close()
+
+
+class TestOwnFaults:
+    async def test_a_stream_whose_reading_fails_ends_with_internal_and_is_logged_once(
+        self, start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(self: Session, *_: object) -> None:
+            raise RuntimeError("who would have thought")
+
+        running = await start_verifier()
+        other = await running.greeted_session()
+        session = await running.greeted_session()
+        await session.open(pb.Open(sequence_id="a", token_ids=PROMPT, ignore_eos=True))
+        await session.wait_decided("a")
+        monkeypatch.setattr(Session, "_take", fail)
+        await session.send(pb.Command(close=pb.Close(sequence_id="nobody")))
+        assert await session.read_to_end() == grpc.StatusCode.INTERNAL
+        monkeypatch.undo()
+        await other.open(pb.Open(sequence_id="b", token_ids=PROMPT, max_new_tokens=3))
+        await other.wait_finished("b")
+        await running.idle()
+        errors = [entry for entry in running.log if entry["log_level"] == "error"]
+        assert [entry["event"] for entry in errors] == ["rpc_failed"]
+        running.log.clear()  # type: ignore[attr-defined]
+
+    async def test_a_command_that_we_stumble_over_is_rejected_alone(
+        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = wire.open_sequence, wire.hint
+
+        def open_sequence(message: pb.Open, served: ServedModel) -> Any:
+            if message.sequence_id == "bad":
+                raise ZeroDivisionError
+            return whole[0](message, served)
+
+        def hint(message: pb.Draft, served: ServedModel) -> Any:
+            if message.sequence_id == "bad":
+                raise ZeroDivisionError
+            return whole[1](message, served)
+
+        monkeypatch.setattr(wire, "open_sequence", open_sequence)
+        monkeypatch.setattr(wire, "hint", hint)
+        running = start_engine()
+        bad_draft = pb.Command(draft=pb.Draft(sequence_id="bad"))
+        with capture_logs() as log:
+            events = await events_of(running, bad_draft, make_open("bad"), make_open("good"))
+        assert [event.rejected.code for event in events if event.HasField("rejected")] == [INTERNAL]
+        check_good(events)
+        assert [entry["event"] for entry in log] == ["command_failed"] * 2
+        assert {entry["sequence_id"] for entry in log} == {"bad"}
+
+    async def test_an_event_that_cannot_be_written_ends_its_sequence_alone(
+        self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole = wire._write_event
+
+        def write(message: pb.Event, event: Any) -> None:
+            if event.sequence_id == "bad" and hasattr(event, "base_length"):
+                raise ZeroDivisionError
+            whole(message, event)
+
+        monkeypatch.setattr(wire, "_write_event", write)
+        running = start_engine()
+        with capture_logs():
+            events = await events_of(
+                running, make_open("bad", max_new_tokens=100), make_open("good")
+            )
+            running.engine.when_idle().result(PATIENCE_S)
+        of_bad = [
+            event.WhichOneof("event")
+            for event in events
+            if "bad" in (event.opened.sequence_id, event.rejected.sequence_id)
+        ]
+        assert of_bad == ["opened", "rejected"]
+        check_good(events)
+        assert running.observer.faults == [Fault.PUBLISH]
+
+
+async def events_of(running: RunningEngine, *commands: pb.Command) -> list[pb.Event]:
+    """What a session is told until its sequence "good" has ended."""
+    session = Session(running.engine, served_by(running), max_event_bytes=1 << 20)
+
+    async def requests() -> AsyncIterator[pb.SessionRequest]:
+        yield HELLO
+        with running.held():
+            yield pb.SessionRequest(commands=commands)
+        await asyncio.Event().wait()
+
+    reading = asyncio.create_task(session.read(requests()))
+    events: list[pb.Event] = []
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            async for response in session.responses():
+                events += response.events
+                if any(event.decided.finish_reason for event in events):
+                    return events
+    finally:
+        reading.cancel()
+        session.close()
+    return events
+
+
+def check_good(events: list[pb.Event]) -> None:
+    output = [
+        t
+        for event in events
+        if event.decided.sequence_id == "good"
+        for t in event.decided.token_ids
+    ]
+    assert output == continue_by(hashed, PROMPT, 5)
