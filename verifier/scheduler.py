@@ -115,9 +115,9 @@ class Scheduler:
             Those that run for the first time.
         """
         for sequence in self.running:
-            self.at_hand = sequence
             num_entered_tokens = sequence.num_entered_blocks * self.block_size
             if sequence.num_computed_tokens - num_entered_tokens >= self.block_size:
+                self.at_hand = sequence
                 self._enter_full_blocks(sequence)
         while self.waiting and len(self.running) < self.max_num_seqs:
             sequence = self.at_hand = self.waiting[0]
