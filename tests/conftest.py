@@ -118,7 +118,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                seconds["/".join(report.nodeid.split("/")[:-1])] += report.duration
+                path = report.nodeid.partition("::")[0]
+                seconds[path.rpartition("/")[0]] += report.duration
     longest_first = sorted(seconds, key=seconds.__getitem__, reverse=True)
     told = ", ".join(f"{folder} {seconds[folder]:.0f}" for folder in longest_first)
     terminalreporter.write_line(f"seconds by folder: {told}")

@@ -36,7 +36,7 @@ async def drafter_process(*flags: str, **environ: str) -> AsyncIterator[asyncio.
 
 async def read_line(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    return (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+    return (await asyncio.wait_for(process.stdout.readline(), 200)).decode()
 
 
 async def test_serves_until_sigterm_and_ends_its_streams() -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from verifier.__main__ import main
 
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
 FORK_SERVER.set_forkserver_preload(

@@ -16,7 +16,7 @@ from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.running_verifier import ClientSession
 
 ROOT = Path(__file__).parents[2]
-START_PATIENCE_S = 60
+START_PATIENCE_S = 200
 
 
 @asynccontextmanager
