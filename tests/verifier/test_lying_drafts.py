@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.verifier.running_engine import StartEngine, is_terminal, start_engine_with
 from tests.verifier.scripted_model import hashed
+from tests.volume import examples
 from verifier.messages import Decided, Rejected
 from verifier.sequence import DraftWait, FinishReason
 
@@ -74,7 +75,7 @@ def test_a_stop_token_is_the_end_whatever_follows_it_in_the_drafts(
     num_right=st.lists(st.integers(0, 5), min_size=1, max_size=8),
     num_prompt_tokens=st.integers(1, 9),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_drafts_over_a_model_that_fails_end_as_without_them(
     bad: set[int],
     stops: set[int],
