@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from drafter.draft_kernel import SCANNED_DRAFT_WORDS, scan_draft, scanned_draft
 from drafter.indexed_text import HASH_BASE, IndexedText
 from drafter.jit import warm_up
+from drafter.kernel_memory import address_of
+from drafter.ngram_index import DONE
 from drafter.ngram_params import Algorithm, NgramParams, Tie
-from drafter.proposal_kernel import answer_texts
+from drafter.proposal_kernel import SCANNED_PER_ENTRY, answer_texts
 
 BUDGET = 8_192
 """How much one call may do, in n-grams entered: about 0.3 ms."""
@@ -33,7 +36,7 @@ class Answers:
     """What became of each text of a call."""
 
     statuses: npt.NDArray[np.int64]
-    """`DONE`, `BEHIND` or `MUST_GROW + index`, see `proposal_kernel.py`."""
+    """`DONE`, `BEHIND`, `MUST_SCAN` or `MUST_GROW + index`, see `ngram_index.py`."""
     lengths: npt.NDArray[np.int64]
     """How many tokens the text had."""
     reaches: npt.NDArray[np.int64]
@@ -41,6 +44,23 @@ class Answers:
     draft_lengths: npt.NDArray[np.int64]
     drafts: npt.NDArray[np.uint32]
     """The draft of text i is `drafts[draft_starts[i] : draft_starts[i] + draft_lengths[i]]`."""
+
+
+class ScannedDraft:
+    """A draft that scans of a text find, piece by piece; see `draft_kernel.scan_draft`."""
+
+    __slots__ = ("draft_start", "progress", "wanted")
+
+    def __init__(self, *, wanted: int, draft_start: int) -> None:
+        """Nothing is found yet.
+
+        Args:
+            wanted: how long the draft may be.
+            draft_start: where it goes.
+        """
+        self.wanted = wanted
+        self.draft_start = draft_start
+        self.progress = np.zeros(SCANNED_DRAFT_WORDS, dtype=np.int64)
 
 
 class Answerer:
@@ -69,6 +89,9 @@ class Answerer:
             texts.append(text)
         warm_up(lambda: self.answer(texts, [3, 3]))
         warm_up(lambda: texts[0].grow_table(0))
+        scan = ScannedDraft(wanted=3, draft_start=0)
+        drafts = np.empty(3, dtype=np.uint32)
+        warm_up(lambda: self.go_on_with_scan(texts[-1].address, scan, drafts))
 
     def answer(
         self, texts: Sequence[IndexedText], most_tokens: Sequence[int], *, most_lacking: int = 0
@@ -136,6 +159,44 @@ class Answerer:
             answer_part(parts[0])
             for other in others:
                 other.result()
+        return Answers(
+            statuses=statuses,
+            lengths=lengths,
+            reaches=reaches,
+            draft_starts=draft_starts,
+            draft_lengths=draft_lengths,
+            drafts=drafts,
+        )
+
+    def go_on_with_scan(
+        self, header: int, scan: ScannedDraft, drafts: npt.NDArray[np.uint32]
+    ) -> Answers | None:
+        """Goes on to answer a text that `MUST_SCAN`, as far as one call's budget goes.
+
+        Args:
+            header: address of the text.
+            scan: how far that has come.
+            drafts: takes the draft, which is to be kept from call to call.
+
+        Returns:
+            The answer; None: call again.
+        """
+        progress = address_of(scan.progress)
+        scan_draft(
+            header,
+            scan.wanted,
+            address_of(drafts) + drafts.itemsize * scan.draft_start,
+            progress,
+            BUDGET * SCANNED_PER_ENTRY,
+        )
+        is_done, num_known, num_tokens, reach = scanned_draft(progress)
+        if not is_done:
+            return None
+        numbers = np.array(
+            [[DONE], [num_known], [reach], [scan.draft_start], [num_tokens]],
+            dtype=np.int64,
+        )
+        statuses, lengths, reaches, draft_starts, draft_lengths = numbers
         return Answers(
             statuses=statuses,
             lengths=lengths,

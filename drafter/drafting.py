@@ -11,13 +11,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from drafter.answerer import MOST_LACKING, Answerer
+from drafter.answerer import MOST_LACKING, Answerer, Answers, ScannedDraft
 from drafter.batch_rows import BatchRows
 from drafter.batch_wire import APPENDED, DRAFT, NO_MATCH, OPEN, POOL_DRAFT
 from drafter.history import History
 from drafter.history_store import HistoryStore, StreamLease
 from drafter.messages import Keep, Proposal, ProposalStatus, SequenceDelta
-from drafter.ngram_index import DONE, MUST_GROW
+from drafter.ngram_index import DONE, MUST_GROW, MUST_SCAN
 from drafter.pool_drafts import PoolDrafts
 
 SLICE_S = 0.0005
@@ -25,6 +25,9 @@ SLICE_S = 0.0005
 
 TEXTS_PER_STEP = 512
 """How many are asked about in one kernel call."""
+
+LEAST_PER_STEP = 8
+"""How many at least, when calls answer few of those that they are asked about."""
 
 BACKGROUND_TOKENS = 256
 """A text that lacks more than this and is not asked for a draft is indexed in the background."""
@@ -53,7 +56,7 @@ class Drafting:
             answerer: runs the kernels.
             pools: what sequences have to do with shared pools.
             on_failure: called, while the exception is handled, with the id of a sequence that could
-                not be indexed; it was forgotten.
+                not be indexed or drafted for; it was forgotten.
         """
         self.store = store
         self.answerer = answerer
@@ -159,15 +162,43 @@ class Work:
         self._rows = rows
         self._open = np.flatnonzero(rows.outcomes == OPEN)
         self._asked = self._open
+        self._most_at_once = TEXTS_PER_STEP
+        # Rows whose texts are scanned for long.
+        self._scans: dict[int, ScannedDraft] = {}
         rows.make_room()
 
     def step(self) -> bool:
         """Does up to about a millisecond's work; returns whether all are answered."""
-        if len(self._open) == 0:
-            return True
         end_s = time.perf_counter() + SLICE_S
+        if len(self._open) > 0:
+            now = self._open[: self._most_at_once]
+            try:
+                self._answer(now, end_s)
+            except Exception:
+                # A mistake of ours, or no memory left. Whose fault it is shows when each is alone.
+                if len(now) == 1:
+                    self._open = self._open[1:]
+                    self._fail(int(now[0]))
+                self._most_at_once = 1
+        while self._scans and time.perf_counter() < end_s:
+            i = next(iter(self._scans))
+            try:
+                self._scan(i)
+            except Exception:
+                del self._scans[i]
+                self._fail(i)
+        return len(self._open) == 0 and not self._scans
+
+    def slots_to_index(self) -> npt.NDArray[np.int64]:
+        """Returns the slots of the answered sequences whose indexes lack something."""
+        histories = [self._rows.histories[i] for i in self._asked.tolist()]
+        slots = [h.slot for h in histories if h is not None and h.is_kept and h.num_unindexed > 0]
+        return np.array(slots, dtype=np.int64)
+
+    def _answer(self, now: npt.NDArray[np.int64], end_s: float) -> None:
+        """Asks about the first of the rows that are open."""
         rows = self._rows
-        now, later = self._open[:TEXTS_PER_STEP], self._open[TEXTS_PER_STEP:]
+        later = self._open[len(now) :]
         answers = self._drafting.answerer.answer_headers(
             rows.headers[now],
             rows.wanted[now],
@@ -175,6 +206,37 @@ class Work:
             rows.drafts,
             most_lacking=MOST_LACKING,
         )
+        self._note(now, answers)
+        is_open = answers.statuses != DONE
+        # If drafts take long, those that a call does not come to are not asked about in vain.
+        num_answered = len(now) - int(np.count_nonzero(is_open))
+        self._most_at_once = min(TEXTS_PER_STEP, max(LEAST_PER_STEP, 4 * num_answered))
+        if not is_open.any():
+            self._open = later
+            return
+        for i in now[answers.statuses == MUST_SCAN].tolist():
+            self._scans[i] = ScannedDraft(
+                wanted=int(rows.wanted[i]), draft_start=int(rows.draft_starts[i])
+            )
+        is_open &= answers.statuses != MUST_SCAN
+        self._grow(now[is_open], answers.statuses[is_open], end_s)
+        # Those that have only just begun to wait come first: the others have more to do.
+        waiting = now[is_open]
+        self._open = np.concatenate([later, waiting[rows.outcomes[waiting] == OPEN]])
+
+    def _scan(self, i: int) -> None:
+        """Goes on with the scan for a row."""
+        rows = self._rows
+        answers = self._drafting.answerer.go_on_with_scan(
+            int(rows.headers[i]), self._scans[i], rows.drafts
+        )
+        if answers is not None:
+            del self._scans[i]
+            self._note(np.array([i]), answers)
+
+    def _note(self, now: npt.NDArray[np.int64], answers: Answers) -> None:
+        """Puts down what became of some rows, once their pools had a say."""
+        rows = self._rows
         outcomes = np.where(
             answers.draft_lengths > 0, DRAFT, np.where(rows.is_wanted[now], NO_MATCH, APPENDED)
         )
@@ -182,26 +244,11 @@ class Work:
             histories = [rows.histories[i] for i in now.tolist()]
             is_from_pool = self._drafting.pools.choose(histories, rows.wanted[now], answers)
             outcomes[is_from_pool] = POOL_DRAFT
-        is_open = answers.statuses != DONE
-        outcomes[is_open] = OPEN
+        outcomes[answers.statuses != DONE] = OPEN
         rows.outcomes[now] = outcomes
         rows.lengths[now] = answers.lengths
         rows.reaches[now] = answers.reaches
         rows.draft_lengths[now] = answers.draft_lengths
-        if is_open.any():
-            self._grow(now[is_open], answers.statuses[is_open], end_s)
-            # Those that have only just begun to wait come first: the others have more to do.
-            waiting = now[is_open]
-            self._open = np.concatenate([later, waiting[rows.outcomes[waiting] == OPEN]])
-        else:
-            self._open = later
-        return len(self._open) == 0
-
-    def slots_to_index(self) -> npt.NDArray[np.int64]:
-        """Returns the slots of the answered sequences whose indexes lack something."""
-        histories = [self._rows.histories[i] for i in self._asked.tolist()]
-        slots = [h.slot for h in histories if h is not None and h.is_kept and h.num_unindexed > 0]
-        return np.array(slots, dtype=np.int64)
 
     def _grow(
         self, waiting: npt.NDArray[np.int64], statuses: npt.NDArray[np.int64], end_s: float
@@ -215,14 +262,27 @@ class Work:
                 continue
             if self._drafting.grow_table(history, status - MUST_GROW):
                 rows.headers[i] = history.address
-            elif rows.outcomes[i] == OPEN:
-                rows.refuse(
-                    i,
-                    Proposal(
-                        sequence_id=history.sequence_id,
-                        status=ProposalStatus.INVALID,
-                        message="internal error",
-                    ),
-                )
             else:
-                rows.histories[i] = None
+                self._refuse(i, history)
+
+    def _fail(self, i: int) -> None:
+        """Forgets the sequence of a row; called while the exception is handled."""
+        history = self._rows.histories[i]
+        assert history is not None
+        self._drafting.forget(history)
+        self._refuse(i, history)
+
+    def _refuse(self, i: int, history: History) -> None:
+        """Answers a row whose sequence was forgotten, if it is not answered yet."""
+        rows = self._rows
+        if rows.outcomes[i] != OPEN:
+            rows.histories[i] = None
+            return
+        rows.refuse(
+            i,
+            Proposal(
+                sequence_id=history.sequence_id,
+                status=ProposalStatus.INVALID,
+                message="internal error",
+            ),
+        )

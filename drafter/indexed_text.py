@@ -27,7 +27,9 @@ TOKEN_BYTES = 4
 MIN_CAPACITY_TOKENS = 256
 
 HASH_BASE = np.uint64(secrets.randbits(64) | 1)
-"""Of every n-gram's hash in this process; secret, so that nobody can choose texts that collide."""
+"""Of every hash of n-grams and sequence ids in this process; secret, so that who does not know it
+cannot choose a text of which half is in one chunk. Texts of long n-grams can be made that collide
+whatever it is: those cost a bounded time, see `ngram_index.py`."""
 
 OBJECT_BYTES = 1700
 """What a text occupies beside its arrays' contents: the objects around them, as measured."""
@@ -107,9 +109,14 @@ class IndexedText:
         return self.buffer[: self.length]
 
     @property
+    def is_indexed(self) -> bool:
+        """Whether there is an index; else the text is scanned. A kernel may end the index."""
+        return self._words[ngram_table.INDEXED] != 0
+
+    @property
     def num_unindexed(self) -> int:
-        """How many of the last tokens the index does not know."""
-        if not self._chunks:
+        """How many of the last tokens the index does not know; none, if there is no index."""
+        if not self.is_indexed:
             return 0
         return self.length - self._words[ngram_table.INDEXED_LENGTH]
 
@@ -185,6 +192,8 @@ class IndexedText:
         slots_bytes = sum(chunk.nbytes for chunks in self._chunks for chunk in chunks)
         arrays_bytes = self._header.nbytes + self.buffer.nbytes + slots_bytes
         assert self.allocated_bytes == OBJECT_BYTES + arrays_bytes
+        if not self.is_indexed:
+            return
         words = _slot_bytes(self.params) // 4
         for index, chunks in enumerate(self._chunks):
             entries = sum(int(np.count_nonzero(chunk[::words])) for chunk in chunks)

@@ -1,8 +1,8 @@
-"""Where a draft may be copied from: matches in the index and by scan, and which of them wins.
+"""Where a draft may be copied from: matches in the index, and which of several wins.
 
 Owns how far a match reaches, and which candidate is taken; the words of the law are in
-`proposal_kernel.py`. Where occurrences are found is known to `ngram_index.py` (the index) and
-`kmp.py` (the scan): both give the same.
+`draft_kernel.py`. Which n-grams the index holds is known to `ngram_index.py`; what a text without
+one is searched by, to `kmp.py`.
 """
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from drafter.jit import kernel
 from drafter.kernel_memory import load_i64, load_u32
-from drafter.kmp import find_match
 from drafter.ngram_index import lag_of
 from drafter.ngram_table import (
     DISJOINT,
@@ -96,20 +95,6 @@ def choose(
             if other > reach or (other == reach and running > place):
                 place, reach = running, other
     return place, reach
-
-
-@kernel
-def scan_text(header: int, buffer: npt.NDArray[np.uint32], end: int) -> tuple[int, int, int]:
-    """Finds by a scan what `match` finds in the index."""
-    min_ngram = load_i64(header + 8 * MIN_NGRAM)
-    max_ngram = load_i64(header + 8 * MAX_NGRAM)
-    disjoint = load_i64(header + 8 * DISJOINT) != 0
-    tie = load_i64(header + 8 * TIE)
-    first, size = find_match(buffer, end, min_ngram, max_ngram, disjoint, tie == LATEST)
-    second = first
-    if tie == LONGEST and first != 0:
-        second, size = find_match(buffer, end, min_ngram, max_ngram, disjoint, True)
-    return size, first, second
 
 
 @kernel
@@ -220,7 +205,7 @@ def descend(
             num_alike += 1
 
     size, first, second = 0, 0, 0
-    hash_, power = np.uint64(0), np.uint64(1)
+    hash_, power = np.uint64(0), base
     # Whether the table of the next size knows all that match; if not, the one that may.
     looks_up, alone = True, 0
     known, known_size = 0, 0

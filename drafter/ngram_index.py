@@ -17,6 +17,10 @@ may not overlap the suffix that it matches, else 1. The index is always that of 
 text, `INDEXED_LENGTH`, in all sizes: the latest end in a table is one that counts. With lag n the
 sizes are one token apart, so that the last of the smaller one's ends has yet to go into the larger
 one's table: a table's `PENDING` word says whether it is to.
+
+A text whose n-grams collide so much that a table has no slot for one is not indexed any more: it is
+scanned from then on, as with `ALGORITHM_KMP`, and the answers are the same. With a secret hash that
+does not happen by chance; whoever brings it about gets what is anyone's for the asking.
 """
 
 import numpy as np
@@ -35,7 +39,9 @@ from drafter.ngram_table import (
     LONGEST,
     MAX_NGRAM,
     MIN_NGRAM,
+    NO_SLOT,
     PENDING,
+    PROBES_PER_ENTRY,
     SHAPE,
     TABLE_WORDS,
     TABLES,
@@ -51,14 +57,14 @@ from drafter.ngram_table import (
     slot_bits_of,
 )
 
-DONE, BEHIND, MUST_GROW = range(3)
-"""What became of a text: all is entered; the budget ran out; its table `status - MUST_GROW` must
-grow first."""
+DONE, BEHIND, MUST_SCAN, MUST_GROW = range(4)
+"""What became of a text: all is entered; the budget ran out; it has to be scanned for its draft for
+longer than one call may take; its table `status - MUST_GROW` must grow first."""
 
 BLOCK = 32
 """Ends that are entered together: their slots are fetched before the first is looked at."""
 
-SCRATCH_WORDS = 8 * BLOCK
+SCRATCH_WORDS = 8 * BLOCK + 1
 """Of int64, that the entering of a block works on."""
 
 
@@ -133,14 +139,14 @@ def lengthen(tokens: int, hash_: np.uint64, end: int, n: int, power: np.uint64) 
         hash_: polynomial of the n-gram.
         end: where it ends, over n.
         n: its size.
-        power: the base to the power of n.
+        power: the base to the power of n + 1.
     """
     return signed(hash_ + np.uint64(load_u32(tokens + 4 * (end - n - 1))) * power)
 
 
 @kernel
 def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
-    """Brings the index of a text on by up to `BLOCK` tokens; returns how many n-grams it entered.
+    """Brings the index of a text on by up to `BLOCK` tokens, or ends it: a table has no slot.
 
     Size by size: what was met before goes on to the next one, and so does the first of its kind.
 
@@ -149,6 +155,9 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
         base: of the polynomial.
         block: how many tokens.
         scratch: address of `SCRATCH_WORDS` words.
+
+    Returns:
+        What that cost, in n-grams entered.
     """
     min_ngram = load_i64(header + 8 * MIN_NGRAM)
     max_ngram = load_i64(header + 8 * MAX_NGRAM)
@@ -162,6 +171,8 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
     next_ends, next_hashes = scratch + 16 * BLOCK, scratch + 24 * BLOCK
     first_ends, first_hashes = scratch + 32 * BLOCK, scratch + 40 * BLOCK
     mixed, chunks = scratch + 48 * BLOCK, scratch + 56 * BLOCK
+    effort = scratch + 64 * BLOCK
+    store_i64(effort, 0)
 
     # The last end of this size that comes to count.
     last = indexed + block - lag_of(min_ngram, disjoint)
@@ -170,7 +181,7 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
         store_i64(ends + 8 * count, end)
         store_i64(hashes + 8 * count, signed(hash_at(tokens, end, min_ngram, base)))
         count += 1
-    power = np.uint64(1)
+    power = base
     for _ in range(min_ngram):
         power *= base
     for n in range(min_ngram, max_ngram + 1):
@@ -181,7 +192,8 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
         for i in range(num_first):
             spread = np.uint64(load_i64(mixed + 8 * i))
             end = load_i64(first_ends + 8 * i)
-            enter_new(load_i64(chunks + 8 * i), slot_bits, tie, spread, end)
+            if not enter_new(load_i64(chunks + 8 * i), slot_bits, tie, spread, end, effort):
+                return end_index(header, num_entered, effort)
         num_entered += num_first + count
         num_new, num_first, num_next = num_first, 0, 0
 
@@ -198,7 +210,9 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
         for i in range(count):
             end = load_i64(ends + 8 * i)
             spread = np.uint64(load_i64(mixed + 8 * i))
-            known = enter(load_i64(chunks + 8 * i), slot_bits, tie, tokens, spread, end, n)
+            known = enter(load_i64(chunks + 8 * i), slot_bits, tie, tokens, spread, end, n, effort)
+            if known == NO_SLOT:
+                return end_index(header, num_entered, effort)
             if known == ENTERED:
                 num_new += 1
             elif n < max_ngram:
@@ -224,17 +238,24 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
         hashes, next_hashes = next_hashes, hashes
         count = num_next
     store_i64(header + 8 * INDEXED_LENGTH, indexed + block)
-    return num_entered
+    return num_entered + load_i64(effort) // PROBES_PER_ENTRY
+
+
+@kernel
+def end_index(header: int, num_entered: int, effort: int) -> int:
+    """Says that a text is scanned from now on; returns what `enter_block` does."""
+    store_i64(header + 8 * INDEXED, 0)
+    return num_entered + load_i64(effort) // PROBES_PER_ENTRY
 
 
 @kernel
 def catch_up(header: int, base: np.uint64, budget: int, scratch: int) -> tuple[int, int]:
-    """Enters what a text's index lacks, and returns (status, how many n-grams were entered).
+    """Enters what a text's index lacks, and returns (status, what that cost in n-grams entered).
 
     Args:
         header: address of the text.
         base: of the polynomial.
-        budget: no block begins after so many n-grams.
+        budget: no block begins after that cost so much.
         scratch: address of `SCRATCH_WORDS` words.
     """
     spent = 0
@@ -247,5 +268,5 @@ def catch_up(header: int, base: np.uint64, budget: int, scratch: int) -> tuple[i
             return MUST_GROW + fullest, spent
         block = min(BLOCK, lacking, room)
         spent += enter_block(header, base, block, scratch)
-        lacking -= block
+        lacking = lacks(header)
     return DONE, spent

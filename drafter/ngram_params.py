@@ -28,7 +28,7 @@ class Tie(Enum):
     LATEST = "latest"
     LONGEST = "longest"
     """The earliest, the latest and where the running copy has arrived compete by how far back they
-    match (`proposal_kernel.py`)."""
+    match (`draft_kernel.py`)."""
 
 
 class Algorithm(Enum):

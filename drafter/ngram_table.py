@@ -10,10 +10,11 @@ hash,
          hash      | met repeatedly | end (> 0)        0: an empty slot
 
 and what the bits let through is confirmed against the tokens, so that a collision never changes an
-answer. Slots are probed linearly within a chunk. A table is one chunk that doubles up to
-`CHUNK_SLOTS`, and from then on linear hashing over chunks: one chunk is split at a time, in order
-(chunk s into s and s + 2^d), so growing moves a few thousand n-grams at most and the memory per
-n-gram stays the same at every size.
+answer. Slots are probed linearly within a chunk, `MAX_PROBES` of them at most: an n-gram that finds
+no slot so near ends the index of its text (`ngram_index.py`). A table is one chunk that doubles up
+to `CHUNK_SLOTS`, and from then on linear hashing over chunks: one chunk is split at a time, in
+order (chunk s into s and s + 2^d), so growing moves a few thousand n-grams at most and the memory
+per n-gram stays the same at every size.
 
 A text's header, words of int64, from its address on:
 
@@ -30,7 +31,8 @@ A text's header, words of int64, from its address on:
        whether the next n-gram of this size is to be entered
 
 Source of the growth: Litwin, "Linear hashing", VLDB 1980. Hash: a polynomial over the n-gram's
-tokens with a secret odd base, mod 2^64, then multiplied and shifted.
+tokens with a secret odd base, mod 2^64, then multiplied and shifted. The last token has the power
+1, so that no n-gram's hash is known to who does not know the base, not even that of one token.
 """
 
 import numpy as np
@@ -42,6 +44,7 @@ from drafter.kernel_memory import (
     load_unaligned_u64,
     prefetch,
     signed,
+    store_i64,
     store_u32,
 )
 
@@ -66,7 +69,14 @@ MAX_LOAD_PERCENT = 80
 
 END_MASK = (1 << END_BITS) - 1
 REPEATED = 1 << END_BITS
-ENTERED, MET_BEFORE = 0, -1
+ENTERED, MET_BEFORE, NO_SLOT = 0, -1, -2
+
+MAX_PROBES = 1024
+"""How many slots are looked at for one n-gram. By chance none needs as many: in a chunk at its
+highest load the longest run of full slots has some 400."""
+PROBES_PER_ENTRY = 16
+"""So many probes cost as much as entering one n-gram does; so many are free with each."""
+
 MOVED_TOGETHER = 32
 """Entries of a chunk whose tokens are fetched while those before them are entered."""
 
@@ -142,10 +152,10 @@ def equal_tokens(first: int, second: int, count: int) -> bool:
 
 @kernel
 def hash_at(tokens: int, end: int, n: int, base: np.uint64) -> np.uint64:
-    """Returns the polynomial of tokens [end - n, end): the last token has the power 0."""
+    """Returns the polynomial of tokens [end - n, end): the last token has the power 1."""
     hash_ = _U0
     for i in range(end - n, end):
-        hash_ = hash_ * base + np.uint64(load_u32(tokens + 4 * i))
+        hash_ = (hash_ + np.uint64(load_u32(tokens + 4 * i))) * base
     return hash_
 
 
@@ -173,7 +183,7 @@ def find(
     slot = home_of(mixed, slot_bits)
     tag = tag_of(mixed)
     slot_mask = (1 << slot_bits) - 1
-    for _ in range(slot_mask + 1):
+    for _ in range(MAX_PROBES):
         address = chunk + 4 * slot_words * slot
         word = signed(load_u32(address))
         if word == 0:
@@ -195,44 +205,78 @@ def _write_new(address: int, slot_words: int, tag: int, end: int) -> None:
 
 
 @kernel
-def enter_new(chunk: int, slot_bits: int, tie: int, mixed: np.uint64, end: int) -> None:
-    """Enters an n-gram of which none of its kind was entered, see `enter`."""
-    slot_words = 2 if tie == LONGEST else 1
+def count_probes(effort: int, probes: int) -> None:
+    """Adds to the number at an address what was probed for one n-gram beyond what is free."""
+    if probes > PROBES_PER_ENTRY:
+        store_i64(effort, load_i64(effort) + probes)
+
+
+@kernel
+def free_slot(chunk: int, slot_bits: int, slot_words: int, mixed: np.uint64, effort: int) -> int:
+    """Returns the address of the empty slot that an n-gram goes to; 0: there is none near."""
     slot_mask = (1 << slot_bits) - 1
     slot = home_of(mixed, slot_bits)
-    while load_u32(chunk + 4 * slot_words * slot) != 0:
+    for probes in range(MAX_PROBES):
+        address = chunk + 4 * slot_words * slot
+        if load_u32(address) == 0:
+            count_probes(effort, probes)
+            return address
         slot = (slot + 1) & slot_mask
-    _write_new(chunk + 4 * slot_words * slot, slot_words, tag_of(mixed), end)
+    count_probes(effort, MAX_PROBES)
+    return 0
+
+
+@kernel
+def enter_new(
+    chunk: int, slot_bits: int, tie: int, mixed: np.uint64, end: int, effort: int
+) -> bool:
+    """Enters an n-gram of which none of its kind was entered, see `enter`; False: no slot."""
+    slot_words = 2 if tie == LONGEST else 1
+    address = free_slot(chunk, slot_bits, slot_words, mixed, effort)
+    if address == 0:
+        return False
+    _write_new(address, slot_words, tag_of(mixed), end)
+    return True
 
 
 @kernel
 def enter(
-    chunk: int, slot_bits: int, tie: int, tokens: int, mixed: np.uint64, end: int, n: int
+    chunk: int,
+    slot_bits: int,
+    tie: int,
+    tokens: int,
+    mixed: np.uint64,
+    end: int,
+    n: int,
+    effort: int,
 ) -> int:
     """Enters an n-gram that ends later than all of its kind that were entered.
 
     Args:
-        chunk: address of its chunk, in which there is room.
+        chunk: address of its chunk.
         slot_bits: log2 of the slots per chunk.
         tie: which of its ends are kept.
         tokens: address of the tokens of the text.
         mixed: its mixed hash.
         end: where it ends.
         n: its size.
+        effort: address of a number, to which many probes are added.
 
     Returns:
         `ENTERED` if it is the first of its kind; the end of that if it is the second;
-        `MET_BEFORE` if there are more.
+        `MET_BEFORE` if there are more; `NO_SLOT` if it is not known whether there are, and there is
+        no slot for it.
     """
     slot_words = 2 if tie == LONGEST else 1
     tag = tag_of(mixed)
     slot_mask = (1 << slot_bits) - 1
     slot = home_of(mixed, slot_bits)
-    while True:
+    for probes in range(MAX_PROBES):
         address = chunk + 4 * slot_words * slot
         word = signed(load_u32(address))
         if word == 0:
             _write_new(address, slot_words, tag, end)
+            count_probes(effort, probes)
             return ENTERED
         if word >> (END_BITS + 1) == tag:
             known = word & END_MASK
@@ -243,8 +287,11 @@ def enter(
                     store_u32(address, np.uint32(word | REPEATED))
                 if slot_words == 2:
                     store_u32(address + 4, np.uint32(end))
+                count_probes(effort, probes)
                 return MET_BEFORE if word & REPEATED != 0 else known
         slot = (slot + 1) & slot_mask
+    count_probes(effort, MAX_PROBES)
+    return NO_SLOT
 
 
 @kernel
@@ -261,6 +308,8 @@ def room_in(table: int) -> int:
 def move_entries(header: int, index: int, base: np.uint64, source: int, source_slots: int) -> None:
     """Enters what one chunk held, once the table has its new shape; the chunk is emptied.
 
+    If there is no slot for an n-gram, the index of the text ends.
+
     Args:
         header: address of the text.
         index: which table; its directory and shape are the new ones.
@@ -275,7 +324,7 @@ def move_entries(header: int, index: int, base: np.uint64, source: int, source_s
     directory = load_i64(table + 8 * DIRECTORY)
     shape = load_i64(table + 8 * SHAPE)
     slot_bits = slot_bits_of(shape)
-    slot_mask = (1 << slot_bits) - 1
+    effort = np.zeros(1, dtype=np.int64)
 
     # Step by step over all of them, so that neither a branch that cannot be predicted nor a wait
     # for memory holds up what comes after it.
@@ -298,10 +347,10 @@ def move_entries(header: int, index: int, base: np.uint64, source: int, source_s
             word = words[i * slot_words]
             spread = mix(hash_at(tokens, signed(word) & END_MASK, n, base))
             chunk = load_i64(directory + 8 * chunk_number(shape, spread))
-            slot = home_of(spread, slot_bits)
-            while load_u32(chunk + 4 * slot_words * slot) != 0:
-                slot = (slot + 1) & slot_mask
-            address = chunk + 4 * slot_words * slot
+            address = free_slot(chunk, slot_bits, slot_words, spread, effort.ctypes.data)
+            if address == 0:
+                store_i64(header + 8 * INDEXED, 0)
+                return
             store_u32(address, word)
             if slot_words == 2:
                 store_u32(address + 4, words[2 * i + 1])

@@ -1,6 +1,6 @@
 """What a sequence has to do with its pool: it drafts from it, and leaves its text in it.
 
-The law, beside the one for the sequence's own text (`proposal_kernel.py`):
+The law, beside the one for the sequence's own text (`draft_kernel.py`):
 
 - With `TIE_EARLIEST` and `TIE_LATEST` the pool is looked into when the sequence's own match reaches
   less far than `pool_min_ngram`, or when there is none; with `TIE_LONGEST` always.

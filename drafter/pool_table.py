@@ -8,7 +8,10 @@ collision never changes an answer.
     key        27 bits of the n-gram's hash, then n - 1 in 5 bits
     directory  2^depth page numbers, by the low bits of the hash
     page       count, local depth, prefix, -, then 340 slots of (key, earliest, latest); latest 0:
-               the slot is empty. Linear probing, starting at the high bits of the hash.
+               the slot is empty. Linear probing, starting at the high bits of the hash. A page
+               that is full is split; one that cannot be counts as the pool's being full.
+
+The hash begins with the arena's secret seed, so that no n-gram's is known, whatever its size.
 
 Source: Fagin, Nievergelt, Pippenger, Strong, "Extendible hashing", ACM TODS 4 (1979).
 """
@@ -34,6 +37,8 @@ from drafter.pool_arena import (
 
 NUM_SLOTS = 340
 MAX_FILLED = 272
+"""Entries of a page, at most: it always has empty slots, at which every search ends."""
+assert MAX_FILLED < NUM_SLOTS
 # A page this empty looks whether it and its other half fit in one, with room to spare: a page just
 # split holds more, so that nothing is split and joined over and over.
 _JOIN_BELOW = 128

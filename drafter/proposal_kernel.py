@@ -1,156 +1,24 @@
 """One kernel call for a whole batch: every text's index catches up, every text gets its draft.
 
-Owns the law of a proposal beyond finding the longest n-gram's occurrences: how far a match reaches,
-which candidate wins under `TIE_LONGEST`, how long the draft is, and how a chained one goes on.
-Where occurrences are found is known to `ngram_index.py` (the index) and `kmp.py` (the scan): both
-give the same.
-
-`TIE_LONGEST`. Of the longest matching n-gram, three places compete: its earliest end, its latest
-end, and the place where the source of the last accepted draft has arrived by now (that draft was
-copied from `distance` tokens before the end of the text; so is this place). The one that agrees
-with the end of the text for most tokens wins, counted up to 64; of equals the latest in the text. A
-draft counts as accepted when the text went on with its first token. The place counts only if it
-reaches at least as far as the n-gram and, under disjoint, lies at least n tokens back.
-
-Chained. A draft that has reached the end of the text goes on as though it had been accepted and
-asked for again: text + draft is matched anew, under the same options, up to 64 tokens past the end.
+Owns what one call does of that: what costs more than its budget is left to later calls. What a
+draft is, is known to `draft_kernel.py`.
 """
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray  # type: ignore[attr-defined]
 
+from drafter.draft_kernel import SCANNED_DRAFT_WORDS, draft_of, scan_draft, scanned_draft
 from drafter.jit import kernel
-from drafter.kernel_memory import (
-    as_pointer,
-    load_i64,
-    load_u32,
-    store_i64,
-    store_u32,
-)
-from drafter.match_kernel import choose, match, scan_text, token_at
-from drafter.ngram_index import BEHIND, DONE, SCRATCH_WORDS, catch_up, lacks
-from drafter.ngram_table import (
-    ACCEPTED_DISTANCE,
-    CHAINED,
-    DISJOINT,
-    DRAFT_DISTANCE,
-    DRAFT_LENGTH,
-    INDEXED,
-    LENGTH,
-    LONGEST,
-    MAX_NGRAM,
-    MIN_NGRAM,
-    TIE,
-    TOKENS,
-    TOKENS_PER_MATCH,
-)
+from drafter.kernel_memory import load_i64
+from drafter.ngram_index import BEHIND, DONE, MUST_SCAN, SCRATCH_WORDS, catch_up, lacks
+from drafter.ngram_table import CHAINED, INDEXED, LENGTH
 from drafter.prefetch_kernel import prefetch_end, prefetch_header, prefetch_matches
 
-MAX_CHAINED_TOKENS = 64
-"""How far past the end of the text a chained draft goes."""
+SCANNED_PER_ENTRY = 16
+"""So many tokens are scanned in the time in which one n-gram is entered."""
 
 _GROUP = 32
 _MAX_SIZES = 32
-# What scanning a text costs, in n-grams entered per token.
-_SCAN_SHARE = 16
-
-
-@kernel
-def draft_of(
-    header: int,
-    base: np.uint64,
-    most: int,
-    draft: int,
-    pattern: npt.NDArray[np.uint32],
-    alike: npt.NDArray[np.int64],
-) -> tuple[int, int]:
-    """Writes what may come next.
-
-    Args:
-        header: address of the text.
-        base: of the polynomial.
-        most: most tokens wanted, >= 1.
-        draft: address that the tokens are written to.
-        pattern, alike: scratch, see `match`.
-
-    Returns:
-        (number of tokens, reach of the first match); (0, 0): nothing matches.
-    """
-    tokens = load_i64(header + 8 * TOKENS)
-    length = load_i64(header + 8 * LENGTH)
-    disjoint = load_i64(header + 8 * DISJOINT) != 0
-    tie = load_i64(header + 8 * TIE)
-    indexed = load_i64(header + 8 * INDEXED) != 0
-    chained = load_i64(header + 8 * CHAINED) != 0
-    longest = min(load_i64(header + 8 * MAX_NGRAM), length // 2 if disjoint else length - 1)
-    if longest < load_i64(header + 8 * MIN_NGRAM):
-        return 0, 0
-
-    if indexed:
-        size, first, second = match(header, base, draft, length, pattern, alike)
-    else:
-        known = carray(as_pointer(tokens), (length,), np.uint32)
-        size, first, second = scan_text(header, known, length)
-
-    copy_distance = 0
-    if tie == LONGEST:
-        copy_distance = load_i64(header + 8 * ACCEPTED_DISTANCE)
-        drafted_at = load_i64(header + 8 * DRAFT_LENGTH)
-        distance = load_i64(header + 8 * DRAFT_DISTANCE)
-        if distance != 0 and drafted_at < length:
-            accepted = load_u32(tokens + 4 * drafted_at)
-            if accepted == load_u32(tokens + 4 * (drafted_at - distance)):
-                copy_distance = distance
-                store_i64(header + 8 * ACCEPTED_DISTANCE, distance)
-            store_i64(header + 8 * DRAFT_DISTANCE, 0)
-    if size == 0:
-        return 0, 0
-    place, reach = choose(
-        tokens, length, draft, length, size, first, second, copy_distance, disjoint, tie
-    )
-    if tie == LONGEST:
-        store_i64(header + 8 * DRAFT_DISTANCE, length - place)
-        store_i64(header + 8 * DRAFT_LENGTH, length)
-        tokens_per_match = load_i64(header + 8 * TOKENS_PER_MATCH)
-        if tokens_per_match > 0:
-            most = min(most, tokens_per_match * reach)
-
-    count = min(most, length - place)
-    for i in range(count):
-        store_u32(draft + 4 * i, load_u32(tokens + 4 * (place + i)))
-    if not chained:
-        return count, reach
-
-    most = min(most, count + MAX_CHAINED_TOKENS)
-    scanned = np.empty(0, dtype=np.uint32)
-    if count < most and not indexed:
-        scanned = np.empty(length + most, dtype=np.uint32)
-        for i in range(length):
-            scanned[i] = load_u32(tokens + 4 * i)
-        for i in range(count):
-            scanned[length + i] = load_u32(draft + 4 * i)
-    copy_distance = length - place
-    while count < most:
-        end = length + count
-        if indexed:
-            size, first, second = match(header, base, draft, end, pattern, alike)
-        else:
-            size, first, second = scan_text(header, scanned, end)
-        if size == 0:
-            break
-        source, _ = choose(
-            tokens, length, draft, end, size, first, second, copy_distance, disjoint, tie
-        )
-        copy_distance = end - source
-        piece = min(most - count, end - source)
-        for i in range(piece):
-            token = token_at(tokens, length, draft, source + i)
-            store_u32(draft + 4 * (count + i), token)
-            if not indexed:
-                scanned[end + i] = token
-        count += piece
-    return count, reach
 
 
 @kernel
@@ -173,7 +41,8 @@ def answer_texts(
         headers: addresses of the texts, each once, [num_texts].
         wanted: most tokens of each draft; 0: the index only, [num_texts].
         base: of the polynomial.
-        budget: how many n-grams may be entered in all; what is left over is `BEHIND`.
+        budget: how many n-grams may be entered in all; what is left over is `BEHIND`. Scans, and
+            the further matches of chained drafts, count too.
         most_lacking: a text whose tables lack so few n-grams each, and of which a draft is wanted,
             is answered as it is: they are looked through, and stay to be entered.
         draft_starts: where in `drafts` each draft goes, [num_texts].
@@ -191,6 +60,7 @@ def answer_texts(
     slots = np.empty(_GROUP, dtype=np.int64)
     is_asked = np.zeros(_GROUP, dtype=np.bool_)
     scratch = np.empty(SCRATCH_WORDS, dtype=np.int64)
+    progress = np.empty(SCANNED_DRAFT_WORDS, dtype=np.int64)
     pattern = np.empty(_MAX_SIZES, dtype=np.uint32)
     # A chained draft is matched again on up to all of its tokens.
     most_wanted = 0
@@ -213,19 +83,36 @@ def answer_texts(
             if wanted[t] == 0 or lacks(header) > most_lacking:
                 statuses[t], cost = catch_up(header, base, budget - spent, scratch.ctypes.data)
                 spent += cost
-            if load_i64(header + 8 * INDEXED) == 0 and wanted[t] > 0:
-                if spent > 0 and spent >= budget:
-                    statuses[t] = BEHIND
-                spent += length // _SCAN_SHARE
             lengths[t] = length
             draft_lengths[t] = 0
             reaches[t] = 0
             is_asked[t - group] = statuses[t] == DONE and wanted[t] > 0
+            if not is_asked[t - group]:
+                continue
+            if load_i64(header + 8 * INDEXED) == 0:
+                is_asked[t - group] = False
+                if spent > 0 and spent >= budget:
+                    statuses[t] = BEHIND
+                    continue
+                progress[:] = 0
+                allowed = max(budget - spent, 1) * SCANNED_PER_ENTRY
+                draft = drafts.ctypes.data + 4 * draft_starts[t]
+                num_scanned = scan_draft(header, wanted[t], draft, progress.ctypes.data, allowed)
+                spent += 1 + num_scanned // SCANNED_PER_ENTRY
+                is_done, _, count, reach = scanned_draft(progress.ctypes.data)
+                if is_done:
+                    draft_lengths[t], reaches[t] = count, reach
+                else:
+                    statuses[t] = MUST_SCAN
         prefetch_matches(headers[group:stop], is_asked, base, mixed, slots)
         for t in range(group, stop):
             if is_asked[t - group]:
+                if spent > 0 and spent >= budget and load_i64(headers[t] + 8 * CHAINED) != 0:
+                    statuses[t] = BEHIND
+                    continue
                 draft = drafts.ctypes.data + 4 * draft_starts[t]
-                draft_lengths[t], reaches[t] = draft_of(
+                draft_lengths[t], reaches[t], cost = draft_of(
                     headers[t], base, wanted[t], draft, pattern, alike
                 )
+                spent += cost
     return spent

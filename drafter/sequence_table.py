@@ -5,7 +5,8 @@ and its place among all by last use. A batch's kernel finds sequences by their i
 them to the end of that order without any Python object. Does not know texts, nor why a sequence
 comes or goes (`kept_histories.py`).
 
-    buckets   [2^k] int32: slot + 1, or 0; linear probing from the id's hash, closed up at removal
+    buckets   [2^k] int32: slot + 1, or 0; linear probing from the id's hash, closed up at removal;
+              half of them are empty at least, so that every search ends
     ids       [capacity, MAX_ID_BYTES] uint8, zeros after the id's end
     records   [capacity, 8] int64: hash, id bytes, address of the header, previous slot, next slot
     last_used_s  [capacity] float64
@@ -65,12 +66,22 @@ def _whole_lines(count: int) -> npt.NDArray[np.int64]:
 
 @kernel
 def hash_id(address: int, num_bytes: int, seed: np.uint64) -> int:
-    """Returns the hash of an id, whose bytes begin at an address."""
+    """Returns the hash of an id, whose bytes begin at an address.
+
+    Two secret multiplications per word: with a single one the next word could take back what a few
+    high bits of this one change, whatever the seed is.
+
+    Args:
+        address: of the id.
+        num_bytes: its length.
+        seed: odd, and secret.
+    """
     hash_ = seed ^ np.uint64(num_bytes)
     whole = num_bytes & ~7
     for i in range(0, whole, 8):
         hash_ = (hash_ ^ load_unaligned_u64(address + i)) * _MULTIPLIER
-        hash_ ^= hash_ >> np.uint64(29)
+        hash_ = (hash_ ^ (hash_ >> np.uint64(29))) * seed
+        hash_ ^= hash_ >> np.uint64(32)
     for i in range(whole, num_bytes):
         hash_ = (hash_ ^ np.uint64(load_u8(address + i))) * _MULTIPLIER
         hash_ ^= hash_ >> np.uint64(29)

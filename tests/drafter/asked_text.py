@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drafter.answerer import Answerer
+from drafter.answerer import Answerer, Answers, ScannedDraft
 from drafter.indexed_text import IndexedText
-from drafter.ngram_index import DONE, MUST_GROW
+from drafter.ngram_index import DONE, MUST_GROW, MUST_SCAN
 from drafter.ngram_params import Algorithm, NgramParams
 
 MAX_TOKENS = 1 << 20
@@ -48,12 +48,22 @@ def ask(
             if status >= MUST_GROW:
                 texts[i].grow_table(status - MUST_GROW)
             elif status == DONE:
-                start, length = int(answers.draft_starts[j]), int(answers.draft_lengths[j])
-                tokens = answers.drafts[start : start + length].tolist()
-                drafts[i] = (tokens, int(answers.reaches[j])) if tokens else None
+                drafts[i] = _draft_of(answers, j)
+            elif status == MUST_SCAN:
+                scan = ScannedDraft(wanted=most_tokens[i], draft_start=int(answers.draft_starts[j]))
+                found = None
+                while found is None:
+                    found = answerer.go_on_with_scan(texts[i].address, scan, answers.drafts)
+                drafts[i] = _draft_of(found, 0)
     return [drafts[i] for i in range(len(texts))]
 
 
 def propose(context: Sequence[int], params: NgramParams, max_draft_tokens: int) -> Draft | None:
     """The draft for a text that is asked about once."""
     return ask([text_of(context, params)], [max_draft_tokens])[0]
+
+
+def _draft_of(answers: Answers, i: int) -> Draft | None:
+    start, length = int(answers.draft_starts[i]), int(answers.draft_lengths[i])
+    tokens = answers.drafts[start : start + length].tolist()
+    return (tokens, int(answers.reaches[i])) if tokens else None

@@ -1,0 +1,174 @@
+"""Texts that were made to collide in the tables of their index.
+
+An n-gram's hash is a polynomial with a secret base, then a public mixing. Who knows no base takes
+the hash of a single token for the token itself, and chooses by the mixing alone; a test that knows
+the base forges what nobody else can.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from drafter import ngram_table
+from drafter.answerer import Answerer
+from drafter.indexed_text import HASH_BASE, IndexedText, most_tokens
+from drafter.ngram_index import DONE
+from drafter.ngram_params import Algorithm, NgramParams, Tie
+from tandem.v1 import drafter_pb2 as pb
+from tandem.v1 import drafter_pb2_grpc as rpc
+from tests.drafter.asked_text import MAX_TOKENS, ask
+from tests.drafter.running_drafter import ask as exchange
+from tests.drafter.test_process import drafter_process, read_line
+
+NUM_COLLIDING = ngram_table.CHUNK_SLOTS + 1
+"""One more than a chunk has slots."""
+
+
+def tokens_in_even_chunks(base: int | None, count: int = NUM_COLLIDING) -> npt.NDArray[np.uint32]:
+    """The first tokens whose n-grams of size 1 lie in chunk 0 of two.
+
+    Args:
+        base: of the polynomial; None: not known, the token itself is mixed.
+        count: how many.
+    """
+    tokens = np.arange(1, 4 * count, dtype=np.uint64)
+    hashes = tokens if base is None else tokens * np.uint64(base)
+    mixed = (hashes ^ (hashes >> np.uint64(32))) * ngram_table._MULTIPLIER
+    mixed ^= mixed >> np.uint64(29)
+    return tokens[mixed & np.uint64(1) == 0][:count].astype(np.uint32)
+
+
+def assert_answers_as_a_scan_does(text: IndexedText) -> None:
+    params = replace(text.params, algorithm=Algorithm.KMP)
+    scanned = IndexedText(params=params, max_tokens=MAX_TOKENS)
+    scanned.append(text.token_ids)
+    for end in ([], [7, 8, 9], list(text.token_ids[100:103]), list(text.token_ids[5000:5004])):
+        for each in (text, scanned):
+            each.append(np.array(end, dtype=np.uint32))
+        drafts = ask([text, scanned], [8, 8])
+        assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize("max_ngram", [1, 3])
+@pytest.mark.parametrize("tie", Tie)
+def test_who_knows_the_mixing_alone_fills_no_chunk(tie: Tie, max_ngram: int) -> None:
+    tokens = tokens_in_even_chunks(None)
+    assert len(tokens) == NUM_COLLIDING
+    text = IndexedText(
+        params=NgramParams(min_ngram=1, max_ngram=max_ngram, tie=tie), max_tokens=MAX_TOKENS
+    )
+    for start in range(0, len(tokens), 1000):
+        text.append(tokens[start : start + 1000])
+        ask([text], [0])
+    assert text.is_indexed
+    text.check_integrity()
+    assert_answers_as_a_scan_does(text)
+
+
+@pytest.mark.parametrize("piece", [64, NUM_COLLIDING])
+@pytest.mark.parametrize("tie", Tie)
+def test_who_knows_the_base_too_gets_a_scan(
+    tie: Tie, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drafter.answerer.HASH_BASE", np.uint64(5))
+    monkeypatch.setattr("drafter.indexed_text.HASH_BASE", np.uint64(5))
+    params = NgramParams(min_ngram=1, tie=tie)
+    max_bytes = 1 << 20
+    text = IndexedText(params=params, max_tokens=most_tokens(params, max_bytes))
+    tokens = tokens_in_even_chunks(5)
+    for start in range(0, len(tokens), piece):
+        text.append(tokens[start : start + piece])
+        ask([text], [0])
+    assert not text.is_indexed
+    assert text.num_unindexed == 0
+    assert text.allocated_bytes <= max_bytes
+    text.check_integrity()
+    assert_answers_as_a_scan_does(text)
+
+
+@pytest.mark.parametrize("tie", Tie)
+def test_ngrams_of_one_hash_end_the_index_as_soon_as_they_cost_much(
+    tie: Tie, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With base 1 the hash is the sum of the tokens; these pairs have two sums."""
+    monkeypatch.setattr("drafter.answerer.HASH_BASE", np.uint64(1))
+    monkeypatch.setattr("drafter.indexed_text.HASH_BASE", np.uint64(1))
+    up = np.arange(20_000, dtype=np.uint32)
+    tokens = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
+    text = IndexedText(params=NgramParams(min_ngram=2, max_ngram=2, tie=tie), max_tokens=MAX_TOKENS)
+    text.append(tokens)
+    ask([text], [0])
+    assert not text.is_indexed
+    assert text._header[ngram_table.INDEXED_LENGTH] < 3 * ngram_table.MAX_PROBES
+    assert_answers_as_a_scan_does(text)
+
+
+def test_probing_for_long_counts_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one call, whose budget is counted in n-grams, would take many times as long."""
+    monkeypatch.setattr("drafter.answerer.HASH_BASE", np.uint64(1))
+    up = np.arange(450, dtype=np.uint32)
+    colliding = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
+    num_calls = []
+    for tokens in (np.arange(len(colliding), dtype=np.uint32), colliding):
+        text = IndexedText(params=NgramParams(min_ngram=2, max_ngram=2), max_tokens=MAX_TOKENS)
+        text.append(tokens)
+        answerer = Answerer()
+        num_calls.append(1)
+        while answerer.answer([text], [0]).statuses[0] != DONE:
+            num_calls[-1] += 1
+        assert text.is_indexed
+    assert num_calls[0] == 1
+    assert num_calls[1] > 1
+
+
+def test_the_hash_of_a_token_depends_on_the_base() -> None:
+    tokens = np.array([3], dtype=np.uint32)
+    hashes = {
+        int(ngram_table.hash_at(tokens.ctypes.data, 1, 1, np.uint64(base))) for base in (1, 3, 5)
+    }
+    assert len(hashes) == 3
+    assert int(HASH_BASE) & 1 == 1
+
+
+async def test_two_messages_of_colliding_tokens_stop_nobody() -> None:
+    """Against a real process: were it to hang, so would nothing else."""
+    tokens = tokens_in_even_chunks(None, 8400).tolist()
+    params = pb.NgramParams(min_ngram=1, max_ngram=1)
+    async with drafter_process("--listen", "127.0.0.1:0", "--metrics-listen", "") as process:
+        address = (await read_line(process)).rstrip("\n").partition("=")[2]
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = rpc.DrafterServiceStub(channel)
+            stream = stub.ProposeStream()
+            for start in (0, 8192):
+                delta = pb.SequenceDelta(
+                    sequence_id="forged",
+                    base_length=start,
+                    token_ids=tokens[start : start + 8192],
+                    params=params,
+                )
+                response = await exchange(stream, pb.ProposeRequest(sequences=[delta]))
+                assert response.proposals[0].status == pb.STATUS_OK
+            length = len(tokens)
+            async with asyncio.timeout(30):
+                other = stub.ProposeStream()
+                for step in range(50):
+                    delta = pb.SequenceDelta(
+                        sequence_id="other",
+                        base_length=3 * step,
+                        token_ids=[1, 2, 3],
+                        max_draft_tokens=3,
+                    )
+                    response = await exchange(other, pb.ProposeRequest(sequences=[delta]))
+                    forged = pb.SequenceDelta(
+                        sequence_id="forged",
+                        base_length=length,
+                        token_ids=tokens[200:203],
+                        max_draft_tokens=2,
+                    )
+                    length += 3
+                    await exchange(stream, pb.ProposeRequest(sequences=[forged]))
+                assert list(response.proposals[0].token_ids) == [1, 2, 3]
