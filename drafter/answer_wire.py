@@ -14,6 +14,7 @@ from drafter.batch_wire import (
     DRAFT,
     ID_BYTES,
     ID_START,
+    INDEXING,
     MATCHED_NGRAM_LENGTH,
     MAX_VARINT_BYTES,
     NO_MATCH,
@@ -25,6 +26,7 @@ from drafter.batch_wire import (
     SOURCE_POOL,
     SOURCE_SEQUENCE,
     STATUS,
+    STATUS_INDEXING,
     STATUS_NO_MATCH,
     STATUS_OK,
     TOKEN_IDS,
@@ -119,7 +121,11 @@ def put_proposal(
         The address behind what was written.
     """
     is_draft = outcome == DRAFT or outcome == POOL_DRAFT  # faster than `in`
-    status = STATUS_NO_MATCH if outcome == NO_MATCH else STATUS_OK
+    status = STATUS_OK
+    if outcome == NO_MATCH:
+        status = STATUS_NO_MATCH
+    elif outcome == INDEXING:
+        status = STATUS_INDEXING
     num_bytes = 2 + id_bytes + _number_bytes(length) + 2
     token_bytes = 0
     if is_draft:

@@ -9,9 +9,23 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from drafter.batch_wire import APPENDED, DRAFT, NO_MATCH, OPEN, POOL_DRAFT, REFUSED
+from drafter.batch_wire import (
+    APPENDED,
+    DRAFT,
+    INDEXING,
+    NO_MATCH,
+    OPEN,
+    POOL_DRAFT,
+    REFUSED,
+)
 from drafter.history import History
 from drafter.messages import Proposal, ProposalStatus, Source
+
+_WITHOUT_DRAFT = {
+    APPENDED: ProposalStatus.OK,
+    NO_MATCH: ProposalStatus.NO_MATCH,
+    INDEXING: ProposalStatus.INDEXING,
+}
 
 
 class BatchRows:
@@ -47,9 +61,9 @@ class BatchRows:
         self.is_wanted[i] = is_wanted
 
     def answer_empty(self, i: int, history: History, *, is_wanted: bool) -> None:
-        """Answers a row at once, without a draft."""
+        """Answers a row at once, without a draft: its text is still to be indexed."""
         self.lengths[i] = history.length
-        self.outcomes[i] = NO_MATCH if is_wanted else APPENDED
+        self.outcomes[i] = INDEXING if is_wanted else APPENDED
 
     def refuse(self, i: int, refusal: Proposal) -> None:
         """Answers a row whose delta was not taken."""
@@ -91,5 +105,5 @@ class BatchRows:
                     source=Source.POOL if outcome == POOL_DRAFT else Source.SEQUENCE,
                 )
             else:
-                status = ProposalStatus.NO_MATCH if outcome == NO_MATCH else ProposalStatus.OK
+                status = _WITHOUT_DRAFT[outcome]
                 yield Proposal(sequence_id=sequence_id, status=status, base_length=base_length)

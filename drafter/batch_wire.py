@@ -22,7 +22,7 @@ SEQUENCE_ID, BASE_LENGTH, TOKEN_IDS, PROMPT_LENGTH, MAX_DRAFT_TOKENS, MAX_LENGTH
 )
 MATCHED_NGRAM_LENGTH, SOURCE, STATUS = 4, 5, 6
 SOURCE_SEQUENCE, SOURCE_POOL = 1, 2
-STATUS_OK, STATUS_NO_MATCH = 1, 2
+STATUS_OK, STATUS_NO_MATCH, STATUS_INDEXING = 1, 2, 5
 
 VARINT, BYTES = 0, 2
 """Kinds of fields."""
@@ -46,7 +46,7 @@ IRREGULAR = -1
 FIELDS = 12
 """Columns of a scanned batch, one row per sequence."""
 
-OPEN, APPENDED, NO_MATCH, DRAFT, POOL_DRAFT, REFUSED = range(6)
+OPEN, APPENDED, NO_MATCH, INDEXING, DRAFT, POOL_DRAFT, REFUSED = range(7)
 """What became of a row: not answered yet; and as `Status` and `Source` say."""
 
 MAX_VARINT_BYTES = 5

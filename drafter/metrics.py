@@ -10,7 +10,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from drafter.batch_rows import BatchRows
-from drafter.batch_wire import APPENDED, DRAFT, NO_MATCH, POOL_DRAFT, REFUSED
+from drafter.batch_wire import APPENDED, DRAFT, INDEXING, NO_MATCH, POOL_DRAFT, REFUSED
 from drafter.history_store import HistoryStore
 from drafter.kept_histories import EvictionReason
 from drafter.messages import ProposalStatus
@@ -28,6 +28,7 @@ _ANSWERS = {
     POOL_DRAFT: ("draft", "pool"),
     APPENDED: ("appended", "none"),
     NO_MATCH: ("no_match", "none"),
+    INDEXING: ("indexing", "none"),
 }
 _REFUSALS = {
     ProposalStatus.OUT_OF_SYNC: ("out_of_sync", "none"),

@@ -72,6 +72,7 @@ _SOURCES = {
 _STATUSES = {
     ProposalStatus.OK: drafter_pb2.STATUS_OK,
     ProposalStatus.NO_MATCH: drafter_pb2.STATUS_NO_MATCH,
+    ProposalStatus.INDEXING: drafter_pb2.STATUS_INDEXING,
     ProposalStatus.OUT_OF_SYNC: drafter_pb2.STATUS_OUT_OF_SYNC,
     ProposalStatus.INVALID: drafter_pb2.STATUS_INVALID,
 }

@@ -30,12 +30,17 @@ class Decided(NamedTuple):
 
 
 class Hint(NamedTuple):
-    """A draft for the verifier: what may come after the first `base_length` tokens."""
+    """A draft for the verifier: what may come after the first `base_length` tokens.
+
+    Attributes:
+        is_indexing: it is empty only because the drafter does not know the sequence well yet.
+    """
 
     sequence_id: str
     base_length: int
     token_ids: list[int]
     matched_ngram_length: int
+    is_indexing: bool = False
 
 
 class ProposalStatus(enum.IntEnum):
@@ -47,6 +52,7 @@ class ProposalStatus(enum.IntEnum):
     NO_MATCH = 2
     OUT_OF_SYNC = 3
     INVALID = 4
+    INDEXING = 5
 
 
 class Proposal(NamedTuple):

@@ -175,12 +175,14 @@ def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
         update = add().update
         update.sequence_id = sequence_id
         update.drafting = drafting
-    for sequence_id, base_length, token_ids, matched_ngram_length in batch.hints:
+    for sequence_id, base_length, token_ids, matched_ngram_length, is_indexing in batch.hints:
         draft = add().draft
         draft.sequence_id = sequence_id
         draft.base_length = base_length
         draft.token_ids.extend(token_ids)
         draft.matched_ngram_length = matched_ngram_length
+        if is_indexing:
+            draft.indexing = True
     for sequence_id in batch.closes:
         add().close.sequence_id = sequence_id
     return request
@@ -310,6 +312,7 @@ def proposals_from_proto(message: drafter_pb2.ProposeResponse) -> list[Proposal]
                 proposal.base_length,
                 proposal.token_ids[:],
                 proposal.matched_ngram_length,
+                proposal.status == drafter_pb2.STATUS_INDEXING,
             ),
             proposal.known_length,
             proposal.message,

@@ -54,7 +54,7 @@ _ENUMS = {
     "tie": drafter_pb2.Tie,
     "algorithm": drafter_pb2.Algorithm,
 }
-_TAKEN = (drafter_pb2.STATUS_OK, drafter_pb2.STATUS_NO_MATCH)
+_TAKEN = (drafter_pb2.STATUS_OK, drafter_pb2.STATUS_NO_MATCH, drafter_pb2.STATUS_INDEXING)
 
 
 def exchange(queries: Sequence[DraftQuery]) -> Exchange:
@@ -200,6 +200,7 @@ def _to_draft(proposal: drafter_pb2.Proposal) -> Draft:
         token_ids=tuple(proposal.token_ids),
         matched_ngram_length=proposal.matched_ngram_length,
         source=_SOURCES.get(proposal.source),
+        is_indexing=proposal.status == drafter_pb2.STATUS_INDEXING,
     )
 
 

@@ -87,6 +87,8 @@ class Draft:
     # How many tokens before the draft agree with those before the place it was copied from.
     matched_ngram_length: int = 0
     source: DraftSource | None = None
+    # It is empty because the history is still being indexed: ask again later.
+    is_indexing: bool = False
     # Why the drafter does not take this sequence: wrong params, or it is longer than it keeps.
     error: TandemError | None = None
 

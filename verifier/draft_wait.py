@@ -64,7 +64,8 @@ class FirstTokenRecord:
     """p1 of one sequence, learned from every hint, used or not.
 
     A hint's first token is compared with what the sequence really got there, which may be known
-    when the hint arrives or only later. A hint without tokens counts as wrong.
+    when the hint arrives or only later. A hint without tokens counts as wrong,
+    unless the drafter says that it is still indexing: that is not recorded at all.
     """
 
     __slots__ = ("_pending", "num_useless_hints", "probability")

@@ -558,7 +558,8 @@ class Engine:
         buffer, known = sequence.draft_buffer, sequence.token_ids
         told_at_s = None
         if buffer.answered_length < hint.base_length <= len(known):
-            sequence.first_token_record.hinted(hint.base_length, hint.token_ids, known)
+            if hint.token_ids or not hint.is_indexing:
+                sequence.first_token_record.hinted(hint.base_length, hint.token_ids, known)
             for length, published_at_s in sequence.publications:
                 if length == hint.base_length:
                     told_at_s = published_at_s

@@ -19,6 +19,8 @@ class Hint:
     base_length: int
     token_ids: list[int]
     matched_ngram_length: int
+    is_indexing: bool = False
+    """It is empty only because the drafter is still indexing the sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,6 +243,7 @@ def hint(message: verifier_pb2.Draft, served: ServedModel) -> Hint:
         base_length=message.base_length,
         token_ids=token_ids,
         matched_ngram_length=message.matched_ngram_length,
+        is_indexing=message.indexing,
     )
 
 

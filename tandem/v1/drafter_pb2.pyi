@@ -136,13 +136,15 @@ class _StatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Status.ValueTy
     STATUS_OK: _Status.ValueType  # 1
     """Appended; token_ids is the draft (empty if max_draft_tokens was 0)."""
     STATUS_NO_MATCH: _Status.ValueType  # 2
-    """Appended; no n-gram matched, or there is no room for a draft, or so much new text is still to
-    be indexed (a few thousand tokens) that nobody should wait for it: ask again later.
-    """
+    """Appended; no n-gram matched, or there is no room for a draft."""
     STATUS_OUT_OF_SYNC: _Status.ValueType  # 3
     """Not appended: the delta does not continue what is known. Send again from known_length."""
     STATUS_INVALID: _Status.ValueType  # 4
     """Not appended: `message` names the field. Other sequences of the batch are unaffected."""
+    STATUS_INDEXING: _Status.ValueType  # 5
+    """Appended; so much new text is still to be indexed (a few thousand tokens) that nobody should
+    wait for it, and it is not known yet whether there is a draft: ask again later.
+    """
 
 class Status(_Status, metaclass=_StatusEnumTypeWrapper): ...
 
@@ -150,13 +152,15 @@ STATUS_UNSPECIFIED: Status.ValueType  # 0
 STATUS_OK: Status.ValueType  # 1
 """Appended; token_ids is the draft (empty if max_draft_tokens was 0)."""
 STATUS_NO_MATCH: Status.ValueType  # 2
-"""Appended; no n-gram matched, or there is no room for a draft, or so much new text is still to
-be indexed (a few thousand tokens) that nobody should wait for it: ask again later.
-"""
+"""Appended; no n-gram matched, or there is no room for a draft."""
 STATUS_OUT_OF_SYNC: Status.ValueType  # 3
 """Not appended: the delta does not continue what is known. Send again from known_length."""
 STATUS_INVALID: Status.ValueType  # 4
 """Not appended: `message` names the field. Other sequences of the batch are unaffected."""
+STATUS_INDEXING: Status.ValueType  # 5
+"""Appended; so much new text is still to be indexed (a few thousand tokens) that nobody should
+wait for it, and it is not known yet whether there is a draft: ask again later.
+"""
 Global___Status: _TypeAlias = Status  # noqa: Y015
 
 class _Keep:

@@ -282,10 +282,15 @@ class Draft(_message.Message):
     BASE_LENGTH_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MATCHED_NGRAM_LENGTH_FIELD_NUMBER: _builtins.int
+    INDEXING_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     base_length: _builtins.int
     matched_ngram_length: _builtins.int
     """How far back the match reaches: the hint's confidence."""
+    indexing: _builtins.bool
+    """The drafter does not know yet: it is still indexing the sequence. Such an empty hint ends the
+    wait for its length, and says nothing about whether hints are of use to the sequence.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """May be longer than one step's worth; the rest serves later steps. Empty: there will be no
@@ -299,10 +304,11 @@ class Draft(_message.Message):
         base_length: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         matched_ngram_length: _builtins.int = ...,
+        indexing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "matched_ngram_length", b"matched_ngram_length", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "indexing", b"indexing", "matched_ngram_length", b"matched_ngram_length", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

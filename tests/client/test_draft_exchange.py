@@ -227,6 +227,22 @@ def test_a_draft_says_where_it_comes_from() -> None:
     assert draft == Draft(token_ids=(5, 6), matched_ngram_length=7, source=DraftSource.POOL)
 
 
+def test_a_drafter_that_is_still_indexing_has_taken_the_history_and_says_so() -> None:
+    def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
+        [delta] = request.sequences
+        proposal = pb.Proposal(
+            sequence_id=delta.sequence_id,
+            base_length=delta.base_length + len(delta.token_ids),
+            status=pb.STATUS_INDEXING,
+        )
+        return pb.ProposeResponse(batch_id=request.batch_id, proposals=[proposal])
+
+    indexed = sequence()
+    (draft,) = carry([query(indexed, [1, 2])], answer)
+    assert draft == Draft(is_indexing=True)
+    assert indexed.num_sent == 2
+
+
 def test_one_refused_sequence_leaves_the_others_their_drafts() -> None:
     model, bad, good = DrafterModel(), sequence(), sequence()
 

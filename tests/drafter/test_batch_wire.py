@@ -180,7 +180,13 @@ def test_the_field_numbers_are_the_contract_s() -> None:
         "status",
     ):
         assert numbers(pb.Proposal, name) == [getattr(batch_wire, name.upper())]
-    for name in ("SOURCE_SEQUENCE", "SOURCE_POOL", "STATUS_OK", "STATUS_NO_MATCH"):
+    for name in (
+        "SOURCE_SEQUENCE",
+        "SOURCE_POOL",
+        "STATUS_OK",
+        "STATUS_NO_MATCH",
+        "STATUS_INDEXING",
+    ):
         assert getattr(pb, name) == getattr(batch_wire, name)
 
 
@@ -229,9 +235,10 @@ def assert_written_as_by_protobuf(
         expected.append(
             Proposal(
                 sequence_id=sequence_id,
-                status=ProposalStatus.NO_MATCH
-                if outcome == batch_wire.NO_MATCH
-                else ProposalStatus.OK,
+                status={
+                    batch_wire.NO_MATCH: ProposalStatus.NO_MATCH,
+                    batch_wire.INDEXING: ProposalStatus.INDEXING,
+                }.get(outcome, ProposalStatus.OK),
                 base_length=length,
                 token_ids=tokens if is_draft else None,
                 matched_ngram_length=reach if is_draft else 0,

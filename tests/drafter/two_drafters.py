@@ -58,6 +58,7 @@ class Side:
             for outcome, source in (
                 ("draft", "sequence"),
                 ("draft", "pool"),
+                ("indexing", "none"),
                 ("no_match", "none"),
                 ("appended", "none"),
                 ("out_of_sync", "none"),

@@ -5,10 +5,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gateway import wire
 from gateway.draft_feed import MAX_DELTA_TOKENS, DrafterProtocolError, DraftFeed
 from gateway.generation import Generation
 from gateway.messages import Delta, DeltaBatch, Hint, Proposal, ProposalStatus, Release
 from gateway.request import NgramParams
+from tandem.v1 import drafter_pb2
 from tests.gateway.making import decide, make_generation
 from tests.volume import examples
 
@@ -126,6 +128,26 @@ def test_an_empty_draft_is_a_hint_too() -> None:
     feed.advance("sequence", 24)
     _, hints = exchange(feed, status=ProposalStatus.NO_MATCH)
     assert hints == [Hint("sequence", 4, [], 0)]
+
+
+def test_a_drafter_that_is_still_indexing_is_a_hint_that_says_so() -> None:
+    generation = make_generation()
+    feed = feed_of(generation)
+    exchange(feed)
+    decide(generation, [4])
+    feed.advance("sequence", 24)
+    batch = feed.next_batch(0.0)
+    assert batch is not None
+    response = drafter_pb2.ProposeResponse(
+        proposals=[
+            drafter_pb2.Proposal(
+                sequence_id="sequence", base_length=4, status=drafter_pb2.STATUS_INDEXING
+            )
+        ]
+    )
+    answer = feed.on_proposals(batch.batch_id, wire.proposals_from_proto(response))
+    assert answer.hints == [Hint("sequence", 4, [], 0, is_indexing=True)]
+    assert not answer.given_up
 
 
 def test_steps_that_were_not_sent_yet_merge_into_one_delta() -> None:

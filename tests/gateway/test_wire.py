@@ -156,6 +156,12 @@ def test_updates_go_before_hints() -> None:
     assert sent.commands[2].close.sequence_id == "two"
 
 
+def test_a_hint_says_that_the_drafter_is_still_indexing() -> None:
+    hints = [Hint("one", 5, [], 0, is_indexing=True), Hint("two", 5, [], 0)]
+    sent = wire.commands_to_proto(CommandBatch(updates=[], hints=hints, opens=[], closes=[]))
+    assert [command.draft.indexing for command in sent.commands] == [True, False]
+
+
 def test_a_delta_says_how_to_begin_only_once() -> None:
     new = NewHistory(prompt_length=2, ngram=NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LATEST))
     sent = wire.deltas_to_proto(

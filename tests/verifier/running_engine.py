@@ -91,12 +91,20 @@ class EngineSession:
             Update(session_id=self.session_id, sequence_id=sequence_id, drafting=drafting)
         )
 
-    def hint(self, sequence_id: str, base_length: int, token_ids: Iterable[int]) -> None:
+    def hint(
+        self,
+        sequence_id: str,
+        base_length: int,
+        token_ids: Iterable[int],
+        *,
+        is_indexing: bool = False,
+    ) -> None:
         hint = Hint(
             sequence_id=sequence_id,
             base_length=base_length,
             token_ids=list(token_ids),
             matched_ngram_length=2,
+            is_indexing=is_indexing,
         )
         self._engine.submit(
             Hints(session_id=self.session_id, hints=[hint], received_at_s=time.monotonic())

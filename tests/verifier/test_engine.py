@@ -184,6 +184,21 @@ class TestDrafts:
         assert wanted[2] == [8] * 11 + [7, 6, 5, 4, 3, 2, 1, 0, 0]
         assert wanted[7] == [18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
 
+    @pytest.mark.parametrize(("is_indexing", "num_useless"), [(False, 7), (True, 0)])
+    def test_empty_hints_of_a_drafter_that_is_indexing_count_for_nothing(
+        self, is_indexing: bool, num_useless: int, start_engine: StartEngine
+    ) -> None:
+        running = start_engine(rule=follow(TEXT))
+        session = running.attach()
+        sequence_id = session.open(TEXT[:4], max_new_tokens=12, draft_wait=ALWAYS)
+        for length in range(5, 12):
+            session.wait_decided(sequence_id, length - 4)
+            session.hint(sequence_id, length, [], is_indexing=is_indexing)
+        session.wait_decided(sequence_id, 8)
+        sequence = running.engine._table.find(session.session_id, sequence_id)
+        assert sequence is not None
+        assert sequence.first_token_record.num_useless_hints == num_useless
+
     def test_a_draft_leaves_room_for_one_more_token(self, start_engine: StartEngine) -> None:
         session = start_engine(rule=follow(TEXT)).attach()
         sequence_id = session.open(TEXT[:4], max_new_tokens=4, draft_wait=ALWAYS)
