@@ -20,6 +20,7 @@ import numpy.typing as npt
 from drafter import wire
 from drafter.batch_rows import BatchRows
 from drafter.drafting import Drafting, Work
+from drafter.failures import Failure
 from drafter.history_store import StreamLease
 from drafter.live_answerer import LiveAnswerer
 from drafter.live_batch import LiveBatch, Scratch
@@ -97,7 +98,7 @@ class Batches:
         """
         self._note_live_batch()
         start_s = time.perf_counter()
-        response = self._live.answer(payload)
+        response = self._answer_live(payload)
         if response is not None:
             self.turns.note_live()
             self._live_s = time.perf_counter() - start_s
@@ -109,13 +110,23 @@ class Batches:
             see_releases(batch.releases)
         work = await self._answer(
             batch,
-            batch.releases,
+            wire.named_releases(batch.releases),
             rows,
             first=self._live.num_taken,
             is_bulk=batch.is_bulk,
             lease=lease,
         )
-        return batch.respond(rows), work
+        return await batch.respond(rows), work
+
+    def _answer_live(self, payload: bytes) -> bytes | None:
+        """Answers a batch in one call, if that can be done, see `LiveAnswerer.answer`."""
+        try:
+            return self._live.answer(payload)
+        except Exception:
+            # A mistake of ours, or no memory left. What was appended may be appended again: it
+            # agrees. So the batch is answered as a whole again, and who fails then fails alone.
+            self._live.forget_batch()
+            return None
 
     async def answer_deltas(
         self,
@@ -244,6 +255,7 @@ class Batches:
         except Exception:
             # A mistake of ours, or no memory left: what is known of the sequence is in doubt.
             self._logger.exception("sequence_failed", sequence_id=message.sequence_id)
+            self._metrics.count_failure(Failure.SEQUENCE)
             self._store.release(message.sequence_id)
             rows.refuse(
                 i,
@@ -265,15 +277,13 @@ class Batches:
         """Indexes step by step; whatever else there is to do comes first.
 
         What was drafted from is never held back: the longer it takes, the more has to be looked
-        through for each draft.
+        through for each draft. A sequence that cannot be indexed is forgotten; the others go on.
         """
         while self._unindexed or self._drafting.is_behind:
             if self._unindexed:
                 await asyncio.sleep(0)
                 # Those first that have lacked so much for longest.
-                slots = self._live.index_step(self._unindexed.popleft())
-                if len(slots) > 0:
-                    self._unindexed.appendleft(slots)
+                self._index_slots(self._unindexed.popleft())
             else:
                 await self.turns.wait_until_rested()
             # However much live batches bring, what nobody drafts from yet gets its slices too.
@@ -281,9 +291,31 @@ class Batches:
                 self._drafting.index_step()
                 self.turns.end_slice()
 
+    def _index_slots(self, slots: npt.NDArray[np.int64]) -> None:
+        """Goes on indexing the texts at these slots; what they still lack is left for later."""
+        try:
+            slots = self._live.index_step(slots)
+        except Exception:
+            # A mistake of ours, or no memory left. Whose fault it is shows when each is alone.
+            if len(slots) > 1:
+                self._unindexed.extendleft(slots[i : i + 1].copy() for i in range(len(slots)))
+            else:
+                history = self._store.by_slot[int(slots[0])]
+                if history is not None:
+                    self._drafting.forget(history)
+            return
+        if len(slots) > 0:
+            self._unindexed.appendleft(slots)
+
     async def _release(self, releases: Iterable[drafter_pb2.Release], turn: Turn) -> None:
         for release in releases:
             if turn.is_over:
                 await turn.pause()
             keep = wire.keep_from_proto(release.keep)
-            self._drafting.release(release.sequence_id, keep, release.feed_id)
+            try:
+                self._drafting.release(release.sequence_id, keep, release.feed_id)
+            except Exception:
+                # A mistake of ours, or no memory left for the text: the sequence is forgotten, and
+                # the others are released.
+                self._logger.exception("release_failed", sequence_id=release.sequence_id)
+                self._metrics.count_failure(Failure.RELEASE)

@@ -142,6 +142,10 @@ class LiveAnswerer:
             came_to = go_on_live(self._desk, now_s)
         return bytes(self._answer[: words[NUM_BYTES]])
 
+    def forget_batch(self) -> None:
+        """Hands over nothing of a batch that failed half-way."""
+        self._words[NUM_TAKEN] = 0
+
     def hand_over(self, rows: BatchRows) -> None:
         """Gives what was taken of the batch that could not be answered to those who go on."""
         count = self.num_taken

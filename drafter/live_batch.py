@@ -7,6 +7,8 @@ message parsed by protobuf: the order within a batch is the same either way, and
 A message that holds anything unusual is left to protobuf as a whole.
 """
 
+import asyncio
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,6 +43,8 @@ from tandem.v1 import drafter_pb2
 
 # How many sequences are taken in one call: about a tenth of a millisecond.
 _MOST_AT_ONCE = 512
+# How many answers are made into messages in one go: about a millisecond.
+_MOST_WRITTEN_AT_ONCE = 64
 
 
 class Scratch:
@@ -56,7 +60,7 @@ class LiveBatch:
     Attributes:
         batch_id: the client's.
         num_sequences: how many deltas it has.
-        releases: what it releases, before anything else.
+        releases: what it releases, before anything else; some may name no sequence.
         is_bulk: whether it brings long text.
     """
 
@@ -144,16 +148,23 @@ class LiveBatch:
         rows.histories[first:after] = [by_slot[slot] for slot in self._slots[first:after].tolist()]
         return after
 
-    def respond(self, rows: BatchRows) -> bytes:
-        """Returns the answer, a ProposeResponse, once no row is open."""
+    async def respond(self, rows: BatchRows) -> bytes:
+        """Returns the answer, a ProposeResponse, once no row is open; others get their turns."""
         if self._rows is None:
             sequence_ids = [self._deltas[i].sequence_id for i in range(self.num_sequences)]
-            response = wire.response_to_proto(self.batch_id, rows.proposals(sequence_ids))
+            response = await response_of(self.batch_id, rows, sequence_ids)
             return response.SerializeToString()
-        refusals = [
-            wire.response_to_proto(0, [rows.refusals[i]]).SerializeToString()
-            for i in sorted(rows.refusals)
-        ]
+        refusals = []
+        for i in sorted(rows.refusals):
+            refusal = wire.response_to_proto(0, [rows.refusals[i]])
+            refusals.append(refusal.SerializeToString())
+            if len(refusals) % _MOST_WRITTEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return self.write(rows, refusals)
+
+    def write(self, rows: BatchRows, refusals: Sequence[bytes]) -> bytes:
+        """Returns the answer to a scanned message, given the refusals in it, in order."""
+        assert self._rows is not None
         written = write_response(
             self._bytes,
             self._rows,
@@ -189,10 +200,23 @@ class LiveBatch:
             at = end
         parts.append(self._payload[at:])
         rest = drafter_pb2.ProposeRequest.FromString(b"".join(parts))
-        wire.check_releases(rest)
+        wire.check_counts(rest)
         self.releases = rest.releases
         self.is_bulk = wire.is_bulk(rest.sequences)
         self._deltas = dict(zip(odd, rest.sequences, strict=True))
+
+
+async def response_of(
+    batch_id: int, rows: BatchRows, sequence_ids: Sequence[str]
+) -> drafter_pb2.ProposeResponse:
+    """Returns the answer to a batch, once no row is open; others get turns meanwhile."""
+    response = drafter_pb2.ProposeResponse(batch_id=batch_id)
+    proposals = rows.proposals(sequence_ids)
+    while part := list(itertools.islice(proposals, _MOST_WRITTEN_AT_ONCE)):
+        wire.add_proposals(response, part)
+        if len(part) == _MOST_WRITTEN_AT_ONCE:
+            await asyncio.sleep(0)
+    return response
 
 
 def warm_up_live_batches(answerer: Answerer) -> None:
@@ -247,7 +271,7 @@ def warm_up_live_batches(answerer: Answerer) -> None:
         rows = BatchRows(1)
         assert batch.take(0, 1, rows) == 1
         rows.outcomes[:] = NO_MATCH
-        batch.respond(rows)
+        batch.write(rows, [])
         for sequence_id in ("a", "b"):
             store.release(sequence_id)
 

@@ -1,7 +1,8 @@
 """What the drafter measures. Registers in the registry that it is given; knows no RPCs.
 
-Labels: `outcome` is what became of a delta (a draft, no match, appended without asking for one, out
-of sync, invalid); `source` is where the draft was copied from, `none` without one.
+Labels: `outcome` is what became of a delta (a draft, no match, still indexing, appended without
+asking for one, out of sync, invalid); `source` is where the draft was copied from, `none` without
+one.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from drafter.batch_rows import BatchRows
 from drafter.batch_wire import APPENDED, DRAFT, INDEXING, NO_MATCH, POOL_DRAFT, REFUSED
+from drafter.failures import Failure
 from drafter.history_store import HistoryStore
 from drafter.kept_histories import EvictionReason
 from drafter.messages import ProposalStatus
@@ -69,6 +71,13 @@ class DrafterMetrics:
             registry=registry,
         )
         self._evictions = {reason: evictions.labels(reason.value) for reason in EvictionReason}
+        failures = Counter(
+            "tandem_drafter_internal_errors",
+            "What failed while everything else went on, by what it was; the log says more.",
+            ["reason"],
+            registry=registry,
+        )
+        self._failures = {failure: failures.labels(failure.value) for failure in Failure}
 
         self._pool_bytes = Gauge(
             "tandem_drafter_pool_bytes",
@@ -103,8 +112,15 @@ class DrafterMetrics:
         )
         self._snapshots = {outcome: snapshots.labels(outcome.value) for outcome in SnapshotOutcome}
 
+    def count_failure(self, failure: Failure, count: int = 1) -> None:
+        self._failures[failure].inc(count)
+
     def watch_pools(self, store: PoolStore) -> None:
-        """Reads the gauges from the store whenever they are scraped."""
+        """Reads the gauges from the store whenever they are scraped.
+
+        That is in a thread of its own: what is read is a number that the store keeps, never one
+        that is counted from its texts.
+        """
         self._pool_bytes.set_function(lambda: store.occupied_bytes)
         self._pools.set_function(lambda: store.num_pools)
         self._pool_texts.set_function(lambda: store.num_texts)
@@ -119,7 +135,7 @@ class DrafterMetrics:
         self._snapshots[outcome].inc()
 
     def watch(self, store: HistoryStore) -> None:
-        """Reads the gauges from the store whenever they are scraped."""
+        """Reads the gauges from the store whenever they are scraped, see `watch_pools`."""
         self._sequences.set_function(lambda: store.num_sequences)
         self._history_bytes.set_function(lambda: store.history_bytes)
 

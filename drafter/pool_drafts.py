@@ -124,6 +124,8 @@ def warm_up_pools(answerer: Answerer) -> None:
     def keep_and_forget() -> None:
         nonlocal now_s
         drafts.keep(history, Keep.ALL, "")
+        # Behind another one, too.
+        drafts.keep(history, Keep.ALL, "")
         assert drafts.choose(
             [short], np.ones(1, dtype=np.int64), answerer.answer([short], [1])
         ).all()

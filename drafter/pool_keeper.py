@@ -5,7 +5,9 @@ Owns one task, which lives while there is work. Does not know what the work is (
 
 import asyncio
 import time
+from collections.abc import Callable
 
+from drafter.failures import Failure
 from drafter.pool_store import PoolStore
 from servicekit.logs import Logger
 
@@ -16,9 +18,23 @@ PIECE_S = 0.0003
 class PoolKeeper:
     """Owned by the event loop. What bounds the work: the bytes that may wait in the store."""
 
-    def __init__(self, store: PoolStore, *, logger: Logger) -> None:
+    def __init__(
+        self,
+        store: PoolStore,
+        *,
+        logger: Logger,
+        on_failure: Callable[[Failure], None] = lambda failure: None,
+    ) -> None:
+        """Wires it up.
+
+        Args:
+            store: all pools.
+            logger: told when the work fails.
+            on_failure: likewise.
+        """
         self._store = store
         self._logger = logger
+        self._on_failure = on_failure
         self._task: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
@@ -42,6 +58,7 @@ class PoolKeeper:
         except Exception:
             # A mistake of ours, or no memory left: what is known of pools is in doubt.
             self._logger.exception("pools_failed", num_pools=self._store.num_pools)
+            self._on_failure(Failure.POOLS)
             self._store.forget_all()
         finally:
             self._task = None

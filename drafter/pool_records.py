@@ -89,28 +89,34 @@ class KeptText:
 class Pool:
     """One pool's record; its tokens and its index are behind `block`, 0: not made yet.
 
-    `texts` are in the order they were fed, and `feed_keys` those of them that have one.
+    `texts` are in the order they were fed, and `feed_keys` those of them that have one. Whatever
+    changes what a snapshot of it says raises `version`.
     """
 
-    __slots__ = ("block", "feed_keys", "ngram_mask", "num_kept", "pool_id", "texts")
+    __slots__ = (
+        "block", "feed_keys", "ngram_mask", "num_kept", "pool_id", "texts", "version",
+    )  # fmt: skip
 
-    def __init__(self, pool_id: str) -> None:
+    def __init__(self, pool_id: str, *, version: int = 0) -> None:
         self.pool_id = pool_id
         self.block = 0
         self.ngram_mask = 0
         self.texts: deque[Text] = deque()
         self.feed_keys: set[bytes] = set()
         self.num_kept = 0
+        self.version = version
 
     def add(self, text: "Text") -> None:
         """Adds the newest text."""
         self.texts.append(text)
+        self.version += 1
         if text.feed_key:
             self.feed_keys.add(text.feed_key)
 
     def remove(self, text: "Text") -> None:
         """Removes a text."""
         self.texts.remove(text)
+        self.version += 1
         self.feed_keys.discard(text.feed_key)
 
 

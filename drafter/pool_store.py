@@ -68,6 +68,7 @@ class PoolStore:
         self._on_feed = on_feed
         self._on_eviction = on_eviction
         self.generation = 0
+        self._num_pools_made = 0
         self.forget_all()
 
     def forget_all(self) -> None:
@@ -76,6 +77,7 @@ class PoolStore:
         self.arena = self._memory.arena
         self.generation += 1
         self._pools: dict[str, Pool] = {}
+        self._num_texts = 0
         # Texts of which something is in a pool, in the order they were fed; the last may be partly
         # waiting. Then those of which nothing is.
         self._texts: OrderedDict[Text, None] = OrderedDict()
@@ -89,8 +91,8 @@ class PoolStore:
 
     @property
     def num_texts(self) -> int:
-        # Scrapes read it in their own threads: the copy is one step for the interpreter.
-        return sum(len(pool.texts) for pool in tuple(self._pools.values()))
+        """Of all pools; any thread may ask."""
+        return self._num_texts
 
     @property
     def num_tokens(self) -> int:
@@ -163,13 +165,18 @@ class PoolStore:
         return self.has_work
 
     def finish(self) -> None:
-        """Does all work; for tests and benchmarks."""
+        """Does all work, however long that takes: before anything is served, and in tests."""
         while self.has_work:
             self.work()
 
     def pool_ids(self) -> list[str]:
         """The pools that are there now."""
         return list(self._pools)
+
+    def version_of(self, pool_id: str) -> int:
+        """Another after every change of what a pool holds, also if it goes and comes again."""
+        pool = self._pools.get(pool_id)
+        return -1 if pool is None else pool.version
 
     def texts_of(self, pool_id: str) -> Iterator[KeptText]:
         """Copies the texts of a pool one by one, the oldest first; the store may change between.
@@ -199,6 +206,7 @@ class PoolStore:
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
         assert self.occupied_bytes <= self.limits.max_pools_bytes
+        assert self.num_texts == sum(len(pool.texts) for pool in self._pools.values())
         self._memory.check_integrity(self._pools.values())
         self._waiting.check_integrity()
         for pool in self._pools.values():
@@ -225,16 +233,21 @@ class PoolStore:
             return FeedOutcome.DUPLICATE
         if not self._waiting.has_room_for(token_ids):
             return FeedOutcome.DROPPED
+        waiting = token_ids.copy()  # there may be no memory: nothing is changed yet
         if pool is None:
-            pool = self._pools[pool_id] = Pool(pool_id)
-        text = Text(pool, token_ids.copy(), feed_key, fed_at_s)
+            pool = self._pools[pool_id] = Pool(pool_id, version=self._num_pools_made << 32)
+            self._num_pools_made += 1
+        text = Text(pool, waiting, feed_key, fed_at_s)
         pool.add(text)
+        self._num_texts += 1
         self._waiting.add(text)
         self._cover(pool, ngram_mask)
         return FeedOutcome.KEPT
 
     def _cover(self, pool: Pool, ngram_mask: int) -> None:
-        pool.ngram_mask |= ngram_mask
+        if ngram_mask & ~pool.ngram_mask:
+            pool.ngram_mask |= ngram_mask
+            pool.version += 1
         if pool.block:
             self._memory.cover(pool)
             self._unindexed[pool] = None
@@ -277,6 +290,7 @@ class PoolStore:
         if text.num_tokens > 0:
             num_sizes = text.pool.ngram_mask.bit_count()
             self._memory.evict(text, max(1, _NGRAMS_PER_PIECE // num_sizes))
+            text.pool.version += 1
         if text.num_tokens == 0 and text.waiting is not None and reason is TextEviction.EXPIRED:
             self._waiting.end(text)
         if text.num_tokens == 0 and text.waiting is None:
@@ -286,6 +300,7 @@ class PoolStore:
         """Removes the record of a text that has no tokens any more."""
         pool = text.pool
         pool.remove(text)
+        self._num_texts -= 1
         if text in self._texts:
             del self._texts[text]
             self._memory.remove(text)

@@ -12,6 +12,7 @@ from drafter.answerer import Answerer
 from drafter.config import DrafterConfig
 from drafter.drafting import Drafting
 from drafter.errors import ERROR_TABLE
+from drafter.failures import Failure
 from drafter.history_store import HistoryStore
 from drafter.live_batch import warm_up_live_batches
 from drafter.metrics import DrafterMetrics
@@ -68,7 +69,7 @@ class DrafterServer:
             on_eviction=metrics.count_text_eviction,
         )
         metrics.watch_pools(self.pools)
-        self.pool_keeper = PoolKeeper(self.pools, logger=logger)
+        self.pool_keeper = PoolKeeper(self.pools, logger=logger, on_failure=metrics.count_failure)
         self._snapshot_interval_s = config.snapshot_interval_s
         self.snapshotter: Snapshotter | None = None
         if config.snapshot_dir is not None:
@@ -77,16 +78,21 @@ class DrafterServer:
                 folder=config.snapshot_dir,
                 logger=logger,
                 on_snapshot=metrics.count_snapshot,
+                on_failure=metrics.count_failure,
+                clock=clock,
             )
+
+        def sequence_failed(sequence_id: str) -> None:
+            logger.exception("sequence_failed", sequence_id=sequence_id)
+            metrics.count_failure(Failure.SEQUENCE)
+
         self._answerer = Answerer(num_threads=os.cpu_count() or 1) if answerer is None else answerer
         self.servicer = DrafterServicer(
             Drafting(
                 store=self.store,
                 answerer=self._answerer,
                 pools=PoolDrafts(self.pools, on_work=self.pool_keeper.wake),
-                on_failure=lambda sequence_id: logger.exception(
-                    "sequence_failed", sequence_id=sequence_id
-                ),
+                on_failure=sequence_failed,
             ),
             metrics=metrics,
             instance_id=secrets.token_hex(16),

@@ -8,7 +8,7 @@ that the transport takes no more, is disconnected. How batches are answered is k
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import grpc
 
@@ -16,6 +16,8 @@ from drafter import wire
 from drafter.batches import MAX_FORGOTTEN_AT_ONCE, Batches
 from drafter.drafting import Drafting
 from drafter.errors import NotServingError, UnsupportedFieldError
+from drafter.failures import Failure
+from drafter.live_batch import response_of
 from drafter.metrics import DrafterMetrics
 from drafter.open_streams import OpenStreams
 from servicekit.errors import MalformedRequestError
@@ -73,11 +75,12 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self.batches = Batches(drafting, metrics=metrics, logger=logger)
         self.streams = OpenStreams(unread_timeout_s=unread_timeout_s)
         self._instance_id = instance_id
+        self._metrics = metrics
         self._logger = logger
         self._state = _State.STARTING
 
     def open(self) -> None:
-        """Begins to take requests: the proposer is warm."""
+        """Begins to take requests: everything is compiled, and pools are restored."""
         self._state = _State.SERVING
 
     async def drain(self) -> None:
@@ -90,13 +93,22 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     async def sweep_forever(self) -> None:
         """Forgets what expires while no requests come; runs until cancelled."""
         pause_s = SWEEP_INTERVAL_S
+        has_failed = False
         while True:
             await asyncio.sleep(pause_s)
-            self._drafting.pools.see_to_work()
-            may_have_more = (
-                self._store.forget_expired(MAX_FORGOTTEN_AT_ONCE) == MAX_FORGOTTEN_AT_ONCE
-            )
-            pause_s = 0.0 if may_have_more else SWEEP_INTERVAL_S
+            pause_s = SWEEP_INTERVAL_S
+            try:
+                self._drafting.pools.see_to_work()
+                if self._store.forget_expired(MAX_FORGOTTEN_AT_ONCE) == MAX_FORGOTTEN_AT_ONCE:
+                    pause_s = 0.0
+            except Exception:
+                # A mistake of ours. Requests forget what has expired too, and the next sweep may.
+                if not has_failed:
+                    self._logger.exception("sweep_failed")
+                has_failed = True
+                self._metrics.count_failure(Failure.UPKEEP)
+            else:
+                has_failed = False
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Registers all methods; the stream's messages come and go as bytes."""
@@ -113,10 +125,11 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         """Answers one batch; its sequences are tied to no stream."""
         self._check_serving()
         deltas = wire.check_propose_request(request)
+        wire.check_releases(request.releases)
         _refuse_unsupported_keep(request.releases)
         rows, work = await self.batches.answer_deltas(deltas, request.releases)
         sequence_ids = [delta.sequence_id for delta in deltas]
-        response = wire.response_to_proto(request.batch_id, rows.proposals(sequence_ids))
+        response = await response_of(request.batch_id, rows, sequence_ids)
         self.batches.index(work)
         return response
 
@@ -134,9 +147,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         lease = self._store.start_stream()
         has_warned = False
 
-        def see_releases(releases: Iterable[drafter_pb2.Release]) -> None:
+        def see_releases(releases: Sequence[drafter_pb2.Release]) -> None:
             nonlocal has_warned
             has_warned = has_warned or self._warn_of_unsupported_keep(releases)
+            has_warned = self._note_nameless(releases, has_warned=has_warned) or has_warned
 
         async with self.streams.open() as stream:
             try:
@@ -162,7 +176,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self, request: drafter_pb2.ReleaseRequest, context: _ReleaseContext
     ) -> drafter_pb2.ReleaseResponse:
         """Forgets sequences."""
-        wire.check_release_request(request)
+        wire.check_releases(request.releases)
         _refuse_unsupported_keep(request.releases)
         await self.batches.release(request.releases)
         return drafter_pb2.ReleaseResponse()
@@ -194,6 +208,14 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         field, value = unsupported
         self._logger.warning("release_keeps_nothing", field=field, value=value)
         return True
+
+    def _note_nameless(self, releases: Sequence[drafter_pb2.Release], *, has_warned: bool) -> bool:
+        """Counts the releases that name no sequence; says in the log, once, that there are some."""
+        num_nameless = len(releases) - len(wire.named_releases(releases))
+        self._metrics.count_failure(Failure.RELEASE, num_nameless)
+        if num_nameless and not has_warned:
+            self._logger.warning("release_names_no_sequence", num_releases=num_nameless)
+        return num_nameless > 0
 
     def _check_serving(self) -> None:
         if self._state is not _State.SERVING:

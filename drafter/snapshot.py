@@ -13,12 +13,14 @@ Texts come in the order they were fed; numbers are little-endian.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,8 @@ _PARTIAL_SUFFIX = ".partial"
 
 _PREFIX = struct.Struct("<8sII")
 _DIGEST_BYTES = 32
+# So many texts' records are made into JSON at a time: the interpreter does nothing else meanwhile.
+_RECORDS_TOGETHER = 1024
 # Tokens of a pool are a part of its bound, the header of the shortest texts a few times that part.
 _MAX_FILE_BYTES = 2 * MAX_POOL_BYTES
 
@@ -47,35 +51,45 @@ class DamagedSnapshotError(Exception):
         self.path = path
 
 
-def path_of(folder: Path, pool_id: str) -> Path:
-    """Where a pool's snapshot lies; its id may hold anything, so it is hashed."""
+def path_of(folder: Path, pool_id: str, taken: Iterable[Path] = ()) -> Path:
+    """Where a pool's snapshot lies; its id may hold anything, so it is hashed.
+
+    Args:
+        folder: of the snapshots.
+        pool_id: of the pool.
+        taken: files that are to be left as they are: the snapshot lies beside them.
+    """
     digest = hashlib.blake2b(pool_id.encode(), digest_size=16).hexdigest()
-    return folder / f"{digest}{SUFFIX}"
+    path = folder / f"{digest}{SUFFIX}"
+    number = 1
+    while path in taken:
+        number += 1
+        path = folder / f"{digest}-{number}{SUFFIX}"
+    return path
 
 
-def write_pool(folder: Path, texts: Sequence[KeptText]) -> Path:
+def write_pool(folder: Path, texts: Sequence[KeptText], taken: Iterable[Path] = ()) -> Path:
     """Writes the texts of one pool, at least one, in place of what was there before.
+
+    Args:
+        folder: of the snapshots.
+        texts: of the pool, in the order they were fed.
+        taken: see `path_of`.
 
     Raises:
         OSError: the disk does not take it; what was there before is untouched.
     """
-    pool_id = texts[0].pool_id
-    header = json.dumps(
-        {
-            "pool_id": pool_id,
-            "ngram_mask": texts[0].ngram_mask,
-            "texts": [[len(text.token_ids), text.age_s, text.feed_key.hex()] for text in texts],
-        }
-    ).encode()
-    path = path_of(folder, pool_id)
+    header = _header_of(texts)
+    path = path_of(folder, texts[0].pool_id, taken)
     partial = path.with_suffix(_PARTIAL_SUFFIX)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     # Others' prompts may be in it: for this user's eyes only.
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        parts = [_PREFIX.pack(MAGIC, VERSION, len(header)), header]
-        parts += [text.token_ids.astype("<u4").tobytes() for text in texts]
-        for part in parts:
+        parts: list[Any] = [_PREFIX.pack(MAGIC, VERSION, len(header)), header]
+        # Not copied: the interpreter would do nothing else meanwhile.
+        arrays = (np.ascontiguousarray(text.token_ids, dtype="<u4") for text in texts)
+        for part in itertools.chain(parts, arrays):
             digest.update(part)
             file.write(part)
         file.write(digest.digest())
@@ -94,12 +108,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_others(folder: Path, keep: set[Path]) -> None:
-    """Removes the snapshots of pools that are no more, and what was left half-written."""
-    for path in folder.iterdir():
-        is_snapshot = path.suffix == SUFFIX and path not in keep
-        if is_snapshot or path.suffix == _PARTIAL_SUFFIX:
-            path.unlink(missing_ok=True)
+def remove(paths: Iterable[Path]) -> None:
+    """Removes snapshots; one that is not there is fine."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Removes what was left half-written."""
+    remove(folder.glob(f"*{_PARTIAL_SUFFIX}"))
 
 
 def snapshots_in(folder: Path) -> list[Path]:
@@ -135,11 +152,27 @@ def read_pool(path: Path) -> list[KeptText]:
         raise DamagedSnapshotError(path, f"its header is wrong: {error}") from None
 
 
+def _header_of(texts: Sequence[KeptText]) -> bytes:
+    pool_id, ngram_mask = texts[0].pool_id, texts[0].ngram_mask
+    head = json.dumps({"pool_id": pool_id, "ngram_mask": ngram_mask})
+    records = (
+        json.dumps(
+            [
+                [len(text.token_ids), text.age_s, text.feed_key.hex()]
+                for text in texts[first : first + _RECORDS_TOGETHER]
+            ]
+        )
+        for first in range(0, len(texts), _RECORDS_TOGETHER)
+    )
+    joined = ", ".join(part[1:-1] for part in records)
+    return f'{head[:-1]}, "texts": [{joined}]}}'.encode()
+
+
 def _parse(body: memoryview, header_bytes: int) -> list[KeptText]:
     header = json.loads(bytes(body[:header_bytes]))
     token_ids = np.frombuffer(body[header_bytes:], dtype="<u4").astype(np.uint32, copy=False)
     pool_id, ngram_mask = str(header["pool_id"]), int(header["ngram_mask"])
-    if not pool_id or not 0 < ngram_mask < 1 << 32:
+    if not pool_id.encode() or not 0 < ngram_mask < 1 << 32:
         raise ValueError(f"pool {pool_id!r} with n-grams {ngram_mask:#x}")
     texts = []
     start = 0

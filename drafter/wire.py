@@ -2,11 +2,12 @@
 
 Owns what a well-formed request is, and which fields this server does not offer (those are refused
 by name). How much a request may hold, `drafter.proto` says; here is what becomes of a batch that
-holds more: a delta that does is refused alone, else the batch is. Unary requests over their limits
-do not come here. Protobuf types end here and in `service.py`.
+holds more: a delta or a release that does is refused alone, else the batch is. Unary requests over
+their limits do not come here. Other modules know of protobuf only that messages have fields:
+`service.py`, `batches.py` and `live_batch.py` hand them from here to there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from google.protobuf.descriptor import EnumDescriptor
@@ -81,11 +82,13 @@ _STATUSES = {
 def check_propose_request(request: drafter_pb2.ProposeRequest) -> list[drafter_pb2.SequenceDelta]:
     """Returns the request's deltas, once it is known that the batch as a whole may be applied.
 
+    Its releases may be too, but for those that `named_releases` leaves out.
+
     Raises:
         MessageLimitError: there are too many of them, or of its releases.
         MalformedBatchError: a sequence is there twice or has no proper id.
     """
-    check_releases(request)
+    check_counts(request)
     deltas = list(request.sequences)
     sequence_ids = [delta.sequence_id for delta in deltas]
     _check_ids(sequence_ids, "sequences")
@@ -94,26 +97,36 @@ def check_propose_request(request: drafter_pb2.ProposeRequest) -> list[drafter_p
     return deltas
 
 
-def check_release_request(request: drafter_pb2.ReleaseRequest) -> None:
-    """Returns if the request may be applied.
+def check_releases(releases: Sequence[drafter_pb2.Release]) -> None:
+    """Returns if every release names a sequence.
 
     Raises:
-        MalformedBatchError: a sequence has no id.
-    """
-    _check_ids([release.sequence_id for release in request.releases], "releases")
-
-
-def check_releases(request: drafter_pb2.ProposeRequest) -> None:
-    """Returns if the batch's releases, and its deltas, are not too many, and every release is good.
-
-    Raises:
-        MessageLimitError: there are, or one holds too much.
         MalformedBatchError: one has no id.
     """
+    _check_ids([release.sequence_id for release in releases], "releases")
+
+
+def check_counts(request: drafter_pb2.ProposeRequest) -> None:
+    """Returns if the batch's releases, and its deltas, are not too many.
+
+    Raises:
+        MessageLimitError: there are.
+    """
     _BATCH_LIMITS.check_counts(request)
-    for i, release in enumerate(request.releases):
-        _RELEASE_LIMITS.check_within(release, "releases", i)
-    _check_ids([release.sequence_id for release in request.releases], "releases")
+
+
+def named_releases(releases: Sequence[drafter_pb2.Release]) -> list[drafter_pb2.Release]:
+    """Returns the releases that name a sequence, and hold no more than they may.
+
+    On a stream the others are left out: they have no answer that could refuse them, and must not
+    end the stream of all sequences.
+    """
+    return [
+        release
+        for release in releases
+        if _is_id(release.sequence_id)
+        and len(release.feed_id.encode()) <= _RELEASE_LIMITS.max_bytes("feed_id")
+    ]
 
 
 def find_unsupported_keep(releases: Iterable[drafter_pb2.Release]) -> tuple[str, str] | None:
@@ -177,6 +190,12 @@ def most_draft_tokens(num_sequences: int) -> int:
 def response_to_proto(batch_id: int, proposals: Iterable[Proposal]) -> drafter_pb2.ProposeResponse:
     """Returns the answer to a batch."""
     response = drafter_pb2.ProposeResponse(batch_id=batch_id)
+    add_proposals(response, proposals)
+    return response
+
+
+def add_proposals(response: drafter_pb2.ProposeResponse, proposals: Iterable[Proposal]) -> None:
+    """Adds to the answer to a batch: some 15 us per proposal."""
     add = response.proposals.add
     for proposal in proposals:
         add(
@@ -189,7 +208,6 @@ def response_to_proto(batch_id: int, proposals: Iterable[Proposal]) -> drafter_p
             known_length=proposal.known_length,
             message=proposal.message,
         )
-    return response
 
 
 def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:
@@ -225,6 +243,10 @@ def _name(enum: EnumDescriptor, number: int) -> str:
     # A number that only a newer client knows has no name here.
     value = enum.values_by_number.get(number)
     return str(number) if value is None else value.name
+
+
+def _is_id(sequence_id: str) -> bool:
+    return 0 < len(sequence_id.encode()) <= _RELEASE_LIMITS.max_bytes("sequence_id")
 
 
 def _check_ids(sequence_ids: list[str], field: str) -> None:

@@ -39,7 +39,8 @@ def tokens_in_even_chunks(base: int | None, count: int = NUM_COLLIDING) -> npt.N
     hashes = tokens if base is None else tokens * np.uint64(base)
     mixed = (hashes ^ (hashes >> np.uint64(32))) * ngram_table._MULTIPLIER
     mixed ^= mixed >> np.uint64(29)
-    return tokens[mixed & np.uint64(1) == 0][:count].astype(np.uint32)
+    found: npt.NDArray[np.uint32] = tokens[mixed & np.uint64(1) == 0][:count].astype(np.uint32)
+    return found
 
 
 def assert_answers_as_a_scan_does(text: IndexedText) -> None:

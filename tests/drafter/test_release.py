@@ -92,6 +92,57 @@ async def test_a_way_to_keep_that_only_newer_clients_know_does_not_end_a_stream(
     ], "once per stream"
 
 
+async def test_a_release_that_names_no_sequence_fails_alone_on_a_stream(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    stream = running.open_stream()
+    for sequence_id in "abc":
+        await ask(stream, pb.ProposeRequest(sequences=[delta(sequence_id, 0, [1, 2, 9, 1, 2])]))
+    bad = [pb.Release(), pb.Release(sequence_id="x" * 65)]
+    for sequence_id, other in ("ac", "bc"):
+        request = pb.ProposeRequest(
+            sequences=[delta(other, 5, [])], releases=[*bad, pb.Release(sequence_id=sequence_id)]
+        )
+        response = await ask(stream, request)
+        assert list(response.proposals[0].token_ids) == [9, 1, 2]
+    # With nothing else about the message that kernels read.
+    await ask(stream, pb.ProposeRequest(sequences=[delta("c", 0, [1])], releases=bad))
+    assert (await running.load()).num_sequences == 1
+    assert [entry["event"] for entry in running.log] == ["release_names_no_sequence"]
+    assert running.sample("tandem_drafter_internal_errors_total", reason="release") == 6
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_text_that_cannot_be_kept_fails_its_release_alone(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    running = await start_drafter()
+    pools = running.drafter.pools
+    for sequence_id in ("bad", "good"):
+        created = delta(sequence_id, 0, [1, 2, 3])
+        created.params.pool_id = sequence_id
+        await running.propose(created)
+    feed = pools.feed
+
+    def fail_for_one(pool_id: str, *arguments: object, **options: object) -> object:
+        if pool_id == "bad":
+            raise MemoryError
+        return feed(pool_id, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pools, "feed", fail_for_one)
+    releases = [pb.Release(sequence_id=name, keep=pb.KEEP_ALL) for name in ("bad", "good")]
+    if is_stream:
+        await ask(running.open_stream(), pb.ProposeRequest(releases=releases))
+    else:
+        await running.stub.Release(pb.ReleaseRequest(releases=releases))
+    assert (await running.load()).num_sequences == 0
+    assert pools.pool_ids() == ["good"]
+    [entry] = [entry for entry in running.log if entry["log_level"] == "error"]
+    assert (entry["event"], entry["sequence_id"]) == ("release_failed", "bad")
+    assert running.sample("tandem_drafter_internal_errors_total", reason="release") == 1
+
+
 async def test_many_releases_let_others_pass(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Pools on disk: what comes back, and that nothing damaged does, nor does any harm."""
 
 import asyncio
+import hashlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 import drafter.snapshotter
 from drafter.pool_records import KeptText, PoolLimits
 from drafter.pool_store import PoolStore
-from drafter.snapshot import DamagedSnapshotError, path_of, read_pool, snapshots_in, write_pool
+from drafter.snapshot import (
+    MAGIC,
+    SUFFIX,
+    DamagedSnapshotError,
+    path_of,
+    read_pool,
+    snapshots_in,
+    write_pool,
+)
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
 from tests.drafter.running_drafter import StartDrafter
@@ -175,6 +184,121 @@ async def test_a_damaged_snapshot_is_skipped_and_named_in_the_log(
     [skipped] = [entry for entry in second.log if entry["event"] == "snapshot_skipped"]
     assert skipped["path"] == str(bad)
     assert str(bad) in str(skipped["reason"])
+    assert second.sample("tandem_drafter_internal_errors_total", reason="snapshot") == 1
+
+
+@pytest.mark.parametrize("is_newer", [True, False])
+async def test_a_file_that_was_not_restored_stays_as_it_is(
+    start_drafter: StartDrafter, tmp_path: Path, is_newer: bool
+) -> None:
+    """After a rollback the newer version may come back, and wants what it wrote."""
+    first = await start_drafter(snapshot_dir=tmp_path)
+    await keep(first, [1, 2, 3], pool_id="a")
+    await keep(first, [1, 2, 4], pool_id="b")
+    await first.drafter.drain()
+    written = {path: path.read_bytes() for path in snapshots_in(tmp_path)}
+    for path, content in written.items():
+        path.write_bytes(content[:8] + b"\x02" + content[9:] if is_newer else content[:-1])
+    skipped = {path: path.read_bytes() for path in written}
+
+    second = await start_drafter(snapshot_dir=tmp_path)
+    await keep(second, [1, 2, 5], pool_id="a")
+    assert second.drafter.snapshotter is not None
+    await second.drafter.snapshotter.write()
+    await keep(second, [1, 2, 6], pool_id="a")
+    await second.drafter.drain()
+    assert {path: path.read_bytes() for path in skipped} == skipped
+    assert len(snapshots_in(tmp_path)) == 3
+
+    for path, content in written.items():
+        path.write_bytes(content)
+    third = await start_drafter(snapshot_dir=tmp_path)
+    assert third.drafter.pools.num_texts == 4, "both files of a pool are restored"
+    await third.drafter.drain()
+    assert len(snapshots_in(tmp_path)) == 2, "and are one again"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"pool_id": "p", "ngram_mask": 2, "texts": [[1e999, 1, ""]]}',
+        b'{"pool_id": "p", "ngram_mask": 2, "texts": [[1, 1' + b"0" * 400 + b', ""]]}',
+        b"[" * 100_000,
+        b'{"pool_id": "\\ud800", "ngram_mask": 2, "texts": []}',
+    ],
+    ids=["infinity", "a huge number", "deep", "half a character"],
+)
+async def test_a_file_with_a_right_checksum_and_a_wrong_header_fails_alone(
+    start_drafter: StartDrafter, tmp_path: Path, header: bytes
+) -> None:
+    write_pool(tmp_path, [text([1, 2, 3], pool_id="good")])
+    body = MAGIC + (1).to_bytes(4, "little") + len(header).to_bytes(4, "little") + header
+    bad = tmp_path / f"bad{SUFFIX}"
+    bad.write_bytes(body + hashlib.blake2b(body, digest_size=32).digest())
+    running = await start_drafter(snapshot_dir=tmp_path)
+    assert await draft_of(running, [1, 2], pool_id="good") == ([3], 2, pb.SOURCE_POOL)
+    await running.drafter.drain()
+    assert running.sample("tandem_drafter_snapshots_total", outcome="written") == 1
+
+
+async def test_only_pools_that_have_changed_are_written_again(
+    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=1600.0)
+    written: list[str] = []
+
+    def write(folder: Path, texts: list[KeptText], taken: set[Path]) -> Path:
+        written.append(texts[0].pool_id)
+        return write_pool(folder, texts, taken)
+
+    monkeypatch.setattr(drafter.snapshotter, "write_pool", write)
+    snapshotter = running.drafter.snapshotter
+    assert snapshotter is not None
+    for pool_id in "ab":
+        await keep(running, [1, 2, 3], pool_id=pool_id)
+    await snapshotter.write()
+    assert written == ["a", "b"]
+    await snapshotter.write()
+    assert written == ["a", "b"]
+    await keep(running, [1, 2, 4], pool_id="b")
+    await snapshotter.write()
+    assert written == ["a", "b", "b"]
+    # A text's age is in its file: it shall not grow much younger in it.
+    running.clock.now_s += 101
+    await snapshotter.write()
+    assert written == ["a", "b", "b", "a", "b"]
+    # One that goes and comes again is another, though as much has happened to it.
+    running.clock.now_s += 1600
+    await running.drafter.pool_keeper.settle()
+    await keep(running, [1, 2, 5], pool_id="a")
+    await snapshotter.write()
+    assert written[5:] == ["a"]
+    assert len(snapshots_in(tmp_path)) == 1
+
+
+async def test_a_pool_that_cannot_be_written_fails_alone(
+    start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter(snapshot_dir=tmp_path)
+
+    def write(folder: Path, texts: list[KeptText], taken: set[Path]) -> Path:
+        if texts[0].pool_id == "bad":
+            raise ValueError("not what a disk says")
+        return write_pool(folder, texts, taken)
+
+    monkeypatch.setattr(drafter.snapshotter, "write_pool", write)
+    for pool_id in ("bad", "good"):
+        await keep(running, [1, 2, 3], pool_id=pool_id)
+    snapshotter = running.drafter.snapshotter
+    assert snapshotter is not None
+    await snapshotter.write()
+    assert snapshots_in(tmp_path) == [path_of(tmp_path, "good")]
+    [failed] = [entry for entry in running.log if entry["event"] == "snapshot_failed"]
+    assert (failed["reason"], failed["num_failed"]) == ("not what a disk says", 1)
+    assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
+    monkeypatch.undo()
+    await snapshotter.write()
+    assert len(snapshots_in(tmp_path)) == 2
 
 
 async def test_a_pool_that_is_no_more_leaves_no_file(
@@ -212,19 +336,19 @@ async def test_snapshots_are_taken_on_schedule(
     start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter(snapshot_dir=tmp_path, snapshot_interval_s=0.01)
-    await keep(running, [1, 2, 3])
     has_written = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def write(folder: Path, texts: list[KeptText]) -> Path:
+    def write(folder: Path, texts: list[KeptText], taken: set[Path]) -> Path:
         loop.call_soon_threadsafe(has_written.set)
-        return write_pool(folder, texts)
+        return write_pool(folder, texts, taken)
 
     monkeypatch.setattr(drafter.snapshotter, "write_pool", write)
     upkeep = asyncio.create_task(running.drafter.run_forever())
     try:
         for _ in range(2):
             has_written.clear()
+            await keep(running, [1, 2, 3])
             await asyncio.wait_for(has_written.wait(), 10)
     finally:
         upkeep.cancel()
@@ -238,10 +362,10 @@ async def test_others_are_answered_while_a_snapshot_is_being_written(
     loop = asyncio.get_running_loop()
     is_writing, answered = asyncio.Event(), asyncio.Event()
 
-    def write(folder: Path, texts: list[KeptText]) -> Path:
+    def write(folder: Path, texts: list[KeptText], taken: set[Path]) -> Path:
         loop.call_soon_threadsafe(is_writing.set)
         asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(10)
-        return write_pool(folder, texts)
+        return write_pool(folder, texts, taken)
 
     monkeypatch.setattr(drafter.snapshotter, "write_pool", write)
     assert running.drafter.snapshotter is not None

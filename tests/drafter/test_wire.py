@@ -125,10 +125,6 @@ def delta(sequence_id: str, num_tokens: int = 0) -> pb.SequenceDelta:
             pb.ProposeRequest(releases=[pb.Release(sequence_id="a", feed_id="ä" * 129)]),
             "releases[0].feed_id",
         ),
-        (
-            pb.ProposeRequest(releases=[pb.Release(sequence_id="a"), pb.Release()]),
-            "releases[1].sequence_id",
-        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -139,6 +135,16 @@ def test_a_malformed_batch_is_refused_by_the_field_s_name(
         wire.check_propose_request(request_)
     assert refusal.value.field == field
     assert refusal.value.message.startswith(f"{field}: ")
+
+
+def test_a_release_without_a_proper_id_is_refused_in_a_call_and_left_out_on_a_stream() -> None:
+    good = [pb.Release(sequence_id="a"), pb.Release(sequence_id="ä" * 32)]
+    for bad in (pb.Release(), pb.Release(sequence_id="a" * 65)):
+        releases = [good[0], bad, good[1]]
+        with pytest.raises(MalformedBatchError) as refusal:
+            wire.check_release_request(pb.ReleaseRequest(releases=releases))
+        assert refusal.value.field == "releases[1].sequence_id"
+        assert wire.named_releases(releases) == good
 
 
 def test_a_batch_at_every_limit_is_taken() -> None:

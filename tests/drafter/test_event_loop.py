@@ -1,0 +1,171 @@
+"""How long the event loop is blocked at most, whatever large but legal messages arrive."""
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from drafter.ngram_table import MAX_TEXT_TOKENS
+from drafter.wire import MAX_MESSAGE_BYTES, MAX_RELEASES, MAX_SEQUENCES_PER_BATCH
+from tandem.v1 import drafter_pb2 as pb
+from tandem.v1 import drafter_pb2_grpc as rpc
+
+ROOT = Path(__file__).parents[2]
+LONGEST_BLOCK_S = 0.05
+DELTA_TOKENS = 8192
+
+
+@dataclass
+class WatchedDrafter:
+    """The process, and a client of it."""
+
+    process: subprocess.Popen[str]
+    stub: rpc.DrafterServiceStub
+
+    def tell(self, line: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def exchange(self, requests: Iterable[pb.ProposeRequest]) -> list[pb.ProposeResponse]:
+        """All on one stream, which then ends."""
+        return list(self.stub.ProposeStream(iter(requests)))
+
+    def check_loop(self, what: str) -> None:
+        assert self.tell("settle") == "done"
+        worst_s = float(self.tell("worst"))
+        print(f"{what}: {1000 * worst_s:.1f} ms")
+        assert worst_s < LONGEST_BLOCK_S, what
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedDrafter]:
+    folder = tmp_path_factory.mktemp("pools")
+    command = [sys.executable, "-m", "tests.drafter.watched_drafter", str(folder)]
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        address = process.stdout.readline().strip()
+        with grpc.insecure_channel(address) as channel:
+            drafter = WatchedDrafter(process, rpc.DrafterServiceStub(channel))
+            drafter.tell("worst")
+            yield drafter
+        process.stdin.close()
+
+
+def long_text(num_tokens: int) -> list[int]:
+    """It repeats in short pieces everywhere, and at its end in one that goes on for ever."""
+    tokens: list[int] = np.random.default_rng(1).integers(0, 4, num_tokens).tolist()
+    tokens[-5:] = [8, 9, 8, 9, 8]
+    return tokens
+
+
+def replay(
+    sequence_id: str, tokens: list[int], params: pb.NgramParams
+) -> Iterator[pb.ProposeRequest]:
+    for start in range(0, len(tokens), DELTA_TOKENS):
+        delta = pb.SequenceDelta(
+            sequence_id=sequence_id,
+            base_length=start,
+            token_ids=tokens[start : start + DELTA_TOKENS],
+            max_draft_tokens=8,
+            params=params,
+        )
+        yield pb.ProposeRequest(sequences=[delta])
+
+
+@pytest.mark.parametrize("tie", [pb.TIE_EARLIEST, pb.TIE_LONGEST])
+def test_the_longest_text_is_scanned_for_chained_drafts(
+    watched: WatchedDrafter, tie: "pb.Tie.ValueType"
+) -> None:
+    params = pb.NgramParams(
+        min_ngram=1, max_ngram=32, tie=tie, algorithm=pb.ALGORITHM_KMP, chained=True,
+        overlap=pb.OVERLAP_ALLOWED,
+    )  # fmt: skip
+    params.tokens_per_match = 0
+    tokens = long_text(MAX_TEXT_TOKENS)
+    requests = list(replay("scanned", tokens, params))
+    for request in requests:
+        request.sequences[0].max_draft_tokens = 0
+    requests[-1].sequences[0].max_draft_tokens = 100
+    [proposal] = watched.exchange(requests)[-1].proposals
+    assert list(proposal.token_ids) == list(itertools.islice(itertools.cycle([9, 8]), 66))
+    watched.check_loop("a scan")
+
+
+def test_a_million_tokens_are_replayed_and_kept(watched: WatchedDrafter) -> None:
+    params = pb.NgramParams(min_ngram=1, tie=pb.TIE_LONGEST, pool_id="long")
+    watched.exchange(replay("replayed", long_text(1_000_000), params))
+    watched.check_loop("a replay")
+    release = pb.Release(sequence_id="replayed", keep=pb.KEEP_ALL)
+    watched.exchange([pb.ProposeRequest(releases=[release])])
+    watched.check_loop("a release of all that was replayed")
+    assert watched.stub.GetDrafterLoad(pb.GetDrafterLoadRequest()).pool_bytes > 4_000_000
+
+
+def whole_batch(
+    base_length: int, tokens: list[int], params: pb.NgramParams, count: int
+) -> pb.ProposeRequest:
+    request = pb.ProposeRequest(
+        sequences=[
+            pb.SequenceDelta(
+                sequence_id=f"{i:032x}",
+                base_length=base_length,
+                token_ids=tokens,
+                max_draft_tokens=1000,
+                params=None if base_length else params,
+            )
+            for i in range(count)
+        ]
+    )
+    assert request.ByteSize() <= MAX_MESSAGE_BYTES
+    return request
+
+
+@pytest.mark.parametrize("chained", [False, True])
+@pytest.mark.parametrize("count", [512, MAX_SEQUENCES_PER_BATCH])
+def test_as_many_sequences_as_a_batch_may_have_are_answered_and_released(
+    watched: WatchedDrafter, count: int, chained: bool
+) -> None:
+    params = pb.NgramParams(min_ngram=1, tie=pb.TIE_LATEST, overlap=pb.OVERLAP_ALLOWED)
+    if chained:
+        params.chained, params.max_ngram = True, 32
+    else:
+        params.pool_id = "many"
+    tokens = [7] * 150
+    requests = [whole_batch(step * 150, tokens, params, count) for step in range(3)]
+    # Written as no usual client does, so that kernels cannot read it.
+    odd = whole_batch(450, tokens, params, count).SerializeToString()
+    unknown_field = bytes([15 << 3, 1])
+    requests.append(pb.ProposeRequest.FromString(odd + unknown_field))
+    *_, last = watched.exchange(requests)
+    assert all(len(proposal.token_ids) > 0 for proposal in last.proposals)
+    watched.check_loop(f"a batch of {count}")
+    releases = [
+        pb.Release(sequence_id=delta.sequence_id, keep=pb.KEEP_ALL)
+        for delta in requests[0].sequences
+    ]
+    assert len(releases) <= MAX_RELEASES
+    half = len(releases) // 2
+    watched.exchange([pb.ProposeRequest(releases=releases[:half])])
+    watched.stub.Release(pb.ReleaseRequest(releases=releases[half:]))
+    watched.check_loop(f"{count} releases")
+
+
+def test_large_pools_are_written(watched: WatchedDrafter) -> None:
+    """After the tests above, which have filled them."""
+    load = watched.stub.GetDrafterLoad(pb.GetDrafterLoadRequest())
+    if load.pool_bytes < 4_000_000:
+        test_a_million_tokens_are_replayed_and_kept(watched)
+    assert watched.tell("snapshot") == "done"
+    watched.check_loop("a snapshot")

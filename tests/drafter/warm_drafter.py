@@ -1,0 +1,84 @@
+"""Prints which kernels a warm drafter still has to compile; a process of its own.
+
+    python -m tests.drafter.warm_drafter
+
+Kernels belong to the process: what anything else in it compiled would count as compiled.
+"""
+
+import asyncio
+import importlib
+import pkgutil
+
+import drafter
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.two_drafters import Side
+
+
+def compiled_kernels() -> dict[str, int]:
+    """How many versions of each kernel there are in this process."""
+    found = {}
+    for module in pkgutil.iter_modules(drafter.__path__):
+        if module.name != "__main__":
+            for name, value in vars(importlib.import_module(f"drafter.{module.name}")).items():
+                if hasattr(value, "signatures"):
+                    found[f"{module.name}.{name}"] = len(value.signatures)
+    return found
+
+
+def params_of(i: int) -> pb.NgramParams:
+    params = pb.NgramParams(tie=i % 4, pool_id="pool", chained=i > 5)  # type: ignore[arg-type]
+    if i % 3 == 2:
+        params.algorithm = pb.ALGORITHM_KMP
+    return params
+
+
+async def main() -> None:
+    side = Side()
+    await side.drafter.warm_up()
+    lease = side.drafter.store.start_stream()
+    before = compiled_kernels()
+    for step in range(30):
+        new = [1, 2, 3, 2**32 - 1 - step % 7]
+        request = pb.ProposeRequest(
+            sequences=[
+                pb.SequenceDelta(
+                    sequence_id=f"{i}",
+                    base_length=4 * step if i else 9,
+                    token_ids=new,
+                    max_draft_tokens=8,
+                    params=params_of(i),
+                )
+                for i in range(12)
+            ],
+            releases=[pb.Release(sequence_id=f"{step - 10}", keep=pb.KEEP_ALL)],
+        )
+        if step == 20:
+            # A text that is scanned for longer than a call may take, and one that grows.
+            for base_length in range(0, 200_000, 8000):
+                for sequence_id in ("2", "3"):
+                    long = pb.SequenceDelta(
+                        sequence_id=f"long {sequence_id}",
+                        base_length=base_length,
+                        token_ids=range(8000),
+                        max_draft_tokens=2,
+                        params=params_of(int(sequence_id)),
+                    )
+                    await tell(side, lease, pb.ProposeRequest(sequences=[long]))
+        await tell(side, lease, request)
+        side.drafter.pools.finish()
+    after = compiled_kernels()
+    for name in sorted(after):
+        if after[name] != before.get(name):
+            print(name)
+    await side.batches.close()
+
+
+async def tell(side: Side, lease: object, request: pb.ProposeRequest) -> None:
+    payload = request.SerializeToString()
+    _, work = await side.batches.answer_message(payload, lease, lambda releases: None)  # type: ignore[arg-type]
+    side.batches.index(work)
+    await side.settle()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,86 @@
+"""A drafter that knows how long its event loop was blocked; a process of its own.
+
+    python -m tests.drafter.watched_drafter SNAPSHOT_FOLDER
+
+Prints its address. Then answers each line on stdin by one on stdout: `settle` when nothing is left
+to index, `snapshot` when one is written, `worst` with the longest time in seconds, since the last
+such line, for which nothing else on the loop could run.
+
+The time is that of the loop's thread on a processor, so that what else the machine does counts for
+nothing.
+"""
+
+import asyncio
+import gc
+import sys
+import time
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from drafter.config import DrafterConfig
+from drafter.server import DrafterServer
+from servicekit.config import ServerOptions
+
+LOOK_EVERY_S = 0.001
+
+
+class Watch:
+    """Owned by the event loop that it watches."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+
+    async def look_forever(self) -> None:
+        last_s = time.thread_time()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now_s = time.thread_time()
+            self.worst_s = max(self.worst_s, now_s - last_s)
+            last_s = now_s
+
+
+async def settle(drafter: DrafterServer) -> None:
+    await drafter.pool_keeper.settle()
+    indexing = drafter.servicer.batches.indexing
+    if indexing is not None:
+        await asyncio.wait([indexing])
+
+
+async def main() -> None:
+    config = DrafterConfig(
+        server=ServerOptions(listen="127.0.0.1:0"),
+        max_sequence_bytes=128 << 20,
+        max_pool_bytes=256 << 20,
+        max_pools_bytes=1 << 30,
+        snapshot_dir=Path(sys.argv[1]),
+    )
+    logger = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
+    drafter = DrafterServer(config, registry=CollectorRegistry(), logger=logger)
+    await drafter.start()
+    gc.freeze()  # as the real process does
+    print(drafter.server.address, flush=True)
+    watch = Watch()
+    looking = asyncio.create_task(watch.look_forever())
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+    )
+    while line := (await lines.readline()).decode().strip():
+        answer = "done"
+        if line == "settle":
+            await settle(drafter)
+        elif line == "snapshot":
+            assert drafter.snapshotter is not None
+            await drafter.snapshotter.write()
+        else:
+            assert line == "worst"
+            answer, watch.worst_s = str(watch.worst_s), 0.0
+        print(answer, flush=True)
+    looking.cancel()
+    await drafter.server.stop(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
