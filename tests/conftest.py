@@ -2,6 +2,7 @@
 
 import collections
 import fcntl
+import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -10,7 +11,12 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck
 
+from verifier.cpu_kernels import hold_cpu_kernels
+
 TESTS = Path(__file__).parent
+
+# A verifier does so when it loads a model; here others may compute before.
+hold_cpu_kernels(os.environ)
 
 # Folders and files of which every test is marked slow: processes, whole stacks, training, volume.
 SLOW = (

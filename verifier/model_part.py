@@ -4,6 +4,7 @@ Which device, numerics and attention the flags stand for, and what memory has ro
 """
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from verifier.attention.backend import AttentionBackend
 from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.checkpoint import Checkpoint, load_checkpoint
 from verifier.config import VerifierConfig
+from verifier.cpu_kernels import hold_cpu_kernels
 from verifier.kv_cache import KVCache
 from verifier.numerics import FAST, STRICT, Numerics
 from verifier.tensor_parallel.collectives import Collectives
@@ -68,6 +70,8 @@ def load_part(
         CheckpointError: it cannot be served.
         ConfigError: the flags ask for what this model or device cannot do.
     """
+    if wants_strict(config, device):
+        hold_cpu_kernels(os.environ)
     if device.type == "cpu" or collectives is not None:
         torch.set_num_threads(config.num_threads())
     if collectives is None:

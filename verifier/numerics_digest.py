@@ -9,12 +9,13 @@ model, float32 and bfloat16); where it made a difference, the probe's logits wou
 
 import hashlib
 import platform
-from pathlib import Path
 
 import numba
 import numpy as np
 import torch
 import transformers
+
+from verifier.processor import cpu_lines
 
 
 def numerics_digest(
@@ -57,19 +58,10 @@ def _software() -> tuple[str, ...]:
 
 def _processor() -> tuple[str, ...]:
     """By its features, torch and its libraries pick their kernels; by its name, block sizes."""
-    lines = _cpu_lines(Path("/proc/cpuinfo"))
+    lines = cpu_lines()
     return (
         platform.machine(),
         torch.backends.cpu.get_cpu_capability(),
         lines.get("model name", platform.processor()),
         " ".join(sorted(lines.get("flags", lines.get("Features", "")).split())),
     )
-
-
-def _cpu_lines(path: Path) -> dict[str, str]:
-    """What the system says of the first processor."""
-    if not path.exists():
-        return {}
-    first = path.read_text().partition("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}

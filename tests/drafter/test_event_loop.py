@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from drafter.ngram_table import MAX_TEXT_TOKENS
-from drafter.wire import MAX_MESSAGE_BYTES, MAX_RELEASES, MAX_SEQUENCES_PER_BATCH
+from drafter.wire import MAX_MESSAGE_BYTES, MAX_SEQUENCES_PER_BATCH
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
 
@@ -155,7 +155,7 @@ def test_as_many_sequences_as_a_batch_may_have_are_answered_and_released(
         pb.Release(sequence_id=delta.sequence_id, keep=pb.KEEP_ALL)
         for delta in requests[0].sequences
     ]
-    assert len(releases) <= MAX_RELEASES
+    assert len(releases) <= 4096
     half = len(releases) // 2
     watched.exchange([pb.ProposeRequest(releases=releases[:half])])
     watched.stub.Release(pb.ReleaseRequest(releases=releases[half:]))

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from drafter.pool_arena import BLOCK_BITS, BLOCK_WORDS, DEPTH
 from drafter.pool_lookup import copy_from_pool, find_in_pool
-from drafter.pool_records import FeedOutcome, Pool, PoolLimits, Text
+from drafter.pool_records import FeedOutcome, PoolLimits
 from drafter.pool_store import PoolStore
 from drafter.pool_tokens import FIRST
 
@@ -66,28 +65,6 @@ class FakePools:
         assert reach == n
         drafted: list[int] = out[: copy_from_pool(arena, pool, position, out, 4)].tolist()
         return drafted
-
-
-class _FedMeanwhile(deque[Text]):
-    """A pool's texts, during whose counting another pool comes."""
-
-    def __init__(self, store: PoolStore) -> None:
-        super().__init__()
-        self._store = store
-
-    def __len__(self) -> int:
-        self._store._pools["q"] = Pool("q")
-        return super().__len__()
-
-
-def test_a_scrape_may_count_texts_while_pools_come_and_go() -> None:
-    store = FakePools(
-        PoolLimits(max_pool_bytes=32 << 20, max_pools_bytes=64 << 20, pool_ttl_s=1000)
-    ).store
-    store._pools["p"] = Pool("p")
-    store._pools["p"].texts = _FedMeanwhile(store)
-    assert store.num_texts == 0
-    assert store.num_pools == 2
 
 
 def test_a_large_pool_answers_for_every_ngram_and_after_evicting_half() -> None:

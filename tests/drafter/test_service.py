@@ -76,11 +76,11 @@ async def test_an_invalid_sequence_is_not_created_nor_changed(start_drafter: Sta
     kmp = pb.NgramParams(algorithm=pb.ALGORITHM_KMP)
     await running.propose(delta("a", 0, [1, 2, 3], params=kmp))
     for refused in (
-        delta("a", 0, [9], params=pb.NgramParams(pool_id="p" * 257)),
+        delta("a", 0, [9], params=pb.NgramParams(min_ngram=5, max_ngram=4)),
         delta("a", 0, [9], prompt_length=11, params=kmp),
         delta("a", 0, [9]),
         delta("a", 3, [9] * 8),
-        delta("b", 0, [9], params=pb.NgramParams(pool_id="p" * 257)),
+        delta("b", 0, [9], params=pb.NgramParams(min_ngram=5, max_ngram=4)),
     ):
         [proposal] = await running.propose(refused)
         assert proposal.status == pb.STATUS_INVALID
