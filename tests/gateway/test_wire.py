@@ -158,7 +158,7 @@ def test_updates_go_before_hints() -> None:
 
 def test_a_hint_says_that_the_drafter_is_still_indexing() -> None:
     hints = [Hint("one", 5, [], 0, is_indexing=True), Hint("two", 5, [], 0)]
-    sent = wire.commands_to_proto(CommandBatch(updates=[], hints=hints, opens=[], closes=[]))
+    sent = wire.commands_to_proto(CommandBatch(updates=[], hints=hints, closes=[]))
     assert [command.draft.indexing for command in sent.commands] == [True, False]
 
 

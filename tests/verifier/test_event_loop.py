@@ -52,6 +52,8 @@ class ZeroModel:
 
     vocab_size = VOCAB_SIZE
 
+    kv_is_finite: torch.Tensor | None = None
+
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         return torch.zeros(1, VOCAB_SIZE).expand(layout.num_rows, VOCAB_SIZE)
 

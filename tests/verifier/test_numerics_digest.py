@@ -12,6 +12,7 @@ from verifier import numerics_digest as module
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.numerics_digest import numerics_digest
+from verifier.processor import cpu_lines
 
 LOGITS = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
 OF_ONE: dict[str, Any] = {
@@ -59,7 +60,7 @@ def test_differs_with_a_librarys_version(monkeypatch: pytest.MonkeyPatch, librar
 def test_differs_with_the_processor(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     digests = set()
     for value in ("fma avx2", "fma avx2 amx_tile"):
-        monkeypatch.setattr(module, "_cpu_lines", lambda _, value=value: {line: value})
+        monkeypatch.setattr(module, "cpu_lines", lambda value=value: {line: value})
         digests.add(numerics_digest(**OF_ONE))
     assert len(digests) == 2
 
@@ -67,8 +68,8 @@ def test_differs_with_the_processor(monkeypatch: pytest.MonkeyPatch, line: str) 
 def test_reads_the_first_processor(tmp_path: Any) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text("processor\t: 0\nmodel name\t: A: b\nflags\t\t: x y\n\nflags\t: z\n")
-    assert module._cpu_lines(path) == {"processor": "0", "model name": "A: b", "flags": "x y"}
-    assert module._cpu_lines(tmp_path / "none") == {}
+    assert cpu_lines(path) == {"processor": "0", "model name": "A: b", "flags": "x y"}
+    assert cpu_lines(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize("options", [{"numerics": "fast"}, {"acceptance_rule": "ratio"}])
