@@ -11,6 +11,7 @@ message on a stream passes through no code of this module but one `async for`.
 import asyncio
 import secrets
 import time
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,6 +39,10 @@ REQUEST_ID_KEY = "x-request-id"
 #: process holds of requests that it has not begun to look at is bounded by the product, 320 MiB.
 #: Further ones wait at their clients, but for what fits a stream's window.
 MAX_RECEIVED_AT_ONCE = 64
+
+#: Of these, from one connection: who says that a request comes and does not send it holds up
+#: nobody else.
+MAX_RECEIVED_AT_ONCE_OF_ONE = 8
 
 _MAX_REQUEST_ID_CHARACTERS = 128
 
@@ -83,7 +88,7 @@ def server_interceptors(
       `tandem_rpc_duration_seconds{service, method}`.
     - Bounds: at most `max_concurrent_calls` at a time, health checks aside; a call of one request
       is answered only once that is here, which may take `request_timeout_s`, and at most
-      `MAX_RECEIVED_AT_ONCE` are received at a time.
+      `MAX_RECEIVED_AT_ONCE` are received at a time, `MAX_RECEIVED_AT_ONCE_OF_ONE` of a connection.
     - Errors: an exception in the table becomes its status, with the field and the retry delay;
       any other becomes INTERNAL `internal error` and is logged once, with its traceback.
     - Limits: of each method's requests, by its path `/package.Service/Method`. A request over
@@ -257,6 +262,10 @@ class _BoundsInterceptor(_Interceptor):
         self._request_timeout_s = request_timeout_s
         self._num_calls = 0
         self._turns = asyncio.Semaphore(MAX_RECEIVED_AT_ONCE)
+        # By connection, while one of its calls has a turn or waits for one.
+        self._turns_of: weakref.WeakValueDictionary[str, asyncio.Semaphore] = (
+            weakref.WeakValueDictionary()
+        )
 
     def wrap(self, handler: _Handler, method: str) -> _Handler:
         if method.startswith(_UNBOUNDED_SERVICE):
@@ -285,7 +294,12 @@ class _BoundsInterceptor(_Interceptor):
         return make(with_bounds, handler.request_deserializer, handler.response_serializer)
 
     async def _receive(self, context: _Context, method: str) -> Any:
-        async with self._turns:
+        peer = context.peer()
+        turns_of_peer = self._turns_of.get(peer)
+        if turns_of_peer is None:
+            turns_of_peer = asyncio.Semaphore(MAX_RECEIVED_AT_ONCE_OF_ONE)
+            self._turns_of[peer] = turns_of_peer
+        async with turns_of_peer, self._turns:
             limit = asyncio.timeout(self._request_timeout_s)
             try:
                 async with limit:

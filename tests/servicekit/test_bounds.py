@@ -1,6 +1,7 @@
 """How much a server takes on at a time, whatever its service."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -12,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import retry_after_ms
-from servicekit.interceptors import MAX_RECEIVED_AT_ONCE
+from servicekit.interceptors import MAX_RECEIVED_AT_ONCE, MAX_RECEIVED_AT_ONCE_OF_ONE
 
 ONE_REQUEST = ["unary_unary", "unary_stream"]
 
@@ -75,22 +76,39 @@ async def test_calls_beyond_the_bound_are_refused_but_not_health_checks(
     assert await answer_of(rig.method(shape)(StringValue(value="c"))) == "c!"
 
 
+async def nothing_is_begun(method: Waiting, channel: grpc.aio.Channel) -> None:
+    """By the time that a later call has been answered many times over, one would have been."""
+    health = health_pb2_grpc.HealthStub(channel)
+    for _ in range(50):
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status
+    assert method.num_begun == 0
+
+
+def calls_on(channel: grpc.aio.Channel, shape: str) -> Any:
+    """The method of that shape over a channel of its own."""
+    return getattr(channel, shape)(
+        "/test.v1.EchoService/Echo",
+        request_serializer=StringValue.SerializeToString,
+        response_deserializer=StringValue.FromString,
+    )
+
+
 @pytest.mark.parametrize("shape", ONE_REQUEST)
-async def test_only_so_many_requests_are_received_at_a_time(start_rig: Any, shape: str) -> None:
+async def test_requests_that_a_connection_does_not_send_hold_up_only_itself(
+    start_rig: Any, shape: str
+) -> None:
     method = Waiting()
     method.may_answer.set()
     rig = await start_rig({shape: getattr(method, shape)})
     # Calls that say that they will send a request, and do not.
     begin = rig.method(shape.replace("unary_", "stream_", 1))
-    silent = [begin() for _ in range(MAX_RECEIVED_AT_ONCE)]
+    silent = [begin() for _ in range(MAX_RECEIVED_AT_ONCE_OF_ONE)]
     async with asyncio.timeout(20):
         await asyncio.gather(*(each.wait_for_connection() for each in silent))
         late = rig.method(shape)(StringValue(value="late"))
-        # By the time that a later call has been answered many times over, it would have begun.
-        health = health_pb2_grpc.HealthStub(rig.channel)
-        for _ in range(50):
-            assert (await health.Check(health_pb2.HealthCheckRequest())).status
-        assert method.num_begun == 0
+        await nothing_is_begun(method, rig.channel)
+        async with open_channel(rig.server.address, ChannelOptions()) as other:
+            assert await answer_of(calls_on(other, shape)(StringValue(value="b"))) == "b!"
         silent.pop().cancel()
         assert await answer_of(late) == "late!"
         # Who sends it at last is answered.
@@ -99,6 +117,30 @@ async def test_only_so_many_requests_are_received_at_a_time(start_rig: Any, shap
         assert await answer_of(silent[0]) == "at last!"
     for each in silent:
         each.cancel()
+
+
+@pytest.mark.parametrize("shape", ONE_REQUEST)
+async def test_only_so_many_requests_are_received_at_a_time(start_rig: Any, shape: str) -> None:
+    method = Waiting()
+    method.may_answer.set()
+    rig = await start_rig({shape: getattr(method, shape)})
+    async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
+        silent = []
+        for i in range(MAX_RECEIVED_AT_ONCE // MAX_RECEIVED_AT_ONCE_OF_ONE):
+            # gRPC shares a connection between channels of equal options.
+            own = [("test.channel", i)]
+            channel = await stack.enter_async_context(
+                grpc.aio.insecure_channel(rig.server.address, options=own)
+            )
+            begin = calls_on(channel, shape.replace("unary_", "stream_", 1))
+            silent += [begin() for _ in range(MAX_RECEIVED_AT_ONCE_OF_ONE)]
+        await asyncio.gather(*(each.wait_for_connection() for each in silent))
+        late = rig.method(shape)(StringValue(value="late"))
+        await nothing_is_begun(method, rig.channel)
+        silent.pop().cancel()
+        assert await answer_of(late) == "late!"
+        for each in silent:
+            each.cancel()
 
 
 @pytest.mark.parametrize("shape", ONE_REQUEST)
