@@ -166,7 +166,7 @@ async def test_the_largest_request_with_16_choices_harms_nobody(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     verifier = await start_verifier(vocab_size=200_000, max_model_len=1 << 20)
-    running = await start_gateway(verifiers=[verifier.address])
+    running = await start_gateway(verifiers=[verifier.address], max_waiting_tokens=1 << 24)
     bystanders = [running.call(1, 2, max_new_tokens=4) for _ in range(5)]
     await verifier.nth("open", 4)
     biased = sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(150_000), 1.0))

@@ -57,7 +57,7 @@ async def test_are_the_models_and_the_same_alone_and_in_chunks_beside_drafting_s
         for token_id, logprob, row in zip(prompt[1:], told[1:], expected, strict=False):
             assert logprob.token_id == token_id
             for each in (logprob, *logprob.top):
-                assert abs(each.logprob - float(row[each.token_id])) < 1e-4
+                assert each.logprob == pytest.approx(float(row[each.token_id]), abs=1e-4, rel=2e-5)
             assert len(logprob.top) == 2
 
 

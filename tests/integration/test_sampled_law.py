@@ -25,7 +25,7 @@ from tests.integration.stack import LOOPBACK, MODEL
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.numerics import FAST
-from verifier.rejection_sampler import IntArray
+from verifier.rejection_sampler import BoolArray, IntArray
 from verifier.server import VerifierServer
 from verifier.wire import ServedModel
 
@@ -166,7 +166,7 @@ async def test_a_sampler_that_favours_the_draft_by_a_few_percent_is_found_out(
     chance = np.random.default_rng(0)
 
     def biased(
-        sampled: IntArray, drafts: IntArray, num_drafts: IntArray
+        sampled: IntArray, drafts: IntArray, num_drafts: IntArray, is_usable: BoolArray
     ) -> tuple[IntArray, IntArray]:
         is_bonus = np.zeros(len(sampled), dtype=np.bool_)
         is_bonus[np.cumsum(num_drafts + 1) - 1] = True
@@ -174,7 +174,7 @@ async def test_a_sampler_that_favours_the_draft_by_a_few_percent_is_found_out(
         is_swayed = chance.random(len(rows)) < bias
         sampled = sampled.copy()
         sampled[rows[is_swayed]] = drafts[is_swayed]
-        return honest(sampled, drafts, num_drafts)
+        return honest(sampled, drafts, num_drafts, is_usable)
 
     monkeypatch.setattr(verifier.rejection_sampler, "accept", biased)
     counts, _ = await sample(stub, DRAFTERS["unlikely"], tokens_each)

@@ -66,8 +66,9 @@ async def test_serves_finishes_what_runs_at_sigterm_and_exits_with_0() -> None:
             )
             await session.wait_decided("a")
 
-            process.send_signal(signal.SIGTERM)
             watched = health.Watch(health_pb2.HealthCheckRequest())
+            assert (await watched.read()).status == health_pb2.HealthCheckResponse.SERVING
+            process.send_signal(signal.SIGTERM)
             while (await watched.read()).status != health_pb2.HealthCheckResponse.NOT_SERVING:
                 pass
             assert process.returncode is None, "it did not wait for what runs"

@@ -273,8 +273,9 @@ async def test_a_replica_started_by_torchrun_drains_at_its_sigterm() -> None:
             await session.hello()
             await session.open(make_open("a", draft_wait=pb.DRAFT_WAIT_ALWAYS))
             await session.wait_decided("a")
-            process.send_signal(signal.SIGTERM)
             watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watched.read()).status == health_pb2.HealthCheckResponse.SERVING
+            process.send_signal(signal.SIGTERM)
             while (await watched.read()).status != health_pb2.HealthCheckResponse.NOT_SERVING:
                 pass
             await session.send(pb.Command(update=pb.Update(sequence_id="a", drafting=False)))
