@@ -2,7 +2,8 @@
 
 Matrix products pick their kernels, and so their order of summation, by shape. Under `strict`
 every shape is rounded up to one for which the bits of a row are known not to depend on it. On CPU
-(torch 2.13, float32 and bfloat16, AVX-512) these rules were found by trial and are held by tests:
+(torch 2.13, float32 and bfloat16, AVX-512) these rules were found by trial and are held by tests,
+with the libraries held to some of their kernels (`cpu_kernels.py`):
 
 - the rows of every linear layer: a multiple of 8 (1 to 3 rows differ from wider products);
 - the query rows of an attention call: a multiple of 8, for the same reason;
