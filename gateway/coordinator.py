@@ -107,6 +107,8 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         self._sequences: dict[str, _Sequence] = {}
         self._num_running = 0
+        # Verifiers that get no requests: another model goes by the name of theirs.
+        self._outvoted: list[VerifierLink] = []
         self._delivery = Delivery(
             publish=self._publish,
             awaits_drafts=fleet.awaits_drafts,
@@ -296,13 +298,6 @@ class Coordinator:
         """VerifierListener: it can be routed to."""
         if verifier.welcome is not None:
             self._metrics.expect_positions(verifier.welcome.limits.max_num_speculative_tokens)
-            if self._fleet.is_outvoted(verifier):
-                self._logger.warning(
-                    "model_digests_differ",
-                    verifier=verifier.name,
-                    model_id=verifier.welcome.model_id,
-                    model_digest=verifier.welcome.model_digest,
-                )
         self._on_verifiers_changed()
 
     def on_verifier_down(self, verifier: VerifierLink) -> None:
@@ -377,9 +372,18 @@ class Coordinator:
         )
 
     def _on_verifiers_changed(self) -> None:
-        self._metrics.set_verifiers_outvoted(
-            sum(self._fleet.is_outvoted(verifier) for verifier in self._fleet.verifiers)
-        )
+        outvoted = [each for each in self._fleet.verifiers if self._fleet.is_outvoted(each)]
+        for verifier in outvoted:
+            # One that comes may also outvote others.
+            if verifier not in self._outvoted and verifier.welcome is not None:
+                self._logger.warning(
+                    "model_digests_differ",
+                    verifier=verifier.name,
+                    model_id=verifier.welcome.model_id,
+                    model_digest=verifier.welcome.model_digest,
+                )
+        self._outvoted = outvoted
+        self._metrics.set_verifiers_outvoted(len(outvoted))
         self._on_availability()
 
     def _expect_no_hints(self, sequence: _Sequence) -> None:

@@ -67,9 +67,8 @@ class ServerOptions(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 
-    max_concurrent_streams: int = pydantic.Field(default=512, ge=1, le=2**31 - 1)
-    """Most calls in flight on one connection; further ones wait at the client. All of them may come
-    in one turn of the event loop, each for some 50 us."""
+    max_concurrent_streams: int = pydantic.Field(default=1024, ge=1, le=2**31 - 1)
+    """Most calls in flight on one connection; further ones wait at the client."""
 
     max_concurrent_calls: int = pydantic.Field(default=4096, ge=1)
     """Most calls at a time over all connections, health checks aside; further ones are refused."""

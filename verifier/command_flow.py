@@ -14,7 +14,7 @@ from verifier.engine import Engine
 COMMAND_COST = 512
 # Reading goes on elsewhere after so much: a few milliseconds.
 SLICE_COST = 1 << 16
-WINDOW_COST = 1 << 18
+WINDOW_COST = 1 << 17
 
 
 class CommandFlow:

@@ -141,14 +141,14 @@ async def test_many_small_calls_at_once_do_not_hold_up_the_loop(
     def list_models(address: str) -> int:
         with grpc.insecure_channel(address) as channel:
             stub = gateway_pb2_grpc.GenerationServiceStub(channel)
-            answers = [stub.ListModels.future(pb.ListModelsRequest()) for _ in range(1000)]
+            answers = [stub.ListModels.future(pb.ListModelsRequest()) for _ in range(500)]
             return sum(len(answer.result(timeout=120).models) for answer in answers)
 
     with threaded_verifiers(ThreadedVerifier(), 1) as addresses:
         running = await start_gateway(verifiers=addresses, tokenizer=MODEL_FOLDER)
         longest_s, num_models = await longest_turn(running, list_models)
         await running.gateway.stop()
-    assert num_models == 1000
+    assert num_models == 500
     assert longest_s < MOST_BLOCKED_S
 
 
