@@ -36,6 +36,9 @@ from verifier.messages import (
 
 logger = get_logger(__name__)
 
+# As many as are looked through in a few milliseconds.
+_MANY_COMMANDS = 4096
+
 
 class Session:
     """Owned by the event loop. `close` must be called; it frees everything opened here.
@@ -162,7 +165,10 @@ class Session:
         others: list[verifier_pb2.Command] = []
         rejected: list[Event] = []
         cost = 0
-        for command in commands:
+        for index, command in enumerate(commands):
+            if index % _MANY_COMMANDS == 0 and len(commands) > _MANY_COMMANDS:
+                # To parse so many took long enough, and so does a look at each.
+                await asyncio.sleep(0)
             if not command.HasField("draft"):
                 others.append(command)
                 continue

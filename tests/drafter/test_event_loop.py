@@ -132,8 +132,15 @@ def whole_batch(
     return request
 
 
-@pytest.mark.parametrize("chained", [False, True])
-@pytest.mark.parametrize("count", [512, MAX_SEQUENCES_PER_BATCH])
+@pytest.mark.parametrize(
+    ("count", "chained"),
+    [
+        (512, False),
+        (512, True),
+        (MAX_SEQUENCES_PER_BATCH, False),
+        pytest.param(MAX_SEQUENCES_PER_BATCH, True, marks=pytest.mark.long),
+    ],
+)
 def test_as_many_sequences_as_a_batch_may_have_are_answered_and_released(
     watched: WatchedDrafter, count: int, chained: bool
 ) -> None:
