@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
+from drafter.live_kernel import LEAST_INDEXED
 from drafter.server import DrafterServer
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
@@ -52,10 +53,20 @@ class RunningDrafter:
         return list(response.proposals)
 
     async def indexed(self) -> None:
-        """Returns when no text waits any more to be indexed in the background."""
+        """Returns when no text waits any more to be indexed in the background.
+
+        What an answer leaves to be indexed may begin to wait only after its client has it.
+        """
+        async with asyncio.timeout(20):
+            while self._is_behind():  # noqa: ASYNC110 - an index tells nobody
+                await asyncio.sleep(0.001)
+
+    def _is_behind(self) -> bool:
         indexing = self.drafter.servicer.batches.indexing
-        if indexing is not None:
-            await asyncio.wait_for(indexing, 20)
+        return (indexing is not None and not indexing.done()) or any(
+            history is not None and history.num_unindexed >= LEAST_INDEXED
+            for history in self.drafter.store.by_slot
+        )
 
     async def load(self) -> pb.GetDrafterLoadResponse:
         return await self.stub.GetDrafterLoad(pb.GetDrafterLoadRequest())

@@ -84,6 +84,14 @@ async def nothing_is_begun(method: Waiting, channel: grpc.aio.Channel) -> None:
     assert method.num_begun == 0
 
 
+async def all_have_come(channel: grpc.aio.Channel) -> None:
+    """Returns when the server has seen every call that was begun on this connection.
+
+    A later call on the same connection comes after them. That they are sent says nothing.
+    """
+    assert (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status
+
+
 def calls_on(channel: grpc.aio.Channel, shape: str) -> Any:
     """The method of that shape over a channel of its own."""
     return getattr(channel, shape)(
@@ -105,6 +113,7 @@ async def test_requests_that_a_connection_does_not_send_hold_up_only_itself(
     silent = [begin() for _ in range(MAX_RECEIVED_AT_ONCE_OF_ONE)]
     async with asyncio.timeout(20):
         await asyncio.gather(*(each.wait_for_connection() for each in silent))
+        await all_have_come(rig.channel)
         late = rig.method(shape)(StringValue(value="late"))
         await nothing_is_begun(method, rig.channel)
         async with open_channel(rig.server.address, ChannelOptions()) as other:
@@ -125,7 +134,7 @@ async def test_only_so_many_requests_are_received_at_a_time(start_rig: Any, shap
     method.may_answer.set()
     rig = await start_rig({shape: getattr(method, shape)})
     async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
-        silent = []
+        silent, channels = [], []
         for i in range(MAX_RECEIVED_AT_ONCE // MAX_RECEIVED_AT_ONCE_OF_ONE):
             # gRPC shares a connection between channels of equal options.
             own = [("test.channel", i)]
@@ -134,7 +143,9 @@ async def test_only_so_many_requests_are_received_at_a_time(start_rig: Any, shap
             )
             begin = calls_on(channel, shape.replace("unary_", "stream_", 1))
             silent += [begin() for _ in range(MAX_RECEIVED_AT_ONCE_OF_ONE)]
+            channels.append(channel)
         await asyncio.gather(*(each.wait_for_connection() for each in silent))
+        await asyncio.gather(*map(all_have_come, channels))
         late = rig.method(shape)(StringValue(value="late"))
         await nothing_is_begun(method, rig.channel)
         silent.pop().cancel()
