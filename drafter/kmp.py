@@ -156,10 +156,24 @@ def _scan_part(
     at = begin = load_i64(scan + 8 * _NEXT)
     is_settled = False
     while at > stop:
+        if matched == 0:
+            # Where a scan spends its time. Eight at a go: one branch instead of eight.
+            place = tokens + 4 * at
+            while at - 8 > stop and not (
+                (load_u32(place) == first)
+                | (load_u32(place - 4) == first)
+                | (load_u32(place - 8) == first)
+                | (load_u32(place - 12) == first)
+                | (load_u32(place - 16) == first)
+                | (load_u32(place - 20) == first)
+                | (load_u32(place - 24) == first)
+                | (load_u32(place - 28) == first)
+            ):
+                at -= 8
+                place -= 32
         token = load_u32(tokens + 4 * at)
         at -= 1
         if matched == 0:
-            # Where a scan spends its time: a branch of its own makes it several times faster.
             if token != first:
                 continue
             matched = 1
