@@ -18,16 +18,20 @@ TESTS = Path(__file__).parent
 # A verifier does so when it loads a model; here others may compute before.
 hold_cpu_kernels(os.environ)
 
-# Folders and files of which every test is marked slow: processes, whole stacks, training, volume.
+# Folders and files of which every test is marked slow: processes, whole stacks, training, volume,
+# and what has to wait until nothing else runs.
 SLOW = (
     "benchmarks",
     "cli/test_up.py",
     "deploy/monitoring/test_live.py",
     "deploy/test_kustomizations.py",
+    "drafter/test_event_loop.py",
+    "drafter/test_growing_texts.py",
     "drafter/test_live_batches.py",
     "drafter/test_process.py",
     "drafter/test_snapshot.py",
     "examples",
+    "gateway/test_event_loop.py",
     "gateway/test_process.py",
     "integration",
     "repository/test_conftest.py",
@@ -36,6 +40,8 @@ SLOW = (
     "servicekit/test_channel.py",
     "servicekit/test_process.py",
     "verifier/test_checkpoint.py",
+    "verifier/test_event_loop.py",
+    "verifier/test_not_finite_kv.py",
     "verifier/test_process.py",
     "verifier/test_soak.py",
     "verifier/test_strict_numerics.py",

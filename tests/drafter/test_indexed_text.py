@@ -195,6 +195,7 @@ print(resident_bytes() - before, sum(text.allocated_bytes for text in texts))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_texts", "num_tokens", "delta"),
     [

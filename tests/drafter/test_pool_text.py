@@ -230,6 +230,7 @@ print(store.occupied_bytes, resident_bytes() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_texts", "num_tokens", "num_pools"),
     [(500, 1000, 1), (400, 1000, 40), (40_000, 8, 4)],

@@ -50,6 +50,7 @@ def test_products_of_few_and_many_rows_are_equal_to_the_bit() -> None:
     run(PRODUCTS)
 
 
+@pytest.mark.slow
 def test_a_verifier_holds_them_before_it_computes() -> None:
     run(LOADED, str(ROOT / "examples/demo_model/model"))
 

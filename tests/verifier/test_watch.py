@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from tests.verifier.parallel_verifier import FORK_SERVER, PATIENCE_S
 from verifier.tensor_parallel.connection import RankLostError
 from verifier.tensor_parallel.watch import Watch
@@ -12,6 +14,7 @@ def _lose_a_rank_and_be_stuck() -> None:
     threading.Event().wait()
 
 
+@pytest.mark.slow
 def test_a_stuck_process_ends() -> None:
     process = FORK_SERVER.Process(target=_lose_a_rank_and_be_stuck, daemon=True)
     process.start()
