@@ -206,6 +206,8 @@ class NgramParams(_message.Message):
     CHAINED_FIELD_NUMBER: _builtins.int
     POOL_ID_FIELD_NUMBER: _builtins.int
     POOL_MIN_NGRAM_FIELD_NUMBER: _builtins.int
+    POOL_FEED_TOKENS_FIELD_NUMBER: _builtins.int
+    POOL_KEEP_FIELD_NUMBER: _builtins.int
     min_ngram: _builtins.int
     """Shortest pattern tried, >= 1. Absent: 2."""
     max_ngram: _builtins.int
@@ -227,6 +229,10 @@ class NgramParams(_message.Message):
     """The pool is consulted when the sequence's own match is shorter than this. 0: only when
     there is none.
     """
+    pool_feed_tokens: _builtins.int
+    """Feed the pool while the sequence grows, every so many tokens. 0: when it is released only."""
+    pool_keep: Global___Keep.ValueType
+    """What the pool is fed while the sequence grows. Unspecified: KEEP_OUTPUT."""
     def __init__(
         self,
         *,
@@ -239,10 +245,12 @@ class NgramParams(_message.Message):
         chained: _builtins.bool = ...,
         pool_id: _builtins.str = ...,
         pool_min_ngram: _builtins.int = ...,
+        pool_feed_tokens: _builtins.int = ...,
+        pool_keep: Global___Keep.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_ngram", b"_max_ngram", "_min_ngram", b"_min_ngram", "_tokens_per_match", b"_tokens_per_match", "max_ngram", b"max_ngram", "min_ngram", b"min_ngram", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_ngram", b"_max_ngram", "_min_ngram", b"_min_ngram", "_tokens_per_match", b"_tokens_per_match", "algorithm", b"algorithm", "chained", b"chained", "max_ngram", b"max_ngram", "min_ngram", b"min_ngram", "overlap", b"overlap", "pool_id", b"pool_id", "pool_min_ngram", b"pool_min_ngram", "tie", b"tie", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_ngram", b"_max_ngram", "_min_ngram", b"_min_ngram", "_tokens_per_match", b"_tokens_per_match", "algorithm", b"algorithm", "chained", b"chained", "max_ngram", b"max_ngram", "min_ngram", b"min_ngram", "overlap", b"overlap", "pool_feed_tokens", b"pool_feed_tokens", "pool_id", b"pool_id", "pool_keep", b"pool_keep", "pool_min_ngram", b"pool_min_ngram", "tie", b"tie", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_ngram: _TypeAlias = _typing.Literal["max_ngram"]  # noqa: Y015
     _WhichOneofArgType__max_ngram: _TypeAlias = _typing.Literal["_max_ngram", b"_max_ngram"]  # noqa: Y015

@@ -57,6 +57,9 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     AFFINITY_KEY_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client for its own logs; echoed, and on every log line of the call. Empty: what
     the call's metadata says in x-request-id, or else the gateway makes one.
@@ -80,6 +83,12 @@ class GenerateRequest(_message.Message):
     first served. When K/V blocks run short, the lowest and latest is put back to waiting and
     computes again what it had; it loses time, never tokens.
     """
+    trace: _builtins.bool
+    """Tell of every step of the model (`Traced`). Refused by name where the operator does not allow
+    it.
+    """
+    adapter_id: _builtins.str
+    """Adapters (LoRA) are out of scope: refused by name."""
     @_builtins.property
     def tokens(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -100,6 +109,10 @@ class GenerateRequest(_message.Message):
 
     @_builtins.property
     def speculation(self) -> _sampling_pb2.SpeculationParams: ...
+    @_builtins.property
+    def media(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Images, sound and video are out of scope: refused by name."""
+
     def __init__(
         self,
         *,
@@ -117,10 +130,13 @@ class GenerateRequest(_message.Message):
         speculation: _sampling_pb2.SpeculationParams | None = ...,
         affinity_key: _builtins.str = ...,
         priority: _builtins.int = ...,
+        trace: _builtins.bool = ...,
+        adapter_id: _builtins.str = ...,
+        media: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "max_new_tokens", b"max_new_tokens", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "affinity_key", b"affinity_key", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model_id", b"model_id", "n", b"n", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stop_sequences", b"stop_sequences", "stop_token_ids", b"stop_token_ids", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "adapter_id", b"adapter_id", "affinity_key", b"affinity_key", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "media", b"media", "model_id", b"model_id", "n", b"n", "output_token_ids", b"output_token_ids", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stop_sequences", b"stop_sequences", "stop_token_ids", b"stop_token_ids", "text", b"text", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
@@ -144,24 +160,28 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    TRACED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started: ...
     @_builtins.property
     def chunk(self) -> Global___Chunk: ...
     @_builtins.property
     def finished(self) -> Global___Finished: ...
+    @_builtins.property
+    def traced(self) -> Global___Traced: ...
     def __init__(
         self,
         *,
         started: Global___Started | None = ...,
         chunk: Global___Chunk | None = ...,
         finished: Global___Finished | None = ...,
+        traced: Global___Traced | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "started", b"started", "traced", b"traced"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "started", b"started", "traced", b"traced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "chunk", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "chunk", "finished", "traced"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -258,6 +278,31 @@ class Chunk(_message.Message):
 Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
 @_typing.final
+class Traced(_message.Message):
+    """One step of the model, before the chunk with its tokens. On request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_INDEX_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    choice_index: _builtins.int
+    @_builtins.property
+    def step(self) -> _sampling_pb2.StepTrace: ...
+    def __init__(
+        self,
+        *,
+        choice_index: _builtins.int = ...,
+        step: _sampling_pb2.StepTrace | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Traced: _TypeAlias = Traced  # noqa: Y015
+
+@_typing.final
 class Finished(_message.Message):
     """Last message of a choice."""
 
@@ -300,6 +345,9 @@ class Usage(_message.Message):
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _builtins.int
     RESUMES_FIELD_NUMBER: _builtins.int
+    BY_MATCH_LENGTH_FIELD_NUMBER: _builtins.int
+    NUM_SEQUENCE_DRAFTS_FIELD_NUMBER: _builtins.int
+    NUM_POOL_DRAFTS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     output_tokens: _builtins.int
     """With output_token_ids of the request."""
@@ -316,9 +364,18 @@ class Usage(_message.Message):
     """
     resumes: _builtins.int
     """Times the request moved to another verifier."""
+    num_sequence_drafts: _builtins.int
+    """Of num_drafts, those copied from the request's own tokens and those from a pool."""
+    num_pool_drafts: _builtins.int
     @_builtins.property
     def accepted_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Element j: how often the draft at position j was accepted."""
+
+    @_builtins.property
+    def by_match_length(self) -> _containers.RepeatedCompositeFieldContainer[Global___MatchAcceptance]:
+        """Of the drafts by how far back their match reached: element i holds those with a reach of
+        matched_ngram_length tokens. Only lengths that occurred, in ascending order.
+        """
 
     def __init__(
         self,
@@ -332,14 +389,48 @@ class Usage(_message.Message):
         num_accepted_tokens: _builtins.int = ...,
         accepted_per_position: _abc.Iterable[_builtins.int] | None = ...,
         resumes: _builtins.int = ...,
+        by_match_length: _abc.Iterable[Global___MatchAcceptance] | None = ...,
+        num_sequence_drafts: _builtins.int = ...,
+        num_pool_drafts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_position", b"accepted_per_position", "cached_tokens", b"cached_tokens", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_steps", b"num_steps", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "resumes", b"resumes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_position", b"accepted_per_position", "by_match_length", b"by_match_length", "cached_tokens", b"cached_tokens", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_pool_drafts", b"num_pool_drafts", "num_sequence_drafts", b"num_sequence_drafts", "num_steps", b"num_steps", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "resumes", b"resumes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class MatchAcceptance(_message.Message):
+    """What became of the drafts whose match reached equally far."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MATCHED_NGRAM_LENGTH_FIELD_NUMBER: _builtins.int
+    NUM_DRAFTS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    matched_ngram_length: _builtins.int
+    """In tokens, up to 64 as the drafter told it, and further where a hint served several steps."""
+    num_drafts: _builtins.int
+    num_draft_tokens: _builtins.int
+    num_accepted_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        matched_ngram_length: _builtins.int = ...,
+        num_drafts: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["matched_ngram_length", b"matched_ngram_length", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MatchAcceptance: _TypeAlias = MatchAcceptance  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):

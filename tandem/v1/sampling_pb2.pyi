@@ -47,6 +47,52 @@ LOGPROBS_MODE_RAW: LogprobsMode.ValueType  # 2
 """Of the model's own logits."""
 Global___LogprobsMode: _TypeAlias = LogprobsMode  # noqa: Y015
 
+class _Preset:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PresetEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Preset.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRESET_UNSPECIFIED: _Preset.ValueType  # 0
+    """The server's default."""
+    PRESET_TANDEM: _Preset.ValueType  # 1
+    """Tandem's own: the longest match, as many drafts as its reach makes likely."""
+    PRESET_VLLM_KMP: _Preset.ValueType  # 2
+    """vLLM up to 0.9: Knuth-Morris-Pratt, the earliest occurrence that shares no token with the
+    suffix.
+    """
+    PRESET_VLLM: _Preset.ValueType  # 3
+    """vLLM since 0.10: the earliest occurrence, overlap allowed."""
+    PRESET_VLLM_GPU: _Preset.ValueType  # 4
+    """vLLM's n-gram proposer on the GPU: the latest occurrence, overlap allowed."""
+    PRESET_TRANSFORMERS: _Preset.ValueType  # 5
+    """transformers' prompt lookup."""
+    PRESET_TENSORRT_LLM: _Preset.ValueType  # 6
+    """TensorRT-LLM's n-gram pool."""
+
+class Preset(_Preset, metaclass=_PresetEnumTypeWrapper):
+    """The law of a known drafter: what `SpeculationParams` says where it does not say otherwise.
+    docs/drafting.md has the table.
+    """
+
+PRESET_UNSPECIFIED: Preset.ValueType  # 0
+"""The server's default."""
+PRESET_TANDEM: Preset.ValueType  # 1
+"""Tandem's own: the longest match, as many drafts as its reach makes likely."""
+PRESET_VLLM_KMP: Preset.ValueType  # 2
+"""vLLM up to 0.9: Knuth-Morris-Pratt, the earliest occurrence that shares no token with the
+suffix.
+"""
+PRESET_VLLM: Preset.ValueType  # 3
+"""vLLM since 0.10: the earliest occurrence, overlap allowed."""
+PRESET_VLLM_GPU: Preset.ValueType  # 4
+"""vLLM's n-gram proposer on the GPU: the latest occurrence, overlap allowed."""
+PRESET_TRANSFORMERS: Preset.ValueType  # 5
+"""transformers' prompt lookup."""
+PRESET_TENSORRT_LLM: Preset.ValueType  # 6
+"""TensorRT-LLM's n-gram pool."""
+Global___Preset: _TypeAlias = Preset  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -113,6 +159,7 @@ class SamplingParams(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGPROBS_MODE_FIELD_NUMBER: _builtins.int
+    NUM_BEAMS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """>= 0. 0 is greedy (the lowest id wins a tie), and the default over gRPC."""
     top_k: _builtins.int
@@ -142,6 +189,8 @@ class SamplingParams(_message.Message):
     131,072 logprobs, those of the likeliest tokens counted. Absent: none.
     """
     logprobs_mode: Global___LogprobsMode.ValueType
+    num_beams: _builtins.int
+    """Beam search is out of scope: over 1 is refused by name."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logits of these token ids, each in [-100, 100]."""
@@ -162,10 +211,11 @@ class SamplingParams(_message.Message):
         logprobs: _builtins.int | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
         logprobs_mode: Global___LogprobsMode.ValueType = ...,
+        num_beams: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "logprobs_mode", b"logprobs_mode", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "logprobs_mode", b"logprobs_mode", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "num_beams", b"num_beams", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -204,6 +254,15 @@ class SpeculationParams(_message.Message):
     TIE_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MATCH_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    ALGORITHM_FIELD_NUMBER: _builtins.int
+    CHAINED_FIELD_NUMBER: _builtins.int
+    POOL_MIN_NGRAM_FIELD_NUMBER: _builtins.int
+    PRESET_FIELD_NUMBER: _builtins.int
+    HINT_TOKENS_FIELD_NUMBER: _builtins.int
+    POOL_KEEP_FIELD_NUMBER: _builtins.int
+    POOL_FEED_TOKENS_FIELD_NUMBER: _builtins.int
+    POOL_KEEP_CANCELLED_FIELD_NUMBER: _builtins.int
+    TREE_WIDTH_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Absent: true."""
     num_speculative_tokens: _builtins.int
@@ -211,7 +270,9 @@ class SpeculationParams(_message.Message):
     default.
     """
     prompt_lookup_min: _builtins.int
-    """Shortest and longest n-gram matched, 1 <= min <= max <= 32. Absent: 2 and 5."""
+    """Shortest and longest n-gram matched, 1 <= min <= max <= 32. Absent: the preset's. Of a preset
+    that has one size, only the longest given: that is the shortest too.
+    """
     prompt_lookup_max: _builtins.int
     overlap: _drafter_pb2.Overlap.ValueType
     tie: _drafter_pb2.Tie.ValueType
@@ -219,6 +280,25 @@ class SpeculationParams(_message.Message):
     """See NgramParams.tokens_per_match."""
     pool: _builtins.str
     """Draft also from the tenant's pool of this name, and feed it. Empty: none."""
+    algorithm: _drafter_pb2.Algorithm.ValueType
+    """How occurrences are found; the drafts are the same. Unspecified: the preset's."""
+    chained: _builtins.bool
+    """See NgramParams.chained. Absent: the server's default."""
+    pool_min_ngram: _builtins.int
+    """See NgramParams.pool_min_ngram. Absent: the server's default."""
+    preset: Global___Preset.ValueType
+    hint_tokens: _builtins.int
+    """Most draft tokens that the drafter is asked for at a time, at most the server's limit. What is
+    beyond num_speculative_tokens serves later steps without asking again. Absent: the preset's.
+    """
+    pool_keep: _drafter_pb2.Keep.ValueType
+    """What of this request's text its pool gets. Unspecified: its output."""
+    pool_feed_tokens: _builtins.int
+    """Feed the pool while the request runs, every so many tokens. 0: at its end only."""
+    pool_keep_cancelled: _builtins.bool
+    """Feed the pool also if the request is cancelled or fails. A stop string is an end like any other."""
+    tree_width: _builtins.int
+    """Drafts that branch are out of scope: over 1 is refused by name."""
     def __init__(
         self,
         *,
@@ -230,15 +310,30 @@ class SpeculationParams(_message.Message):
         tie: _drafter_pb2.Tie.ValueType = ...,
         tokens_per_match: _builtins.int | None = ...,
         pool: _builtins.str = ...,
+        algorithm: _drafter_pb2.Algorithm.ValueType = ...,
+        chained: _builtins.bool | None = ...,
+        pool_min_ngram: _builtins.int | None = ...,
+        preset: Global___Preset.ValueType = ...,
+        hint_tokens: _builtins.int | None = ...,
+        pool_keep: _drafter_pb2.Keep.ValueType = ...,
+        pool_feed_tokens: _builtins.int = ...,
+        pool_keep_cancelled: _builtins.bool = ...,
+        tree_width: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "enabled", b"enabled", "num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chained", b"_chained", "_enabled", b"_enabled", "_hint_tokens", b"_hint_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "_pool_min_ngram", b"_pool_min_ngram", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "chained", b"chained", "enabled", b"enabled", "hint_tokens", b"hint_tokens", "num_speculative_tokens", b"num_speculative_tokens", "pool_min_ngram", b"pool_min_ngram", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_num_speculative_tokens", b"_num_speculative_tokens", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "enabled", b"enabled", "num_speculative_tokens", b"num_speculative_tokens", "overlap", b"overlap", "pool", b"pool", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tie", b"tie", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chained", b"_chained", "_enabled", b"_enabled", "_hint_tokens", b"_hint_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "_pool_min_ngram", b"_pool_min_ngram", "_prompt_lookup_max", b"_prompt_lookup_max", "_prompt_lookup_min", b"_prompt_lookup_min", "_tokens_per_match", b"_tokens_per_match", "algorithm", b"algorithm", "chained", b"chained", "enabled", b"enabled", "hint_tokens", b"hint_tokens", "num_speculative_tokens", b"num_speculative_tokens", "overlap", b"overlap", "pool", b"pool", "pool_feed_tokens", b"pool_feed_tokens", "pool_keep", b"pool_keep", "pool_keep_cancelled", b"pool_keep_cancelled", "pool_min_ngram", b"pool_min_ngram", "preset", b"preset", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "tie", b"tie", "tokens_per_match", b"tokens_per_match", "tree_width", b"tree_width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__chained: _TypeAlias = _typing.Literal["chained"]  # noqa: Y015
+    _WhichOneofArgType__chained: _TypeAlias = _typing.Literal["_chained", b"_chained"]  # noqa: Y015
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__hint_tokens: _TypeAlias = _typing.Literal["hint_tokens"]  # noqa: Y015
+    _WhichOneofArgType__hint_tokens: _TypeAlias = _typing.Literal["_hint_tokens", b"_hint_tokens"]  # noqa: Y015
     _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__pool_min_ngram: _TypeAlias = _typing.Literal["pool_min_ngram"]  # noqa: Y015
+    _WhichOneofArgType__pool_min_ngram: _TypeAlias = _typing.Literal["_pool_min_ngram", b"_pool_min_ngram"]  # noqa: Y015
     _WhichOneofReturnType__prompt_lookup_max: _TypeAlias = _typing.Literal["prompt_lookup_max"]  # noqa: Y015
     _WhichOneofArgType__prompt_lookup_max: _TypeAlias = _typing.Literal["_prompt_lookup_max", b"_prompt_lookup_max"]  # noqa: Y015
     _WhichOneofReturnType__prompt_lookup_min: _TypeAlias = _typing.Literal["prompt_lookup_min"]  # noqa: Y015
@@ -246,9 +341,15 @@ class SpeculationParams(_message.Message):
     _WhichOneofReturnType__tokens_per_match: _TypeAlias = _typing.Literal["tokens_per_match"]  # noqa: Y015
     _WhichOneofArgType__tokens_per_match: _TypeAlias = _typing.Literal["_tokens_per_match", b"_tokens_per_match"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chained) -> _WhichOneofReturnType__chained | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hint_tokens) -> _WhichOneofReturnType__hint_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_speculative_tokens) -> _WhichOneofReturnType__num_speculative_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pool_min_ngram) -> _WhichOneofReturnType__pool_min_ngram | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_lookup_max) -> _WhichOneofReturnType__prompt_lookup_max | None: ...
     @_typing.overload
@@ -257,6 +358,121 @@ class SpeculationParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_match) -> _WhichOneofReturnType__tokens_per_match | None: ...
 
 Global___SpeculationParams: _TypeAlias = SpeculationParams  # noqa: Y015
+
+@_typing.final
+class StepTrace(_message.Message):
+    """What one step of the model did with one sequence, as the engine recorded it. For who asks for a
+    trace; see docs/data_flow.md.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_ID_FIELD_NUMBER: _builtins.int
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_SCHEDULED_TOKENS_FIELD_NUMBER: _builtins.int
+    INPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    SLOT_MAPPING_FIELD_NUMBER: _builtins.int
+    LOGITS_INDICES_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CONTEXT_LENGTH_AFTER_FIELD_NUMBER: _builtins.int
+    PROPOSALS_FIELD_NUMBER: _builtins.int
+    step_id: _builtins.int
+    """Counts from 1 in the verifier."""
+    num_computed_tokens: _builtins.int
+    """Tokens of the sequence whose K/V was there before the step."""
+    num_scheduled_tokens: _builtins.int
+    """Tokens that the step ran for the sequence: those not computed yet, then the drafts."""
+    num_accepted_tokens: _builtins.int
+    context_length_after: _builtins.int
+    """Tokens of the sequence after the step."""
+    @_builtins.property
+    def input_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One of each per scheduled token."""
+
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def slot_mapping(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logits_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Which of them gave logits, counted from the sequence's first. Empty: a prompt's chunk that does
+        not end it.
+        """
+
+    @_builtins.property
+    def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The drafts that were verified."""
+
+    @_builtins.property
+    def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What was appended: the accepted drafts and one recovered or bonus token."""
+
+    @_builtins.property
+    def proposals(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposalTrace]:
+        """Proposals that arrived since the sequence's step before, in order: for its length after that
+        step, or late, for an earlier one.
+        """
+
+    def __init__(
+        self,
+        *,
+        step_id: _builtins.int = ...,
+        num_computed_tokens: _builtins.int = ...,
+        num_scheduled_tokens: _builtins.int = ...,
+        input_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        positions: _abc.Iterable[_builtins.int] | None = ...,
+        slot_mapping: _abc.Iterable[_builtins.int] | None = ...,
+        logits_indices: _abc.Iterable[_builtins.int] | None = ...,
+        draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_accepted_tokens: _builtins.int = ...,
+        output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        context_length_after: _builtins.int = ...,
+        proposals: _abc.Iterable[Global___ProposalTrace] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length_after", b"context_length_after", "draft_token_ids", b"draft_token_ids", "input_token_ids", b"input_token_ids", "logits_indices", b"logits_indices", "num_accepted_tokens", b"num_accepted_tokens", "num_computed_tokens", b"num_computed_tokens", "num_scheduled_tokens", b"num_scheduled_tokens", "output_token_ids", b"output_token_ids", "positions", b"positions", "proposals", b"proposals", "slot_mapping", b"slot_mapping", "step_id", b"step_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTrace: _TypeAlias = StepTrace  # noqa: Y015
+
+@_typing.final
+class ProposalTrace(_message.Message):
+    """A drafter's proposal, as the verifier got it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_LENGTH_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MATCHED_NGRAM_LENGTH_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    base_length: _builtins.int
+    """The context length that it continues."""
+    matched_ngram_length: _builtins.int
+    """So many tokens before it are those before the place that it was copied from."""
+    source: _drafter_pb2.Source.ValueType
+    """Where that place is."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        base_length: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        matched_ngram_length: _builtins.int = ...,
+        source: _drafter_pb2.Source.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "matched_ngram_length", b"matched_ngram_length", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProposalTrace: _TypeAlias = ProposalTrace  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):

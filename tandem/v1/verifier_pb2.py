@@ -22,11 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tandem.v1 import drafter_pb2 as tandem_dot_v1_dot_drafter__pb2
 from tandem.v1 import limits_pb2 as tandem_dot_v1_dot_limits__pb2
 from tandem.v1 import sampling_pb2 as tandem_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tandem/v1/verifier.proto\x12\ttandem.v1\x1a\x16tandem/v1/limits.proto\x1a\x18tandem/v1/sampling.proto\">\n\x0eSessionRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x12.tandem.v1.CommandB\x06\xa8\xbb\x18\x80\x80\x01\"\xc3\x01\n\x07\x43ommand\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tandem.v1.HelloH\x00\x12\x1f\n\x04open\x18\x02 \x01(\x0b\x32\x0f.tandem.v1.OpenH\x00\x12!\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x10.tandem.v1.DraftH\x00\x12#\n\x06update\x18\x04 \x01(\x0b\x32\x11.tandem.v1.UpdateH\x00\x12!\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x10.tandem.v1.CloseH\x00\x42\t\n\x07\x63ommand\"<\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x19\n\ngateway_id\x18\x02 \x01(\tB\x05\xb0\xbb\x18\x80\x02\"\x81\x04\n\x04Open\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x19\n\ttoken_ids\x18\x02 \x03(\rB\x06\xa8\xbb\x18\x80\x80@\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x1d\n\x0estop_token_ids\x18\x06 \x03(\rB\x05\xa8\xbb\x18\x80\x08\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12(\n\ndraft_wait\x18\x08 \x01(\x0e\x32\x14.tandem.v1.DraftWait\x12\x15\n\x08\x64rafting\x18\t \x01(\x08H\x00\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\n \x01(\rH\x01\x88\x01\x01\x12\x19\n\ncache_salt\x18\x0b \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12$\n\x15\x65xpected_model_digest\x18\r \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x19\n\nadapter_id\x18\x0e \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x1e\n\x0f\x64rafter_address\x18\x0f \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x18\n\x10tokens_per_match\x18\x10 \x01(\rB\x0b\n\t_draftingB\x19\n\x17_num_speculative_tokens\"\x81\x01\n\x05\x44raft\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x18\n\ttoken_ids\x18\x03 \x03(\rB\x05\xa8\xbb\x18\x80@\x12\x1c\n\x14matched_ngram_length\x18\x04 \x01(\r\x12\x10\n\x08indexing\x18\x05 \x01(\x08\"5\n\x06Update\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x10\n\x08\x64rafting\x18\x02 \x01(\x08\"\"\n\x05\x43lose\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\"W\n\x0fSessionResponse\x12 \n\x06\x65vents\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Event\x12\"\n\x04step\x18\x02 \x01(\x0b\x32\x14.tandem.v1.StepStats\"\xde\x01\n\x05\x45vent\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.tandem.v1.WelcomeH\x00\x12#\n\x06opened\x18\x02 \x01(\x0b\x32\x11.tandem.v1.OpenedH\x00\x12\x30\n\rprompt_scored\x18\x03 \x01(\x0b\x32\x17.tandem.v1.PromptScoredH\x00\x12%\n\x07\x64\x65\x63ided\x18\x04 \x01(\x0b\x32\x12.tandem.v1.DecidedH\x00\x12\'\n\x08rejected\x18\x05 \x01(\x0b\x32\x13.tandem.v1.RejectedH\x00\x42\x07\n\x05\x65vent\"\xb6\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x17\n\x0fnumerics_digest\x18\x04 \x01(\t\x12!\n\x06limits\x18\x05 \x01(\x0b\x32\x11.tandem.v1.Limits\x12\x10\n\x08model_id\x18\x06 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\t\"\xb8\x01\n\x06Limits\x12\x15\n\rmax_model_len\x18\x01 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x02 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x03 \x01(\r\x12\"\n\x1amax_num_speculative_tokens\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x15\n\rnum_kv_blocks\x18\x07 \x01(\r\"8\n\x06Opened\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"c\n\x0cPromptScored\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\"\xf9\x01\n\x07\x44\x65\x63ided\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12\x1f\n\x17num_wanted_draft_tokens\x18\x06 \x01(\r\x12.\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12)\n\x08logprobs\x18\x08 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\"e\n\x08Rejected\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\xc1\x01\n\tStepStats\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x03 \x01(\r\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x14\n\x0c\x64raft_wait_s\x18\x05 \x01(\x01\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x1a\n\x12num_kv_blocks_used\x18\x08 \x01(\r\"\xe4\x01\n\x0cScoreRequest\x12\x32\n\tsequences\x18\x01 \x03(\x0b\x32\x18.tandem.v1.ScoreSequenceB\x05\xa8\xbb\x18\x80\x02\x12+\n\x08sampling\x18\x02 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\r\x12\x17\n\x0fprompt_logprobs\x18\x04 \x01(\x08\x12\x19\n\ncache_salt\x18\x05 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12!\n\x06method\x18\x06 \x01(\x0e\x32\x11.tandem.v1.Method:\x06\xb8\xbb\x18\x80\x80@\"K\n\rScoreSequence\x12\x19\n\ttoken_ids\x18\x01 \x03(\rB\x06\xa8\xbb\x18\x80\x80\x08\x12\x1f\n\x0f\x64raft_token_ids\x18\x02 \x03(\rB\x06\xa8\xbb\x18\x80\x80\x02\"=\n\rScoreResponse\x12,\n\tsequences\x18\x01 \x03(\x0b\x32\x19.tandem.v1.ScoredSequence\"\x89\x01\n\x0eScoredSequence\x12,\n\tpositions\x18\x01 \x03(\x0b\x32\x19.tandem.v1.ScoredPosition\x12\x30\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\x12\x17\n\x0funscored_reason\x18\x03 \x01(\t\"t\n\x0eScoredPosition\x12\x14\n\x0ctop_token_id\x18\x01 \x01(\r\x12&\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x17.tandem.v1.TokenLogprob\x12$\n\x03top\x18\x03 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\"\x15\n\x13GetModelInfoRequest\"\xa2\x02\n\x14GetModelInfoResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x17\n\x0fnumerics_digest\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x10\n\x08numerics\x18\x08 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\t \x01(\t\x12!\n\x06limits\x18\n \x01(\x0b\x32\x11.tandem.v1.Limits\x12\x15\n\reos_token_ids\x18\x0b \x03(\r\x12\x18\n\x10tokenizer_digest\x18\x0c \x01(\t\"\x18\n\x16GetVerifierLoadRequest\"\xd5\x01\n\x17GetVerifierLoadResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x1a\n\x12num_kv_blocks_used\x18\x04 \x01(\r\x12\x1b\n\x13num_kv_blocks_total\x18\x05 \x01(\r\x12\x11\n\tnum_steps\x18\x06 \x01(\x04\x12\x17\n\x0fstep_duration_s\x18\x07 \x01(\x01\x12\x16\n\x0ehop_duration_s\x18\x08 \x01(\x01*m\n\tDraftWait\x12\x1a\n\x16\x44RAFT_WAIT_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44RAFT_WAIT_ADAPTIVE\x10\x01\x12\x14\n\x10\x44RAFT_WAIT_NEVER\x10\x02\x12\x15\n\x11\x44RAFT_WAIT_ALWAYS\x10\x03*T\n\x06Method\x12\x16\n\x12METHOD_UNSPECIFIED\x10\x00\x12\x16\n\x12METHOD_SINGLE_PASS\x10\x01\x12\x1a\n\x16METHOD_BATCH_EXPANSION\x10\x02\x32\xbe\x02\n\x0fVerifierService\x12\x44\n\x07Session\x12\x19.tandem.v1.SessionRequest\x1a\x1a.tandem.v1.SessionResponse(\x01\x30\x01\x12:\n\x05Score\x12\x17.tandem.v1.ScoreRequest\x1a\x18.tandem.v1.ScoreResponse\x12O\n\x0cGetModelInfo\x12\x1e.tandem.v1.GetModelInfoRequest\x1a\x1f.tandem.v1.GetModelInfoResponse\x12X\n\x0fGetVerifierLoad\x12!.tandem.v1.GetVerifierLoadRequest\x1a\".tandem.v1.GetVerifierLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tandem/v1/verifier.proto\x12\ttandem.v1\x1a\x17tandem/v1/drafter.proto\x1a\x16tandem/v1/limits.proto\x1a\x18tandem/v1/sampling.proto\">\n\x0eSessionRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x12.tandem.v1.CommandB\x06\xa8\xbb\x18\x80\x80\x01\"\xc3\x01\n\x07\x43ommand\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.tandem.v1.HelloH\x00\x12\x1f\n\x04open\x18\x02 \x01(\x0b\x32\x0f.tandem.v1.OpenH\x00\x12!\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x10.tandem.v1.DraftH\x00\x12#\n\x06update\x18\x04 \x01(\x0b\x32\x11.tandem.v1.UpdateH\x00\x12!\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x10.tandem.v1.CloseH\x00\x42\t\n\x07\x63ommand\"<\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x19\n\ngateway_id\x18\x02 \x01(\tB\x05\xb0\xbb\x18\x80\x02\"\x90\x04\n\x04Open\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x19\n\ttoken_ids\x18\x02 \x03(\rB\x06\xa8\xbb\x18\x80\x80@\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\x1d\n\x0estop_token_ids\x18\x06 \x03(\rB\x05\xa8\xbb\x18\x80\x08\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12(\n\ndraft_wait\x18\x08 \x01(\x0e\x32\x14.tandem.v1.DraftWait\x12\x15\n\x08\x64rafting\x18\t \x01(\x08H\x00\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\n \x01(\rH\x01\x88\x01\x01\x12\x19\n\ncache_salt\x18\x0b \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12$\n\x15\x65xpected_model_digest\x18\r \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x19\n\nadapter_id\x18\x0e \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x1e\n\x0f\x64rafter_address\x18\x0f \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12\x18\n\x10tokens_per_match\x18\x10 \x01(\r\x12\r\n\x05trace\x18\x11 \x01(\x08\x42\x0b\n\t_draftingB\x19\n\x17_num_speculative_tokens\"\xa4\x01\n\x05\x44raft\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x18\n\ttoken_ids\x18\x03 \x03(\rB\x05\xa8\xbb\x18\x80@\x12\x1c\n\x14matched_ngram_length\x18\x04 \x01(\r\x12\x10\n\x08indexing\x18\x05 \x01(\x08\x12!\n\x06source\x18\x06 \x01(\x0e\x32\x11.tandem.v1.Source\"5\n\x06Update\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\x12\x10\n\x08\x64rafting\x18\x02 \x01(\x08\"\"\n\x05\x43lose\x12\x19\n\x0bsequence_id\x18\x01 \x01(\tB\x04\xb0\xbb\x18@\"W\n\x0fSessionResponse\x12 \n\x06\x65vents\x18\x01 \x03(\x0b\x32\x10.tandem.v1.Event\x12\"\n\x04step\x18\x02 \x01(\x0b\x32\x14.tandem.v1.StepStats\"\x8c\x02\n\x05\x45vent\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.tandem.v1.WelcomeH\x00\x12#\n\x06opened\x18\x02 \x01(\x0b\x32\x11.tandem.v1.OpenedH\x00\x12\x30\n\rprompt_scored\x18\x03 \x01(\x0b\x32\x17.tandem.v1.PromptScoredH\x00\x12%\n\x07\x64\x65\x63ided\x18\x04 \x01(\x0b\x32\x12.tandem.v1.DecidedH\x00\x12\'\n\x08rejected\x18\x05 \x01(\x0b\x32\x13.tandem.v1.RejectedH\x00\x12,\n\x0bstep_traced\x18\x06 \x01(\x0b\x32\x15.tandem.v1.StepTracedH\x00\x42\x07\n\x05\x65vent\"\xb6\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x03 \x01(\t\x12\x17\n\x0fnumerics_digest\x18\x04 \x01(\t\x12!\n\x06limits\x18\x05 \x01(\x0b\x32\x11.tandem.v1.Limits\x12\x10\n\x08model_id\x18\x06 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x07 \x01(\t\"\xb8\x01\n\x06Limits\x12\x15\n\rmax_model_len\x18\x01 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x02 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x03 \x01(\r\x12\"\n\x1amax_num_speculative_tokens\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x15\n\rnum_kv_blocks\x18\x07 \x01(\r\"8\n\x06Opened\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"c\n\x0cPromptScored\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\"E\n\nStepTraced\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\"\n\x04step\x18\x02 \x01(\x0b\x32\x14.tandem.v1.StepTrace\"\xba\x02\n\x07\x44\x65\x63ided\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12\x1f\n\x17num_wanted_draft_tokens\x18\x06 \x01(\r\x12.\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12)\n\x08logprobs\x18\x08 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\x12\x1c\n\x14matched_ngram_length\x18\t \x01(\r\x12!\n\x06source\x18\n \x01(\x0e\x32\x11.tandem.v1.Source\"e\n\x08Rejected\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\r\"\xc1\x01\n\tStepStats\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x1c\n\x14num_scheduled_tokens\x18\x03 \x01(\r\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x14\n\x0c\x64raft_wait_s\x18\x05 \x01(\x01\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x1a\n\x12num_kv_blocks_used\x18\x08 \x01(\r\"\x92\x02\n\x0cScoreRequest\x12\x32\n\tsequences\x18\x01 \x03(\x0b\x32\x18.tandem.v1.ScoreSequenceB\x05\xa8\xbb\x18\x80\x02\x12+\n\x08sampling\x18\x02 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\r\x12\x17\n\x0fprompt_logprobs\x18\x04 \x01(\x08\x12\x19\n\ncache_salt\x18\x05 \x01(\tB\x05\xb0\xbb\x18\x80\x02\x12!\n\x06method\x18\x06 \x01(\x0e\x32\x11.tandem.v1.Method\x12\x15\n\rdistributions\x18\x07 \x01(\x08\x12\x15\n\rhidden_states\x18\x08 \x01(\x08:\x06\xb8\xbb\x18\x80\x80@\"K\n\rScoreSequence\x12\x19\n\ttoken_ids\x18\x01 \x03(\rB\x06\xa8\xbb\x18\x80\x80\x08\x12\x1f\n\x0f\x64raft_token_ids\x18\x02 \x03(\rB\x06\xa8\xbb\x18\x80\x80\x02\"=\n\rScoreResponse\x12,\n\tsequences\x18\x01 \x03(\x0b\x32\x19.tandem.v1.ScoredSequence\"\x89\x01\n\x0eScoredSequence\x12,\n\tpositions\x18\x01 \x03(\x0b\x32\x19.tandem.v1.ScoredPosition\x12\x30\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\x12\x17\n\x0funscored_reason\x18\x03 \x01(\t\"\xab\x01\n\x0eScoredPosition\x12\x14\n\x0ctop_token_id\x18\x01 \x01(\r\x12&\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x17.tandem.v1.TokenLogprob\x12$\n\x03top\x18\x03 \x03(\x0b\x32\x17.tandem.v1.TokenLogprob\x12\r\n\x05probs\x18\x04 \x01(\x0c\x12\x10\n\x08logprobs\x18\x05 \x01(\x0c\x12\x14\n\x0chidden_state\x18\x06 \x01(\x0c\"\x15\n\x13GetModelInfoRequest\"\xa2\x02\n\x14GetModelInfoResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x17\n\x0fnumerics_digest\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x10\n\x08numerics\x18\x08 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\t \x01(\t\x12!\n\x06limits\x18\n \x01(\x0b\x32\x11.tandem.v1.Limits\x12\x15\n\reos_token_ids\x18\x0b \x03(\r\x12\x18\n\x10tokenizer_digest\x18\x0c \x01(\t\"\x18\n\x16GetVerifierLoadRequest\"\xd5\x01\n\x17GetVerifierLoadResponse\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x03 \x01(\r\x12\x1a\n\x12num_kv_blocks_used\x18\x04 \x01(\r\x12\x1b\n\x13num_kv_blocks_total\x18\x05 \x01(\r\x12\x11\n\tnum_steps\x18\x06 \x01(\x04\x12\x17\n\x0fstep_duration_s\x18\x07 \x01(\x01\x12\x16\n\x0ehop_duration_s\x18\x08 \x01(\x01*m\n\tDraftWait\x12\x1a\n\x16\x44RAFT_WAIT_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44RAFT_WAIT_ADAPTIVE\x10\x01\x12\x14\n\x10\x44RAFT_WAIT_NEVER\x10\x02\x12\x15\n\x11\x44RAFT_WAIT_ALWAYS\x10\x03*T\n\x06Method\x12\x16\n\x12METHOD_UNSPECIFIED\x10\x00\x12\x16\n\x12METHOD_SINGLE_PASS\x10\x01\x12\x1a\n\x16METHOD_BATCH_EXPANSION\x10\x02\x32\xbe\x02\n\x0fVerifierService\x12\x44\n\x07Session\x12\x19.tandem.v1.SessionRequest\x1a\x1a.tandem.v1.SessionResponse(\x01\x30\x01\x12:\n\x05Score\x12\x17.tandem.v1.ScoreRequest\x1a\x18.tandem.v1.ScoreResponse\x12O\n\x0cGetModelInfo\x12\x1e.tandem.v1.GetModelInfoRequest\x1a\x1f.tandem.v1.GetModelInfoResponse\x12X\n\x0fGetVerifierLoad\x12!.tandem.v1.GetVerifierLoadRequest\x1a\".tandem.v1.GetVerifierLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -69,60 +70,62 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCORESEQUENCE'].fields_by_name['token_ids']._serialized_options = b'\250\273\030\200\200\010'
   _globals['_SCORESEQUENCE'].fields_by_name['draft_token_ids']._loaded_options = None
   _globals['_SCORESEQUENCE'].fields_by_name['draft_token_ids']._serialized_options = b'\250\273\030\200\200\002'
-  _globals['_DRAFTWAIT']._serialized_start=3735
-  _globals['_DRAFTWAIT']._serialized_end=3844
-  _globals['_METHOD']._serialized_start=3846
-  _globals['_METHOD']._serialized_end=3930
-  _globals['_SESSIONREQUEST']._serialized_start=89
-  _globals['_SESSIONREQUEST']._serialized_end=151
-  _globals['_COMMAND']._serialized_start=154
-  _globals['_COMMAND']._serialized_end=349
-  _globals['_HELLO']._serialized_start=351
-  _globals['_HELLO']._serialized_end=411
-  _globals['_OPEN']._serialized_start=414
-  _globals['_OPEN']._serialized_end=927
-  _globals['_DRAFT']._serialized_start=930
-  _globals['_DRAFT']._serialized_end=1059
-  _globals['_UPDATE']._serialized_start=1061
-  _globals['_UPDATE']._serialized_end=1114
-  _globals['_CLOSE']._serialized_start=1116
-  _globals['_CLOSE']._serialized_end=1150
-  _globals['_SESSIONRESPONSE']._serialized_start=1152
-  _globals['_SESSIONRESPONSE']._serialized_end=1239
-  _globals['_EVENT']._serialized_start=1242
-  _globals['_EVENT']._serialized_end=1464
-  _globals['_WELCOME']._serialized_start=1467
-  _globals['_WELCOME']._serialized_end=1649
-  _globals['_LIMITS']._serialized_start=1652
-  _globals['_LIMITS']._serialized_end=1836
-  _globals['_OPENED']._serialized_start=1838
-  _globals['_OPENED']._serialized_end=1894
-  _globals['_PROMPTSCORED']._serialized_start=1896
-  _globals['_PROMPTSCORED']._serialized_end=1995
-  _globals['_DECIDED']._serialized_start=1998
-  _globals['_DECIDED']._serialized_end=2247
-  _globals['_REJECTED']._serialized_start=2249
-  _globals['_REJECTED']._serialized_end=2350
-  _globals['_STEPSTATS']._serialized_start=2353
-  _globals['_STEPSTATS']._serialized_end=2546
-  _globals['_SCOREREQUEST']._serialized_start=2549
-  _globals['_SCOREREQUEST']._serialized_end=2777
-  _globals['_SCORESEQUENCE']._serialized_start=2779
-  _globals['_SCORESEQUENCE']._serialized_end=2854
-  _globals['_SCORERESPONSE']._serialized_start=2856
-  _globals['_SCORERESPONSE']._serialized_end=2917
-  _globals['_SCOREDSEQUENCE']._serialized_start=2920
-  _globals['_SCOREDSEQUENCE']._serialized_end=3057
-  _globals['_SCOREDPOSITION']._serialized_start=3059
-  _globals['_SCOREDPOSITION']._serialized_end=3175
-  _globals['_GETMODELINFOREQUEST']._serialized_start=3177
-  _globals['_GETMODELINFOREQUEST']._serialized_end=3198
-  _globals['_GETMODELINFORESPONSE']._serialized_start=3201
-  _globals['_GETMODELINFORESPONSE']._serialized_end=3491
-  _globals['_GETVERIFIERLOADREQUEST']._serialized_start=3493
-  _globals['_GETVERIFIERLOADREQUEST']._serialized_end=3517
-  _globals['_GETVERIFIERLOADRESPONSE']._serialized_start=3520
-  _globals['_GETVERIFIERLOADRESPONSE']._serialized_end=3733
-  _globals['_VERIFIERSERVICE']._serialized_start=3933
-  _globals['_VERIFIERSERVICE']._serialized_end=4251
+  _globals['_DRAFTWAIT']._serialized_start=4094
+  _globals['_DRAFTWAIT']._serialized_end=4203
+  _globals['_METHOD']._serialized_start=4205
+  _globals['_METHOD']._serialized_end=4289
+  _globals['_SESSIONREQUEST']._serialized_start=114
+  _globals['_SESSIONREQUEST']._serialized_end=176
+  _globals['_COMMAND']._serialized_start=179
+  _globals['_COMMAND']._serialized_end=374
+  _globals['_HELLO']._serialized_start=376
+  _globals['_HELLO']._serialized_end=436
+  _globals['_OPEN']._serialized_start=439
+  _globals['_OPEN']._serialized_end=967
+  _globals['_DRAFT']._serialized_start=970
+  _globals['_DRAFT']._serialized_end=1134
+  _globals['_UPDATE']._serialized_start=1136
+  _globals['_UPDATE']._serialized_end=1189
+  _globals['_CLOSE']._serialized_start=1191
+  _globals['_CLOSE']._serialized_end=1225
+  _globals['_SESSIONRESPONSE']._serialized_start=1227
+  _globals['_SESSIONRESPONSE']._serialized_end=1314
+  _globals['_EVENT']._serialized_start=1317
+  _globals['_EVENT']._serialized_end=1585
+  _globals['_WELCOME']._serialized_start=1588
+  _globals['_WELCOME']._serialized_end=1770
+  _globals['_LIMITS']._serialized_start=1773
+  _globals['_LIMITS']._serialized_end=1957
+  _globals['_OPENED']._serialized_start=1959
+  _globals['_OPENED']._serialized_end=2015
+  _globals['_PROMPTSCORED']._serialized_start=2017
+  _globals['_PROMPTSCORED']._serialized_end=2116
+  _globals['_STEPTRACED']._serialized_start=2118
+  _globals['_STEPTRACED']._serialized_end=2187
+  _globals['_DECIDED']._serialized_start=2190
+  _globals['_DECIDED']._serialized_end=2504
+  _globals['_REJECTED']._serialized_start=2506
+  _globals['_REJECTED']._serialized_end=2607
+  _globals['_STEPSTATS']._serialized_start=2610
+  _globals['_STEPSTATS']._serialized_end=2803
+  _globals['_SCOREREQUEST']._serialized_start=2806
+  _globals['_SCOREREQUEST']._serialized_end=3080
+  _globals['_SCORESEQUENCE']._serialized_start=3082
+  _globals['_SCORESEQUENCE']._serialized_end=3157
+  _globals['_SCORERESPONSE']._serialized_start=3159
+  _globals['_SCORERESPONSE']._serialized_end=3220
+  _globals['_SCOREDSEQUENCE']._serialized_start=3223
+  _globals['_SCOREDSEQUENCE']._serialized_end=3360
+  _globals['_SCOREDPOSITION']._serialized_start=3363
+  _globals['_SCOREDPOSITION']._serialized_end=3534
+  _globals['_GETMODELINFOREQUEST']._serialized_start=3536
+  _globals['_GETMODELINFOREQUEST']._serialized_end=3557
+  _globals['_GETMODELINFORESPONSE']._serialized_start=3560
+  _globals['_GETMODELINFORESPONSE']._serialized_end=3850
+  _globals['_GETVERIFIERLOADREQUEST']._serialized_start=3852
+  _globals['_GETVERIFIERLOADREQUEST']._serialized_end=3876
+  _globals['_GETVERIFIERLOADRESPONSE']._serialized_start=3879
+  _globals['_GETVERIFIERLOADRESPONSE']._serialized_end=4092
+  _globals['_VERIFIERSERVICE']._serialized_start=4292
+  _globals['_VERIFIERSERVICE']._serialized_end=4610
 # @@protoc_insertion_point(module_scope)

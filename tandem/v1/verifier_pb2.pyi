@@ -19,6 +19,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tandem.v1 import drafter_pb2 as _drafter_pb2
 from tandem.v1 import sampling_pb2 as _sampling_pb2
 import builtins as _builtins
 import sys
@@ -192,6 +193,7 @@ class Open(_message.Message):
     ADAPTER_ID_FIELD_NUMBER: _builtins.int
     DRAFTER_ADDRESS_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MATCH_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """128 random bits made by the gateway, never reused."""
     prompt_length: _builtins.int
@@ -224,6 +226,8 @@ class Open(_message.Message):
     matched_ngram_length (at least 1 counts) and what was decided as it said since. So a hint may
     hold more than it is trusted with at first. 0: no such limit.
     """
+    trace: _builtins.bool
+    """Tell of every step (`Traced`). Refused by name where the operator does not allow it."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, and on resume the output so far."""
@@ -253,10 +257,11 @@ class Open(_message.Message):
         adapter_id: _builtins.str = ...,
         drafter_address: _builtins.str = ...,
         tokens_per_match: _builtins.int = ...,
+        trace: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "drafting", b"drafting", "num_speculative_tokens", b"num_speculative_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafting: _TypeAlias = _typing.Literal["drafting"]  # noqa: Y015
     _WhichOneofArgType__drafting: _TypeAlias = _typing.Literal["_drafting", b"_drafting"]  # noqa: Y015
@@ -283,6 +288,7 @@ class Draft(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MATCHED_NGRAM_LENGTH_FIELD_NUMBER: _builtins.int
     INDEXING_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     base_length: _builtins.int
     matched_ngram_length: _builtins.int
@@ -291,6 +297,8 @@ class Draft(_message.Message):
     """The drafter does not know yet: it is still indexing the sequence. Such an empty hint ends the
     wait for its length, and says nothing about whether hints are of use to the sequence.
     """
+    source: _drafter_pb2.Source.ValueType
+    """Where it was copied from."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """May be longer than one step's worth; the rest serves later steps. Empty: there will be no
@@ -305,10 +313,11 @@ class Draft(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         matched_ngram_length: _builtins.int = ...,
         indexing: _builtins.bool = ...,
+        source: _drafter_pb2.Source.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "indexing", b"indexing", "matched_ngram_length", b"matched_ngram_length", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "indexing", b"indexing", "matched_ngram_length", b"matched_ngram_length", "sequence_id", b"sequence_id", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -397,6 +406,7 @@ class Event(_message.Message):
     PROMPT_SCORED_FIELD_NUMBER: _builtins.int
     DECIDED_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
+    STEP_TRACED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -407,6 +417,8 @@ class Event(_message.Message):
     def decided(self) -> Global___Decided: ...
     @_builtins.property
     def rejected(self) -> Global___Rejected: ...
+    @_builtins.property
+    def step_traced(self) -> Global___StepTraced: ...
     def __init__(
         self,
         *,
@@ -415,12 +427,13 @@ class Event(_message.Message):
         prompt_scored: Global___PromptScored | None = ...,
         decided: Global___Decided | None = ...,
         rejected: Global___Rejected | None = ...,
+        step_traced: Global___StepTraced | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "event", b"event", "opened", b"opened", "prompt_scored", b"prompt_scored", "rejected", b"rejected", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "event", b"event", "opened", b"opened", "prompt_scored", b"prompt_scored", "rejected", b"rejected", "step_traced", b"step_traced", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "event", b"event", "opened", b"opened", "prompt_scored", b"prompt_scored", "rejected", b"rejected", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "event", b"event", "opened", b"opened", "prompt_scored", b"prompt_scored", "rejected", b"rejected", "step_traced", b"step_traced", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["welcome", "opened", "prompt_scored", "decided", "rejected"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["welcome", "opened", "prompt_scored", "decided", "rejected", "step_traced"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -576,6 +589,31 @@ class PromptScored(_message.Message):
 Global___PromptScored: _TypeAlias = PromptScored  # noqa: Y015
 
 @_typing.final
+class StepTraced(_message.Message):
+    """What one step did with one sequence, before its Decided. On request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    sequence_id: _builtins.str
+    @_builtins.property
+    def step(self) -> _sampling_pb2.StepTrace: ...
+    def __init__(
+        self,
+        *,
+        sequence_id: _builtins.str = ...,
+        step: _sampling_pb2.StepTrace | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_id", b"sequence_id", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTraced: _TypeAlias = StepTraced  # noqa: Y015
+
+@_typing.final
 class Decided(_message.Message):
     """What one step decided for one sequence."""
 
@@ -589,6 +627,8 @@ class Decided(_message.Message):
     NUM_WANTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    MATCHED_NGRAM_LENGTH_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     base_length: _builtins.int
     num_draft_tokens: _builtins.int
@@ -598,6 +638,11 @@ class Decided(_message.Message):
     num_wanted_draft_tokens: _builtins.int
     """How many draft tokens are useful next. 0: send no hints."""
     finish_reason: _sampling_pb2.FinishReason.ValueType
+    matched_ngram_length: _builtins.int
+    """With drafts: how far back their match reaches, what was decided as the hint said since counted,
+    and where they were copied from.
+    """
+    source: _drafter_pb2.Source.ValueType
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted drafts and one recovered or bonus token; cut after a stop token and at the length
@@ -617,10 +662,12 @@ class Decided(_message.Message):
         num_wanted_draft_tokens: _builtins.int = ...,
         finish_reason: _sampling_pb2.FinishReason.ValueType = ...,
         logprobs: _abc.Iterable[_sampling_pb2.TokenLogprob] | None = ...,
+        matched_ngram_length: _builtins.int = ...,
+        source: _drafter_pb2.Source.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_wanted_draft_tokens", b"num_wanted_draft_tokens", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "matched_ngram_length", b"matched_ngram_length", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_wanted_draft_tokens", b"num_wanted_draft_tokens", "sequence_id", b"sequence_id", "source", b"source", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -717,12 +764,20 @@ class ScoreRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
+    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     top_logprobs: _builtins.int
     """The n likeliest tokens per position, and per prompt token."""
     prompt_logprobs: _builtins.bool
     cache_salt: _builtins.str
     """Calls share prefix-cache blocks only with equal salts."""
     method: Global___Method.ValueType
+    distributions: _builtins.bool
+    """Give each position's whole law. Refused by name where the operator does not allow it; at most
+    4 MiB in all.
+    """
+    hidden_states: _builtins.bool
+    """Give each position's hidden state, the last layer's output. Likewise."""
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreSequence]:
         """At least 1; together at most 131,072 tokens, and at most 32,768 logprobs to answer."""
@@ -742,10 +797,12 @@ class ScoreRequest(_message.Message):
         prompt_logprobs: _builtins.bool = ...,
         cache_salt: _builtins.str = ...,
         method: Global___Method.ValueType = ...,
+        distributions: _builtins.bool = ...,
+        hidden_states: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "method", b"method", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "sequences", b"sequences", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "distributions", b"distributions", "hidden_states", b"hidden_states", "method", b"method", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "sequences", b"sequences", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -840,8 +897,18 @@ class ScoredPosition(_message.Message):
     TOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
+    PROBS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATE_FIELD_NUMBER: _builtins.int
     top_token_id: _builtins.int
     """The target's likeliest token here."""
+    probs: _builtins.bytes
+    """On request, float32, little-endian, one per token of the vocabulary: the law that is sampled
+    from (a point mass at temperature 0), and natural logarithms as token logprobs are told.
+    """
+    logprobs: _builtins.bytes
+    hidden_state: _builtins.bytes
+    """On request, float32, little-endian, one per element of the hidden size."""
     @_builtins.property
     def draft(self) -> _sampling_pb2.TokenLogprob:
         """Logprob and rank of the draft token, as for output tokens: at temperature 0 of the law that
@@ -858,10 +925,13 @@ class ScoredPosition(_message.Message):
         top_token_id: _builtins.int = ...,
         draft: _sampling_pb2.TokenLogprob | None = ...,
         top: _abc.Iterable[_sampling_pb2.TokenLogprob] | None = ...,
+        probs: _builtins.bytes = ...,
+        logprobs: _builtins.bytes = ...,
+        hidden_state: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "top", b"top", "top_token_id", b"top_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "hidden_state", b"hidden_state", "logprobs", b"logprobs", "probs", b"probs", "top", b"top", "top_token_id", b"top_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
