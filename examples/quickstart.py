@@ -21,6 +21,7 @@ if not __package__:  # run as a file: the repository's root is not on the path
 
 from examples.demo_model.dataset import MODEL_FOLDER, read_heldout
 from examples.token_text import TokenText
+from tandem.cli.speculation_flags import add_speculation_flags, speculation_params
 from tandem.client import (
     Chunk,
     Event,
@@ -47,6 +48,7 @@ def main() -> int:
     parser.add_argument("--dtype", help="of weights and K/V (default: the verifier's)")
     parser.add_argument("--prompt", help="text to continue (default: one that suits the model)")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="most output tokens")
+    add_speculation_flags(parser)
     arguments = parser.parse_args()
     options = ["--device", arguments.device]
     options += ["--dtype", arguments.dtype] if arguments.dtype else []
@@ -65,14 +67,19 @@ def main() -> int:
 
 def request_for(arguments: argparse.Namespace) -> GenerationRequest:
     max_new_tokens = arguments.max_new_tokens
+    speculation = speculation_params(arguments)
     if arguments.prompt is not None:
-        return GenerationRequest(prompt=arguments.prompt, max_new_tokens=max_new_tokens or 64)
-    if arguments.model.resolve() == MODEL_FOLDER:
+        prompt = arguments.prompt
+        max_new_tokens = max_new_tokens or 64
+    elif arguments.model.resolve() == MODEL_FOLDER:
         task = read_heldout()[EXACT_TASK]
         print(f"\nthe task: in {task['source_file']}, rename {task['old']} to {task['new']}")
-        return GenerationRequest(prompt=task["prompt"], max_new_tokens=max_new_tokens)
-    print(f"\nthe prompt:\n{REPEATING_TEXT}")
-    return GenerationRequest(prompt=REPEATING_TEXT, max_new_tokens=max_new_tokens or 64)
+        prompt = task["prompt"]
+    else:
+        print(f"\nthe prompt:\n{REPEATING_TEXT}")
+        prompt = REPEATING_TEXT
+        max_new_tokens = max_new_tokens or 64
+    return GenerationRequest(prompt=prompt, max_new_tokens=max_new_tokens, speculation=speculation)
 
 
 def show_flow(client: TandemClient, request: GenerationRequest, model: Path) -> None:

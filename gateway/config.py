@@ -5,8 +5,9 @@ from typing import Literal
 
 import pydantic
 
-from gateway.request import Tie
-from gateway.validation import DEFAULT_TOKENS_PER_MATCH, MAX_NGRAM, RequestDefaults
+from gateway.drafting_law import LAWS, DraftingLaw, Preset
+from gateway.request import Algorithm, Overlap, Tie
+from gateway.validation import MAX_NGRAM, RequestDefaults
 from servicekit.address import parse_address
 from servicekit.config import ChannelOptions, ServerOptions
 
@@ -41,22 +42,42 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Most draft tokens asked for at a time: two steps' worth, so that a step whose drafts were all
     accepted leaves the next one its drafts."""
 
+    preset: Literal["tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm"] = (
+        "tandem"
+    )
+    """The known drafter by whose law requests are drafted for that name none (docs/drafting.md has
+    the table). The flags below change single values of it; a request that names a preset gets that
+    one as it is."""
+
     num_speculative_tokens: int | None = pydantic.Field(default=None, ge=0)
-    """Most drafts verified per step for requests that do not say; at most the verifiers' limit.
-    If empty: that limit where a draft's length follows its match, else 7."""
+    """Most drafts verified per step; at most the verifiers' limit. If empty: the preset's (tandem:
+    that limit where a draft's length follows its match, else 7)."""
 
-    prompt_lookup_min: int = pydantic.Field(default=2, ge=1, le=MAX_NGRAM)
-    """Shortest n-gram matched for requests that do not say."""
+    prompt_lookup_min: int | None = pydantic.Field(default=None, ge=1, le=MAX_NGRAM)
+    """Shortest n-gram matched; the preset's if empty."""
 
-    prompt_lookup_max: int = pydantic.Field(default=5, ge=1, le=MAX_NGRAM)
-    """Longest n-gram matched for requests that do not say."""
+    prompt_lookup_max: int | None = pydantic.Field(default=None, ge=1, le=MAX_NGRAM)
+    """Longest n-gram matched; the preset's if empty."""
 
-    tie: Literal["earliest", "latest", "longest"] = "longest"
-    """Which of several matches is continued for requests that do not say."""
+    overlap: Literal["disjoint", "allowed"] | None = None
+    """Whether a match may overlap the n-gram at the end; the preset's if empty."""
 
-    tokens_per_match: int = pydantic.Field(default=DEFAULT_TOKENS_PER_MATCH, ge=0)
-    """With ties by the longest match: drafts verified per token that the match reaches back, for
-    requests that do not say; 0 for no such limit."""
+    tie: Literal["earliest", "latest", "longest"] | None = None
+    """Which of several matches is continued; the preset's if empty."""
+
+    tokens_per_match: int | None = pydantic.Field(default=None, ge=0)
+    """With ties by the longest match: drafts verified per token that the match reaches back; 0 for
+    no such limit; 2 if empty."""
+
+    algorithm: Literal["index", "kmp"] | None = None
+    """How matches are found, by a hash index or by a Knuth-Morris-Pratt scan: the drafts are the
+    same. The preset's if empty."""
+
+    chained: bool = False
+    """Whether a draft goes on past the end of the known text by matching again."""
+
+    pool_min_ngram: int = pydantic.Field(default=0, ge=0)
+    """A request's pool is asked when its own match reaches less far; 0: when there is none."""
 
     max_prompt_tokens: int | None = pydantic.Field(default=None, ge=1)
     """Longest prompt taken; the model's limit if empty."""
@@ -102,20 +123,33 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
 
     @pydantic.model_validator(mode="after")
     def _ngrams_are_a_range(self) -> "GatewayConfig":
-        if self.prompt_lookup_min > self.prompt_lookup_max:
+        law = self.drafting_law()
+        if law.min_ngram > law.max_ngram:
             raise ValueError(
-                f"--prompt-lookup-min {self.prompt_lookup_min} is over "
-                f"--prompt-lookup-max {self.prompt_lookup_max}"
+                f"--prompt-lookup-min {law.min_ngram} is over --prompt-lookup-max {law.max_ngram}"
             )
+        if self.tokens_per_match and law.tie is not Tie.LONGEST:
+            raise ValueError("--tokens-per-match counts with --tie longest only")
         return self
+
+    def drafting_law(self) -> DraftingLaw:
+        """By which requests are drafted for that name no preset."""
+        return LAWS[Preset[self.preset.replace("-", "_").upper()]].changed(
+            min_ngram=self.prompt_lookup_min,
+            max_ngram=self.prompt_lookup_max,
+            overlap=Overlap[self.overlap.upper()] if self.overlap else None,
+            tie=Tie[self.tie.upper()] if self.tie else None,
+            tokens_per_match=self.tokens_per_match,
+            algorithm=Algorithm[self.algorithm.upper()] if self.algorithm else None,
+            chained=self.chained,
+            pool_min_ngram=self.pool_min_ngram,
+            num_speculative_tokens=self.num_speculative_tokens,
+        )
 
     def request_defaults(self) -> RequestDefaults:
         """What requests leave open."""
         return RequestDefaults(
-            num_speculative_tokens=self.num_speculative_tokens,
-            prompt_lookup_min=self.prompt_lookup_min,
-            prompt_lookup_max=self.prompt_lookup_max,
-            tie=Tie[self.tie.upper()],
-            tokens_per_match=self.tokens_per_match,
+            law=self.drafting_law(),
+            hint_tokens=self.hint_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
         )

@@ -368,7 +368,7 @@ class Coordinator:
             cache_salt=request.cache_salt,
             priority=request.priority,
             expected_model_digest=request.model_digest,
-            tokens_per_match=request.ngram.tokens_per_match or 0,
+            tokens_per_match=request.ngram.tokens_per_match,
         )
 
     def _on_verifiers_changed(self) -> None:

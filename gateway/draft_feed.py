@@ -82,6 +82,7 @@ class _History:
     """One sequence as its drafter has it.
 
     Attributes:
+        hint_tokens: most draft tokens asked for at a time.
         num_sent: tokens that the drafter has, once everything in flight has arrived.
         num_wanted: draft tokens that the verifier has use for.
         is_kept: it is over, and its output goes to its pool once all of it was sent.
@@ -89,6 +90,7 @@ class _History:
     """
 
     generation: Generation
+    hint_tokens: int
     num_sent: int = 0
     num_wanted: int = 0
     rewound_at: int = 0
@@ -136,7 +138,8 @@ class DraftFeed:
 
     def add(self, generation: Generation) -> None:
         """Begins to feed a sequence; its prompt is owed."""
-        history = _History(generation=generation)
+        hint_tokens = min(generation.request.hint_tokens, self._hint_tokens)
+        history = _History(generation=generation, hint_tokens=hint_tokens)
         self._histories[generation.sequence_id] = history
         self._backlog[generation.sequence_id] = history
 
@@ -264,7 +267,9 @@ class DraftFeed:
             token_ids = history.generation.token_ids
             end = min(len(token_ids), base_length + num_tokens)
             is_complete = end == len(token_ids)
-            max_draft_tokens = min(history.num_wanted, self._hint_tokens) if is_complete else 0
+            max_draft_tokens = 0
+            if is_complete:
+                max_draft_tokens = min(history.num_wanted, history.hint_tokens)
             deltas.append(
                 Delta(
                     sequence_id,
@@ -325,8 +330,8 @@ class DraftFeed:
                 if oddity or proposal.status in _NOT_TAKEN:
                     # There will be no draft for this length: nobody shall wait for it.
                     hint = Hint(sequence_id, asked_length, [], 0)
-            elif len(hint.token_ids) > self._hint_tokens:
-                hint = hint._replace(token_ids=hint.token_ids[: self._hint_tokens])
+            elif len(hint.token_ids) > history.hint_tokens:
+                hint = hint._replace(token_ids=hint.token_ids[: history.hint_tokens])
             if asked_length:
                 hints.append(hint)
         return Answer(

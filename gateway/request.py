@@ -36,12 +36,21 @@ class Tie(enum.IntEnum):
     LONGEST = 3
 
 
+class Algorithm(enum.IntEnum):
+    """How occurrences are found; the wire's numbers."""
+
+    DEFAULT = 0
+    INDEX = 1
+    KMP = 2
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen; None where the client said nothing. See sampling.proto.
 
     Attributes:
         logprobs_mode: the wire's number, known or not.
+        num_beams: 0 or 1; there is no beam search.
     """
 
     temperature: float = 0.0
@@ -57,6 +66,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: int = 0
+    num_beams: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +74,9 @@ class SpeculationParams:
     """How the request wants to be drafted for; None where the client said nothing.
 
     Attributes:
-        overlap, tie: the wire's numbers, known or not.
+        overlap, tie, algorithm, preset: the wire's numbers, known or not.
+        hint_tokens: most draft tokens asked for at a time.
+        tree_width: 0 or 1; there are no drafts that branch.
     """
 
     enabled: bool | None = None
@@ -74,7 +86,13 @@ class SpeculationParams:
     overlap: int = 0
     tie: int = 0
     tokens_per_match: int | None = None
+    algorithm: int = 0
+    chained: bool | None = None
     pool: str = ""
+    pool_min_ngram: int | None = None
+    preset: int = 0
+    hint_tokens: int | None = None
+    tree_width: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +103,7 @@ class GenerateRequest:
         text, prompt_token_ids: the prompt; of the two the one that was given, or neither.
         output_token_ids: output that the client already has.
         max_new_tokens: counting `output_token_ids`.
+        adapter_id, has_media: are refused.
     """
 
     request_id: str = ""
@@ -101,6 +120,8 @@ class GenerateRequest:
     speculation: SpeculationParams = SpeculationParams()
     affinity_key: str = ""
     priority: int = 0
+    adapter_id: str = ""
+    has_media: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +132,13 @@ class NgramParams:
     max_ngram: int
     overlap: Overlap = Overlap.DEFAULT
     tie: Tie = Tie.DEFAULT
-    # Drafts verified per token that the match reaches back. None, 0: no such limit.
-    tokens_per_match: int | None = None
+    # Drafts verified per token that the match reaches back. 0: no such limit.
+    tokens_per_match: int = 0
+    algorithm: Algorithm = Algorithm.DEFAULT
+    # Whether a draft goes on past the end of the known text by matching again.
+    chained: bool = False
+    # The pool is asked when the own match reaches less far. 0: when there is none.
+    pool_min_ngram: int = 0
     # Other requests' text to draft from, and to leave this one's output in; "": none.
     pool_id: str = ""
 
@@ -125,6 +151,7 @@ class AcceptedRequest:
         seed: the first choice's; the others' are mixed from it (`seeds.py`).
         max_new_tokens: counting `output_token_ids`; never past the model's limit.
         num_speculative_tokens: most drafts verified per step; 0: this request is not drafted for.
+        hint_tokens: most draft tokens that its drafter is asked for at a time.
         max_model_len: the limit that no draft may pass.
         vocab_size: of the model; no token id is as large.
         has_text: whether the output is told as text too: the gateway's tokenizer is the model's.
@@ -149,6 +176,7 @@ class AcceptedRequest:
     max_model_len: int
     vocab_size: int
     affinity_key: str
+    hint_tokens: int
     priority: int = 0
     cache_salt: str = ""
     has_text: bool = True

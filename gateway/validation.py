@@ -11,9 +11,11 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 
+from gateway.drafting_law import LAWS, TANDEM, DraftingLaw, Preset
 from gateway.errors import InvalidRequestError, UnsupportedFieldError
 from gateway.request import (
     AcceptedRequest,
+    Algorithm,
     GenerateRequest,
     Model,
     NgramParams,
@@ -30,10 +32,6 @@ MAX_LOGIT_BIAS = 100.0
 MAX_PRIORITY = 2**31 - 1
 # Of one prompt, each with the likeliest ones beside it; the verifier's bound is the same.
 MAX_PROMPT_LOGPROBS = 1 << 17
-# Where a draft is as long as it may be, whatever it matches: what is likely right of it.
-FIXED_NUM_SPECULATIVE_TOKENS = 7
-# The product's best figure for `Tie.LONGEST`; `benchmarks.drafter` compares some.
-DEFAULT_TOKENS_PER_MATCH = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +39,16 @@ class RequestDefaults:
     """What this gateway adds to requests, and what it lets pass.
 
     Attributes:
-        num_speculative_tokens: where a request says nothing; at most the model's limit counts.
-            None: as many as that, if the draft's length follows its match, so that a long one
-            is likely right; else `FIXED_NUM_SPECULATIVE_TOKENS`.
-        tie: where a request says nothing.
-        tokens_per_match: likewise, with `Tie.LONGEST`; 0 lets a draft be as long as is asked for,
-            whatever it matches.
+        law: of drafting, where a request names no preset.
+        hint_tokens: most draft tokens that a drafter is asked for at a time.
         tenant: whose pools are drafted from and whose cached prefixes are shared. One for all,
             until requests are authenticated.
         tokenizer_digest: of the gateway's tokenizer; "": it has none.
         max_prompt_tokens: None for what the model's limit leaves.
     """
 
-    num_speculative_tokens: int | None = None
-    prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 5
-    tie: Tie = Tie.LONGEST
-    tokens_per_match: int = DEFAULT_TOKENS_PER_MATCH
+    law: DraftingLaw = TANDEM
+    hint_tokens: int = 64
     tenant: str = ""
     max_prompt_tokens: int | None = None
     tokenizer_digest: str = ""
@@ -86,6 +77,7 @@ def check_request(request: GenerateRequest, *, has_tokenizer: bool) -> None:
         )
     _check_sampling(request.sampling)
     _check_speculation(request.speculation)
+    _check_scope(request)
 
 
 def find_model(model_id: str, models: Mapping[str, Model]) -> Model:
@@ -201,7 +193,12 @@ def accept(
             "left to generate",
             field="output_token_ids",
         )
-    ngram = _ngram(request.speculation, defaults)
+    law = _law(request.speculation, model, defaults)
+    num_speculative_tokens = (
+        0
+        if request.speculation.enabled is False
+        else law.most_drafts(model.max_num_speculative_tokens)
+    )
     return AcceptedRequest(
         request_id=request.request_id,
         model_id=model.model_id,
@@ -215,8 +212,19 @@ def accept(
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         num_choices=1 if request.num_choices is None else request.num_choices,
-        num_speculative_tokens=_num_speculative_tokens(request.speculation, ngram, model, defaults),
-        ngram=ngram,
+        num_speculative_tokens=num_speculative_tokens,
+        ngram=NgramParams(
+            min_ngram=law.min_ngram,
+            max_ngram=law.max_ngram,
+            overlap=law.overlap,
+            tie=law.tie,
+            tokens_per_match=law.tokens_per_match,
+            algorithm=law.algorithm,
+            chained=law.chained,
+            pool_id=pool_id(defaults.tenant, request.speculation.pool),
+            pool_min_ngram=law.pool_min_ngram,
+        ),
+        hint_tokens=_hint_tokens(request.speculation, law, num_speculative_tokens, defaults),
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         affinity_key=request.affinity_key,
@@ -284,56 +292,79 @@ def _check_speculation(speculation: SpeculationParams) -> None:
             raise InvalidRequestError(
                 f"an n-gram has from 1 to {MAX_NGRAM} tokens, not {ngram}", field=field
             )
-    if speculation.overlap not in {int(overlap) for overlap in Overlap}:
+    for field, value, known in (
+        ("overlap", speculation.overlap, Overlap),
+        ("tie", speculation.tie, Tie),
+        ("algorithm", speculation.algorithm, Algorithm),
+        ("preset", speculation.preset, Preset),
+    ):
+        if value not in {int(each) for each in known}:
+            raise InvalidRequestError(f"{field} has no value {value}", field=f"speculation.{field}")
+    if speculation.pool_min_ngram is not None and not speculation.pool:
+        raise InvalidRequestError("it needs a pool", field="speculation.pool_min_ngram")
+
+
+def _check_scope(request: GenerateRequest) -> None:
+    """Refuses what this server will not do, whatever its version."""
+    for field, is_asked_for, what in (
+        ("sampling.num_beams", request.sampling.num_beams > 1, "beam search"),
+        ("speculation.tree_width", request.speculation.tree_width > 1, "drafts that branch"),
+        ("adapter_id", bool(request.adapter_id), "adapters (LoRA)"),
+        ("media", request.has_media, "images, sound and video"),
+    ):
+        if is_asked_for:
+            raise UnsupportedFieldError(f"Tandem does not do {what}", field=field)
+
+
+def _law(speculation: SpeculationParams, model: Model, defaults: RequestDefaults) -> DraftingLaw:
+    """The law that a request asks for."""
+    base = LAWS[Preset(speculation.preset)] if speculation.preset else defaults.law
+    law = base.changed(
+        min_ngram=speculation.prompt_lookup_min,
+        max_ngram=speculation.prompt_lookup_max,
+        overlap=Overlap(speculation.overlap),
+        tie=Tie(speculation.tie),
+        tokens_per_match=speculation.tokens_per_match,
+        algorithm=Algorithm(speculation.algorithm),
+        chained=speculation.chained,
+        pool_min_ngram=speculation.pool_min_ngram,
+        num_speculative_tokens=speculation.num_speculative_tokens,
+    )
+    if law.min_ngram > law.max_ngram:
+        name = "prompt_lookup_max" if speculation.prompt_lookup_min is None else "prompt_lookup_min"
         raise InvalidRequestError(
-            f"overlap has no value {speculation.overlap}", field="speculation.overlap"
+            f"the shortest n-gram, {law.min_ngram}, is longer than the longest, {law.max_ngram}",
+            field=f"speculation.{name}",
         )
-    if speculation.tie not in {int(tie) for tie in Tie}:
-        raise InvalidRequestError(f"tie has no value {speculation.tie}", field="speculation.tie")
-
-
-def _num_speculative_tokens(
-    speculation: SpeculationParams, ngram: NgramParams, model: Model, defaults: RequestDefaults
-) -> int:
-    wanted = speculation.num_speculative_tokens
-    limit = model.max_num_speculative_tokens
+    if speculation.tokens_per_match and law.tie is not Tie.LONGEST:
+        raise InvalidRequestError(
+            "it counts with TIE_LONGEST only", field="speculation.tokens_per_match"
+        )
+    wanted, limit = speculation.num_speculative_tokens, model.max_num_speculative_tokens
     if wanted is not None and wanted > limit:
         raise InvalidRequestError(
             f"at most {limit} draft tokens are verified per step, not {wanted}",
             field="speculation.num_speculative_tokens",
         )
-    if speculation.enabled is False:
-        return 0
-    if wanted is not None:
-        return wanted
-    if defaults.num_speculative_tokens is not None:
-        return min(defaults.num_speculative_tokens, limit)
-    follows_match = ngram.tie is Tie.LONGEST and ngram.tokens_per_match != 0
-    return limit if follows_match else min(FIXED_NUM_SPECULATIVE_TOKENS, limit)
+    return law
 
 
-def _ngram(speculation: SpeculationParams, defaults: RequestDefaults) -> NgramParams:
-    shortest, longest = speculation.prompt_lookup_min, speculation.prompt_lookup_max
-    min_ngram = defaults.prompt_lookup_min if shortest is None else shortest
-    max_ngram = defaults.prompt_lookup_max if longest is None else longest
-    if min_ngram > max_ngram:
-        name = "prompt_lookup_max" if shortest is None else "prompt_lookup_min"
+def _hint_tokens(
+    speculation: SpeculationParams,
+    law: DraftingLaw,
+    num_speculative_tokens: int,
+    defaults: RequestDefaults,
+) -> int:
+    wanted = speculation.hint_tokens
+    if wanted is None:
+        wanted = defaults.hint_tokens if law.runs_ahead else num_speculative_tokens
+        return max(1, min(wanted, defaults.hint_tokens))
+    if not 1 <= wanted <= defaults.hint_tokens:
         raise InvalidRequestError(
-            f"the shortest n-gram, {min_ngram}, is longer than the longest, {max_ngram}",
-            field=f"speculation.{name}",
+            f"a drafter is asked for 1 to {defaults.hint_tokens} tokens at a time, not {wanted}",
+            field="speculation.hint_tokens",
         )
-    tie = Tie(speculation.tie) or defaults.tie
-    tokens_per_match = speculation.tokens_per_match
-    if tokens_per_match is None and tie is Tie.LONGEST:
-        tokens_per_match = defaults.tokens_per_match
-    return NgramParams(
-        min_ngram=min_ngram,
-        max_ngram=max_ngram,
-        overlap=Overlap(speculation.overlap),
-        tie=tie,
-        tokens_per_match=tokens_per_match,
-        pool_id=pool_id(defaults.tenant, speculation.pool),
-    )
+    return wanted
 
 
 def pool_id(tenant: str, pool: str) -> str:

@@ -84,6 +84,8 @@ def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> Generat
         speculation=_speculation_from_proto(message.speculation),
         affinity_key=message.affinity_key,
         priority=message.priority,
+        adapter_id=message.adapter_id,
+        has_media=bool(message.media),
     )
 
 
@@ -336,6 +338,7 @@ def _sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams
         logprobs=_present(message, "logprobs", message.logprobs),
         prompt_logprobs=_present(message, "prompt_logprobs", message.prompt_logprobs),
         logprobs_mode=message.logprobs_mode,
+        num_beams=message.num_beams,
     )
 
 
@@ -368,7 +371,13 @@ def _speculation_from_proto(message: sampling_pb2.SpeculationParams) -> Speculat
         overlap=message.overlap,
         tie=message.tie,
         tokens_per_match=_present(message, "tokens_per_match", message.tokens_per_match),
+        algorithm=message.algorithm,
+        chained=_present(message, "chained", message.chained),
         pool=message.pool,
+        pool_min_ngram=_present(message, "pool_min_ngram", message.pool_min_ngram),
+        preset=message.preset,
+        hint_tokens=_present(message, "hint_tokens", message.hint_tokens),
+        tree_width=message.tree_width,
     )
 
 
@@ -397,8 +406,9 @@ def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:
         overlap=drafter_pb2.Overlap.ValueType(ngram.overlap),
         tie=drafter_pb2.Tie.ValueType(ngram.tie),
         # The verifier holds a draft to the request's figure; what is beyond serves its next steps.
-        tokens_per_match=None
-        if ngram.tokens_per_match is None
-        else min(ngram.tokens_per_match * _RUN_AHEAD, _MAX_UINT32),
+        tokens_per_match=min(ngram.tokens_per_match * _RUN_AHEAD, _MAX_UINT32),
+        algorithm=drafter_pb2.Algorithm.ValueType(ngram.algorithm),
+        chained=ngram.chained,
         pool_id=ngram.pool_id,
+        pool_min_ngram=ngram.pool_min_ngram,
     )

@@ -45,13 +45,21 @@ class SpeculationParams:
     """How this request is drafted for. It changes speed, never output."""
 
     enabled: bool | None = None
+    # By the law of a known drafter, which the fields below change; docs/drafting.md has the table.
+    preset: (
+        Literal["tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm"] | None
+    ) = None
     num_speculative_tokens: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     overlap: Literal["disjoint", "allowed"] | None = None
     tie: Literal["earliest", "latest", "longest"] | None = None
     tokens_per_match: int | None = None
+    algorithm: Literal["index", "kmp"] | None = None
+    chained: bool | None = None
+    hint_tokens: int | None = None
     pool: str = ""
+    pool_min_ngram: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,13 +125,13 @@ def assign(target: message.Message, name: str, value: Any, *, path: str = "") ->
 
 
 def enum_value(enumeration: Any, prefix: str, name: str, path: str) -> Any:
-    """The number of an enum's value by its short name, e.g. "earliest" of Tie.
+    """The number of an enum's value by its short name, e.g. "vllm-gpu" of Preset.
 
     Raises:
         TandemError: INVALID_ARGUMENT naming `path`; there is no such value.
     """
     try:
-        return enumeration.Value(f"{prefix}_{name.upper()}")
+        return enumeration.Value(f"{prefix}_{name.upper().replace('-', '_')}")
     except ValueError:
         raise generation.TandemError(
             grpc.StatusCode.INVALID_ARGUMENT, f"unknown value {name!r}", field=path
@@ -186,15 +186,22 @@ def _speculation(
         "prompt_lookup_min",
         "prompt_lookup_max",
         "tokens_per_match",
+        "chained",
+        "hint_tokens",
         "pool",
+        "pool_min_ngram",
     ):
         assign(wire, name, getattr(params, name), path=f"speculation.{name}")
-    if params.overlap is not None:
-        wire.overlap = enum_value(
-            drafter_pb2.Overlap, "OVERLAP", params.overlap, "speculation.overlap"
-        )
-    if params.tie is not None:
-        wire.tie = enum_value(drafter_pb2.Tie, "TIE", params.tie, "speculation.tie")
+    for name, enumeration in (
+        ("preset", sampling_pb2.Preset),
+        ("overlap", drafter_pb2.Overlap),
+        ("tie", drafter_pb2.Tie),
+        ("algorithm", drafter_pb2.Algorithm),
+    ):
+        value = getattr(params, name)
+        if value is not None:
+            number = enum_value(enumeration, name.upper(), value, f"speculation.{name}")
+            setattr(wire, name, number)
 
 
 def _to_chunk(chunk: gateway_pb2.Chunk) -> generation.Chunk:

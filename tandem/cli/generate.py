@@ -10,8 +10,9 @@ import json
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from tandem.cli.speculation_flags import add_speculation_flags, speculation_params
 from tandem.cli.up import DEFAULT_GRPC_PORT
 from tandem.client import (
     Chunk,
@@ -19,7 +20,6 @@ from tandem.client import (
     Generation,
     GenerationRequest,
     SamplingParams,
-    SpeculationParams,
     TandemClient,
     TandemError,
     TlsOptions,
@@ -27,6 +27,15 @@ from tandem.client import (
 from tandem.generation import EventCollector
 
 _INTERRUPTED = 130
+
+# What other systems have a flag for, and Tandem will not do.
+_OUT_OF_SCOPE = {
+    "--num-beams": "beam search",
+    "--tree-width": "drafts that branch",
+    "--lora": "adapters (LoRA)",
+    "--adapter": "adapters (LoRA)",
+    "--image": "images, sound and video",
+}
 
 
 def add_parser(commands: Any) -> None:
@@ -65,23 +74,28 @@ def add_parser(commands: Any) -> None:
     sampling.add_argument("--top-p", type=float)
     sampling.add_argument("--top-k", type=int, default=0)
     sampling.add_argument("--seed", type=int)
-    speculation = parser.add_argument_group("speculation")
-    speculation.add_argument("--no-speculation", action="store_true")
-    speculation.add_argument(
-        "--num-speculative-tokens", type=int, metavar="K", help="most drafts verified per step"
-    )
-    speculation.add_argument(
-        "--prompt-lookup-min", type=int, metavar="N", help="shortest n-gram matched"
-    )
-    speculation.add_argument(
-        "--prompt-lookup-max", type=int, metavar="N", help="longest n-gram matched"
-    )
+    add_speculation_flags(parser)
+    for flag, what in _OUT_OF_SCOPE.items():
+        parser.add_argument(flag, action=_OutOfScope, const=what, nargs="?", help=argparse.SUPPRESS)
     tls = parser.add_argument_group("TLS")
     tls.add_argument("--tls", action="store_true", help="speak TLS; implied by the others")
     tls.add_argument("--tls-ca", type=Path, metavar="FILE", help="certificates to trust (PEM)")
     tls.add_argument("--tls-cert", type=Path, metavar="FILE", help="own certificate (PEM)")
     tls.add_argument("--tls-key", type=Path, metavar="FILE", help="its key (PEM)")
     parser.set_defaults(run=run)
+
+
+class _OutOfScope(argparse.Action):
+    """A flag that is refused by name, whatever is said with it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        parser.error(f"{option_string}: Tandem does not do {self.const}")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -115,12 +129,7 @@ def _request(arguments: argparse.Namespace) -> GenerationRequest:
             top_k=arguments.top_k,
             seed=arguments.seed,
         ),
-        speculation=SpeculationParams(
-            enabled=False if arguments.no_speculation else None,
-            num_speculative_tokens=arguments.num_speculative_tokens,
-            prompt_lookup_min=arguments.prompt_lookup_min,
-            prompt_lookup_max=arguments.prompt_lookup_max,
-        ),
+        speculation=speculation_params(arguments),
     )
 
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from tandem.cli import main
-from tandem.v1 import gateway_pb2, sampling_pb2
+from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2
 from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
 
 pytestmark = pytest.mark.stand_in
@@ -80,7 +80,9 @@ async def test_flags_reach_the_request(gateway: StandInGateway) -> None:
         *("--seed", "11", "--no-speculation", "--num-speculative-tokens", "4"),
         *("--prompt-lookup-min", "1", "--prompt-lookup-max", "6", "--model-id", "demo"),
         *("--stop", "a", "--stop", "b,c", "--top-p", "0.25", "--top-k", "9"),
-        *("--priority", "-2"),
+        *("--priority", "-2", "--preset", "vllm-kmp", "--algorithm", "index", "--chained"),
+        *("--overlap", "disjoint", "--tie", "longest", "--tokens-per-match", "0"),
+        *("--hint-tokens", "9", "--pool", "team", "--pool-min-ngram", "3"),
     )
     assert status == 0
     assert gateway.requests == [
@@ -92,10 +94,36 @@ async def test_flags_reach_the_request(gateway: StandInGateway) -> None:
             priority=-2,
             sampling=sampling_pb2.SamplingParams(temperature=0.5, seed=11, top_p=0.25, top_k=9),
             speculation=sampling_pb2.SpeculationParams(
-                enabled=False, num_speculative_tokens=4, prompt_lookup_min=1, prompt_lookup_max=6
+                enabled=False,
+                num_speculative_tokens=4,
+                prompt_lookup_min=1,
+                prompt_lookup_max=6,
+                preset=sampling_pb2.PRESET_VLLM_KMP,
+                algorithm=drafter_pb2.ALGORITHM_INDEX,
+                chained=True,
+                overlap=drafter_pb2.OVERLAP_DISJOINT,
+                tie=drafter_pb2.TIE_LONGEST,
+                tokens_per_match=0,
+                hint_tokens=9,
+                pool="team",
+                pool_min_ngram=3,
             ),
         )
     ]
+    fields = gateway.requests[0].speculation.DESCRIPTOR.fields
+    unset = {f.name for f in fields if f not in dict(gateway.requests[0].speculation.ListFields())}
+    # Absent is off, and drafts that branch are refused.
+    assert unset == {"tree_width"}, "a new option of drafting needs a flag"
+
+
+@pytest.mark.parametrize("flag", ["--num-beams", "--tree-width", "--lora", "--adapter", "--image"])
+async def test_what_is_out_of_scope_is_refused_by_name(
+    gateway: StandInGateway, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        await generate(gateway, "ren", flag, "4")
+    assert f"{flag}: Tandem does not do" in capsys.readouterr().err
+    assert gateway.requests == []
 
 
 async def test_an_empty_prompt_is_left_to_the_server_to_refuse(gateway: StandInGateway) -> None:

@@ -184,7 +184,12 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, face: Any) 
                 overlap="allowed",
                 tie="longest",
                 tokens_per_match=2,
+                algorithm="kmp",
+                chained=False,
+                hint_tokens=9,
                 pool="team",
+                pool_min_ngram=3,
+                preset="vllm-gpu",
             ),
             stop_sequences=["\n\n"],
             stop_token_ids=[0],
@@ -223,7 +228,12 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, face: Any) 
             overlap=drafter_pb2.OVERLAP_ALLOWED,
             tie=drafter_pb2.TIE_LONGEST,
             tokens_per_match=2,
+            algorithm=drafter_pb2.ALGORITHM_KMP,
+            chained=False,
+            hint_tokens=9,
             pool="team",
+            pool_min_ngram=3,
+            preset=sampling_pb2.PRESET_VLLM_GPU,
         ),
         stop_sequences=["\n\n"],
         stop_token_ids=[0],
@@ -239,7 +249,10 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, face: Any) 
     unset = {field.name for field in expected.DESCRIPTOR.fields} - {
         field.name for field, _ in expected.ListFields()
     }
-    assert unset == {"text"}, "a new field of the wire contract needs a place in the client"
+    # Adapters and media are there to be refused, for clients of other systems.
+    assert unset == {"text", "trace", "adapter_id", "media"}, (
+        "a new field of the wire contract needs a place in the client"
+    )
 
 
 async def test_absent_options_stay_absent_on_the_wire(gateway: StandInGateway, face: Any) -> None:

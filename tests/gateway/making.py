@@ -38,6 +38,7 @@ def make_request(prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> AcceptedRe
             "max_model_len": 2048,
             "vocab_size": 1 << 18,
             "affinity_key": "",
+            "hint_tokens": 512,
             **fields,
         }
     )

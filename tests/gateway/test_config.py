@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config import SERVICE, GatewayConfig
+from gateway.drafting_law import LAWS, TANDEM, Preset
+from gateway.request import Algorithm, Overlap, Tie
 from servicekit.config import ConfigError, parse_config
 from servicekit.config_keys import list_options
 
@@ -20,8 +22,10 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert config.http_listen == "127.0.0.1:8000"
     assert config.draft_wait == "adaptive"
     assert (config.hint_tokens, config.num_speculative_tokens) == (64, None)
-    assert (config.tie, config.tokens_per_match) == ("longest", 2)
-    assert (config.prompt_lookup_min, config.prompt_lookup_max) == (2, 5)
+    assert config.drafting_law() == TANDEM
+    assert (TANDEM.tie, TANDEM.tokens_per_match) == (Tie.LONGEST, 2)
+    assert (TANDEM.min_ngram, TANDEM.max_ngram) == (2, 5)
+    assert (TANDEM.overlap, TANDEM.algorithm) == (Overlap.DISJOINT, Algorithm.INDEX)
     assert config.drafters == []
 
 
@@ -48,12 +52,48 @@ def test_flags_variables_and_lists_are_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flag", "value", "attribute", "expected"),
+    [
+        ("num-speculative-tokens", "3", "num_speculative_tokens", 3),
+        ("prompt-lookup-min", "1", "min_ngram", 1),
+        ("prompt-lookup-max", "9", "max_ngram", 9),
+        ("overlap", "allowed", "overlap", Overlap.ALLOWED),
+        ("tie", "latest", "tie", Tie.LATEST),
+        ("tokens-per-match", "4", "tokens_per_match", 4),
+        ("algorithm", "kmp", "algorithm", Algorithm.KMP),
+        ("pool-min-ngram", "3", "pool_min_ngram", 3),
+        ("chained", "true", "chained", True),
+    ],
+)
+def test_every_part_of_the_law_is_a_flag_a_variable_and_a_line_of_yaml(
+    flag: str, value: str, attribute: str, expected: object, tmp_path: Path
+) -> None:
+    by_flag = parse("--verifiers", "a:1", f"--{flag}={value}" if flag != "chained" else "--chained")
+    variable = f"TANDEM_GATEWAY_{flag.upper().replace('-', '_')}"
+    by_variable = parse("--verifiers", "a:1", **{variable: value})
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"{flag.replace('-', '_')}: {value}\n")
+    by_file = parse("--verifiers", "a:1", "--config", str(file))
+    for config in (by_flag, by_variable, by_file):
+        assert getattr(config.drafting_law(), attribute) == expected
+        assert config.request_defaults().law == config.drafting_law()
+    assert getattr(TANDEM, attribute) != expected
+
+
+@pytest.mark.parametrize("preset", list(LAWS))
+def test_a_preset_is_named_as_on_the_wire(preset: Preset) -> None:
+    config = parse("--verifiers", "a:1", "--preset", preset.name.lower().replace("_", "-"))
+    assert config.drafting_law() == LAWS[preset]
+
+
+@pytest.mark.parametrize(
     ("argv", "key"),
     [
         ((), "--verifiers"),
         (("--verifiers", ""), "--verifiers"),
         (("--verifiers", "a:1,a:1"), "--verifiers"),
         (("--verifiers", "a:1", "--draft-wait", "sometimes"), "--draft-wait"),
+        (("--verifiers", "a:1", "--preset", "other"), "--preset"),
         (("--verifiers", "a:1", "--hint-tokens", "0"), "--hint-tokens"),
         (("--verifiers", "a:1", "--http-listen", "nowhere"), "--http-listen"),
         (("--verifiers", "a:1", "--max-concurrent-requests", "0"), "--max-concurrent-requests"),
@@ -68,6 +108,11 @@ def test_a_mistake_names_its_flag(argv: tuple[str, ...], key: str) -> None:
 def test_an_empty_range_of_ngrams_is_refused() -> None:
     with pytest.raises(ConfigError, match="--prompt-lookup-min 6 is over --prompt-lookup-max 5"):
         parse("--verifiers", "a:1", "--prompt-lookup-min", "6")
+
+
+def test_tokens_per_match_without_the_longest_match_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--tokens-per-match counts with --tie longest only"):
+        parse("--verifiers", "a:1", "--tie", "latest", "--tokens-per-match", "2")
 
 
 def test_every_option_is_described() -> None:

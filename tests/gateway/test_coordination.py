@@ -31,7 +31,12 @@ async def test_prompt_and_open_go_out_at_the_same_time(
         prompt_length=3,
         max_length=2048,
         params=drafter_pb2.NgramParams(
-            min_ngram=2, max_ngram=5, tie=drafter_pb2.TIE_LONGEST, tokens_per_match=8
+            min_ngram=2,
+            max_ngram=5,
+            overlap=drafter_pb2.OVERLAP_DISJOINT,
+            tie=drafter_pb2.TIE_LONGEST,
+            tokens_per_match=8,
+            algorithm=drafter_pb2.ALGORITHM_INDEX,
         ),
     )
     assert opened.token_ids == [5, 6, 7]
@@ -217,6 +222,8 @@ async def test_requests_with_their_own_speculation_are_mixed_in_one_batch(
         max_ngram=4,
         overlap=drafter_pb2.OVERLAP_ALLOWED,
         tie=drafter_pb2.TIE_LATEST,
+        tokens_per_match=0,
+        algorithm=drafter_pb2.ALGORITHM_INDEX,
     )
     verifier.send(*(verifier.decided(c.sequence_id, 3, [9]) for c in opened.values()))
     await verifier.nth("draft", 1)

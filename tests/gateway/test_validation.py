@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.drafting_law import TANDEM, Preset
 from gateway.errors import InvalidRequestError, UnsupportedFieldError
 from gateway.request import (
     AcceptedRequest,
@@ -107,6 +108,12 @@ INVALID = [
     ("speculation.prompt_lookup_max", speculation(prompt_lookup_max=1)),
     ("speculation.overlap", speculation(overlap=9)),
     ("speculation.tie", speculation(tie=9)),
+    ("speculation.algorithm", speculation(algorithm=9)),
+    ("speculation.preset", speculation(preset=9)),
+    ("speculation.tokens_per_match", speculation(tie=Tie.LATEST, tokens_per_match=2)),
+    ("speculation.pool_min_ngram", speculation(pool_min_ngram=2)),
+    ("speculation.hint_tokens", speculation(hint_tokens=0)),
+    ("speculation.hint_tokens", speculation(hint_tokens=65)),
     ("priority", request(priority=2**31)),
     ("priority", request(priority=-(2**31) - 1)),
 ]
@@ -179,7 +186,8 @@ def test_the_output_is_as_long_as_wanted_and_as_the_model_allows(
     ],
 )
 def test_how_much_is_speculated(params: SpeculationParams, expected: int) -> None:
-    made = accepted(request(speculation=params), defaults=RequestDefaults(num_speculative_tokens=4))
+    law = dataclasses.replace(TANDEM, num_speculative_tokens=4)
+    made = accepted(request(speculation=params), defaults=RequestDefaults(law=law))
     assert made.num_speculative_tokens == expected
     assert made.wants_drafts == (expected > 0)
 
@@ -202,19 +210,52 @@ def test_many_drafts_are_the_default_where_their_number_follows_the_match(
 
 
 def test_tokens_per_match_count_only_with_the_longest_match() -> None:
-    defaults = RequestDefaults(tokens_per_match=3)
+    defaults = RequestDefaults(law=dataclasses.replace(TANDEM, tokens_per_match=3))
     asked = {tie: request(speculation=SpeculationParams(tie=tie)) for tie in Tie}
     given = {tie: accepted(r, defaults=defaults).ngram.tokens_per_match for tie, r in asked.items()}
-    assert given == {Tie.DEFAULT: 3, Tie.LONGEST: 3, Tie.EARLIEST: None, Tie.LATEST: None}
+    assert given == {Tie.DEFAULT: 3, Tie.LONGEST: 3, Tie.EARLIEST: 0, Tie.LATEST: 0}
 
 
 def test_the_default_gives_way_to_the_verifiers_limit() -> None:
     made = accepted(
         request(),
-        defaults=RequestDefaults(num_speculative_tokens=7),
+        defaults=RequestDefaults(law=dataclasses.replace(TANDEM, num_speculative_tokens=7)),
         max_num_speculative_tokens=2,
     )
     assert made.num_speculative_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (SpeculationParams(), 64),
+        (SpeculationParams(hint_tokens=5), 5),
+        (SpeculationParams(num_speculative_tokens=3), 64),
+        # The other drafters match anew at every step: nothing is left for the next.
+        (SpeculationParams(preset=Preset.VLLM_KMP), 7),
+        (SpeculationParams(preset=Preset.TENSORRT_LLM), 4),
+        (SpeculationParams(preset=Preset.VLLM, num_speculative_tokens=2), 2),
+        (SpeculationParams(preset=Preset.VLLM, hint_tokens=9), 9),
+    ],
+)
+def test_how_much_a_drafter_is_asked_for(params: SpeculationParams, expected: int) -> None:
+    made = accepted(request(speculation=params), max_num_speculative_tokens=31)
+    assert made.hint_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "made"),
+    [
+        ("sampling.num_beams", sampling(num_beams=2)),
+        ("speculation.tree_width", speculation(tree_width=2)),
+        ("adapter_id", request(adapter_id="mine")),
+        ("media", request(has_media=True)),
+    ],
+)
+def test_what_is_out_of_scope_is_refused_by_name(field: str, made: GenerateRequest) -> None:
+    with pytest.raises(UnsupportedFieldError, match="Tandem does not do") as caught:
+        accepted(made)
+    assert caught.value.field == field
 
 
 def test_a_request_without_a_seed_gets_its_own() -> None:

@@ -135,7 +135,7 @@ def test_no_field_of_sampling_or_speculation_is_overlooked() -> None:
     assert {f.name for f in sampling_pb2.SpeculationParams.DESCRIPTOR.fields} == set(
         SpeculationParams.__dataclass_fields__
     )
-    renamed = {"tokens": "prompt_token_ids", "n": "num_choices"}
+    renamed = {"tokens": "prompt_token_ids", "n": "num_choices", "media": "has_media"}
     assert {
         renamed.get(f.name, f.name) for f in gateway_pb2.GenerateRequest.DESCRIPTOR.fields
     } == set(GenerateRequest.__dataclass_fields__)
@@ -182,20 +182,16 @@ def test_a_delta_says_how_to_begin_only_once() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("verified", "asked"), [(None, None), (0, 0), (2, 8), (2**32 - 1, 2**32 - 1)]
-)
-def test_drafters_are_asked_for_more_than_one_step_verifies(
-    verified: int | None, asked: int | None
-) -> None:
+@pytest.mark.parametrize(("verified", "asked"), [(0, 0), (2, 8), (2**32 - 1, 2**32 - 1)])
+def test_drafters_are_asked_for_more_than_one_step_verifies(verified: int, asked: int) -> None:
     ngram = NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LONGEST, tokens_per_match=verified)
     new = NewHistory(prompt_length=2, ngram=ngram)
     sent = wire.deltas_to_proto(
         DeltaBatch(batch_id=3, deltas=[Delta("a", 0, [1, 2], 0, 64, new)], releases=[])
     )
     params = sent.sequences[0].params
-    assert params.HasField("tokens_per_match") == (asked is not None)
-    assert params.tokens_per_match == (asked or 0)
+    assert params.HasField("tokens_per_match")
+    assert params.tokens_per_match == asked
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""The flags that say how a request is drafted for; `tandem generate` and the quickstart have them.
+
+Owns their names. What they mean, `protos/tandem/v1/sampling.proto` says.
+"""
+
+import argparse
+
+from tandem.generation import SpeculationParams
+
+PRESETS = ("tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm")
+
+
+def add_speculation_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds one flag for each field of `SpeculationParams`."""
+    group = parser.add_argument_group(
+        "speculation", "How the request is drafted for: it changes speed, never output."
+    )
+    group.add_argument("--no-speculation", action="store_true")
+    group.add_argument(
+        "--preset", choices=PRESETS, help="draft by the law of this drafter; the others change it"
+    )
+    group.add_argument(
+        "--num-speculative-tokens", type=int, metavar="K", help="most drafts verified per step"
+    )
+    group.add_argument("--prompt-lookup-min", type=int, metavar="N", help="shortest n-gram matched")
+    group.add_argument("--prompt-lookup-max", type=int, metavar="N", help="longest n-gram matched")
+    group.add_argument(
+        "--algorithm",
+        choices=("index", "kmp"),
+        help="find matches by a hash index or a Knuth-Morris-Pratt scan; the drafts are equal",
+    )
+    group.add_argument(
+        "--overlap",
+        choices=("disjoint", "allowed"),
+        help="whether a match may overlap the n-gram at the end",
+    )
+    group.add_argument(
+        "--tie",
+        choices=("earliest", "latest", "longest"),
+        help="which of several matches is continued",
+    )
+    group.add_argument(
+        "--tokens-per-match",
+        type=int,
+        metavar="N",
+        help="with --tie longest: drafts verified per token of the match; 0: no limit",
+    )
+    group.add_argument(
+        "--chained",
+        action=argparse.BooleanOptionalAction,
+        help="let a draft go on past the end of the known text by matching again",
+    )
+    group.add_argument(
+        "--hint-tokens", type=int, metavar="N", help="most tokens that the drafter is asked for"
+    )
+    group.add_argument(
+        "--pool", default="", metavar="NAME", help="draft from this pool, and feed it"
+    )
+    group.add_argument(
+        "--pool-min-ngram",
+        type=int,
+        metavar="N",
+        help="ask the pool when the own match reaches less far",
+    )
+
+
+def speculation_params(arguments: argparse.Namespace) -> SpeculationParams:
+    """What the flags say."""
+    return SpeculationParams(
+        enabled=False if arguments.no_speculation else None,
+        preset=arguments.preset,
+        num_speculative_tokens=arguments.num_speculative_tokens,
+        prompt_lookup_min=arguments.prompt_lookup_min,
+        prompt_lookup_max=arguments.prompt_lookup_max,
+        algorithm=arguments.algorithm,
+        overlap=arguments.overlap,
+        tie=arguments.tie,
+        tokens_per_match=arguments.tokens_per_match,
+        chained=arguments.chained,
+        hint_tokens=arguments.hint_tokens,
+        pool=arguments.pool,
+        pool_min_ngram=arguments.pool_min_ngram,
+    )
