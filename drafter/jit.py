@@ -1,30 +1,56 @@
 """Compiles the numeric kernels: machine code that runs without the GIL.
 
-What was compiled is kept on disk beside the source or in the user's cache folder, so that the next
-start is quick; where neither can be written (a read-only container) it is compiled at every start.
+What was compiled is kept on disk, so that the next start is quick: beside the source, where an
+image has it from its build (`compile_kernels.py`), or where numba keeps it (`NUMBA_CACHE_DIR`, the
+user's cache folder) if nothing can be written there. Only where nothing can be written at all and
+nothing was kept, it is compiled at every start.
 
-A kernel holds the code of the kernels that it calls, in other files too, and numba looks at its own
-file only to see whether what was kept is still right. Here it is right as long as no file beside it
-that has kernels has changed. So kernels take their constants from such files only.
+A kernel holds the code of the kernels that it calls, in other files too. So what was kept is right
+as long as the contents of all files beside it are the same that have kernels, and kernels take
+their constants from such files only.
+
+On x86-64 with AVX2 the machine code is made for all such processors, not for the one that compiles:
+an image's kernels then run on all nodes of a cluster.
 """
 
 import functools
+import hashlib
+import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-import numba
+import llvmlite.binding
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# The level of x86-64 with AVX2, and what a processor of it has.
+_COMMON_PROCESSOR = "x86-64-v3"
+_ITS_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+
+
+def _compile_for_all_processors() -> None:
+    """Has numba make code for every processor of the level, if this one is of it."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return
+    features = llvmlite.binding.get_host_cpu_features()
+    if all(features.get(feature, False) for feature in _ITS_FEATURES):
+        os.environ.setdefault("NUMBA_CPU_NAME", _COMMON_PROCESSOR)
+        os.environ.setdefault("NUMBA_CPU_FEATURES", "")
+
+
+# numba reads the two when it is imported.
+_compile_for_all_processors()
+import numba  # noqa: E402
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compiles `function` at its first call for each new set of argument types."""
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
-        folder = Path(function.__code__.co_filename).parent
-        _date_by(compiled, _stamp_of(folder))
+        _keep_by_contents(compiled, Path(function.__code__.co_filename).parent)
     except RuntimeError:
         # What numba raises when it finds no folder that it may write to.
         compiled = numba.njit(nogil=True)(function)
@@ -32,18 +58,34 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @functools.cache
-def _stamp_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+def _digest_of(folder: Path) -> str:
     """Returns what changes when any source file of the folder does that has kernels."""
-    paths = [path for path in sorted(folder.glob("*.py")) if b"@kernel\n" in path.read_bytes()]
-    stats = [(path.name, path.stat()) for path in paths]
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        source = path.read_bytes()
+        if b"@kernel\n" in source:
+            digest.update(f"{path.name} {len(source)}\n".encode() + source)
+    return digest.hexdigest()
 
 
-def _date_by(compiled: Any, stamp: object) -> None:
-    """Makes what is kept of a kernel count only as long as `stamp` is the same."""
-    cache_file = compiled._cache._cache_file
-    assert hasattr(cache_file, "_source_stamp"), "numba keeps its stamp elsewhere now"
-    cache_file._source_stamp = stamp
+def _keep_by_contents(compiled: Any, folder: Path) -> None:
+    """Makes what is kept of a kernel count as long as the folder's kernels are the same.
+
+    What is beside the source is looked at first, also where it cannot be written to.
+    """
+    kept = compiled._cache._cache_file
+    assert hasattr(kept, "_source_stamp"), "numba keeps its stamp elsewhere now"
+    kept._source_stamp = _digest_of(folder)
+    beside = folder / "__pycache__"
+    if Path(kept._cache_path) == beside:
+        return
+    shipped = type(kept)(
+        cache_path=str(beside),
+        filename_base=compiled._cache._impl.filename_base,
+        source_stamp=kept._source_stamp,
+    )
+    load = kept.load
+    kept.load = lambda key: shipped.load(key) or load(key)
 
 
 def warm_up(call: Callable[[], object]) -> None:

@@ -5,14 +5,9 @@ numba keeps what it compiled beside the source, so a second run has nothing to d
     python -m tests.compile_kernels
 """
 
-import asyncio
-
 import numpy as np
-from prometheus_client import CollectorRegistry
 
-from drafter.config import DrafterConfig
-from drafter.server import DrafterServer
-from servicekit.logs import get_logger
+import drafter.compile_kernels
 from verifier.philox import Purpose, exponential_noise, uniforms
 
 
@@ -20,10 +15,7 @@ def main() -> None:
     seeds, positions = np.zeros(1, np.uint64), np.zeros(1, np.int64)
     uniforms(seeds, positions, positions, Purpose.MATCH)
     exponential_noise(seeds, positions, np.ones((1, 1), np.bool_))
-    drafter = DrafterServer(
-        DrafterConfig(), registry=CollectorRegistry(), logger=get_logger("drafter")
-    )
-    asyncio.run(drafter.warm_up())
+    drafter.compile_kernels.main()
 
 
 if __name__ == "__main__":

@@ -22,8 +22,10 @@ COPY tandem/__init__.py /opt/tandem/app/tandem/
 COPY tandem/v1 /opt/tandem/app/tandem/v1
 COPY servicekit /opt/tandem/app/servicekit
 COPY drafter /opt/tandem/app/drafter
-# The root file system is read-only when it runs.
-RUN python3 -m compileall -q /opt/tandem/app
+# The root file system is read-only when it runs. The kernels are compiled here, for every x86-64
+# processor with AVX2 (or, on another, for its kind): a new container serves in about a second.
+RUN python3 -m compileall -q /opt/tandem/app \
+    && cd /opt/tandem/app && /opt/tandem/bin/python -m drafter.compile_kernels
 
 FROM ${BASE_IMAGE}
 ARG VERSION=0.1.0
@@ -34,8 +36,8 @@ LABEL org.opencontainers.image.title="tandem-drafter" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/tandem /opt/tandem
-# All that is ever written goes to /tmp: a tmpfs or an emptyDir. Compiled kernels are kept there, so
-# that a container that is started again need not compile them.
+# All that is ever written goes to /tmp: a tmpfs or an emptyDir. On a processor that the image's
+# kernels are not made for, those compiled instead are kept there.
 ENV PATH=/opt/tandem/bin:${PATH} \
     PYTHONPATH=/opt/tandem/app \
     PYTHONUNBUFFERED=1 \

@@ -1,11 +1,18 @@
 """Kernels compile where nothing can be cached."""
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from drafter.jit import kernel, warm_up
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def test_a_kernel_compiles_in_memory_where_no_cache_folder_can_be_had() -> None:
@@ -16,6 +23,58 @@ def test_a_kernel_compiles_in_memory_where_no_cache_folder_can_be_had() -> None:
     double: Any = kernel(cast(Callable[[int], int], namespace["double"]))
     assert double(21) == 42
     assert double.nopython_signatures
+
+
+LOAD = """
+import sys
+from pathlib import Path
+import drafter.jit
+sys.path.insert(0, sys.argv[1])
+from shipped.kernels import double
+assert double(21) == 42
+print(sum(double.stats.cache_hits.values()))
+"""
+
+
+def load(folder: Path, cache: Path | None) -> int:
+    """Runs the folder's kernel in a process of its own; how often it was not compiled."""
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environ.pop("NUMBA_CACHE_DIR", None)
+    if cache is not None:
+        environ["NUMBA_CACHE_DIR"] = str(cache)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(folder)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+def test_kernels_beside_the_source_are_loaded_as_long_as_no_contents_change(
+    tmp_path: Path,
+) -> None:
+    """As in an image: built in one place, copied to another, run where nothing there is written."""
+    built = tmp_path / "built" / "shipped"
+    built.mkdir(parents=True)
+    (built / "kernels.py").write_text(
+        "from drafter.jit import kernel\n"
+        "from shipped.constants import TIMES\n\n\n"
+        "@kernel\ndef double(x):\n    return TIMES * x\n"
+    )
+    (built / "constants.py").write_text("TIMES = 2\n# with a kernel:\n# @kernel\n")
+    assert load(tmp_path / "built", None) == 0
+    image = tmp_path / "image"
+    shutil.copytree(tmp_path / "built", image, copy_function=shutil.copyfile)
+    cache = tmp_path / "cache"
+    assert load(image, cache) == 1
+    assert not list(cache.rglob("*.nbc"))
+    with (image / "shipped" / "constants.py").open("a") as constants:
+        constants.write("# changed\n")
+    assert load(image, cache) == 0
+    assert load(image, cache) == 1
+    assert list(cache.rglob("*.nbc"))
 
 
 def test_a_full_disk_does_not_stop_the_warm_up() -> None:
