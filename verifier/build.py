@@ -99,6 +99,7 @@ def load_model(config: VerifierConfig, leader: Leader | None = None) -> LoadedMo
         num_kv_blocks=num_kv_blocks,
         eos_token_ids=checkpoint.eos_token_ids,
         max_logprobs=config.max_logprobs if config.logprobs else None,
+        allow_trace=config.allow_trace,
         tokenizer_digest=tokenizer_digest_of(config.model),
     )
     logger.info(

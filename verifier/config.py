@@ -96,6 +96,10 @@ class VerifierConfig(
     max_logprobs: int = pydantic.Field(default=20, ge=0)
     """Most of the likeliest tokens whose logprobs a request may ask for."""
 
+    allow_trace: bool = False
+    """Whether requests may ask to be told of every step: what was computed, where, and from which
+    proposals."""
+
     draft_idle_timeout_s: float = pydantic.Field(default=30.0, gt=0)
     """Longest that a sequence opened with DRAFT_WAIT_ALWAYS waits for a draft, in seconds."""
 

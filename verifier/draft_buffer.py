@@ -12,6 +12,15 @@ Example: the hint (base_length 10, tokens 5 6 7 8), the sequence now 12 tokens l
 import enum
 
 
+class Source(enum.IntEnum):
+    """Where a hint was copied from; the wire's numbers."""
+
+    # And every number that this verifier does not know.
+    UNSPECIFIED = 0
+    SEQUENCE = 1
+    POOL = 2
+
+
 class HintOutcome(enum.StrEnum):
     """What became of a hint, told once per hint; the label of `tandem_draft_hints`."""
 
@@ -34,6 +43,7 @@ class DraftBuffer:
         "_matched_ngram_length",
         "_token_ids",
         "answered_length",
+        "source",
     )
 
     def __init__(self) -> None:
@@ -43,6 +53,8 @@ class DraftBuffer:
         self._matched_ngram_length = 0
         # Longest length that a hint, possibly an empty one, was received for.
         self.answered_length = -1
+        # Of the hint that was taken last.
+        self.source = Source.UNSPECIFIED
 
     def __bool__(self) -> bool:
         """Whether there is a draft."""
@@ -54,6 +66,7 @@ class DraftBuffer:
         token_ids: list[int],
         matched_ngram_length: int,
         known_token_ids: list[int],
+        source: Source = Source.UNSPECIFIED,
     ) -> HintOutcome | None:
         """Takes a hint unless it is older than the buffered one, contradicted or overtaken.
 
@@ -79,6 +92,7 @@ class DraftBuffer:
         self._token_ids = token_ids
         self._is_told = False
         self._matched_ngram_length = matched_ngram_length
+        self.source = source
         return replaced
 
     def advance(self, known_token_ids: list[int]) -> HintOutcome | None:

@@ -31,7 +31,7 @@ import torch
 
 from servicekit.logs import get_logger
 from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.draft_buffer import DraftBuffer, HintOutcome
+from verifier.draft_buffer import DraftBuffer, HintOutcome, Source
 from verifier.draft_wait import DraftWaitEstimates
 from verifier.errors import NOT_FINITE_LOGITS, IdleError, InternalError, ModelOutputError
 from verifier.faults import Fault
@@ -49,6 +49,7 @@ from verifier.messages import (
     Hints,
     Open,
     StepStats,
+    StepTraced,
     Stop,
     Update,
     WhenIdle,
@@ -68,6 +69,7 @@ from verifier.sequence import DraftWait, FinishReason, Sequence
 from verifier.sequence_table import SequenceTable
 from verifier.speculation_policy import num_drafts_wanted
 from verifier.step_scoring import StepScoring
+from verifier.step_trace import ProposalTrace, trace_of
 from verifier.target_model import TargetModel
 
 logger = get_logger(__name__)
@@ -218,7 +220,7 @@ class Engine:
         verdict = ranged("verify", self._verify, scoring, layout, logits, kv_is_finite)
         clock.ended("verify")
         scoring.tell(self._table, layout, logits, self._model, self._fail_scoring)
-        ranged("commit", self._commit, scoring, verdict)
+        ranged("commit", self._commit, scoring, layout, verdict)
         stats = ranged("publish", self._publish, scheduled, layout, clock.total_s, draft_wait_s)
         clock.ended("commit")
         self._observer.stepped(
@@ -350,19 +352,22 @@ class Engine:
         is_finite: BoolArray = flags[: layout.num_tokens].cpu().numpy()
         return None if is_finite.all() else is_finite
 
-    def _commit(self, scoring: StepScoring, verdict: Verdict) -> None:
+    def _commit(self, scoring: StepScoring, layout: BatchLayout, verdict: Verdict) -> None:
         for row, item in enumerate(scoring.continued):
             if not item.sequence.is_running:
                 continue  # rejected in this step
-            if not item.samples:
-                item.sequence.num_computed_tokens += item.num_new_tokens
-                continue
             try:
-                self._commit_one(row, item, verdict)
+                if item.samples:
+                    self._commit_one(row, item, layout, verdict)
+                else:
+                    item.sequence.num_computed_tokens += item.num_new_tokens
+                    self._trace(row, item.sequence, layout, num_accepted_tokens=0)
             except Exception as error:
                 self._fail(item.sequence, Fault.COMMIT, error)
 
-    def _commit_one(self, row: int, item: ScheduledSequence, verdict: Verdict) -> None:
+    def _commit_one(
+        self, row: int, item: ScheduledSequence, layout: BatchLayout, verdict: Verdict
+    ) -> None:
         """Moves a sequence forward by what was decided. Rejected drafts' K/V is forgotten by not
         counting it.
 
@@ -384,6 +389,11 @@ class Engine:
         # The last token's K/V is the next step's: as a draft's, it may not even be usable.
         sequence.num_computed_tokens += item.num_new_tokens + len(token_ids) - 1
         sequence.token_ids += token_ids
+        matched_ngram_length, source = 0, Source.UNSPECIFIED
+        if item.draft_token_ids:
+            # Nothing matches further back than the text goes, whatever was said.
+            matched_ngram_length = min(sequence.draft_buffer.reach(base_length), base_length)
+            source = sequence.draft_buffer.source
         finish_reason = (
             FinishReason.STOP
             if is_stopped
@@ -406,6 +416,7 @@ class Engine:
                 else sequence.first_token_record.num_useless_hints,
             )
         )
+        self._trace(row, sequence, layout, num_accepted_tokens=num_accepted)
         self._table.tell_decided(
             sequence,
             Decided(
@@ -417,10 +428,28 @@ class Engine:
                 num_wanted_draft_tokens=sequence.num_wanted_draft_tokens,
                 finish_reason=finish_reason,
                 logprobs=verdict.logprobs.get(row, [])[: len(token_ids)],
+                matched_ngram_length=matched_ngram_length,
+                source=source,
             ),
         )
         if not is_finite and finish_reason is None:
             self._table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
+
+    def _trace(
+        self, entry: int, sequence: Sequence, layout: BatchLayout, *, num_accepted_tokens: int
+    ) -> None:
+        """Tells what the step did with a sequence, if it is to be told."""
+        if sequence.proposals is None:
+            return
+        step = trace_of(
+            entry,
+            layout,
+            step_id=self._step_id + 1,
+            known_token_ids=sequence.token_ids,
+            num_accepted_tokens=num_accepted_tokens,
+            proposals=sequence.proposals.take(),
+        )
+        self._table.tell_step(sequence, StepTraced(sequence_id=sequence.sequence_id, step=step))
 
     def _publish(
         self,
@@ -539,7 +568,18 @@ class Engine:
         hop_s: float | None = None
         for hint in command.hints:
             sequence = self._table.find(command.session_id, hint.sequence_id)
-            if sequence is None or not sequence.can_draft:
+            if sequence is None:
+                continue
+            if sequence.proposals is not None:
+                sequence.proposals.add(
+                    ProposalTrace(
+                        base_length=hint.base_length,
+                        token_ids=hint.token_ids,
+                        matched_ngram_length=hint.matched_ngram_length,
+                        source=hint.source,
+                    )
+                )
+            if not sequence.can_draft:
                 continue
             try:
                 published_at_s = self._take_hint(sequence, hint)
@@ -564,7 +604,9 @@ class Engine:
                 if length == hint.base_length:
                     told_at_s = published_at_s
         self._count_hint(
-            buffer.offer(hint.base_length, hint.token_ids, hint.matched_ngram_length, known)
+            buffer.offer(
+                hint.base_length, hint.token_ids, hint.matched_ngram_length, known, hint.source
+            )
         )
         return told_at_s
 

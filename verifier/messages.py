@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from servicekit.errors import RequestError
+from verifier.draft_buffer import Source
 from verifier.rejection_sampler import TokenLogprob
 from verifier.scored_rows import ScoredRows
 from verifier.sequence import FinishReason, OpenSequence
+from verifier.step_trace import StepTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class Hint:
     matched_ngram_length: int
     is_indexing: bool = False
     """It is empty only because the drafter is still indexing the sequence."""
+    source: Source = Source.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,16 @@ class Decided:
     num_wanted_draft_tokens: int
     finish_reason: FinishReason | None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    matched_ngram_length: int = 0
+    source: Source = Source.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTraced:
+    """Before the step's Decided, if it has one."""
+
+    sequence_id: str
+    step: StepTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +165,7 @@ class Rejected:
     error: RequestError
 
 
-Event = Opened | PromptScored | Scored | Decided | Rejected
+Event = Opened | PromptScored | Scored | StepTraced | Decided | Rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

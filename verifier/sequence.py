@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from verifier.draft_buffer import DraftBuffer
 from verifier.draft_wait import FirstTokenRecord
 from verifier.sampling import Sampling
+from verifier.step_trace import MAX_TRACED_TOKENS, ProposalLog
 
 # How many publications a late hint can still be timed against.
 PUBLICATIONS_KEPT = 8
@@ -69,6 +70,8 @@ class OpenSequence:
     cache_salt: str = ""
     priority: int = 0
     tokens_per_match: int = 0
+    # Every step is told of.
+    trace: bool = False
     # None: it is continued.
     scoring: Scoring | None = None
 
@@ -129,6 +132,8 @@ class Sequence:
     # What the session was told last: how long a hint would be useful. 0: none is to come.
     num_wanted_draft_tokens: int = 0
     draft_buffer: DraftBuffer = field(default_factory=DraftBuffer)
+    # None: nobody asked for a trace.
+    proposals: ProposalLog | None = None
     first_token_record: FirstTokenRecord = field(default_factory=FirstTokenRecord)
     # The last few (length, monotonic seconds) told to the session: hints for that length are
     # under way since. Empty before the first token.
@@ -149,11 +154,16 @@ class Sequence:
         return range(start, max(start, min(rows.stop, end)))
 
     def longest_chunk(self, max_rows: int) -> int:
-        """Most of the next tokens that hold at most `max_rows` of `rows_to_score`."""
+        """Most of the next tokens that hold at most `max_rows` of `rows_to_score`, and of a traced
+        sequence those that a trace may be of.
+        """
         num_missing = len(self.token_ids) - self.num_computed_tokens
+        if self.proposals is not None:
+            num_missing = min(num_missing, MAX_TRACED_TOKENS)
         if len(self.rows_to_score) <= max_rows:
             return num_missing
-        return max(0, self.rows_to_score.start + max_rows - self.num_computed_tokens)
+        num_allowed = self.rows_to_score.start + max_rows - self.num_computed_tokens
+        return max(0, min(num_missing, num_allowed))
 
     @property
     def remaining(self) -> int:

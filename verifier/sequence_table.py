@@ -20,10 +20,12 @@ from verifier.messages import (
     Rejected,
     Scored,
     StepStats,
+    StepTraced,
     Update,
 )
 from verifier.scheduler import Scheduler
 from verifier.sequence import FinishReason, OpenSequence, Sequence
+from verifier.step_trace import ProposalLog
 
 
 class SequenceTable:
@@ -100,6 +102,7 @@ class SequenceTable:
             tokens_per_match=opened.tokens_per_match,
             scoring=opened.scoring,
             rows_to_score=opened.rows_to_score,
+            proposals=ProposalLog() if opened.trace else None,
         )
         self._scheduler.add(sequence)
         self._sequences[command.session_id, opened.sequence_id] = sequence
@@ -144,6 +147,10 @@ class SequenceTable:
         self._outbox[sequence.session_id].append(event)
         if event.finish_reason is not None:
             self._forget(sequence)
+
+    def tell_step(self, sequence: Sequence, event: StepTraced) -> None:
+        """Queues the event."""
+        self._outbox[sequence.session_id].append(event)
 
     def tell_scores(self, sequence: Sequence, event: PromptScored | Scored) -> None:
         """Queues the event; a sequence that is only scored ends with its last row."""

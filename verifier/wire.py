@@ -15,7 +15,8 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from servicekit.errors import MessageLimitError, code_number, find_code
 from servicekit.message_limits import MessageLimits
-from tandem.v1 import limits_pb2, sampling_pb2, verifier_pb2
+from tandem.v1 import drafter_pb2, limits_pb2, sampling_pb2, verifier_pb2
+from verifier.draft_buffer import Source
 from verifier.errors import (
     ERROR_TABLE,
     InvalidRequestError,
@@ -31,10 +32,12 @@ from verifier.messages import (
     Rejected,
     Scored,
     StepStats,
+    StepTraced,
 )
 from verifier.rejection_sampler import TokenLogprob
 from verifier.sampling import Sampling
 from verifier.sequence import DraftWait, FinishReason, OpenSequence
+from verifier.step_trace import StepTrace
 
 _Logprobs = RepeatedCompositeFieldContainer[sampling_pb2.TokenLogprob]
 
@@ -75,6 +78,8 @@ class ServedModel:
     eos_token_ids: frozenset[int]
     # Most of the likeliest tokens whose logprobs may be asked for. None: no logprobs at all.
     max_logprobs: int | None = 20
+    # Whether a request may ask to be told of every step.
+    allow_trace: bool = False
     # "": the model's folder has no tokenizer.
     tokenizer_digest: str = ""
 
@@ -135,6 +140,8 @@ _FINISH_REASONS = {
     FinishReason.CANCELLED: sampling_pb2.FINISH_REASON_CANCELLED,
 }
 
+_SOURCES = {int(source): source for source in Source}
+
 # Fields of Open that are not honoured.
 _UNSUPPORTED_OPEN = ("adapter_id", "drafter_address")
 
@@ -150,6 +157,8 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
     for field in _UNSUPPORTED_OPEN:
         if getattr(message, field):
             raise UnsupportedFieldError(f"{field} is not supported", field=field)
+    if message.trace and not served.allow_trace:
+        raise UnsupportedFieldError("this server tells of no steps", field="trace")
     if message.expected_model_digest not in ("", served.model_digest):
         raise WrongModelError(
             f"model {served.model_digest} is served", field="expected_model_digest"
@@ -206,6 +215,7 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
         cache_salt=message.cache_salt,
         priority=message.priority,
         tokens_per_match=message.tokens_per_match,
+        trace=message.trace,
     )
 
 
@@ -244,6 +254,7 @@ def hint(message: verifier_pb2.Draft, served: ServedModel) -> Hint:
         token_ids=token_ids,
         matched_ngram_length=message.matched_ngram_length,
         is_indexing=message.indexing,
+        source=_SOURCES.get(message.source, Source.UNSPECIFIED),
     )
 
 
@@ -314,6 +325,11 @@ def _write_event(message: verifier_pb2.Event, event: Event) -> None:
             decided.num_wanted_draft_tokens = event.num_wanted_draft_tokens
             decided.finish_reason = _FINISH_REASONS[event.finish_reason]
             add_logprobs(decided.logprobs, event.logprobs)
+            decided.matched_ngram_length = event.matched_ngram_length
+            decided.source = drafter_pb2.Source.ValueType(event.source)
+        case StepTraced():
+            message.step_traced.sequence_id = event.sequence_id
+            _write_step(message.step_traced.step, event.step)
         case PromptScored():
             message.prompt_scored.sequence_id = event.sequence_id
             message.prompt_scored.base_length = event.base_length
@@ -331,6 +347,26 @@ def _write_event(message: verifier_pb2.Event, event: Event) -> None:
             rejected.message = error.message
             rejected.field = error.field
             rejected.retry_after_ms = error.retry_after_ms or 0
+
+
+def _write_step(message: sampling_pb2.StepTrace, step: StepTrace) -> None:
+    message.step_id = step.step_id
+    message.num_computed_tokens = step.num_computed_tokens
+    message.num_scheduled_tokens = step.num_scheduled_tokens
+    message.input_token_ids.extend(step.input_token_ids)
+    message.positions.extend(step.positions)
+    message.slot_mapping.extend(step.slot_mapping)
+    message.logits_indices.extend(step.logits_indices)
+    message.draft_token_ids.extend(step.draft_token_ids)
+    message.num_accepted_tokens = step.num_accepted_tokens
+    message.output_token_ids.extend(step.output_token_ids)
+    message.context_length_after = step.context_length_after
+    for proposal in step.proposals:
+        entry = message.proposals.add()
+        entry.base_length = proposal.base_length
+        entry.token_ids.extend(proposal.token_ids)
+        entry.matched_ngram_length = proposal.matched_ngram_length
+        entry.source = drafter_pb2.Source.ValueType(proposal.source)
 
 
 def add_logprobs(entries: _Logprobs, logprobs: Iterable[TokenLogprob]) -> None:

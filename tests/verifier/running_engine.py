@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tests.verifier.scripted_model import Rule, ScriptedModel, hashed
 from tests.verifier.sequences import make_open
 from verifier.block_pool import BlockPool
-from verifier.draft_buffer import HintOutcome
+from verifier.draft_buffer import HintOutcome, Source
 from verifier.engine import Engine, EngineLoad, EngineOptions, StepRecord
 from verifier.faults import Fault
 from verifier.messages import (
@@ -25,12 +25,14 @@ from verifier.messages import (
     PromptScored,
     Rejected,
     StepStats,
+    StepTraced,
     Update,
 )
 from verifier.numerics import STRICT
 from verifier.observers import Observers
 from verifier.rejection_sampler import TokenLogprob
 from verifier.scheduler import Scheduler
+from verifier.step_trace import StepTrace
 
 # Nothing here takes a hundredth of it, unless it never comes.
 PATIENCE_S = 60.0
@@ -97,14 +99,17 @@ class EngineSession:
         base_length: int,
         token_ids: Iterable[int],
         *,
+        matched_ngram_length: int = 2,
         is_indexing: bool = False,
+        source: Source = Source.UNSPECIFIED,
     ) -> None:
         hint = Hint(
             sequence_id=sequence_id,
             base_length=base_length,
             token_ids=list(token_ids),
-            matched_ngram_length=2,
+            matched_ngram_length=matched_ngram_length,
             is_indexing=is_indexing,
+            source=source,
         )
         self._engine.submit(
             Hints(session_id=self.session_id, hints=[hint], received_at_s=time.monotonic())
@@ -129,6 +134,9 @@ class EngineSession:
 
     def decided(self, sequence_id: str) -> list[Decided]:
         return [event for event in self.of(sequence_id) if isinstance(event, Decided)]
+
+    def traced(self, sequence_id: str) -> list[StepTrace]:
+        return [e.step for e in self.of(sequence_id) if isinstance(e, StepTraced)]
 
     def output(self, sequence_id: str) -> list[int]:
         return [t for event in self.decided(sequence_id) for t in event.token_ids]

@@ -302,6 +302,7 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
 UNSUPPORTED_OPENS: dict[str, Message] = {
     "adapter_id": make_open(adapter_id="x"),
     "drafter_address": make_open(drafter_address="x"),
+    "trace": make_open(trace=True),
 }
 
 

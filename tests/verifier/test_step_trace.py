@@ -1,0 +1,263 @@
+"""What is told of each step of a traced sequence, held against the text and the hints."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tandem.v1 import sampling_pb2
+from tests.verifier.running_engine import EngineSession, StartEngine
+from tests.verifier.scripted_model import follow, hashed
+from verifier import wire
+from verifier.draft_buffer import Source
+from verifier.messages import Decided, StepTraced
+from verifier.sampling import Sampling
+from verifier.sequence import DraftWait
+from verifier.step_trace import MAX_TRACED_TOKENS, ProposalLog, ProposalTrace, StepTrace
+
+ALWAYS = DraftWait.ALWAYS
+TEXT = [
+    3,
+    1,
+    4,
+    1,
+    5,
+    9,
+    2,
+    6,
+    5,
+    3,
+    5,
+    8,
+    9,
+    7,
+    9,
+    3,
+    2,
+    3,
+    8,
+    4,
+    6,
+    2,
+    6,
+    4,
+    3,
+    3,
+    8,
+    3,
+    2,
+    7,
+] * 2
+BLOCK_SIZE = 4
+
+
+def proposal(base_length: int, token_ids: Sequence[int], reach: int = 2) -> ProposalTrace:
+    return ProposalTrace(
+        base_length=base_length,
+        token_ids=list(token_ids),
+        matched_ngram_length=reach,
+        source=Source.UNSPECIFIED,
+    )
+
+
+def check_flow(session: EngineSession, sequence_id: str, prompt: list[int]) -> list[StepTrace]:
+    """The trace, which must say everything that follows from the text."""
+    known = list(prompt)
+    steps: list[StepTrace] = []
+    events = [e for e in session.of(sequence_id) if isinstance(e, StepTraced | Decided)]
+    for event, next_event in zip(events, [*events[1:], None], strict=True):
+        if isinstance(event, Decided):
+            continue
+        step, num_drafts = event.step, len(event.step.draft_token_ids)
+        computed, scheduled = step.num_computed_tokens, step.num_scheduled_tokens
+        assert step.positions == list(range(computed, computed + scheduled))
+        assert step.input_token_ids == (known + step.draft_token_ids)[computed:][:scheduled]
+        offsets = [slot % BLOCK_SIZE for slot in step.slot_mapping]
+        assert offsets == [position % BLOCK_SIZE for position in step.positions]
+        ends = computed + scheduled == len(known) + num_drafts
+        assert step.logits_indices == list(range(scheduled))[-num_drafts - 1 :] * ends
+        assert (
+            step.output_token_ids[: step.num_accepted_tokens]
+            == (step.draft_token_ids[: step.num_accepted_tokens])
+        )
+        assert bool(step.output_token_ids) is ends
+        known += step.output_token_ids
+        assert step.context_length_after == len(known)
+        if ends:
+            assert isinstance(next_event, Decided), "its decision comes next"
+            assert next_event.token_ids == step.output_token_ids
+            assert next_event.num_draft_tokens == num_drafts
+            assert next_event.num_accepted_tokens == step.num_accepted_tokens
+        steps.append(step)
+    decided = session.decided(sequence_id)
+    assert sum(bool(step.output_token_ids) for step in steps) == sum(
+        bool(each.token_ids) for each in decided
+    ), "each decision has its step"
+    assert [s.step_id for s in steps] == sorted({s.step_id for s in steps})
+    return steps
+
+
+def test_every_step_of_the_sequence_is_told_of_and_of_no_other(start_engine: StartEngine) -> None:
+    session = start_engine(rule=follow(TEXT), max_num_batched_tokens=8).attach()
+    traced = session.open(TEXT[:19], max_new_tokens=12, trace=True)
+    other = session.open(TEXT[:19], max_new_tokens=12)
+    session.wait_end(traced)
+    session.wait_end(other)
+    steps = check_flow(session, traced, TEXT[:19])
+    assert sum(not step.output_token_ids for step in steps) >= 2, "its prompt came in chunks"
+    assert len(steps) >= 14
+    assert session.traced(other) == []
+
+
+def test_a_trace_tells_the_drafts_and_the_proposals_that_came_before(
+    start_engine: StartEngine,
+) -> None:
+    session = start_engine(rule=follow(TEXT)).attach()
+    sequence_id = session.open(TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS, trace=True)
+    session.wait_decided(sequence_id, 1)
+    session.hint(sequence_id, 3, [1, 2, 3])  # for a length that is past
+    wrong = (TEXT[7] + 1) % 14
+    session.hint(sequence_id, 5, [*TEXT[5:7], wrong], matched_ngram_length=9, source=Source.POOL)
+    session.wait_decided(sequence_id, 2)
+    session.hint(sequence_id, 8, [])
+    session.wait_decided(sequence_id, 3)
+    first, second, third = check_flow(session, sequence_id, TEXT[:4])
+    assert first.proposals == []
+    late, used = second.proposals
+    assert late == proposal(3, [1, 2, 3])
+    assert (used.token_ids, used.source) == ([*TEXT[5:7], wrong], Source.POOL)
+    assert used.matched_ngram_length == 9
+    assert second.draft_token_ids == used.token_ids
+    assert (second.num_accepted_tokens, second.output_token_ids) == (2, TEXT[5:8])
+    assert second.logits_indices == [0, 1, 2, 3]
+    assert third.proposals == [proposal(8, [])]
+    session.close(sequence_id)
+
+
+def test_a_stop_token_cuts_what_is_traced_as_it_cuts_the_output(start_engine: StartEngine) -> None:
+    session = start_engine(rule=follow(TEXT)).attach()
+    sequence_id = session.open(
+        TEXT[:4], draft_wait=ALWAYS, trace=True, stop_token_ids=frozenset({6})
+    )
+    session.wait_decided(sequence_id, 1)
+    session.hint(sequence_id, 5, TEXT[5:11])
+    session.wait_end(sequence_id)
+    step = check_flow(session, sequence_id, TEXT[:4])[-1]
+    assert step.output_token_ids == TEXT[5:8]
+    assert (len(step.draft_token_ids), step.num_accepted_tokens) == (6, 3)
+
+
+def test_scored_rows_of_a_prompt_are_rows_that_gave_logits(start_engine: StartEngine) -> None:
+    session = start_engine(rule=hashed, max_num_batched_tokens=8).attach()
+    sequence_id = session.open(
+        [1, 2] * 6, max_new_tokens=1, trace=True, sampling=Sampling(prompt_logprobs=0)
+    )
+    session.wait_end(sequence_id)
+    first, second = session.traced(sequence_id)
+    assert first.logits_indices == list(range(8))
+    assert second.logits_indices == list(range(4))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_traces_follow_the_text_through_preemption_and_whatever_hints_come(
+    start_engine: StartEngine, seed: int
+) -> None:
+    draw = random.Random(seed)
+    running = start_engine(rule=hashed, num_blocks=24, max_num_batched_tokens=12, max_num_seqs=6)
+    session = running.attach()
+    prompts: dict[str, list[int]] = {}
+    with running.held():
+        for _ in range(6):
+            prompt = [draw.randrange(3) for _ in range(draw.randint(1, 30))]
+            sequence_id = session.open(prompt, max_new_tokens=30, trace=True)
+            prompts[sequence_id] = prompt
+            session.hint(sequence_id, len(prompt), [draw.randrange(3) for _ in range(20)])
+    for sequence_id in prompts:
+        session.wait_end(sequence_id)
+        for _ in range(3):
+            session.hint(draw.choice(list(prompts)), draw.randrange(40), [0, 1, 2, 0])
+    assert running.engine.load.num_preemptions > 0
+    for sequence_id, prompt in prompts.items():
+        assert check_flow(session, sequence_id, prompt)
+
+
+def test_a_decision_says_how_far_its_drafts_match_and_where_they_are_from(
+    start_engine: StartEngine,
+) -> None:
+    session = start_engine(rule=follow(TEXT)).attach()
+    sequence_id = session.open(
+        TEXT[:4], max_new_tokens=30, draft_wait=ALWAYS, num_speculative_tokens=2
+    )
+    first = session.wait_decided(sequence_id, 1)
+    assert (first.matched_ngram_length, first.source) == (0, Source.UNSPECIFIED)
+    session.hint(sequence_id, 5, TEXT[5:20], matched_ngram_length=3, source=Source.POOL)
+    second = session.wait_decided(sequence_id, 2)
+    assert (second.matched_ngram_length, second.source) == (3, Source.POOL)
+    session.hint(sequence_id, 8, [])
+    third = session.wait_decided(sequence_id, 3)
+    assert (third.num_draft_tokens, third.matched_ngram_length) == (2, 6), "realigned by 3"
+    lie = (1 << 32) - 1
+    session.hint(sequence_id, 11, TEXT[11:13], matched_ngram_length=lie, source=Source.SEQUENCE)
+    fourth = session.wait_decided(sequence_id, 4)
+    assert (fourth.matched_ngram_length, fourth.source) == (11, Source.SEQUENCE)
+    session.close(sequence_id)
+
+
+def test_of_many_proposals_the_latest_are_kept() -> None:
+    log = ProposalLog()
+    for base_length in range(1000):
+        log.add(proposal(base_length, [7] * 100))
+    taken = log.take()
+    assert taken[-1].base_length == 999
+    assert [each.base_length for each in taken] == list(range(1000 - len(taken), 1000))
+    assert 10 < len(taken) <= 64
+    assert sum(len(each.token_ids) for each in taken) <= 4096
+    assert log.take() == []
+    log.add(proposal(1, [7] * 8192))
+    assert log.take() == []
+
+
+def test_a_traced_prompt_comes_in_chunks_that_fit_a_message(start_engine: StartEngine) -> None:
+    length = MAX_TRACED_TOKENS + 100
+    prompt = [1] * length
+    session = start_engine(
+        num_blocks=2100, max_num_batched_tokens=8192, max_model_len=8192
+    ).attach()
+    sequence_id = session.open(prompt, max_new_tokens=1, trace=True)
+    session.wait_end(sequence_id)
+    chunks = [step.num_scheduled_tokens for step in session.traced(sequence_id)]
+    assert chunks == [MAX_TRACED_TOKENS, 100]
+
+
+def test_the_largest_trace_fits_a_message() -> None:
+    largest = [(1 << 32) - 1] * MAX_TRACED_TOKENS
+    log = ProposalLog()
+    for _ in range(64):
+        log.add(proposal((1 << 32) - 1, largest[:64], reach=(1 << 32) - 1))
+    step = StepTrace(
+        step_id=1 << 63,
+        num_computed_tokens=1 << 31,
+        num_scheduled_tokens=MAX_TRACED_TOKENS,
+        input_token_ids=largest,
+        positions=largest,
+        slot_mapping=largest,
+        logits_indices=list(range(MAX_TRACED_TOKENS)),
+        draft_token_ids=largest[:512],
+        num_accepted_tokens=512,
+        output_token_ids=largest[:513],
+        context_length_after=1 << 31,
+        proposals=log.take(),
+    )
+    assert len(step.proposals) == 64
+    message = wire.response([StepTraced(sequence_id="s" * 64, step=step)], None)
+    assert message.ByteSize() < wire.MAX_RESPONSE_BYTES
+    told = message.events[0].step_traced.step
+    for name in StepTrace.__dataclass_fields__:
+        if name != "proposals":
+            assert getattr(told, name) == getattr(step, name), name
+    assert told.proposals[0] == sampling_pb2.ProposalTrace(
+        base_length=(1 << 32) - 1,
+        token_ids=largest[:64],
+        matched_ngram_length=(1 << 32) - 1,
+        source=0,  # type: ignore[arg-type]
+    )
