@@ -89,6 +89,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Most prompt tokens that wait for their first output token at a time, counted for each choice;
     further requests are turned away, unless nothing waits beside them."""
 
+    allow_trace: bool = False
+    """Whether requests may ask to be told of every step of the model; the verifiers must allow it,
+    too."""
+
     unread_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
     """How long a client may leave output unread, so that no more can be sent, before its request is
     ended, in seconds."""

@@ -27,6 +27,7 @@ from gateway.drafter_link import DrafterLink
 from gateway.errors import (
     RETRY_AFTER_MS,
     InvalidRequestError,
+    OverloadedError,
     UnavailableError,
     VerifierError,
     from_verifier,
@@ -42,6 +43,7 @@ from gateway.messages import (
     Opened,
     PromptScored,
     Rejected,
+    StepTraced,
     VerifierEvent,
 )
 from gateway.metrics import GatewayMetrics
@@ -167,10 +169,19 @@ class Coordinator:
                 self._ignore_event(verifier, event, is_foreign=sequence is not None)
                 continue
             try:
+                if type(event) is StepTraced:
+                    sequence.generation.trace(event.step)
+                    self._delivery.add(sequence.generation, received_s)
+                    continue
                 if type(event) is not Decided:
                     self._on_rare_event(sequence, event)
                     continue
                 sequence.generation.decide(event)
+            except OverloadedError as error:
+                # Its client does not read.
+                verifier.close(event.sequence_id)
+                self._fail(sequence, error)
+                continue
             except Exception as error:
                 self._fail_odd(sequence, error)
                 continue
@@ -279,6 +290,7 @@ class Coordinator:
             counted += steps
             if generation.finish_reason is not FinishReason.UNFINISHED:
                 self._metrics.count_end(generation.finish_reason)
+                self._metrics.observe_acceptance(generation.usage())
                 # After a stop string the verifier is still at work; otherwise it is done already.
                 self.close(generation)
         if counted:
@@ -369,6 +381,7 @@ class Coordinator:
             priority=request.priority,
             expected_model_digest=request.model_digest,
             tokens_per_match=request.ngram.tokens_per_match,
+            trace=request.trace,
         )
 
     def _on_verifiers_changed(self) -> None:

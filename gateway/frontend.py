@@ -26,6 +26,7 @@ from gateway.request import (
     GenerateRequest,
     Model,
     Started,
+    Traced,
 )
 from gateway.seeds import seed_of_choice
 from gateway.tokenization import CONTEXT_TOKENS, Tokenizer, TooManyTokensError
@@ -47,6 +48,7 @@ class Frontend:
         fleet: Fleet,
         tokenizer: Tokenizer | None,
         defaults: RequestDefaults,
+        allow_trace: bool,
         max_concurrent_requests: int,
         max_waiting_tokens: int,
         metrics: GatewayMetrics,
@@ -59,6 +61,7 @@ class Frontend:
             fleet: says which models there are.
             tokenizer: None: token ids in, token ids out.
             defaults: what requests leave open.
+            allow_trace: whether they may ask to be told of every step.
             max_concurrent_requests, max_waiting_tokens: see `Admission`.
             metrics: the gateway's.
             logger: the gateway's.
@@ -67,6 +70,7 @@ class Frontend:
         self._fleet = fleet
         self._tokenizer = tokenizer
         self._defaults = defaults
+        self._allow_trace = allow_trace
         self._metrics = metrics
         self._logger = logger
         self._loop = asyncio.get_running_loop()
@@ -90,7 +94,8 @@ class Frontend:
         """Runs one request. Closing the iterator frees everything it holds, at once.
 
         Yields:
-            One Started, then chunks, then one Finished per choice.
+            One Started, then chunks, each after what was traced of its steps, then one Finished
+            per choice.
 
         Raises:
             RequestError: before or in between; the choices that are not finished are given up.
@@ -106,7 +111,9 @@ class Frontend:
 
     async def _generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         arrival_s = self._loop.time()
-        validation.check_request(request, has_tokenizer=self._tokenizer is not None)
+        validation.check_request(
+            request, has_tokenizer=self._tokenizer is not None, allow_trace=self._allow_trace
+        )
         # From here on, every log line of the call has the id that the client hears of.
         request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
         num_choices = request.num_choices or 1
@@ -185,8 +192,10 @@ class Frontend:
             for generation in tuple(unfinished):
                 # Asked before taking: while the chunk is written, more may come and end it.
                 is_over = generation.is_over
-                chunk = generation.take()
-                if chunk is not None:
+                shown = generation.take()
+                if isinstance(shown, Traced):
+                    yield shown
+                elif shown is not None:
                     now_s = self._loop.time()
                     if generation in last_sent_s:
                         self._metrics.observe_next_token(now_s - last_sent_s[generation])
@@ -194,7 +203,7 @@ class Frontend:
                         self._metrics.observe_first_token(now_s - arrival_s)
                         place.begin_choice()
                     last_sent_s[generation] = now_s
-                    yield chunk
+                    yield shown
                 if not is_over or generation.has_more:
                     continue
                 if generation.error is not None:

@@ -21,18 +21,32 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from gateway.errors import VerifierError
-from gateway.message_bounds import FIELD_BYTES, MAX_CHUNK_BYTES, NUMBER_BYTES, TOKEN_BYTES
+from gateway.errors import OverloadedError, VerifierError
+from gateway.message_bounds import (
+    FIELD_BYTES,
+    MAX_CHUNK_BYTES,
+    MAX_STEP_BYTES,
+    MAX_UNREAD_STEPS_BYTES,
+    NUMBER_BYTES,
+    TOKEN_BYTES,
+)
 from gateway.messages import Decided, PromptScored
 from gateway.output_text import OutputText
 from gateway.request import (
     AcceptedRequest,
     Chunk,
     EncodedLogprob,
+    EncodedStep,
     FinishReason,
+    MatchAcceptance,
     SamplingParams,
+    Source,
+    Traced,
     Usage,
 )
+
+# A match that reaches further back is counted as one that reaches so far.
+MAX_MATCH_LENGTH = 64
 
 # At most, of a token's logprob or of one of those beside it; and in a chunk, what is around it.
 _LOGPROB_BYTES = 3 * NUMBER_BYTES + FIELD_BYTES + 3
@@ -45,12 +59,17 @@ class Step:
     After `publish`, the figures are those that count: without the tokens behind a stop string.
 
     Attributes:
+        matched_ngram_length: how far back the drafts' match reached, in tokens, at most
+            `MAX_MATCH_LENGTH`.
+        source: where the drafts were copied from; the wire's number, known or not.
         text: what became certain with it.
     """
 
     num_tokens: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    matched_ngram_length: int = 0
+    source: int = 0
     text: str = ""
 
 
@@ -71,17 +90,21 @@ class Generation:
 
     __slots__ = (
         "_accepted_per_position",
+        "_by_match_length",
+        "_decided",
         "_decided_finish_reason",
-        "_decided_steps",
         "_logprobs",
         "_max_draft_tokens",
         "_max_length",
         "_num_accepted_tokens",
         "_num_draft_tokens",
         "_num_drafts",
+        "_num_pool_drafts",
         "_num_scored",
+        "_num_sequence_drafts",
         "_num_steps",
         "_num_to_score",
+        "_num_unread_step_bytes",
         "_output_text",
         "_prompt_logprobs",
         "_shown",
@@ -131,11 +154,14 @@ class Generation:
         self.finish_reason = FinishReason.UNFINISHED
         self.error: Exception | None = None
         self._output_text = output_text
-        self._decided_steps: list[Step] = []
+        # In the order in which they came: a traced step is before the tokens that it gave.
+        self._decided: list[Step | EncodedStep] = []
         self._decided_finish_reason = FinishReason.UNFINISHED
         self._shown = self._taken = len(self.token_ids)
         # What was shown: steps, and at the end text that had been held back.
-        self._untaken: collections.deque[Step] = collections.deque()
+        self._untaken: collections.deque[Step | EncodedStep] = collections.deque()
+        # Of the traced steps that are not taken.
+        self._num_unread_step_bytes = 0
         # Of every decided token that is not taken, if the request asked for them; else empty.
         self._logprobs: list[EncodedLogprob] = []
         # How many of the prompt's tokens are scored, if this choice's are to be: the first follows
@@ -148,6 +174,10 @@ class Generation:
         self._num_draft_tokens = 0
         self._num_accepted_tokens = 0
         self._accepted_per_position: list[int] = []
+        # By match length: drafts, draft tokens, accepted ones.
+        self._by_match_length: dict[int, list[int]] = {}
+        self._num_sequence_drafts = 0
+        self._num_pool_drafts = 0
 
     @property
     def is_over(self) -> bool:
@@ -193,13 +223,35 @@ class Generation:
             self._prompt_logprobs += scored.logprobs[known - scored.base_length :]
             self._num_scored = end
 
+    def trace(self, step: EncodedStep) -> None:
+        """Appends what a verifier step did; its tokens are decided next, if it gave any.
+
+        Raises:
+            VerifierError: nobody asked for it, or it is too large.
+            OverloadedError: the client has left too much of it unread.
+        """
+        if not self.request.trace or len(step) > MAX_STEP_BYTES:
+            raise VerifierError(
+                f"the verifier told of a step in {len(step)} bytes, of at most "
+                f"{MAX_STEP_BYTES if self.request.trace else 0}"
+            )
+        self._num_unread_step_bytes += len(step)
+        if self._num_unread_step_bytes > MAX_UNREAD_STEPS_BYTES:
+            raise OverloadedError(
+                f"over {MAX_UNREAD_STEPS_BYTES} bytes of traced steps were left unread"
+            )
+        self._decided.append(step)
+
     def decide(self, decided: Decided) -> None:
         """Appends what a verifier step decided; hot path.
 
         Raises:
             VerifierError: it does not continue the sequence, or cannot be. Nothing was appended.
         """
-        _, base_length, token_ids, num_drafts, num_accepted, _, finish_reason, logprobs = decided
+        (
+            _, base_length, token_ids, num_drafts, num_accepted, _, finish_reason, logprobs,
+            matched_ngram_length, source,
+        ) = decided  # fmt: skip
         known = self.token_ids
         num_tokens = len(token_ids)
         if (
@@ -217,7 +269,8 @@ class Generation:
             self._logprobs += logprobs
         if num_tokens:
             known += token_ids
-            self._decided_steps.append(Step(num_tokens, num_drafts, num_accepted))
+            match_length = min(matched_ngram_length, MAX_MATCH_LENGTH)
+            self._decided.append(Step(num_tokens, num_drafts, num_accepted, match_length, source))
         self._decided_finish_reason = finish_reason
 
     def publish(self) -> Sequence[Step]:
@@ -226,23 +279,28 @@ class Generation:
         A stop string ends the output with the token that completes it: tokens decided beyond are
         dropped; of the step that brought it, the drafts count as scheduled, and as accepted those
         that are part of the output; later steps count nowhere. So usage tells what was delivered,
-        and not that the verifier had already run ahead.
+        and not that the verifier had already run ahead. Later steps are not told of, either.
         """
         if self.is_over:
             return ()
-        steps, self._decided_steps = self._decided_steps, []
-        for num_shown, step in enumerate(steps, start=1):
-            self._show(step, is_last=num_shown == len(steps))
+        decided, self._decided = self._decided, []
+        steps: list[Step] = []
+        for each in decided:
+            if isinstance(each, EncodedStep):
+                self._untaken.append(each)
+                continue
+            self._show(each, is_last=each is decided[-1])
+            steps.append(each)
             if self._output_text.stopped:
                 del self.token_ids[self._shown :]
                 self._end(FinishReason.STOP)
-                return steps[:num_shown]
+                return steps
         if self._decided_finish_reason is not FinishReason.UNFINISHED:
             tail = self._output_text.finish()
             if tail:
-                self._untaken.append(Step(0, 0, 0, tail))
+                self._untaken.append(Step(0, 0, 0, text=tail))
             self._end(self._decided_finish_reason)
-        elif steps:
+        elif decided:
             self.changed.set()
         return steps
 
@@ -257,16 +315,20 @@ class Generation:
         if not self.is_over:
             self._end(FinishReason.CANCELLED)
 
-    def take(self) -> Chunk | None:
+    def take(self) -> Chunk | Traced | None:
         """What was shown since the last chunk, as one; None if nothing was.
 
         As much as a chunk may hold: what is left follows in the next. A long prompt's logprobs
-        come first, in chunks of their own.
+        come first, in chunks of their own. A traced step comes alone, before its tokens.
         """
         if not self._untaken:
             return None
+        first = self._untaken[0]
+        if isinstance(first, EncodedStep):
+            return self._take_traced(first)
         if len(self._untaken) == 1 and not (self._prompt_logprobs or self._logprobs):
-            return self._take_step(self._untaken.popleft())
+            self._untaken.popleft()
+            return self._take_step(first)
         room = MAX_CHUNK_BYTES
         prompt_logprobs: list[EncodedLogprob] = []
         for logprob in self._prompt_logprobs:
@@ -278,11 +340,15 @@ class Generation:
         taken: list[Step] = []
         num_tokens = 0
         while self._untaken and not self._prompt_logprobs:
-            room -= self._num_bytes(self._untaken[0], num_tokens)
+            step = self._untaken[0]
+            if isinstance(step, EncodedStep):
+                break
+            room -= self._num_bytes(step, num_tokens)
             if room < 0 and (taken or prompt_logprobs):
                 break
-            taken.append(self._untaken.popleft())
-            num_tokens += taken[-1].num_tokens
+            self._untaken.popleft()
+            taken.append(step)
+            num_tokens += step.num_tokens
         chunk = Chunk(
             choice_index=self.choice_index,
             offset=self._taken - self.prompt_length,
@@ -314,6 +380,13 @@ class Generation:
             num_steps=1 if step.num_tokens else 0,
         )
 
+    def _take_traced(self, step: EncodedStep) -> Traced:
+        self._untaken.popleft()
+        self._num_unread_step_bytes -= len(step)
+        if self._untaken:
+            self.changed.set()
+        return Traced(choice_index=self.choice_index, step=step)
+
     def usage(self) -> Usage:
         """What the shown output cost."""
         return Usage(
@@ -326,6 +399,19 @@ class Generation:
             num_accepted_tokens=self._num_accepted_tokens,
             accepted_per_position=tuple(self._accepted_per_position),
             resumes=0,
+            by_match_length=tuple(
+                MatchAcceptance(
+                    matched_ngram_length=length,
+                    num_drafts=num_drafts,
+                    num_draft_tokens=num_draft_tokens,
+                    num_accepted_tokens=num_accepted_tokens,
+                )
+                for length, (num_drafts, num_draft_tokens, num_accepted_tokens) in sorted(
+                    self._by_match_length.items()
+                )
+            ),
+            num_sequence_drafts=self._num_sequence_drafts,
+            num_pool_drafts=self._num_pool_drafts,
         )
 
     def _show(self, step: Step, *, is_last: bool) -> None:
@@ -356,6 +442,12 @@ class Generation:
             self._accepted_per_position += [0] * missing
         for position in range(step.num_accepted_tokens):
             self._accepted_per_position[position] += 1
+        counts = self._by_match_length.setdefault(step.matched_ngram_length, [0, 0, 0])
+        counts[0] += 1
+        counts[1] += step.num_draft_tokens
+        counts[2] += step.num_accepted_tokens
+        self._num_sequence_drafts += step.source == Source.SEQUENCE
+        self._num_pool_drafts += step.source == Source.POOL
 
     def _num_bytes(self, shown: Step, first: int) -> int:
         """At most as many bytes a step adds to a chunk; its logprobs begin at `first`."""

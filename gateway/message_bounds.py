@@ -19,6 +19,10 @@ MAX_PROPOSE_REQUEST_BYTES = 1 << 20
 #: keeps the event loop busy.
 MAX_CHUNK_BYTES = 128 << 10
 
+#: What a verifier may tell of one step, and what may wait of it for the client of one choice.
+MAX_STEP_BYTES = 128 << 10
+MAX_UNREAD_STEPS_BYTES = 4 << 20
+
 #: A repeated field's tag and length, where the length is at most 4 bytes; a number of 32 bits.
 FIELD_BYTES = 5
 TOKEN_BYTES = 5

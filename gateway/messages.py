@@ -13,7 +13,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.request import EncodedLogprob, FinishReason, NgramParams, SamplingParams
+from gateway.request import EncodedLogprob, EncodedStep, FinishReason, NgramParams, SamplingParams
 
 
 class Decided(NamedTuple):
@@ -27,6 +27,8 @@ class Decided(NamedTuple):
     num_wanted_draft_tokens: int
     finish_reason: FinishReason
     logprobs: Sequence[EncodedLogprob] = ()
+    matched_ngram_length: int = 0
+    source: int = 0
 
 
 class Hint(NamedTuple):
@@ -34,6 +36,7 @@ class Hint(NamedTuple):
 
     Attributes:
         is_indexing: it is empty only because the drafter does not know the sequence well yet.
+        source: the wire's number, known or not.
     """
 
     sequence_id: str
@@ -41,6 +44,7 @@ class Hint(NamedTuple):
     token_ids: list[int]
     matched_ngram_length: int
     is_indexing: bool = False
+    source: int = 0
 
 
 class ProposalStatus(enum.IntEnum):
@@ -125,6 +129,7 @@ class OpenCommand:
         priority: higher first.
         expected_model_digest: which model it was checked against; "": whichever.
         tokens_per_match: drafts verified per token that the match reaches back; 0: no such limit.
+        trace: every step is to be told of.
     """
 
     sequence_id: str
@@ -142,6 +147,7 @@ class OpenCommand:
     priority: int = 0
     expected_model_digest: str = ""
     tokens_per_match: int = 0
+    trace: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +209,14 @@ class PromptScored:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepTraced:
+    """What one step did with a sequence, before its `Decided`."""
+
+    sequence_id: str
+    step: EncodedStep
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
     """The sequence was refused, or failed; nothing follows.
 
@@ -229,4 +243,4 @@ class OddEvent(NamedTuple):
     reason: str
 
 
-VerifierEvent = Decided | Opened | PromptScored | Rejected | OddEvent
+VerifierEvent = Decided | Opened | PromptScored | StepTraced | Rejected | OddEvent

@@ -7,13 +7,15 @@ Counters of tokens, steps and drafts count what clients were shown, so they equa
 `Usage` over all choices that finished.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.errors import ERROR_CODES, code_name
-from gateway.generation import Step
-from gateway.request import FinishReason
+from gateway.generation import MAX_MATCH_LENGTH, Step
+from gateway.request import FinishReason, Source, Usage
+from servicekit.tally_histogram import TallyHistogram
 
 # A draft's round trip is some hundred microseconds; the deadline is a quarter of a second.
 _HOP_BUCKETS_S = (
@@ -31,6 +33,10 @@ _FIRST_TOKEN_BUCKETS_S = (
 _REQUEST_BUCKETS_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800,
 )  # fmt: skip
+_ACCEPTANCE_LENGTH_BUCKETS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 6, 8, 12, 16, 24, 32)
+_ACCEPTANCE_RATE_BUCKETS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
+# Inclusive upper bounds, in tokens; what reaches further than the last counts as reaching so far.
+_MATCH_LENGTHS = (1, 2, 3, 5, 8, 16, 32, MAX_MATCH_LENGTH)
 
 # What is counted by label begins at 0, not with its first event: of a series that appears with
 # its first event, Prometheus sees no increase.
@@ -74,6 +80,36 @@ class GatewayMetrics:
             "spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens accepted, by position in the draft, from 0.",
             ["position"],
+        )
+        self._match_length = TallyHistogram(
+            "tandem_spec_decode_match_length",
+            "How far back the match of each verified draft reached, in tokens; 64 is 64 and more.",
+            bounds=_MATCH_LENGTHS,
+            registry=registry,
+        )
+        matched_draft_tokens = counter(
+            "spec_decode_matched_draft_tokens",
+            "Draft tokens verified, by how far back their match reached (the bucket's upper bound) "
+            "and where they were copied from.",
+            ["match_length", "source"],
+        )
+        matched_accepted_tokens = counter(
+            "spec_decode_matched_accepted_tokens",
+            "Draft tokens accepted, by how far back their match reached (the bucket's upper bound) "
+            "and where they were copied from.",
+            ["match_length", "source"],
+        )
+        self._request_acceptance_length = histogram(
+            "request_acceptance_length",
+            "Mean acceptance length of each choice that ended by itself and verified drafts: "
+            "tokens per verify step.",
+            _ACCEPTANCE_LENGTH_BUCKETS,
+        )
+        self._request_acceptance_ratio = histogram(
+            "request_acceptance_ratio",
+            "Accepted by verified draft tokens of each choice that ended by itself and verified "
+            "some.",
+            _ACCEPTANCE_RATE_BUCKETS,
         )
         self._generation_tokens = counter(
             "generation_tokens",
@@ -151,6 +187,17 @@ class GatewayMetrics:
             for why_ignored in reasons:
                 self._messages_ignored.labels(peer, why_ignored)
         self._series_of_position: list[Counter] = []
+        # By source and bucket of match lengths: of draft tokens, and of accepted ones.
+        self._series_of_match = {
+            int(source): [
+                (
+                    matched_draft_tokens.labels(str(bound), source.name.lower()),
+                    matched_accepted_tokens.labels(str(bound), source.name.lower()),
+                )
+                for bound in _MATCH_LENGTHS
+            ]
+            for source in Source
+        }
 
     def count_request(self) -> None:
         """A request came."""
@@ -172,6 +219,7 @@ class GatewayMetrics:
         num_accepted_tokens = 0
         num_tokens = 0
         accepted_per_position: list[int] = []
+        match_lengths: list[int] = []
         for step in steps:
             num_tokens += step.num_tokens
             if not step.num_draft_tokens:
@@ -184,14 +232,25 @@ class GatewayMetrics:
                 accepted_per_position += [0] * missing
             for position in range(step.num_accepted_tokens):
                 accepted_per_position[position] += 1
+            match_lengths.append(step.matched_ngram_length)
+            self._count_match(step)
         self._steps.inc(len(steps))
         self._generation_tokens.inc(num_tokens)
         if num_drafts:
             self._drafts.inc(num_drafts)
+            self._match_length.observe_all(match_lengths)
             self._draft_tokens.inc(num_draft_tokens)
             self._accepted_tokens.inc(num_accepted_tokens)
             for series, count in zip(self._series_of_position, accepted_per_position, strict=False):
                 series.inc(count)
+
+    def _count_match(self, step: Step) -> None:
+        series = self._series_of_match.get(step.source, self._series_of_match[Source.UNSPECIFIED])
+        bucket = bisect_left(_MATCH_LENGTHS, step.matched_ngram_length)
+        draft_tokens, accepted_tokens = series[bucket]
+        draft_tokens.inc(step.num_draft_tokens)
+        if step.num_accepted_tokens:
+            accepted_tokens.inc(step.num_accepted_tokens)
 
     def expect_positions(self, num_positions: int) -> None:
         """A verifier came that verifies as many drafts per step: each position has a series."""
@@ -206,6 +265,16 @@ class GatewayMetrics:
     def count_end(self, reason: FinishReason) -> None:
         """A choice ended."""
         self._request_success.labels(reason.name.lower()).inc()
+
+    def observe_acceptance(self, usage: Usage) -> None:
+        """A choice ended by itself."""
+        if usage.num_drafts:
+            self._request_acceptance_length.observe(
+                1 + usage.num_accepted_tokens / usage.num_drafts
+            )
+            self._request_acceptance_ratio.observe(
+                usage.num_accepted_tokens / usage.num_draft_tokens
+            )
 
     def count_shed(self, reason: str) -> None:
         """A request was turned away."""

@@ -27,6 +27,14 @@ class Overlap(enum.IntEnum):
     ALLOWED = 2
 
 
+class Source(enum.IntEnum):
+    """Where a draft was copied from; the wire's numbers."""
+
+    UNSPECIFIED = 0
+    SEQUENCE = 1
+    POOL = 2
+
+
 class Tie(enum.IntEnum):
     """Which of several occurrences is continued; the wire's numbers."""
 
@@ -122,6 +130,7 @@ class GenerateRequest:
     priority: int = 0
     adapter_id: str = ""
     has_media: bool = False
+    trace: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +166,7 @@ class AcceptedRequest:
         has_text: whether the output is told as text too: the gateway's tokenizer is the model's.
         priority: higher first.
         cache_salt: only requests with equal salts share cached prefixes.
+        trace: the client is told of every step of the model.
     """
 
     request_id: str
@@ -180,6 +190,7 @@ class AcceptedRequest:
     priority: int = 0
     cache_salt: str = ""
     has_text: bool = True
+    trace: bool = False
 
     @property
     def wants_drafts(self) -> bool:
@@ -226,6 +237,29 @@ class Chunk:
     prompt_logprobs: Sequence[EncodedLogprob] = ()
 
 
+#: What one step did: a `StepTrace` of sampling.proto, serialized, as the verifier sent it and as
+#: the client gets it.
+EncodedStep = bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """One step of the model, before the chunk with its tokens."""
+
+    choice_index: int
+    step: EncodedStep
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MatchAcceptance:
+    """What became of the drafts whose match reached equally far. See gateway.proto."""
+
+    matched_ngram_length: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What one choice cost. See gateway.proto."""
@@ -239,6 +273,9 @@ class Usage:
     num_accepted_tokens: int
     accepted_per_position: Sequence[int]
     resumes: int
+    by_match_length: Sequence[MatchAcceptance] = ()
+    num_sequence_drafts: int = 0
+    num_pool_drafts: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +287,7 @@ class Finished:
     usage: Usage
 
 
-GenerateEvent = Started | Chunk | Finished
+GenerateEvent = Started | Traced | Chunk | Finished
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

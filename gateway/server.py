@@ -72,6 +72,7 @@ class GatewayServer:
             coordinator=self.coordinator,
             fleet=self.fleet,
             tokenizer=_load_tokenizer(config),
+            allow_trace=config.allow_trace,
             defaults=dataclasses.replace(
                 config.request_defaults(), tokenizer_digest=_tokenizer_digest(config)
             ),

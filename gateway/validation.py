@@ -54,13 +54,17 @@ class RequestDefaults:
     tokenizer_digest: str = ""
 
 
-def check_request(request: GenerateRequest, *, has_tokenizer: bool) -> None:
+def check_request(
+    request: GenerateRequest, *, has_tokenizer: bool, allow_trace: bool = False
+) -> None:
     """Refuses what is wrong whatever the model.
 
     Raises:
         InvalidRequestError: a value is out of range.
         UnsupportedFieldError: a field asks for what this gateway cannot do (yet).
     """
+    if request.trace and not allow_trace:
+        raise UnsupportedFieldError("this server tells of no steps", field="trace")
     _check_prompt_is_there(request, has_tokenizer=has_tokenizer)
     if request.max_new_tokens is not None and request.max_new_tokens < 1:
         raise InvalidRequestError(
@@ -231,6 +235,7 @@ def accept(
         priority=request.priority,
         cache_salt=cache_salt(defaults.tenant),
         has_text=has_tokenizer_of(model, defaults),
+        trace=request.trace,
     )
 
 

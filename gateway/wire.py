@@ -26,6 +26,7 @@ from gateway.messages import (
     Proposal,
     ProposalStatus,
     Rejected,
+    StepTraced,
     VerifierEvent,
     VerifierLimits,
     Welcome,
@@ -41,6 +42,7 @@ from gateway.request import (
     SamplingParams,
     SpeculationParams,
     Started,
+    Traced,
     Usage,
 )
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
@@ -86,6 +88,7 @@ def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> Generat
         priority=message.priority,
         adapter_id=message.adapter_id,
         has_media=bool(message.media),
+        trace=message.trace,
     )
 
 
@@ -106,6 +109,9 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
                 chunk.logprobs.add().MergeFromString(logprob)
             for logprob in event.prompt_logprobs:
                 chunk.prompt_logprobs.add().MergeFromString(logprob)
+        case Traced():
+            response.traced.choice_index = event.choice_index
+            response.traced.step.MergeFromString(event.step)
         case Started():
             response.started.request_id = event.request_id
             response.started.seed = event.seed
@@ -177,7 +183,8 @@ def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
         update = add().update
         update.sequence_id = sequence_id
         update.drafting = drafting
-    for sequence_id, base_length, token_ids, matched_ngram_length, is_indexing in batch.hints:
+    for hint in batch.hints:
+        sequence_id, base_length, token_ids, matched_ngram_length, is_indexing, source = hint
         draft = add().draft
         draft.sequence_id = sequence_id
         draft.base_length = base_length
@@ -185,6 +192,8 @@ def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
         draft.matched_ngram_length = matched_ngram_length
         if is_indexing:
             draft.indexing = True
+        if source:
+            draft.source = drafter_pb2.Source.ValueType(source)
     for sequence_id in batch.closes:
         add().close.sequence_id = sequence_id
     return request
@@ -207,6 +216,7 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         priority=command.priority,
         expected_model_digest=command.expected_model_digest,
         tokens_per_match=command.tokens_per_match,
+        trace=command.trace,
     )
 
 
@@ -246,7 +256,14 @@ def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEve
                     decided.num_wanted_draft_tokens,
                     finish_reason,
                     [each.SerializeToString() for each in decided.logprobs],
+                    decided.matched_ngram_length,
+                    decided.source,
                 )
+            )
+        elif kind == "step_traced":
+            traced = event.step_traced
+            events.append(
+                StepTraced(sequence_id=traced.sequence_id, step=traced.step.SerializeToString())
             )
         elif kind == "opened":
             opened = event.opened
@@ -315,6 +332,7 @@ def proposals_from_proto(message: drafter_pb2.ProposeResponse) -> list[Proposal]
                 proposal.token_ids[:],
                 proposal.matched_ngram_length,
                 proposal.status == drafter_pb2.STATUS_INDEXING,
+                proposal.source,
             ),
             proposal.known_length,
             proposal.message,
@@ -396,6 +414,17 @@ def _usage_to_proto(usage: Usage) -> gateway_pb2.Usage:
         num_accepted_tokens=usage.num_accepted_tokens,
         accepted_per_position=usage.accepted_per_position,
         resumes=usage.resumes,
+        by_match_length=[
+            gateway_pb2.MatchAcceptance(
+                matched_ngram_length=each.matched_ngram_length,
+                num_drafts=each.num_drafts,
+                num_draft_tokens=each.num_draft_tokens,
+                num_accepted_tokens=each.num_accepted_tokens,
+            )
+            for each in usage.by_match_length
+        ],
+        num_sequence_drafts=usage.num_sequence_drafts,
+        num_pool_drafts=usage.num_pool_drafts,
     )
 
 

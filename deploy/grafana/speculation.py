@@ -6,6 +6,12 @@ _DRAFTED = total(rate("tandem_spec_decode_num_draft_tokens_total"))
 _ACCEPTED = total(rate("tandem_spec_decode_num_accepted_tokens_total"))
 _DRAFTS = total(rate("tandem_spec_decode_num_drafts_total"))
 
+
+def _matched_acceptance(label: str) -> str:
+    accepted = total(rate("tandem_spec_decode_matched_accepted_tokens_total"), label)
+    return f"{accepted} / {total(rate('tandem_spec_decode_matched_draft_tokens_total'), label)}"
+
+
 _GAIN = Row(
     title="What it brings",
     panels=[
@@ -116,6 +122,66 @@ _DEPTH = Row(
     ],
 )
 
+_MATCH = Row(
+    title="By match and by request",
+    panels=[
+        Panel(
+            title="Acceptance by match length",
+            description=(
+                "Accepted by verified draft tokens, by how far back their match reached, in tokens "
+                "(the bucket's upper bound; 64 is 33 and more)."
+            ),
+            unit="percentunit",
+            largest=1,
+            width=12,
+            queries=[
+                Query(
+                    expression=_matched_acceptance("match_length"), legend="up to {{match_length}}"
+                )
+            ],
+        ),
+        Panel(
+            title="Acceptance by source",
+            description="Accepted by verified draft tokens: of the text itself, and of a pool.",
+            unit="percentunit",
+            largest=1,
+            width=12,
+            queries=[Query(expression=_matched_acceptance("source"), legend="{{source}}")],
+        ),
+        Panel(
+            title="Match length",
+            description="How far back the match of verified drafts reached, in tokens.",
+            unit="short",
+            heatmap=True,
+            queries=[
+                Query(
+                    expression=total(rate("tandem_spec_decode_match_length_bucket"), "le"),
+                    legend="{{le}}",
+                )
+            ],
+        ),
+        Panel(
+            title="Acceptance length per request",
+            description="Choices that ended, by their own tokens per verify step.",
+            unit="short",
+            heatmap=True,
+            queries=[
+                Query(
+                    expression=total(rate("tandem_request_acceptance_length_bucket"), "le"),
+                    legend="{{le}}",
+                )
+            ],
+        ),
+        Panel(
+            title="Acceptance rate per request",
+            description="Choices that ended, by their own share of accepted draft tokens.",
+            unit="percentunit",
+            largest=1,
+            queries=quantiles("tandem_request_acceptance_ratio", 0.1, 0.5, 0.9),
+        ),
+    ],
+)
+
 _HINTS = Row(
     title="Hints",
     panels=[
@@ -196,5 +262,5 @@ SPECULATION = Dashboard(
     uid="tandem-speculation",
     title="Tandem / Speculation",
     description="Whether drafts pay: acceptance, depth, hints, waits, and the gain.",
-    rows=[_GAIN, _DEPTH, _HINTS],
+    rows=[_GAIN, _DEPTH, _MATCH, _HINTS],
 )

@@ -85,7 +85,7 @@ class GenerateRequest(_message.Message):
     """
     trace: _builtins.bool
     """Tell of every step of the model (`Traced`). Refused by name where the operator does not allow
-    it.
+    it. A client that leaves over 4 MiB of it unread is given up (RESOURCE_EXHAUSTED).
     """
     adapter_id: _builtins.str
     """Adapters (LoRA) are out of scope: refused by name."""
@@ -279,7 +279,9 @@ Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
 @_typing.final
 class Traced(_message.Message):
-    """One step of the model, before the chunk with its tokens. On request."""
+    """One step of the model, before the chunk with its tokens, which is of this step alone. On request.
+    With a stop string, steps behind the one that completes it are not told of.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -373,8 +375,8 @@ class Usage(_message.Message):
 
     @_builtins.property
     def by_match_length(self) -> _containers.RepeatedCompositeFieldContainer[Global___MatchAcceptance]:
-        """Of the drafts by how far back their match reached: element i holds those with a reach of
-        matched_ngram_length tokens. Only lengths that occurred, in ascending order.
+        """Of the drafts by how far back their match reached. Only lengths that occurred, in ascending
+        order.
         """
 
     def __init__(
@@ -412,7 +414,7 @@ class MatchAcceptance(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     matched_ngram_length: _builtins.int
-    """In tokens, up to 64 as the drafter told it, and further where a hint served several steps."""
+    """In tokens: what came as drafted since counts, too. 64: 64 and further."""
     num_drafts: _builtins.int
     num_draft_tokens: _builtins.int
     num_accepted_tokens: _builtins.int

@@ -398,8 +398,8 @@ class StepTrace(_message.Message):
     def slot_mapping(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logits_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Which of them gave logits, counted from the sequence's first. Empty: a prompt's chunk that does
-        not end it.
+        """Which of them gave logits, counted from the sequence's first: those that are sampled or scored.
+        Empty: a prompt's chunk that does not end it.
         """
 
     @_builtins.property
@@ -413,7 +413,7 @@ class StepTrace(_message.Message):
     @_builtins.property
     def proposals(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposalTrace]:
         """Proposals that arrived since the sequence's step before, in order: for its length after that
-        step, or late, for an earlier one.
+        step, or late, for an earlier one. Of more than 64, or 4096 tokens, the first are left out.
         """
 
     def __init__(

@@ -227,7 +227,9 @@ class Open(_message.Message):
     hold more than it is trusted with at first. 0: no such limit.
     """
     trace: _builtins.bool
-    """Tell of every step (`Traced`). Refused by name where the operator does not allow it."""
+    """Tell of every step (`StepTraced`). Refused by name where the operator does not allow it. No
+    step runs more than 4096 tokens of such a sequence.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, and on resume the output so far."""

@@ -9,6 +9,7 @@ from gateway.messages import Decided
 from gateway.output_text import OutputText
 from gateway.request import (
     AcceptedRequest,
+    Chunk,
     EncodedLogprob,
     FinishReason,
     NgramParams,
@@ -77,6 +78,13 @@ def encoded_logprob(token_id: int, *, num_tops: int = 0) -> EncodedLogprob:
             for _ in range(num_tops)
         ],
     ).SerializeToString()
+
+
+def take_chunk(generation: Generation) -> Chunk | None:
+    """What is taken of a generation that is not traced."""
+    taken = generation.take()
+    assert taken is None or isinstance(taken, Chunk)
+    return taken
 
 
 def decide(

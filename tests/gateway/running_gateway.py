@@ -25,6 +25,7 @@ class Output:
     started: pb.Started | None = None
     chunks: list[pb.Chunk] = field(default_factory=list)
     finished: list[pb.Finished] = field(default_factory=list)
+    traced: list[pb.Traced] = field(default_factory=list)
 
     def of(self, choice_index: int) -> "Output":
         """What is of one choice."""
@@ -117,6 +118,8 @@ def add(output: Output, response: pb.GenerateResponse) -> None:
         output.started = response.started
     elif kind == "chunk":
         output.chunks.append(response.chunk)
+    elif kind == "traced":
+        output.traced.append(response.traced)
     else:
         output.finished.append(response.finished)
 

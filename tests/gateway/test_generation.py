@@ -11,7 +11,7 @@ from gateway.messages import Decided, PromptScored
 from gateway.output_text import Shown
 from gateway.request import Chunk, FinishReason, SamplingParams
 from gateway.tokenization import Tokenizer
-from tests.gateway.making import decide, encoded_logprob, make_generation
+from tests.gateway.making import decide, encoded_logprob, make_generation, take_chunk
 
 
 def chunk(**fields: object) -> Chunk:
@@ -32,23 +32,23 @@ def chunk(**fields: object) -> Chunk:
 def test_what_is_decided_is_taken_only_after_it_was_published() -> None:
     generation = make_generation()
     decide(generation, [4])
-    assert generation.take() is None
+    assert take_chunk(generation) is None
     assert not generation.changed.is_set()
     generation.publish()
     assert generation.changed.is_set()
-    assert generation.take() == chunk(token_ids=[4])
-    assert generation.take() is None
+    assert take_chunk(generation) == chunk(token_ids=[4])
+    assert take_chunk(generation) is None
 
 
 def test_each_step_taken_in_time_is_a_chunk_of_its_own() -> None:
     generation = make_generation()
     decide(generation, [4, 5, 6], drafts=7, accepted=2)
     generation.publish()
-    first = generation.take()
+    first = take_chunk(generation)
     decide(generation, [7])
     generation.publish()
     assert first == chunk(token_ids=[4, 5, 6], num_draft_tokens=7, num_accepted_tokens=2)
-    assert generation.take() == chunk(offset=3, token_ids=[7])
+    assert take_chunk(generation) == chunk(offset=3, token_ids=[7])
 
 
 def test_steps_that_the_client_did_not_take_merge() -> None:
@@ -56,7 +56,7 @@ def test_steps_that_the_client_did_not_take_merge() -> None:
     for step in ([4, 5], [6], [7, 8]):
         decide(generation, step, drafts=2, accepted=len(step) - 1)
         generation.publish()
-    assert generation.take() == chunk(
+    assert take_chunk(generation) == chunk(
         token_ids=[4, 5, 6, 7, 8], num_draft_tokens=6, num_accepted_tokens=2, num_steps=3
     )
 
@@ -85,7 +85,7 @@ def test_the_stop_token_is_a_token_and_no_text(tokenizer: Tokenizer) -> None:
     a, b = (tokenizer.encode(character)[0] for character in "ab")
     decide(generation, [a, b], finish=FinishReason.STOP)
     generation.publish()
-    taken = generation.take()
+    taken = take_chunk(generation)
     assert taken == chunk(token_ids=[a, b], text="a")
     assert generation.finish_reason is FinishReason.STOP
 
@@ -96,7 +96,7 @@ def test_at_the_length_limit_the_last_token_is_text_and_held_text_is_let_go(
     generation = make_generation(tokenizer=tokenizer, stop_sequences=["abc"])
     decide(generation, tokenizer.encode("xab"), finish=FinishReason.LENGTH)
     generation.publish()
-    taken = generation.take()
+    taken = take_chunk(generation)
     assert taken is not None
     assert taken.text == "xab"
     assert generation.finish_reason is FinishReason.LENGTH
@@ -110,7 +110,7 @@ def test_a_stop_string_drops_what_was_decided_beyond_it(tokenizer: Tokenizer) ->
     decide(generation, ids[6:8], drafts=7, accepted=1)  # decided before anybody looked
     counted = generation.publish()
     assert [step.num_tokens for step in counted] == [1, 3]
-    taken = generation.take()
+    taken = take_chunk(generation)
     assert taken == chunk(
         token_ids=ids[:4], text="ab", num_draft_tokens=7, num_accepted_tokens=3, num_steps=2
     )
@@ -127,7 +127,7 @@ def test_a_stop_string_goes_before_a_stop_token_behind_it(tokenizer: Tokenizer) 
     ids = [tokenizer.encode(character)[0] for character in "abc"]
     decide(generation, [*ids, 0], finish=FinishReason.STOP)
     generation.publish()
-    taken = generation.take()
+    taken = take_chunk(generation)
     assert taken is not None
     assert (taken.text, taken.token_ids) == ("a", ids[:2])
 
@@ -144,7 +144,7 @@ def test_given_output_counts_in_offsets_and_length_and_not_in_steps() -> None:
     generation = make_generation([1, 2], output_token_ids=[3, 4, 5])
     decide(generation, [6])
     generation.publish()
-    assert generation.take() == chunk(offset=3, token_ids=[6])
+    assert take_chunk(generation) == chunk(offset=3, token_ids=[6])
     assert generation.usage().output_tokens == 4
     assert generation.usage().num_steps == 1
 
@@ -163,10 +163,10 @@ def test_what_was_published_can_be_taken_after_a_failure() -> None:
     generation.publish()
     generation.fail(UnavailableError("gone"))
     assert generation.is_over
-    assert generation.take() == chunk(token_ids=[4])
+    assert take_chunk(generation) == chunk(token_ids=[4])
     decide(generation, [5])
     assert generation.publish() == ()
-    assert generation.take() is None
+    assert take_chunk(generation) is None
 
 
 def test_the_end_is_reached_once() -> None:
@@ -192,9 +192,9 @@ def test_however_it_is_published_and_taken_every_token_comes_once_and_in_order(
         if index in published:
             generation.publish()
         if index in taken:
-            chunks.append(generation.take())
+            chunks.append(take_chunk(generation))
     generation.publish()
-    chunks.append(generation.take())
+    chunks.append(take_chunk(generation))
     come: list[int] = []
     num_steps = 0
     for part in chunks:
@@ -246,7 +246,7 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
     expected = generation.token_ids[3:]
     generation.publish()
     chunks = []
-    while (part := generation.take()) is not None:
+    while (part := take_chunk(generation)) is not None:
         assert generation.has_more is bool(generation._untaken)
         assert wire.event_to_proto(part).ByteSize() <= MAX_CHUNK_BYTES + 100
         chunks.append(part)

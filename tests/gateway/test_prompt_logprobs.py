@@ -8,7 +8,7 @@ from gateway.generation import Generation
 from gateway.messages import PromptScored
 from gateway.request import EncodedLogprob, FinishReason, SamplingParams
 from tandem.v1 import sampling_pb2, verifier_pb2
-from tests.gateway.making import decide, encoded_logprob, make_generation
+from tests.gateway.making import decide, encoded_logprob, make_generation, take_chunk
 from tests.gateway.running_gateway import StartGateway, collect, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
@@ -37,15 +37,15 @@ class TestGeneration:
         generation.score_prompt(scored(1, 3))
         generation.score_prompt(scored(3, 5))
         generation.publish()
-        assert generation.take() is None, "not before there is a token"
+        assert take_chunk(generation) is None, "not before there is a token"
         decide(generation, [7])
         generation.publish()
-        chunk = generation.take()
+        chunk = take_chunk(generation)
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b"", *(logprob(i) for i in range(1, 5))]
         decide(generation, [8])
         generation.publish()
-        later = generation.take()
+        later = take_chunk(generation)
         assert later is not None
         assert later.prompt_logprobs == ()
 
@@ -55,7 +55,7 @@ class TestGeneration:
             generation.score_prompt(scored(base_length, end))
         decide(generation, [7])
         generation.publish()
-        chunk = generation.take()
+        chunk = take_chunk(generation)
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b"", *(logprob(i) for i in range(1, 6))]
 
@@ -85,7 +85,7 @@ class TestGeneration:
         generation = prompt_of(1)
         decide(generation, [7])
         generation.publish()
-        chunk = generation.take()
+        chunk = take_chunk(generation)
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b""]
 
@@ -95,7 +95,7 @@ class TestGeneration:
         decide(generation, [7, 8], finish=FinishReason.LENGTH)
         generation.publish()
         chunks = []
-        while (chunk := generation.take()) is not None:
+        while (chunk := take_chunk(generation)) is not None:
             chunks.append(chunk)
             assert generation.has_more is not bool(chunk.token_ids)
         assert len(chunks) > 1

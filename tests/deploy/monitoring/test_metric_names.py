@@ -47,6 +47,7 @@ ALLOWED_LABELS = {
     "code",
     "finish_reason",
     "le",
+    "match_length",
     "method",
     "outcome",
     "peer",

@@ -1,0 +1,258 @@
+"""Steps of the model on their way from the verifier to the client, and what is counted by match."""
+
+import grpc
+import pytest
+
+from gateway import generation as generation_module
+from gateway.errors import OverloadedError, VerifierError
+from gateway.generation import MAX_MATCH_LENGTH, Generation
+from gateway.message_bounds import MAX_STEP_BYTES, MAX_UNREAD_STEPS_BYTES
+from gateway.messages import Decided
+from gateway.request import Chunk, FinishReason, MatchAcceptance, Traced
+from gateway.tokenization import Tokenizer
+from servicekit.errors import field_violation
+from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tests.gateway.making import decide, make_generation
+from tests.gateway.running_gateway import StartGateway, collect, error_of
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+
+STEP = sampling_pb2.StepTrace(
+    step_id=7,
+    num_computed_tokens=3,
+    num_scheduled_tokens=2,
+    input_token_ids=[3, 5],
+    positions=[2, 3],
+    slot_mapping=[18, 19],
+    logits_indices=[0, 1],
+    draft_token_ids=[5],
+    num_accepted_tokens=1,
+    output_token_ids=[5, 6],
+    context_length_after=5,
+    proposals=[
+        sampling_pb2.ProposalTrace(
+            base_length=3,
+            token_ids=[5, 9],
+            matched_ngram_length=2,
+            source=drafter_pb2.SOURCE_POOL,
+        )
+    ],
+)
+
+
+def traced(sequence_id: str, step: sampling_pb2.StepTrace = STEP) -> verifier_pb2.Event:
+    return verifier_pb2.Event(
+        step_traced=verifier_pb2.StepTraced(sequence_id=sequence_id, step=step)
+    )
+
+
+def take_all(generation: Generation) -> list[Chunk | Traced]:
+    taken = []
+    while (each := generation.take()) is not None:
+        taken.append(each)
+    return taken
+
+
+class TestGeneration:
+    def test_each_step_is_told_of_before_its_tokens(self) -> None:
+        generation = make_generation(trace=True)
+        generation.trace(b"a chunk of the prompt")
+        generation.publish()
+        assert take_all(generation) == [Traced(choice_index=0, step=b"a chunk of the prompt")]
+        for step in (b"first", b"second"):
+            generation.trace(step)
+            decide(generation, [4, 5])
+        generation.publish()
+        first, chunk, second, last = take_all(generation)
+        assert (first, second) == (
+            Traced(choice_index=0, step=b"first"),
+            Traced(choice_index=0, step=b"second"),
+        )
+        assert isinstance(chunk, Chunk)
+        assert isinstance(last, Chunk)
+        assert (chunk.offset, last.offset) == (0, 2)
+        assert generation.changed.is_set()
+
+    def test_steps_behind_a_stop_string_are_not_told_of(self, tokenizer: Tokenizer) -> None:
+        generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"], trace=True)
+        for character in "abc":
+            generation.trace(character.encode())
+            decide(generation, tokenizer.encode(character))
+        generation.publish()
+        told = [each.step for each in take_all(generation) if isinstance(each, Traced)]
+        assert told == [b"a", b"b"]
+
+    def test_a_step_that_nobody_asked_for_or_is_too_large_is_the_verifiers_mistake(self) -> None:
+        with pytest.raises(VerifierError):
+            make_generation().trace(b"step")
+        generation = make_generation(trace=True)
+        with pytest.raises(VerifierError):
+            generation.trace(b"x" * (MAX_STEP_BYTES + 1))
+        generation.publish()
+        assert take_all(generation) == []
+
+    def test_what_is_left_unread_is_bounded_and_what_is_read_counts_no_more(self) -> None:
+        generation = make_generation(trace=True)
+        step = b"x" * MAX_STEP_BYTES
+        for _ in range(100):
+            generation.trace(step)
+            generation.publish()
+            take_all(generation)
+        for _ in range(MAX_UNREAD_STEPS_BYTES // MAX_STEP_BYTES):
+            generation.trace(step)
+        with pytest.raises(OverloadedError):
+            generation.trace(step)
+
+    def test_usage_counts_drafts_by_match_and_source(self) -> None:
+        generation = make_generation([1, 2, 3])
+
+        def step(drafts: int, accepted: int, length: int, source: int) -> None:
+            base = len(generation.token_ids)
+            generation.decide(
+                Decided(
+                    "sequence", base, [4] * (accepted + 1), drafts, accepted, 24,
+                    FinishReason.UNFINISHED, (), length, source,
+                )
+            )  # fmt: skip
+
+        step(0, 0, 9, 1)  # without drafts it says nothing
+        step(7, 3, 5, 1)
+        step(2, 0, 5, 1)
+        step(4, 4, 2, 2)
+        step(1, 1, (1 << 32) - 1, 77)
+        generation.publish()
+        usage = generation.usage()
+        assert usage.by_match_length == (
+            MatchAcceptance(
+                matched_ngram_length=2, num_drafts=1, num_draft_tokens=4, num_accepted_tokens=4
+            ),
+            MatchAcceptance(
+                matched_ngram_length=5, num_drafts=2, num_draft_tokens=9, num_accepted_tokens=3
+            ),
+            MatchAcceptance(
+                matched_ngram_length=MAX_MATCH_LENGTH,
+                num_drafts=1,
+                num_draft_tokens=1,
+                num_accepted_tokens=1,
+            ),
+        )
+        assert (usage.num_sequence_drafts, usage.num_pool_drafts) == (2, 1)
+
+    def test_a_lying_verifier_makes_no_more_than_65_lengths(self) -> None:
+        generation = make_generation(max_new_tokens=5000)
+        for length in range(3000):
+            base = len(generation.token_ids)
+            generation.decide(
+                Decided("s", base, [4], 1, 0, 24, FinishReason.UNFINISHED, (), length, length)
+            )
+        generation.publish()
+        assert len(generation.usage().by_match_length) == 65
+
+
+@pytest.mark.stand_in
+class TestCalls:
+    async def test_a_step_reaches_the_client_as_the_verifier_told_it(
+        self, start_gateway: StartGateway, verifier: ScriptedVerifier
+    ) -> None:
+        running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
+        call = running.call(1, 2, 3, trace=True, n=2)
+        first, second = await verifier.nth("open", 0), await verifier.nth("open", 1)
+        assert first.trace
+        for opened in (second, first):
+            verifier.send(
+                traced(opened.sequence_id),
+                verifier.decided(opened.sequence_id, 3, [5, 6], drafts=1, accepted=1, finish=STOP),
+            )
+        output = await collect(call)
+        assert output.traced == [
+            gateway_pb2.Traced(choice_index=index, step=STEP) for index in (0, 1)
+        ]
+        assert output.token_ids == [5, 6, 5, 6]
+
+    async def test_without_being_asked_for_nothing_is_told(
+        self, start_gateway: StartGateway, verifier: ScriptedVerifier
+    ) -> None:
+        running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
+        call = running.call(1, 2, 3)
+        opened = await verifier.nth("open", 0)
+        assert not opened.trace
+        verifier.send(traced(opened.sequence_id))
+        error = await error_of(call)
+        assert error.code() is grpc.StatusCode.INTERNAL
+        await verifier.nth("close", 0)
+
+    async def test_where_the_operator_does_not_allow_it_a_trace_is_refused_by_name(
+        self, start_gateway: StartGateway, verifier: ScriptedVerifier
+    ) -> None:
+        running = await start_gateway(verifiers=[verifier.address])
+        error = await error_of(running.call(1, 2, 3, trace=True))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        violation = field_violation(error)
+        assert violation is not None
+        assert violation[0] == "trace"
+        assert verifier.commands("open") == []
+
+    async def test_a_verifiers_refusal_names_the_field_too(
+        self, start_gateway: StartGateway, verifier: ScriptedVerifier
+    ) -> None:
+        running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
+        call = running.call(1, 2, 3, trace=True)
+        opened = await verifier.nth("open", 0)
+        verifier.send(verifier.rejected(opened.sequence_id, code=12, message="no", field="trace"))
+        violation = field_violation(await error_of(call))
+        assert violation is not None
+        assert violation[0] == "trace"
+
+    async def test_a_client_that_leaves_its_trace_unread_is_given_up_and_no_other(
+        self,
+        start_gateway: StartGateway,
+        verifier: ScriptedVerifier,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(generation_module, "MAX_UNREAD_STEPS_BYTES", 1000)
+        running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
+        call, other = running.call(1, 2, 3, trace=True), running.call(4, trace=True)
+        opens = [await verifier.nth("open", 0), await verifier.nth("open", 1)]
+        bystander, opened = sorted(opens, key=lambda each: len(each.token_ids))
+        # In one message, so that nothing of it can be read before.
+        verifier.send(*[traced(opened.sequence_id)] * 100)
+        error = await error_of(call)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await verifier.nth("close", 0)).sequence_id == opened.sequence_id
+        verifier.send(
+            traced(bystander.sequence_id),
+            verifier.decided(bystander.sequence_id, 1, [5], finish=STOP),
+        )
+        assert len((await collect(other)).traced) == 1
+        assert running.sample("tandem_peer_messages_ignored_total", peer="verifier") == 0
+
+    async def test_acceptance_is_counted_by_match_source_and_request(
+        self, start_gateway: StartGateway, verifier: ScriptedVerifier
+    ) -> None:
+        running = await start_gateway(verifiers=[verifier.address])
+        call = running.call(1, 2, 3)
+        opened = await verifier.nth("open", 0)
+        first = verifier.decided(opened.sequence_id, 3, [4, 5, 6], drafts=3, accepted=2)
+        first.decided.matched_ngram_length = 4
+        first.decided.source = drafter_pb2.SOURCE_SEQUENCE
+        second = verifier.decided(opened.sequence_id, 6, [7], drafts=5)
+        second.decided.matched_ngram_length = 1000
+        second.decided.source = drafter_pb2.SOURCE_POOL
+        third = verifier.decided(opened.sequence_id, 7, [7], finish=STOP)
+        verifier.send(first, second, third)
+        usage = (await collect(call)).usage
+        assert [
+            (each.matched_ngram_length, each.num_drafts, each.num_accepted_tokens)
+            for each in usage.by_match_length
+        ] == [(4, 1, 2), (64, 1, 0)]
+        assert (usage.num_sequence_drafts, usage.num_pool_drafts) == (1, 1)
+
+        def sample(name: str, length: int, source: str) -> float:
+            name = f"tandem_spec_decode_matched_{name}_tokens_total"
+            return running.sample(name, match_length=str(length), source=source)
+
+        assert (sample("draft", 5, "sequence"), sample("accepted", 5, "sequence")) == (3, 2)
+        assert (sample("draft", 64, "pool"), sample("accepted", 64, "pool")) == (5, 0)
+        assert running.sample("tandem_spec_decode_match_length_bucket", le="5.0") == 1
+        assert running.sample("tandem_spec_decode_match_length_bucket", le="64.0") == 2
+        assert running.sample("tandem_request_acceptance_length_sum") == 2
+        assert running.sample("tandem_request_acceptance_ratio_sum") == 0.25
