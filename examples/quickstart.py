@@ -2,14 +2,17 @@
 
     python examples/quickstart.py
     python examples/quickstart.py --model FOLDER
+    python examples/quickstart.py --trace
 
 Starts drafter, verifier and gateway on free ports, streams one completion, shows for every step of
 the model how many tokens were drafted, which of them were accepted and what the step appended to
 them, sums up, and stops everything. The bundled model renames an identifier in a held-out snippet
-of Python; another model continues a text.
+of Python; another model continues a text. With --trace, all that the engine did in each step is
+shown: its tokens, positions, slots, proposals and drafts.
 """
 
 import argparse
+import dataclasses
 import queue
 import sys
 import threading
@@ -30,8 +33,10 @@ from tandem.client import (
     Started,
     TandemClient,
     TandemError,
+    Traced,
 )
 from tandem.local import LocalTandemError, local_tandem
+from tandem.trace_text import TraceText, summary_text
 
 # One of the quarter of the held-out tasks whose whole answer the model gets right.
 EXACT_TASK = 53
@@ -49,15 +54,18 @@ def main() -> int:
     parser.add_argument("--prompt", help="text to continue (default: one that suits the model)")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="most output tokens")
     add_speculation_flags(parser)
+    parser.add_argument("--trace", action="store_true", help="show all that each step did")
     arguments = parser.parse_args()
     options = ["--device", arguments.device]
     options += ["--dtype", arguments.dtype] if arguments.dtype else []
+    options += ["--allow-trace"] if arguments.trace else []
     print(f"starting drafter, verifier and gateway with {arguments.model} ...", flush=True)
     try:
         with local_tandem(model=arguments.model, options=options, quiet=True) as addresses:
             print(f"the gateway serves gRPC at {addresses['grpc']}", flush=True)
             with TandemClient(addresses["grpc"]) as client:
-                show_flow(client, request_for(arguments), arguments.model)
+                request = dataclasses.replace(request_for(arguments), trace=arguments.trace)
+                show_flow(client, request, arguments.model)
     except (LocalTandemError, TandemError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -84,13 +92,20 @@ def request_for(arguments: argparse.Namespace) -> GenerationRequest:
 
 def show_flow(client: TandemClient, request: GenerationRequest, model: Path) -> None:
     token_text = TokenText(model)
+    trace_text = TraceText()
     step = 0
     output = ""
     for event in read_ahead(client.stream(request)):
         match event:
             case Started():
                 print(f"\n{event.num_prompt_tokens} prompt tokens; then, step by step:")
-                print(f"{'step':>9}  drafted  accepted  accepted text + appended text")
+                if not request.trace:
+                    print(f"{'step':>9}  drafted  accepted  accepted text + appended text")
+            case Traced():
+                print(trace_text.step(event.step))
+            case Chunk() if request.trace:
+                output += event.text
+                print(f"  {'text':<14}{texts(event, token_text)}", flush=True)
             case Chunk():
                 first, step = step + 1, step + event.num_steps
                 output += event.text
@@ -126,33 +141,21 @@ def numbered(first: int, last: int) -> str:
 
 def flow(chunk: Chunk, token_text: TokenText) -> str:
     counts = f"{chunk.num_draft_tokens:>7}  {chunk.num_accepted_tokens:>8}"
+    return f"{counts}  {texts(chunk, token_text)}"
+
+
+def texts(chunk: Chunk, token_text: TokenText) -> str:
     if chunk.num_steps > 1:
-        return f"{counts}  {token_text.add(chunk.token_ids)!r}"
+        return repr(token_text.add(chunk.token_ids))
     # One step's tokens: the accepted drafts, then the one that the model itself decided.
     accepted = token_text.add(chunk.token_ids[: chunk.num_accepted_tokens])
     appended = token_text.add(chunk.token_ids[chunk.num_accepted_tokens :])
-    shown = f"{accepted!r} + {appended!r}" if accepted else repr(appended)
-    return f"{counts}  {shown}"
+    return f"{accepted!r} + {appended!r}" if accepted else repr(appended)
 
 
 def show_summary(finished: Finished) -> None:
-    usage = finished.usage
-    rows = {
-        "finish reason": finished.finish_reason.value,
-        "output tokens": usage.output_tokens,
-        "model steps": usage.num_steps,
-        "steps with drafts": usage.num_drafts,
-        "drafted tokens": usage.num_draft_tokens,
-        "accepted tokens": usage.num_accepted_tokens,
-    }
-    if usage.mean_acceptance_length is not None:
-        rows["mean acceptance length"] = f"{usage.mean_acceptance_length:.2f}"
-        rows["acceptance per position"] = " ".join(
-            f"{share:.2f}" for share in usage.acceptance_per_position
-        )
-    print("\nin sum:")
-    for name, value in rows.items():
-        print(f"  {name:<26}{value}")
+    print(f"\nin sum, with finish reason {finished.finish_reason.value}:")
+    print(summary_text(finished.usage))
 
 
 if __name__ == "__main__":

@@ -20,13 +20,12 @@ from tandem.drafting import (
     DraftedSequence,
     DrafterLoad,
     DraftQuery,
-    DraftSource,
     Keep,
     NgramParams,
 )
 from tandem.generation import TandemError
 from tandem.v1 import drafter_pb2
-from tandem.wire import assign, enum_value
+from tandem.wire import SOURCES, assign, enum_value
 
 Exchange: TypeAlias = Generator[
     drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse, tuple[Draft, ...]
@@ -45,10 +44,6 @@ _OVERLAP_TOKENS = 8
 # A drafter that forgets a sequence while it is being told of it is over its bounds: do without.
 _MAX_REWINDS = 2
 
-_SOURCES = {
-    drafter_pb2.SOURCE_SEQUENCE: DraftSource.SEQUENCE,
-    drafter_pb2.SOURCE_POOL: DraftSource.POOL,
-}
 _ENUMS = {
     "overlap": drafter_pb2.Overlap,
     "tie": drafter_pb2.Tie,
@@ -199,7 +194,7 @@ def _to_draft(proposal: drafter_pb2.Proposal) -> Draft:
     return Draft(
         token_ids=tuple(proposal.token_ids),
         matched_ngram_length=proposal.matched_ngram_length,
-        source=_SOURCES.get(proposal.source),
+        source=SOURCES.get(proposal.source),
         is_indexing=proposal.status == drafter_pb2.STATUS_INDEXING,
     )
 

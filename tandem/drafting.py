@@ -11,14 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tandem.generation import TandemError
-
-
-class DraftSource(enum.StrEnum):
-    """Where a draft was copied from."""
-
-    SEQUENCE = "sequence"
-    POOL = "pool"
+from tandem.generation import DraftSource, TandemError
 
 
 class Keep(enum.StrEnum):

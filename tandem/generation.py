@@ -21,6 +21,13 @@ class FinishReason(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
+class DraftSource(enum.StrEnum):
+    """Where a draft was copied from."""
+
+    SEQUENCE = "sequence"
+    POOL = "pool"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen. The default is greedy, everything else off."""
@@ -79,6 +86,7 @@ class GenerationRequest:
     output_token_ids: Sequence[int] = ()
     affinity_key: str = ""
     priority: int = 0
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +97,16 @@ class TokenLogprob:
     logprob: float
     rank: int
     top: tuple["TokenLogprob", ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchAcceptance:
+    """What became of the drafts whose match reached equally far back, in tokens."""
+
+    matched_ngram_length: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +122,30 @@ class Usage:
     num_accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()
     resumes: int = 0
+    by_match_length: tuple[MatchAcceptance, ...] = ()
+    num_sequence_drafts: int = 0
+    num_pool_drafts: int = 0
+
+    @property
+    def num_steps_without_drafts(self) -> int:
+        return self.num_steps - self.num_drafts
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of the drafted tokens that were accepted; None when none was verified."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
         """Tokens per verifying step; None when no draft was verified."""
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
+
+    @property
+    def max_acceptance_length(self) -> int | None:
+        """Most tokens of one verifying step; None when no draft was verified."""
+        if not self.num_drafts:
+            return None
+        return 1 + sum(accepted > 0 for accepted in self.accepted_per_position)
 
     @property
     def acceptance_per_position(self) -> tuple[float, ...]:
@@ -123,6 +160,57 @@ class Started:
     request_id: str
     seed: int
     num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposalTrace:
+    """A drafter's proposal, as the verifier got it.
+
+    Attributes:
+        base_length: tokens of the sequence that it continues.
+        matched_ngram_length: so many tokens before it are those before the place that it was
+            copied from.
+        source: where that place is.
+    """
+
+    base_length: int
+    token_ids: tuple[int, ...]
+    matched_ngram_length: int
+    source: DraftSource | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrace:
+    """What one step of the model did with one choice; see docs/data_flow.md.
+
+    Attributes:
+        input_token_ids, positions, slot_mapping: one of each per scheduled token.
+        logits_indices: which of these gave logits, from 0.
+        output_token_ids: the accepted drafts and one recovered or bonus token.
+        context_length_after: in tokens, prompt and output.
+        proposals: that came since the step before, in order.
+    """
+
+    step_id: int
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    input_token_ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    slot_mapping: tuple[int, ...]
+    logits_indices: tuple[int, ...]
+    draft_token_ids: tuple[int, ...]
+    num_accepted_tokens: int
+    output_token_ids: tuple[int, ...]
+    context_length_after: int
+    proposals: tuple[ProposalTrace, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """One step of one choice, before the chunk with its tokens; with `trace`."""
+
+    choice_index: int
+    step: StepTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +237,7 @@ class Finished:
     usage: Usage
 
 
-Event: TypeAlias = Started | Chunk | Finished
+Event: TypeAlias = Started | Traced | Chunk | Finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +336,8 @@ class EventCollector:
                 self._chunks.setdefault(event.choice_index, []).append(event)
             case Finished():
                 self._finished[event.choice_index] = event
+            case Traced():
+                pass  # no part of the result
 
     def generation(self) -> Generation:
         """The whole result.

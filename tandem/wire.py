@@ -19,6 +19,10 @@ _FINISH_REASONS: dict[int, generation.FinishReason] = {
     sampling_pb2.FINISH_REASON_LENGTH: generation.FinishReason.LENGTH,
     sampling_pb2.FINISH_REASON_CANCELLED: generation.FinishReason.CANCELLED,
 }
+SOURCES: dict[int, generation.DraftSource] = {
+    drafter_pb2.SOURCE_SEQUENCE: generation.DraftSource.SEQUENCE,
+    drafter_pb2.SOURCE_POOL: generation.DraftSource.POOL,
+}
 
 
 def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateRequest:
@@ -44,6 +48,7 @@ def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateReq
         "n",
         "affinity_key",
         "priority",
+        "trace",
     ):
         assign(wire, name, getattr(request, name))
     _sampling(wire.sampling, request.sampling)
@@ -60,6 +65,11 @@ def to_event(response: gateway_pb2.GenerateResponse) -> generation.Event | None:
                 request_id=started.request_id,
                 seed=started.seed,
                 num_prompt_tokens=started.num_prompt_tokens,
+            )
+        case "traced":
+            traced = response.traced
+            return generation.Traced(
+                choice_index=traced.choice_index, step=_to_step_trace(traced.step)
             )
         case "chunk":
             return _to_chunk(response.chunk)
@@ -218,6 +228,31 @@ def _to_chunk(chunk: gateway_pb2.Chunk) -> generation.Chunk:
     )
 
 
+def _to_step_trace(step: sampling_pb2.StepTrace) -> generation.StepTrace:
+    return generation.StepTrace(
+        step_id=step.step_id,
+        num_computed_tokens=step.num_computed_tokens,
+        num_scheduled_tokens=step.num_scheduled_tokens,
+        input_token_ids=tuple(step.input_token_ids),
+        positions=tuple(step.positions),
+        slot_mapping=tuple(step.slot_mapping),
+        logits_indices=tuple(step.logits_indices),
+        draft_token_ids=tuple(step.draft_token_ids),
+        num_accepted_tokens=step.num_accepted_tokens,
+        output_token_ids=tuple(step.output_token_ids),
+        context_length_after=step.context_length_after,
+        proposals=tuple(
+            generation.ProposalTrace(
+                base_length=proposal.base_length,
+                token_ids=tuple(proposal.token_ids),
+                matched_ngram_length=proposal.matched_ngram_length,
+                source=SOURCES.get(proposal.source),
+            )
+            for proposal in step.proposals
+        ),
+    )
+
+
 def _to_logprob(entry: sampling_pb2.TokenLogprob) -> generation.TokenLogprob:
     return generation.TokenLogprob(
         token_id=entry.token_id,
@@ -247,6 +282,17 @@ def _to_usage(usage: gateway_pb2.Usage) -> generation.Usage:
         num_accepted_tokens=usage.num_accepted_tokens,
         accepted_per_position=tuple(usage.accepted_per_position),
         resumes=usage.resumes,
+        by_match_length=tuple(
+            generation.MatchAcceptance(
+                matched_ngram_length=each.matched_ngram_length,
+                num_drafts=each.num_drafts,
+                num_draft_tokens=each.num_draft_tokens,
+                num_accepted_tokens=each.num_accepted_tokens,
+            )
+            for each in usage.by_match_length
+        ),
+        num_sequence_drafts=usage.num_sequence_drafts,
+        num_pool_drafts=usage.num_pool_drafts,
     )
 
 

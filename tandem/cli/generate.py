@@ -20,11 +20,15 @@ from tandem.client import (
     Generation,
     GenerationRequest,
     SamplingParams,
+    StepTrace,
     TandemClient,
     TandemError,
     TlsOptions,
+    Traced,
+    Usage,
 )
 from tandem.generation import EventCollector
+from tandem.trace_text import TraceText, summary_text
 
 _INTERRUPTED = 130
 
@@ -69,6 +73,12 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="one JSON object at the end: token_ids, text, finish_reason, usage",
     )
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="show what every step of the model did, then the output and what it cost; the servers "
+        "must allow it (tandem up --allow-trace)",
+    )
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy, the default")
     sampling.add_argument("--top-p", type=float)
@@ -102,7 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         tls = _tls(arguments)
         with TandemClient(arguments.target, tls=tls) as client:
-            _show(client.stream(_request(arguments)), as_json=arguments.json)
+            request = _request(arguments)
+            _show(client.stream(request), request, as_json=arguments.json)
     except TandemError as error:
         _fail(f"{error} ({error.code.name})")
         return 1
@@ -123,6 +134,7 @@ def _request(arguments: argparse.Namespace) -> GenerationRequest:
         max_new_tokens=arguments.max_new_tokens,
         stop_sequences=arguments.stop,
         priority=arguments.priority,
+        trace=arguments.trace,
         sampling=SamplingParams(
             temperature=arguments.temperature,
             top_p=arguments.top_p,
@@ -140,22 +152,37 @@ def _tls(arguments: argparse.Namespace) -> TlsOptions | None:
     return TlsOptions(ca=files[0], certificate=files[1], key=files[2])
 
 
-def _show(events: Generator[Event, None, None], *, as_json: bool) -> None:
+def _show(
+    events: Generator[Event, None, None], request: GenerationRequest, *, as_json: bool
+) -> None:
     collector = EventCollector()
+    steps: list[StepTrace] = []
+    trace_text = TraceText(() if isinstance(request.prompt, str) else request.prompt)
+    streams_text = not (as_json or request.trace)
     streamed = False
     with contextlib.closing(events):
         try:
             for event in events:
                 collector.add(event)
-                if isinstance(event, Chunk) and event.text and not as_json:
+                if isinstance(event, Chunk) and event.text and streams_text:
                     streamed = True
                     print(event.text, end="", flush=True)
+                elif isinstance(event, Traced):
+                    if as_json:
+                        steps.append(event.step)
+                    else:
+                        print(trace_text.step(event.step), flush=True)
         finally:
             if streamed:  # errors and prompts begin on a line of their own
                 print(flush=True)
     generation = collector.generation()
     if as_json:
-        print(json.dumps(_as_json(generation), ensure_ascii=False), flush=True)
+        shown = _as_json(generation)
+        if request.trace:
+            shown["trace"] = [dataclasses.asdict(step) for step in steps]
+        print(json.dumps(shown, ensure_ascii=False), flush=True)
+    elif request.trace:
+        print(f"\n{generation.text}\n\n{summary_text(generation.usage)}", flush=True)
 
 
 def _as_json(generation: Generation) -> dict[str, Any]:
@@ -163,8 +190,14 @@ def _as_json(generation: Generation) -> dict[str, Any]:
         "token_ids": generation.token_ids,
         "text": generation.text,
         "finish_reason": generation.finish_reason,
-        "usage": dataclasses.asdict(generation.usage),
+        "usage": _usage_as_json(generation.usage),
     }
+
+
+def _usage_as_json(usage: Usage) -> dict[str, Any]:
+    """Every figure, those that follow from others too."""
+    derived = [name for name, value in vars(Usage).items() if isinstance(value, property)]
+    return dataclasses.asdict(usage) | {name: getattr(usage, name) for name in derived}
 
 
 def _fail(message: str) -> None:

@@ -41,6 +41,8 @@ class Topology:
     dtype: str | None = None
     num_verifiers: int = 1
     num_drafters: int = 1
+    # Whether requests may ask to be told of every step.
+    allow_trace: bool = False
     # Of the gateway; 0 picks a free one.
     grpc_port: int = DEFAULT_GRPC_PORT
     http_port: int = DEFAULT_HTTP_PORT
@@ -55,6 +57,7 @@ class Topology:
         options = ["--model", str(self.model)]
         options += ["--device", self.device] if self.device else []
         options += ["--dtype", self.dtype] if self.dtype else []
+        options += ["--allow-trace"] if self.allow_trace else []
         return [
             ProcessSpec(name=f"verifier-{index}", command=_service("verifier", *options))
             for index in range(self.num_verifiers)
@@ -64,6 +67,7 @@ class Topology:
         """The gateway between these addresses."""
         options = ["--verifiers", ",".join(verifiers), "--tokenizer", str(self.model)]
         options += ["--drafters", ",".join(drafters)] if drafters else []
+        options += ["--allow-trace"] if self.allow_trace else []
         return ProcessSpec(
             name="gateway",
             command=_service("gateway", *options),
@@ -105,6 +109,11 @@ def add_parser(commands: Any) -> None:
         help="the gateway's, for HTTP; 0 picks a free one (default: %(default)s)",
     )
     parser.add_argument(
+        "--allow-trace",
+        action="store_true",
+        help="let requests ask to be told of every step (tandem generate --trace)",
+    )
+    parser.add_argument(
         "--start-timeout",
         type=float,
         default=Policy().start_timeout_s,
@@ -131,6 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         num_verifiers=arguments.num_verifiers,
         num_drafters=arguments.num_drafters,
+        allow_trace=arguments.allow_trace,
         grpc_port=arguments.port,
         http_port=arguments.http_port,
     )

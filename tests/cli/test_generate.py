@@ -54,11 +54,73 @@ async def test_json_is_one_object_with_every_usage_field(
             "num_accepted_tokens": 2,
             "accepted_per_position": [1, 1, 0],
             "resumes": 0,
+            "by_match_length": [
+                {
+                    "matched_ngram_length": 2,
+                    "num_drafts": 1,
+                    "num_draft_tokens": 3,
+                    "num_accepted_tokens": 2,
+                }
+            ],
+            "num_sequence_drafts": 1,
+            "num_pool_drafts": 0,
+            # What follows from these.
+            "num_steps_without_drafts": 1,
+            "acceptance_rate": 2 / 3,
+            "mean_acceptance_length": 3,
+            "max_acceptance_length": 3,
+            "acceptance_per_position": [1, 1, 0],
         },
     }
-    assert set(json.loads(line)["usage"]) == {
+    assert set(json.loads(line)["usage"]) >= {
         field.name for field in gateway_pb2.Usage.DESCRIPTOR.fields
     }
+
+
+async def test_a_trace_is_shown_step_by_step_with_the_output_and_a_summary(
+    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.script[1:1] = [traced(step_id=1), traced(step_id=2)]
+    assert await generate(gateway, "--token-ids", "5,6,7,8", "--trace") == 0
+    assert gateway.requests[0].trace
+    shown = capsys.readouterr().out
+    assert "step 1: 0 tokens computed, 2 scheduled\n" in shown
+    assert "step 2: " in shown
+    assert "9: for 2 tokens, they followed 6 in the pool\n" in shown
+    assert shown.index("step 2: ") < shown.index("\nnéw\nname\n") < shown.index("requests")
+    assert "maximum acceptance length  3" in shown
+
+
+async def test_a_trace_in_json_is_a_list_of_steps(
+    gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.script[1:1] = [traced(step_id=1), traced(step_id=2)]
+    assert await generate(gateway, "ren", "--trace", "--json") == 0
+    [line] = capsys.readouterr().out.splitlines()
+    steps = json.loads(line)["trace"]
+    assert [step["step_id"] for step in steps] == [1, 2]
+    assert steps[0]["proposals"][0]["source"] == "pool"
+    assert set(steps[0]) == {field.name for field in sampling_pb2.StepTrace.DESCRIPTOR.fields}
+
+
+def traced(step_id: int) -> gateway_pb2.GenerateResponse:
+    step = sampling_pb2.StepTrace(
+        step_id=step_id,
+        num_scheduled_tokens=2,
+        input_token_ids=[5, 6],
+        positions=[0, 1],
+        slot_mapping=[16, 17],
+        context_length_after=4,
+        proposals=[
+            sampling_pb2.ProposalTrace(
+                base_length=2,
+                token_ids=[9],
+                matched_ngram_length=1,
+                source=drafter_pb2.SOURCE_POOL,
+            )
+        ],
+    )
+    return gateway_pb2.GenerateResponse(traced=gateway_pb2.Traced(step=step))
 
 
 async def test_every_finish_reason_has_its_short_name(

@@ -122,6 +122,15 @@ async def test_model_device_and_dtype_reach_the_verifier_and_only_when_given(
         await running.ready()
 
 
+async def test_traces_are_allowed_everywhere_or_nowhere(folder: Path) -> None:
+    for options in ([], ["--allow-trace"]):
+        async with running_up(folder, *options) as running:
+            await running.ready()
+            for service in ("verifier", "gateway"):
+                argv = (await running.until_told(service, "started"))["argv"]
+                assert ("--allow-trace" in argv) is bool(options)
+
+
 async def test_without_drafters_the_gateway_gets_none(folder: Path) -> None:
     async with running_up(folder, "--num-drafters", "0") as running:
         await running.ready()

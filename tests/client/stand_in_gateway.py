@@ -96,6 +96,15 @@ def rename_script() -> list[gateway_pb2.GenerateResponse]:
                     num_draft_tokens=3,
                     num_accepted_tokens=2,
                     accepted_per_position=[1, 1, 0],
+                    by_match_length=[
+                        gateway_pb2.MatchAcceptance(
+                            matched_ngram_length=2,
+                            num_drafts=1,
+                            num_draft_tokens=3,
+                            num_accepted_tokens=2,
+                        )
+                    ],
+                    num_sequence_drafts=1,
                 ),
             )
         ),

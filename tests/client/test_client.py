@@ -200,6 +200,7 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, face: Any) 
             output_token_ids=[3],
             affinity_key="user",
             priority=-1,
+            trace=True,
         ),
     )
     expected = gateway_pb2.GenerateRequest(
@@ -244,6 +245,7 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, face: Any) 
         output_token_ids=[3],
         affinity_key="user",
         priority=-1,
+        trace=True,
     )
     assert gateway.requests == [expected]
     unset = {field.name for field in expected.DESCRIPTOR.fields} - {

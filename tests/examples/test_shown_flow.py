@@ -94,7 +94,9 @@ def test_the_summary_names_the_figures(capsys: pytest.CaptureFixture[str]) -> No
     assert shown["steps with drafts"] == "7"
     assert shown["drafted tokens"] == "14"
     assert shown["accepted tokens"] == "8"
+    assert shown["steps without drafts"] == "6"
     assert shown["mean acceptance length"] == "2.14"
+    assert shown["maximum acceptance length"] == "3"
     assert shown["acceptance per position"] == "0.57 0.57"
 
 

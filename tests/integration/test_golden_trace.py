@@ -1,15 +1,26 @@
 """Must hold 1: the golden trace, replayed through drafter, verifier and gateway over gRPC.
 
-Only the target model is scripted. What is on the wire is compared there; what is not is recorded
-by an observer of the engine's steps.
+Only the target model is scripted. The client is told of every step, and compares it with the file;
+what is padding is recorded by an observer of the engine's steps.
 """
 
-import json
-from pathlib import Path
+import contextlib
+import dataclasses
 
 import numpy as np
 
-from tandem.client import GenerationRequest, SpeculationParams
+from tandem.client import (
+    AsyncDrafterClient,
+    Chunk,
+    GenerationRequest,
+    NgramParams,
+    SpeculationParams,
+    StepTrace,
+    Traced,
+)
+from tandem.generation import EventCollector
+from tests import golden_trace
+from tests.golden_trace import TEXT, TRACE
 from tests.integration.scripted_model import ScriptedModel
 from tests.integration.stack import LOOPBACK, MODEL, running_stack
 from verifier.build import LoadedModel
@@ -20,38 +31,19 @@ from verifier.faults import Fault
 from verifier.numerics import FAST
 from verifier.wire import ServedModel
 
-TRACE = json.loads((Path(__file__).parents[1] / "data" / "golden_trace.json").read_text())
 VOCAB_SIZE = 151_936
 
 
 class StepRecorder:
-    """An `EngineObserver` that keeps every step, as the trace writes it."""
+    """An `EngineObserver` that keeps what a step pads."""
 
     def __init__(self) -> None:
-        self.steps: list[dict[str, object]] = []
         self.num_sampled_tokens: list[int] = []
         self.padded_outputs: list[list[int]] = []
 
     def stepped(self, record: StepRecord) -> None:
-        [item] = record.scheduled
-        layout, verdict = record.layout, record.verdict
-        num_accepted = int(verdict.num_accepted_tokens[0])
-        self.num_sampled_tokens.append(int(layout.num_sampled_tokens[0]))
-        self.padded_outputs.append(verdict.output_token_ids[0].tolist())
-        self.steps.append(
-            {
-                "step": record.stats.step_id,
-                "num_computed_tokens": int(layout.positions[0]),
-                "num_scheduled_tokens": layout.num_tokens,
-                "input_token_ids": layout.input_token_ids.tolist(),
-                "positions": layout.positions.tolist(),
-                "logits_indices": layout.logits_indices.tolist(),
-                "draft_token_ids": item.draft_token_ids,
-                "num_accepted_tokens": num_accepted,
-                "output_token_ids": verdict.output_token_ids[0, : num_accepted + 1].tolist(),
-                "context_length_after": len(item.sequence.token_ids),
-            }
-        )
+        self.num_sampled_tokens.append(int(record.layout.num_sampled_tokens[0]))
+        self.padded_outputs.append(record.verdict.output_token_ids[0].tolist())
 
     def hint_ended(self, outcome: HintOutcome) -> None:
         pass
@@ -87,6 +79,7 @@ def load_scripted(config: VerifierConfig) -> LoadedModel:
         block_size=16,
         num_kv_blocks=8,
         eos_token_ids=frozenset(),
+        allow_trace=config.allow_trace,
     )
     return LoadedModel(
         model=ScriptedModel(script, vocab_size=VOCAB_SIZE),
@@ -98,7 +91,7 @@ def load_scripted(config: VerifierConfig) -> LoadedModel:
 
 async def test_the_golden_trace_is_reproduced_step_by_step_and_in_every_count() -> None:
     recorder = StepRecorder()
-    config = VerifierConfig(server=LOOPBACK, model=MODEL, numerics="fast")
+    config = VerifierConfig(server=LOOPBACK, model=MODEL, numerics="fast", allow_trace=True)
     async with running_stack(
         verifier=config,
         load=load_scripted,
@@ -108,26 +101,37 @@ async def test_the_golden_trace_is_reproduced_step_by_step_and_in_every_count() 
             "draft_wait": "always",
             "hint_tokens": 2,
             "num_speculative_tokens": 2,
+            "allow_trace": True,
         },
     ) as stack:
-        generation = await stack.generate(
-            GenerationRequest(
-                prompt=TRACE["prompt_token_ids"],
-                max_new_tokens=len(TRACE["target_continuation"]),
-                speculation=SpeculationParams(
-                    num_speculative_tokens=TRACE["num_speculative_tokens"],
-                    prompt_lookup_min=TRACE["prompt_lookup_min"],
-                    prompt_lookup_max=TRACE["prompt_lookup_max"],
-                    overlap="disjoint",
-                    tie="earliest",
-                ),
-            )
+        request = GenerationRequest(
+            prompt=TRACE["prompt_token_ids"],
+            max_new_tokens=len(TRACE["target_continuation"]),
+            speculation=SpeculationParams(
+                num_speculative_tokens=TRACE["num_speculative_tokens"],
+                prompt_lookup_min=TRACE["prompt_lookup_min"],
+                prompt_lookup_max=TRACE["prompt_lookup_max"],
+                overlap="disjoint",
+                tie="earliest",
+            ),
+            trace=True,
         )
+        collector = EventCollector()
+        steps: list[StepTrace] = []
+        async with contextlib.aclosing(stack.client.stream(request)) as events:
+            async for event in events:
+                collector.add(event)
+                if isinstance(event, Traced):
+                    steps.append(event.step)
+                elif isinstance(event, Chunk):
+                    assert event.token_ids == steps[-1].output_token_ids, "right after its trace"
+        generation = collector.generation()
         await stack.check_idle()
 
-        # Step by step, but for the proposals, which are the drafter's and judged below.
-        expected = [{k: v for k, v in s.items() if k != "proposal_after"} for s in TRACE["steps"]]
-        assert recorder.steps == expected
+        # Step by step, every field; but where the blocks are is the block pool's choice.
+        assert [dataclasses.replace(s, slot_mapping=s.positions) for s in steps] == (
+            golden_trace.steps()
+        )
         assert recorder.num_sampled_tokens == [
             len(s["draft_token_ids"]) + 1 for s in TRACE["steps"]
         ]
@@ -139,22 +143,43 @@ async def test_the_golden_trace_is_reproduced_step_by_step_and_in_every_count() 
             ).tolist()
             for step in TRACE["steps"]
         ]
-        # Every proposal was scheduled at the step after it, but for the last, which had no room.
-        proposals = [step["proposal_after"] for step in TRACE["steps"]]
-        assert [s["draft_token_ids"] for s in recorder.steps[1:-1]] == proposals[:-2]
-        assert proposals[-2] == [16]
-        assert recorder.steps[-1]["draft_token_ids"] == []
+        # A token's slot follows from its position and its block of 16, and no two share a block.
+        slots = {
+            p: s for step in steps for p, s in zip(step.positions, step.slot_mapping, strict=True)
+        }
+        assert all(slot % 16 == position % 16 for position, slot in slots.items())
+        blocks = {(position // 16, slot // 16) for position, slot in slots.items()}
+        assert sorted(logical for logical, _ in blocks) == [0, 1]
+        assert len({physical for _, physical in blocks}) == 2
+        for step in steps:
+            assert step.slot_mapping == tuple(slots[position] for position in step.positions)
 
-        # On the wire and in the counts.
+        # The proposals of the file, in words: what a step was given came after the one before.
+        written = [step["proposal_after"] for step in TRACE["steps"]]
+        told = [list(proposal.token_ids) for step in steps for proposal in step.proposals]
+        assert told == written[:-2]
+        # Nobody asks for the last two: one output token is left to decide, then none, and a draft
+        # needs room for itself and one more. The drafter says of them what is written, too.
+        lengths = [step["context_length_after"] for step in TRACE["steps"]]
+        async with AsyncDrafterClient(stack.drafter.server.address) as drafter:
+            params = NgramParams(min_ngram=2, max_ngram=5, overlap="disjoint", tie="earliest")
+            sequence = drafter.open(params=params, max_length=TRACE["max_model_len"])
+            unasked = [
+                await drafter.propose(sequence, TEXT[:length], max_draft_tokens=2)
+                for length in lengths[-2:]
+            ]
+        assert [list(draft.token_ids) for draft in unasked] == written[-2:] == [[16], []]
+
+        # In the counts.
         assert list(generation.token_ids) == TRACE["target_continuation"]
         assert generation.finish_reason == "length"
         summary, usage = TRACE["summary"], generation.usage
-        assert usage.num_steps == summary["total_steps"] == 13
-        assert usage.num_drafts == summary["steps_with_drafts"] == 7
-        assert usage.num_steps - usage.num_drafts == summary["steps_without_drafts"]
-        assert usage.num_draft_tokens == summary["num_draft_tokens"] == 14
-        assert usage.num_accepted_tokens == summary["num_accepted_tokens"] == 8
+        assert usage == golden_trace.usage()
+        assert (usage.num_steps, usage.num_drafts, usage.num_draft_tokens) == (13, 7, 14)
+        assert usage.num_steps_without_drafts == summary["steps_without_drafts"]
+        assert usage.num_accepted_tokens == 8
         assert round(usage.mean_acceptance_length or 0, 4) == summary["mean_acceptance_length"]
+        assert usage.max_acceptance_length == 3
         rates = [round(rate, 4) for rate in usage.acceptance_per_position]
         assert rates == summary["acceptance_rate_per_position"]
 
@@ -170,3 +195,8 @@ async def test_the_golden_trace_is_reproduced_step_by_step_and_in_every_count() 
         assert metric("tandem_generation_tokens_total") == 21
         assert metric("tandem_prompt_tokens_total") == 11
         assert metric("tandem_request_success_total", finish_reason="length") == 1
+        assert metric("tandem_spec_decode_match_length_count") == 7
+        assert metric("tandem_spec_decode_match_length_sum") == sum(
+            m.matched_ngram_length * m.num_drafts for m in usage.by_match_length
+        )
+        assert metric("tandem_request_acceptance_length_sum") == usage.mean_acceptance_length

@@ -1,0 +1,96 @@
+"""How a trace and a summary read. The golden trace's whole text is docs/data_flow.md, tested."""
+
+from dataclasses import replace
+
+from tandem.client import DraftSource, ProposalTrace, StepTrace, Usage
+from tandem.trace_text import TraceText, summary_text
+from tests import golden_trace
+
+
+def lines_of(text: str) -> dict[str, str]:
+    """The values by their names; names have no two blanks in a row."""
+    lines = [line.strip().partition("  ") for line in text.splitlines()]
+    return {name: value.strip() for name, _, value in lines}
+
+
+def test_a_step_reads_as_it_went() -> None:
+    trace_text = TraceText()
+    texts = [trace_text.step(step) for step in golden_trace.steps()]
+    assert (
+        texts[9]
+        == """\
+step 10: 21 tokens computed, 3 scheduled
+  proposal      11 220: for 22 tokens, they followed 16 16 in its own text
+  input ids     16 11 220
+  positions     21 22 23
+  slot mapping  21 22 23
+  logits        0 1 2
+  draft         11 220
+  sampled       11 220 16
+  accepted      2 of 2
+  appended      3, now 25 tokens"""
+    )
+    assert lines_of(texts[1])["draft"] == "-"
+    assert lines_of(texts[1])["proposal"] == "none, for 12 tokens"
+    assert "proposal" not in lines_of(texts[-1])
+
+
+def test_long_lists_are_cut_in_the_middle_and_the_unknown_is_marked() -> None:
+    step = StepTrace(
+        step_id=1,
+        num_computed_tokens=16,
+        num_scheduled_tokens=100,
+        input_token_ids=tuple(range(500, 600)),
+        positions=tuple(range(16, 116)),
+        slot_mapping=tuple(range(16, 116)),
+        logits_indices=(),
+        draft_token_ids=(),
+        num_accepted_tokens=0,
+        output_token_ids=(),
+        context_length_after=300,
+        proposals=(
+            ProposalTrace(
+                base_length=17,
+                token_ids=(1, 2),
+                matched_ngram_length=2,
+                source=DraftSource.POOL,
+            ),
+        ),
+    )
+    lines = lines_of(TraceText().step(step))
+    assert lines["positions"] == "16 17 18 19 20 21 ... 88 more ... 110 111 112 113 114 115"
+    assert lines["logits"] == "-"
+    assert lines["proposal"] == "1 2: for 17 tokens, they followed ? 500 in the pool"
+    assert "followed 7 500 in" in TraceText([7] * 17).step(step)
+
+
+def test_the_summary_has_every_figure() -> None:
+    assert lines_of(summary_text(golden_trace.usage())) == {
+        "requests": "1",
+        "prompt tokens": "11",
+        "cached tokens": "0",
+        "output tokens": "21",
+        "model steps": "13",
+        "steps with drafts": "7",
+        "steps without drafts": "6",
+        "drafted tokens": "14",
+        "accepted tokens": "8",
+        "acceptance rate": "0.57",
+        "mean acceptance length": "2.14",
+        "maximum acceptance length": "3",
+        "acceptance per position": "0.57 0.57",
+        "accepted by match length": "2: 4/8, 3: 2/2, 5: 2/4",
+        "drafts of its own text": "7",
+        "drafts of a pool": "0",
+    }
+
+
+def test_without_drafts_there_is_no_rate_of_them() -> None:
+    plain = Usage(output_tokens=3, num_steps=3)
+    assert plain.max_acceptance_length is None
+    assert plain.acceptance_rate is None
+    lines = lines_of(summary_text(plain))
+    assert lines["steps without drafts"] == "3"
+    assert "acceptance rate" not in lines
+    rejected = replace(plain, num_drafts=1, num_draft_tokens=2, accepted_per_position=(0, 0))
+    assert rejected.max_acceptance_length == 1
