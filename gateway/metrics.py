@@ -220,6 +220,8 @@ class GatewayMetrics:
         num_tokens = 0
         accepted_per_position: list[int] = []
         match_lengths: list[int] = []
+        # By source and match length: draft tokens, accepted ones.
+        by_match: dict[tuple[int, int], list[int]] = {}
         for step in steps:
             num_tokens += step.num_tokens
             if not step.num_draft_tokens:
@@ -233,24 +235,23 @@ class GatewayMetrics:
             for position in range(step.num_accepted_tokens):
                 accepted_per_position[position] += 1
             match_lengths.append(step.matched_ngram_length)
-            self._count_match(step)
+            counts = by_match.setdefault((step.source, step.matched_ngram_length), [0, 0])
+            counts[0] += step.num_draft_tokens
+            counts[1] += step.num_accepted_tokens
         self._steps.inc(len(steps))
         self._generation_tokens.inc(num_tokens)
         if num_drafts:
             self._drafts.inc(num_drafts)
             self._match_length.observe_all(match_lengths)
+            for (source, length), counts in by_match.items():
+                buckets = self._series_of_match.get(source, self._series_of_match[0])
+                draft_tokens, accepted_tokens = buckets[bisect_left(_MATCH_LENGTHS, length)]
+                draft_tokens.inc(counts[0])
+                accepted_tokens.inc(counts[1])
             self._draft_tokens.inc(num_draft_tokens)
             self._accepted_tokens.inc(num_accepted_tokens)
             for series, count in zip(self._series_of_position, accepted_per_position, strict=False):
                 series.inc(count)
-
-    def _count_match(self, step: Step) -> None:
-        series = self._series_of_match.get(step.source, self._series_of_match[Source.UNSPECIFIED])
-        bucket = bisect_left(_MATCH_LENGTHS, step.matched_ngram_length)
-        draft_tokens, accepted_tokens = series[bucket]
-        draft_tokens.inc(step.num_draft_tokens)
-        if step.num_accepted_tokens:
-            accepted_tokens.inc(step.num_accepted_tokens)
 
     def expect_positions(self, num_positions: int) -> None:
         """A verifier came that verifies as many drafts per step: each position has a series."""
