@@ -57,6 +57,7 @@ class TestGeneration:
         generation = make_generation(trace=True)
         generation.trace(b"a chunk of the prompt")
         generation.publish()
+        assert generation.changed.is_set(), "it is told before there is a token"
         assert take_all(generation) == [Traced(choice_index=0, step=b"a chunk of the prompt")]
         for step in (b"first", b"second"):
             generation.trace(step)
@@ -70,7 +71,6 @@ class TestGeneration:
         assert isinstance(chunk, Chunk)
         assert isinstance(last, Chunk)
         assert (chunk.offset, last.offset) == (0, 2)
-        assert generation.changed.is_set()
 
     def test_steps_behind_a_stop_string_are_not_told_of(self, tokenizer: Tokenizer) -> None:
         generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"], trace=True)
