@@ -570,18 +570,11 @@ class Engine:
             sequence = self._table.find(command.session_id, hint.sequence_id)
             if sequence is None:
                 continue
-            if sequence.proposals is not None:
-                sequence.proposals.add(
-                    ProposalTrace(
-                        base_length=hint.base_length,
-                        token_ids=hint.token_ids,
-                        matched_ngram_length=hint.matched_ngram_length,
-                        source=hint.source,
-                    )
-                )
-            if not sequence.can_draft:
-                continue
             try:
+                if sequence.proposals is not None:
+                    sequence.proposals.add(_proposal_of(hint))
+                if not sequence.can_draft:
+                    continue
                 published_at_s = self._take_hint(sequence, hint)
             except Exception as error:
                 self._met(Fault.COMMAND, error, sequence.sequence_id)
@@ -649,6 +642,15 @@ class Engine:
     def _count_hint(self, outcome: HintOutcome | None) -> None:
         if outcome is not None:
             self._observer.hint_ended(outcome)
+
+
+def _proposal_of(hint: Hint) -> ProposalTrace:
+    return ProposalTrace(
+        base_length=hint.base_length,
+        token_ids=hint.token_ids,
+        matched_ngram_length=hint.matched_ngram_length,
+        source=hint.source,
+    )
 
 
 def _judged(item: ScheduledSequence) -> JudgedSequence:
