@@ -21,6 +21,7 @@ import torch
 from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL, random_tasks
 from servicekit.config import ServerOptions
+from verifier.batch_expansion import expand
 from verifier.batch_layout import BatchLayout, lay_out
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
@@ -188,12 +189,13 @@ def _lay_out(loaded: LoadedModel, sequences: list[Sequence], num_new_tokens: int
             for sequence in sequences
         ]
     )
-    return lay_out(
+    layout = lay_out(
         scoring.entries,
         block_size=BLOCK_SIZE,
         trash_slot=loaded.trash_slot,
         row_multiple=loaded.numerics.row_multiple,
     )
+    return expand(layout)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ class ScheduledTokens:
     is_sampled: bool = True
     # Which of its scheduled tokens' rows are scored.
     scored_offsets: range = range(0)
+    # So many of its last tokens attend one by one; see `batch_expansion.py`.
+    num_expanded_tokens: int = 0
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -67,6 +69,7 @@ class BatchLayout:
     bonus_logits_indices: IntArray  # one for each sequence that is sampled
     draft_token_ids: IntArray  # [P]
     num_draft_tokens: IntArray  # [B]
+    num_expanded_tokens: IntArray  # [B]
     scored_logits_indices: IntArray  # [S], sequence after sequence
     scored_only_indices: IntArray  # hidden rows, at the end of logits_indices, for these alone
     hidden_state_indices: IntArray  # [S] if their hidden states are wanted, too; else []
@@ -150,6 +153,7 @@ def lay_out(
         bonus_logits_indices=bonus,
         draft_token_ids=np.array(draft_token_ids, dtype=np.int64),
         num_draft_tokens=num_drafts,
+        num_expanded_tokens=np.array([s.num_expanded_tokens for s in scheduled], dtype=np.int64),
         scored_logits_indices=scored,
         scored_only_indices=scored_only,
         hidden_state_indices=scored if wants_hidden_states else scored[:0],

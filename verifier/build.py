@@ -31,6 +31,7 @@ from verifier.philox import exponential_noise
 from verifier.rejection_sampler import AcceptanceRule
 from verifier.scheduler import Scheduler
 from verifier.scored_rows import max_rows_per_step
+from verifier.sequence import ScoringMethod
 from verifier.target_model import TargetModel
 from verifier.tensor_parallel.leader import Leader
 from verifier.wire import ServedModel
@@ -149,6 +150,7 @@ def build_engine(
             max_waiting_tokens=config.max_waiting_tokens,
             idle_timeout_s=config.draft_idle_timeout_s,
             acceptance_rule=AcceptanceRule(config.acceptance_rule),
+            verification=ScoringMethod(config.verification),
         ),
         observer=observer,
     )

@@ -87,6 +87,10 @@ class VerifierConfig(
     prefix_cache: bool = True
     """Whether the K/V of equal prompt beginnings is computed once, and kept while there is room."""
 
+    verification: Literal["single_pass", "batch_expansion"] = "single_pass"
+    """How drafts are run through the model: all queries of a sequence at once, or each as an entry
+    of its own. The output is the same; a single pass is faster."""
+
     acceptance_rule: Literal["match", "ratio"] = "match"
     """How drafts are judged under sampling; match makes seeded output independent of drafts."""
 

@@ -30,7 +30,8 @@ from typing import Protocol, TypeVar
 import torch
 
 from servicekit.logs import get_logger
-from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch_expansion import expand
+from verifier.batch_layout import BatchLayout, lay_out
 from verifier.draft_buffer import DraftBuffer, HintOutcome, Source
 from verifier.draft_wait import DraftWaitEstimates
 from verifier.errors import NOT_FINITE_LOGITS, IdleError, InternalError, ModelOutputError
@@ -65,7 +66,7 @@ from verifier.rejection_sampler import (
 )
 from verifier.scheduler import ScheduledSequence, Scheduler
 from verifier.separate_verification import verify_separately
-from verifier.sequence import DraftWait, FinishReason, Sequence
+from verifier.sequence import DraftWait, FinishReason, ScoringMethod, Sequence
 from verifier.sequence_table import SequenceTable
 from verifier.speculation_policy import num_drafts_wanted
 from verifier.step_scoring import StepScoring
@@ -89,6 +90,7 @@ class EngineOptions:
     # Under DRAFT_WAIT_ALWAYS: longest wait for a draft.
     idle_timeout_s: float
     acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
+    verification: ScoringMethod = ScoringMethod.SINGLE_PASS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,10 +211,10 @@ class Engine:
         scheduled = ranged("schedule", self._schedule)
         if not scheduled:
             return False
-        scoring = StepScoring(scheduled)
+        scoring = StepScoring(scheduled, self._options.verification)
         layout = ranged("lay_out", self._lay_out, scoring)
         clock.ended("schedule")
-        logits = ranged("forward", self._model.forward, layout)
+        logits = ranged("forward", self._model.forward, expand(layout))
         kv_is_finite = self._kv_is_finite(layout)
         if kv_is_finite is not None:
             scoring.reject_failed(self._table, layout, kv_is_finite)
@@ -322,22 +324,8 @@ class Engine:
         self._observer.fault_met(fault)
 
     def _lay_out(self, scoring: StepScoring) -> BatchLayout:
-        tokens = []
-        for item in scoring.continued:
-            sequence = item.sequence
-            start = sequence.num_computed_tokens
-            tokens.append(
-                ScheduledTokens(
-                    token_ids=sequence.token_ids[start : start + item.num_new_tokens],
-                    draft_token_ids=item.draft_token_ids,
-                    num_computed_tokens=start,
-                    block_table=sequence.block_table,
-                    is_sampled=item.samples,
-                    scored_offsets=scoring.offsets_of(sequence, item.num_new_tokens),
-                )
-            )
         return lay_out(
-            tokens + scoring.entries,
+            scoring.entries,
             block_size=self._scheduler.block_size,
             trash_slot=self._options.trash_slot,
             row_multiple=self._options.numerics.row_multiple,

@@ -31,15 +31,11 @@ class ScoredPosition:
     # Of the draft that follows; None after the last.
     draft: TokenLogprob | None
     top: tuple[TokenLogprob, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTensors:
-    """The draft rows themselves, for who asked for them; on the CPU."""
-
-    probs: torch.Tensor | None  # [n, V] float32, the law that would be sampled from
-    logprobs: torch.Tensor | None  # [n, V] float32, as token logprobs are told
-    hidden_states: torch.Tensor | None  # [n, H], the last layer's output
+    # For who asked for them, on the CPU: the law that would be sampled from, [V] float32; its
+    # logprobs as those of tokens are told, [V] float32; what the output layer got, [H].
+    probs: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None
+    hidden_state: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +46,6 @@ class ScoredRows:
     prompt_logprobs: list[TokenLogprob]
     # Of the draft rows.
     positions: list[ScoredPosition]
-    tensors: RowTensors
 
 
 def max_rows_per_step(*, vocab_size: int, max_logprobs: int) -> int:
@@ -99,18 +94,17 @@ def prompt_logprobs(
 def draft_positions(
     logits: torch.Tensor, *, prompt_token_ids: SequenceOf[int], draft_token_ids: SequenceOf[int],
     first_draft: int, sampling: Sampling, stop_token_ids: frozenset[int], num_top: int,
-    keeps_law: bool,
-) -> tuple[list[ScoredPosition], RowTensors]:  # fmt: skip
+    keeps_law: bool = False, hidden_states: torch.Tensor | None = None,
+) -> list[ScoredPosition]:  # fmt: skip
     """What the model says after `prompt + drafts[:j]`, for j from `first_draft` on.
 
     Args:
         logits: [n, V] of these rows.
         draft_token_ids: all drafts of the sequence.
         keeps_law: also gives the rows' laws.
+        hidden_states: [n, H] of these rows, to be given; on the CPU.
     """
     positions: list[ScoredPosition] = []
-    laws: list[torch.Tensor] = []
-    all_logprobs: list[torch.Tensor] = []
     for rows in row_slices(len(logits), logits.shape[-1]):
         start, part = rows.start, logits[rows]
         first = first_draft + start
@@ -126,15 +120,19 @@ def draft_positions(
         ids = top_ids.clone()
         ids[: len(followers)] = torch.tensor(followers, dtype=torch.int64, device=ids.device)
         told = token_logprobs(logprobs, ids, num_top)
+        probs = law_probs(part, sampling, history).cpu() if keeps_law else None
+        kept_logprobs = logprobs.float().cpu() if keeps_law else None
+        states = None if hidden_states is None else hidden_states[rows]
         for row, (top_token_id, each) in enumerate(zip(top_ids.tolist(), told, strict=True)):
             draft = dataclasses.replace(each, top=()) if row < len(followers) else None
-            positions.append(ScoredPosition(top_token_id=top_token_id, draft=draft, top=each.top))
-        if keeps_law:
-            laws.append(law_probs(part, sampling, history).cpu())
-            all_logprobs.append(logprobs.float().cpu())
-    tensors = RowTensors(
-        probs=torch.cat(laws) if laws else None,
-        logprobs=torch.cat(all_logprobs) if laws else None,
-        hidden_states=None,
-    )
-    return positions, tensors
+            positions.append(
+                ScoredPosition(
+                    top_token_id=top_token_id,
+                    draft=draft,
+                    top=each.top,
+                    probs=None if probs is None else probs[row],
+                    logprobs=None if kept_logprobs is None else kept_logprobs[row],
+                    hidden_state=None if states is None else states[row],
+                )
+            )
+    return positions

@@ -3,29 +3,19 @@
 A call opens its sequences on a session of its own. The engine computes them like prompts, in
 chunks, under the same token budget as everybody's prefill, and tells the rows that were asked for
 (`step_scoring.py`). No drafter is needed. Closing the call frees whatever is left of it.
-
-Shape legend: B sequences, K_i drafts of sequence i, V vocabulary, H hidden size.
 """
 
-import concurrent.futures
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
 
 from servicekit.errors import RequestError
-from verifier.batch_expansion import contract
 from verifier.engine import Engine
 from verifier.messages import DetachSession, Event, Open, Rejected, Scored, StepStats
-from verifier.rejection_sampler import PADDING, TokenLogprob
+from verifier.rejection_sampler import TokenLogprob
 from verifier.sampling import Sampling
-from verifier.scored_rows import RowTensors, ScoredPosition
-from verifier.sequence import DraftWait, OpenSequence, Scoring, ScoringMethod
-
-# Greedy, and nothing done to the logits.
-_AS_IT_IS = Sampling()
+from verifier.scored_rows import ScoredPosition
+from verifier.sequence import DraftWait, OpenSequence, Scoring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,24 +49,6 @@ class SequenceScores:
     positions: list[ScoredPosition] = field(default_factory=list)
     # Of the tokens after the first; empty if they were not asked for.
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    tensors: list[RowTensors] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """Scores of a batch, in its order; on the CPU. Past column K_i: -1, 0, -inf and 0."""
-
-    token_ids: torch.Tensor  # [B, K_max + 1] int64, the target's likeliest token
-    probs: torch.Tensor  # [B, K_max + 1, V] float32; a point mass at temperature 0
-    # [B, K_max + 1, V] float32, as token logprobs are told: at temperature 0 of the law that the
-    # likeliest token is taken from.
-    logprobs: torch.Tensor
-    # [B, K_max + 1, H], on request: the last layer's output.
-    hidden_states: torch.Tensor | None
-    # On request: of each sequence's prompt tokens after the first.
-    prompt_logprobs: list[list[TokenLogprob]] | None
-    # Why a sequence's drafts were not scored; empty where they were.
-    unscored_reasons: list[str]
 
 
 def drafts_to_score(
@@ -140,7 +112,6 @@ class ScoreCall:
                     scores = self._scores[int(event.sequence_id)]
                     scores.prompt_logprobs += event.scored.prompt_logprobs
                     scores.positions += event.scored.positions
-                    scores.tensors.append(event.scored.tensors)
                     self._num_missing -= event.is_last
                     if self._num_missing == 0:
                         self.result.set_result(self._scores)
@@ -148,70 +119,6 @@ class ScoreCall:
                     self.result.set_exception(_of_sequence(event.sequence_id, event.error))
                 case _:
                     pass
-
-
-def score(
-    engine: Engine,
-    sequences: SequenceOf[DraftsToScore],
-    *,
-    sampling: Sampling = _AS_IT_IS,
-    method: ScoringMethod = ScoringMethod.SINGLE_PASS,
-    hidden_states: bool = False,
-    prompt_logprobs: int | None = None,
-    stop_token_ids: frozenset[int] = frozenset(),
-    cache_salt: str = "",
-) -> Scores:
-    """The laws of a batch's drafts, whole: B * (K_max + 1) * V floats, twice.
-
-    Blocks until the engine, which is running, has scored them beside whatever else it does.
-
-    Args:
-        sequences: at least one; see `drafts_to_score`.
-        hidden_states: gives them as well.
-        prompt_logprobs: how many of the likeliest tokens to tell per prompt token; None: none of
-            them.
-
-    Raises:
-        RequestError: the engine is overloaded, or the model's logits are not finite.
-        ValueError: the engine's model does not keep hidden states.
-    """
-    scoring = Scoring(
-        method=method,
-        num_top=prompt_logprobs or 0,
-        prompt_logprobs=prompt_logprobs is not None,
-        keeps_law=True,
-        keeps_hidden_states=hidden_states,
-    )
-    options = ScoreOptions(
-        scoring=scoring,
-        sampling=sampling,
-        stop_token_ids=stop_token_ids,
-        cache_salt=cache_salt,
-    )
-    call = ScoreCall(engine, sequences, options)
-    try:
-        either: list[Future[Any]] = [call.result, engine.stopped]
-        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
-        if not call.result.done():
-            raise RuntimeError("the engine has stopped") from engine.stopped.exception()
-        scored = call.result.result()
-    finally:
-        call.close()
-    return Scores(
-        token_ids=_contracted(
-            [torch.tensor([p.top_token_id for p in each.positions]) for each in scored],
-            padding=PADDING,
-        ),
-        probs=_contracted([_joined(each, "probs") for each in scored], padding=0.0),
-        logprobs=_contracted([_joined(each, "logprobs") for each in scored], padding=-torch.inf),
-        hidden_states=_contracted([_joined(each, "hidden_states") for each in scored], padding=0.0)
-        if hidden_states
-        else None,
-        prompt_logprobs=None
-        if prompt_logprobs is None
-        else [each.prompt_logprobs for each in scored],
-        unscored_reasons=[sequence.unscored_reason for sequence in sequences],
-    )
 
 
 def _open_sequence(
@@ -238,20 +145,3 @@ def _of_sequence(sequence_id: str, error: RequestError) -> RequestError:
         return error
     name = f"sequences[{sequence_id}]"
     return type(error)(error.message, field=f"{name}.{error.field}" if error.field else name)
-
-
-def _joined(scores: SequenceScores, name: str) -> torch.Tensor:
-    parts = [getattr(part, name) for part in scores.tensors]
-    parts = [part for part in parts if part is not None]
-    if not parts:
-        raise ValueError(f"the engine's model gives no {name}")
-    return torch.cat(parts)
-
-
-def _contracted(rows: list[torch.Tensor], *, padding: float) -> torch.Tensor:
-    """Each sequence's rows [K_i + 1, ...] as [B, K_max + 1, ...]."""
-    places, end = [], 0
-    for each in rows:
-        places.append(range(end, end + len(each)))
-        end += len(each)
-    return contract(torch.cat(rows), places, padding=padding)

@@ -28,10 +28,10 @@ class FinishReason(enum.Enum):
 
 
 class ScoringMethod(enum.Enum):
-    """How drafts are scored: both give the same rows."""
+    """How drafts are run through the model, to be verified or scored: both give the same rows."""
 
     SINGLE_PASS = "single_pass"
-    # One single-query row per draft and one more; see `batch_expansion.py`.
+    # One single-query entry per draft and one more; see `batch_expansion.py`.
     BATCH_EXPANSION = "batch_expansion"
 
 
@@ -48,7 +48,7 @@ class Scoring:
     num_top: int
     # Whether the prompt's tokens are scored, too.
     prompt_logprobs: bool = False
-    # Tensors beside the summary: the law of each row, the last layer's output.
+    # Tensors beside the summary: the law of each draft row, what the output layer got.
     keeps_law: bool = False
     keeps_hidden_states: bool = False
 

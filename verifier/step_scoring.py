@@ -3,10 +3,9 @@
 Two kinds of sequences have rows to score: those that are continued and asked for prompt logprobs,
 and those that are only scored (`Score`). The former are laid out as ever, with further logits rows
 for their prefill chunks. The latter stand behind them in the batch, are computed like prompts, and
-never sampled from; by batch expansion, each of their draft rows is an entry of its own.
+never sampled from; by batch expansion, each of their draft rows attends alone.
 """
 
-import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from verifier.batch_expansion import DraftedSequence, expand
 from verifier.batch_layout import BatchLayout, ScheduledTokens
 from verifier.errors import NOT_FINITE_KV, NOT_FINITE_LOGITS, ModelOutputError
 from verifier.messages import PromptScored, Scored
@@ -39,7 +37,7 @@ class _OwnedRows:
     # By position of the token that they follow.
     rows: range
     # Where they are among the step's scored rows.
-    places: list[int]
+    places: slice
 
 
 class StepScoring:
@@ -48,37 +46,28 @@ class StepScoring:
     Attributes:
         scheduled: the step's sequences, those that are only scored last.
         sampled: the scheduled sequences that get a token, in their order. In the batch they come
-            first, one entry each.
-        continued: these, and then those whose prompt does not end in this step, one entry each.
-        entries: the entries behind them, of the sequences that are only scored.
+            first.
+        continued: these, and then those whose prompt does not end in this step.
+        entries: the batch's, one for each of `scheduled`.
         wants_hidden_states: whether any row's is asked for.
     """
 
-    def __init__(self, scheduled: SequenceOf[ScheduledSequence]) -> None:
+    def __init__(
+        self,
+        scheduled: SequenceOf[ScheduledSequence],
+        verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
+    ) -> None:
+        """`verification`: how drafts are run that are verified; scored ones say it themselves."""
         continued = [item for item in scheduled if item.sequence.scoring is None]
         self.sampled = [item for item in continued if item.samples]
         self.continued = self.sampled + [item for item in continued if not item.samples]
-        self.entries: list[ScheduledTokens] = []
-        # Of each entry of the batch.
-        self._owners = [item.sequence for item in self.continued]
-        self._owned: list[_OwnedRows] = []
-        self._num_rows = 0
-        self.wants_hidden_states = False
         scored = [item for item in scheduled if item.sequence.scoring is not None]
         self.scheduled = self.continued + scored
-        for item in self.continued:
-            if item.sequence.rows_to_score:
-                rows = item.sequence.scored_rows(item.num_new_tokens)
-                self._own(item, rows, self._take(len(rows)))
-        if scored:
-            self._add_entries(scored)
-
-    def offsets_of(self, sequence: Sequence, num_new_tokens: int) -> range:
-        """Which of a sampled sequence's next tokens have rows to score."""
-        if not sequence.rows_to_score:
-            return range(0)
-        start, rows = sequence.num_computed_tokens, sequence.scored_rows(num_new_tokens)
-        return range(rows.start - start, rows.stop - start)
+        self.wants_hidden_states = False
+        self._verification = verification
+        self._owned: list[_OwnedRows] = []
+        self._num_rows = 0
+        self.entries = [self._entry(item) for item in self.scheduled]
 
     def sampled_rows(self, logits: torch.Tensor, layout: BatchLayout) -> torch.Tensor:
         """Of a step's logits [R, V] those that sampled sequences are judged by."""
@@ -97,7 +86,7 @@ class StepScoring:
         entries = np.searchsorted(layout.cu_seqlens_q, failed, side="right") - 1
         first_drafts = layout.cu_seqlens_q[1:] - layout.num_draft_tokens
         for entry in np.unique(entries[failed < first_drafts[entries]]).tolist():
-            sequence = self._owners[entry]
+            sequence = self.scheduled[entry].sequence
             if sequence.is_running:
                 table.reject(sequence, ModelOutputError(NOT_FINITE_KV))
 
@@ -152,79 +141,45 @@ class StepScoring:
                 states = hidden_states[owned.places].cpu()
             table.tell_scores(sequence, _scored(sequence, owned.rows, rows, states))
 
-    def _add_entries(self, scored: list[ScheduledSequence]) -> None:
-        expanded: list[tuple[ScheduledSequence, list[int], int]] = []
-        for item in scored:
-            sequence = item.sequence
-            start = sequence.num_computed_tokens
-            end = start + item.num_new_tokens
-            rows = sequence.scored_rows(item.num_new_tokens)
-            first_alone = _first_expanded_row(sequence, end)
-            places: list[int] = []
-            if start < first_alone:
-                self._owners.append(sequence)
-                together = range(min(rows.start, first_alone), min(rows.stop, first_alone))
-                places += self._take(len(together))
-                self.entries.append(
-                    ScheduledTokens(
-                        token_ids=sequence.token_ids[start:first_alone],
-                        draft_token_ids=[],
-                        num_computed_tokens=start,
-                        block_table=sequence.block_table,
-                        scored_offsets=range(together.start - start, together.stop - start),
-                    )
-                )
-            if first_alone < end:
-                expanded.append((item, places, max(start, first_alone)))
-            self._own(item, rows, places)
-            if sequence.scoring is not None and rows:
-                self.wants_hidden_states |= sequence.scoring.keeps_hidden_states
-        self._expand(expanded)
-
-    def _expand(self, expanded: list[tuple[ScheduledSequence, list[int], int]]) -> None:
-        """Adds an entry for each row from the given one on, and their places to the lists."""
-        batch = expand(
-            [
-                DraftedSequence(
-                    sequence_id=item.sequence.sequence_id,
-                    token_ids=item.sequence.token_ids[: first + 1],
-                    draft_token_ids=item.sequence.token_ids[
-                        first + 1 : item.sequence.num_computed_tokens + item.num_new_tokens
-                    ],
-                    sampling=item.sequence.sampling,
-                    block_table=item.sequence.block_table,
-                )
-                for item, _, first in expanded
-            ]
+    def _entry(self, item: ScheduledSequence) -> ScheduledTokens:
+        sequence = item.sequence
+        start = sequence.num_computed_tokens
+        rows = range(start, start)
+        if sequence.rows_to_score:
+            rows = self._own(item)
+        return ScheduledTokens(
+            token_ids=sequence.token_ids[start : start + item.num_new_tokens],
+            draft_token_ids=item.draft_token_ids,
+            num_computed_tokens=start,
+            block_table=sequence.block_table,
+            is_sampled=item.samples,
+            scored_offsets=range(rows.start - start, rows.stop - start),
+            num_expanded_tokens=self._num_expanded_tokens(item),
         )
-        first_place = self._num_rows
-        self._take(len(batch.rows))
-        owners = {
-            row: item.sequence
-            for (item, _, _), place in zip(expanded, batch.places, strict=True)
-            for row in place
-        }
-        self._owners += [owners[row] for row in range(len(batch.rows))]
-        for row in batch.rows:
-            self.entries.append(
-                ScheduledTokens(
-                    token_ids=row.token_ids[row.num_computed_tokens :],
-                    draft_token_ids=[],
-                    num_computed_tokens=row.num_computed_tokens,
-                    block_table=row.block_table,
-                    scored_offsets=range(1),
-                )
-            )
-        for (_, places, _), place in zip(expanded, batch.places, strict=True):
-            places += [first_place + row for row in place]
 
-    def _own(self, item: ScheduledSequence, rows: range, places: list[int]) -> None:
-        self._owned.append(_OwnedRows(item=item, rows=rows, places=places))
-
-    def _take(self, num_rows: int) -> list[int]:
+    def _own(self, item: ScheduledSequence) -> range:
+        """Which rows of a sequence are scored in this step."""
+        rows = item.sequence.scored_rows(item.num_new_tokens)
         first = self._num_rows
-        self._num_rows += num_rows
-        return list(range(first, first + num_rows))
+        self._num_rows += len(rows)
+        self._owned.append(_OwnedRows(item=item, rows=rows, places=slice(first, self._num_rows)))
+        scoring = item.sequence.scoring
+        if rows and scoring is not None and scoring.keeps_hidden_states:
+            self.wants_hidden_states = True
+        return rows
+
+    def _num_expanded_tokens(self, item: ScheduledSequence) -> int:
+        """How many of a sequence's last tokens attend one by one."""
+        sequence = item.sequence
+        method = self._verification if sequence.scoring is None else sequence.scoring.method
+        if method is ScoringMethod.SINGLE_PASS:
+            return 0
+        if sequence.scoring is None:
+            return len(item.draft_token_ids)
+        # Of a sequence that is computed again, rows that were told are part of the chunk.
+        first_alone = max(sequence.prompt_length - 1, sequence.rows_to_score.start)
+        end = sequence.num_computed_tokens + item.num_new_tokens
+        return max(0, end - max(first_alone, sequence.num_computed_tokens))
 
 
 def _prompt_scored(sequence: Sequence, rows: range, logits: torch.Tensor) -> PromptScored:
@@ -256,7 +211,7 @@ def _scored(
         sampling=sequence.sampling,
         num_top=sequence.scoring.num_top,
     )
-    positions, tensors = draft_positions(
+    positions = draft_positions(
         logits[num_prompt_rows:],
         prompt_token_ids=prompt,
         draft_token_ids=sequence.token_ids[sequence.prompt_length :],
@@ -265,20 +220,10 @@ def _scored(
         stop_token_ids=sequence.stop_token_ids,
         num_top=sequence.scoring.num_top,
         keeps_law=sequence.scoring.keeps_law,
+        hidden_states=None if hidden_states is None else hidden_states[num_prompt_rows:],
     )
-    if hidden_states is not None:
-        tensors = dataclasses.replace(tensors, hidden_states=hidden_states[num_prompt_rows:])
     return Scored(
         sequence_id=sequence.sequence_id,
-        scored=ScoredRows(prompt_logprobs=of_prompt, positions=positions, tensors=tensors),
+        scored=ScoredRows(prompt_logprobs=of_prompt, positions=positions),
         is_last=not sequence.rows_to_score,
     )
-
-
-def _first_expanded_row(sequence: Sequence, end: int) -> int:
-    """From which token of a chunk on each is an entry of its own; `end`: from none."""
-    assert sequence.scoring is not None
-    if sequence.scoring.method is not ScoringMethod.BATCH_EXPANSION:
-        return end
-    # Of a sequence that is computed again, rows that were told are part of the chunk.
-    return min(end, max(sequence.prompt_length - 1, sequence.rows_to_score.start))

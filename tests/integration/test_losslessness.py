@@ -89,6 +89,10 @@ async def test_output_is_the_same_drafted_or_not_alone_or_batched_whole_or_in_ch
         assert token_ids(in_chunks) == oracle
         assert await drafted(stack, BATCH) == oracle
         await stack.check_idle()
+    # Each draft attends alone.
+    expanded = verifier_config(dtype=dtype, verification="batch_expansion")
+    async with running_stack(verifier=expanded) as stack:
+        assert await drafted(stack, BATCH) == oracle
 
 
 @pytest.mark.timeout(600)

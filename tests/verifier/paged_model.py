@@ -20,6 +20,7 @@ from transformers import (
 
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
+from verifier.batch_expansion import expand
 from verifier.batch_layout import ScheduledTokens, lay_out
 from verifier.checkpoint import describe, load_checkpoint
 from verifier.kv_cache import KVCache
@@ -114,8 +115,11 @@ class PagedModel:
     def vocab_size(self) -> int:
         return self.paged.vocab_size
 
-    def run(self, *chunks: Chunk) -> list[torch.Tensor]:
-        """One step over all chunks; each one's logits [num_rows, vocab_size]."""
+    def run(self, *chunks: Chunk, is_expanded: bool = False) -> list[torch.Tensor]:
+        """One step over all chunks; each one's logits [num_rows, vocab_size].
+
+        `is_expanded`: those of its tokens that stand for drafts attend one by one.
+        """
         scheduled = []
         for chunk in chunks:
             num_new = len(chunk.token_ids) - chunk.num_rows + 1
@@ -125,6 +129,7 @@ class PagedModel:
                     draft_token_ids=chunk.token_ids[num_new:],
                     num_computed_tokens=chunk.start,
                     block_table=chunk.block_table[: -(-chunk.end // self.cache.block_size)],
+                    num_expanded_tokens=chunk.num_rows - 1 if is_expanded else 0,
                 )
             )
         layout = lay_out(
@@ -133,7 +138,7 @@ class PagedModel:
             trash_slot=self.cache.trash_slot,
             row_multiple=self.numerics.row_multiple,
         )
-        logits = self.paged.forward(layout)
+        logits = self.paged.forward(expand(layout))
         return list(logits.split([chunk.num_rows for chunk in chunks]))
 
     def run_in_chunks(

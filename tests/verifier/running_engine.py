@@ -32,6 +32,7 @@ from verifier.numerics import STRICT
 from verifier.observers import Observers
 from verifier.rejection_sampler import TokenLogprob
 from verifier.scheduler import Scheduler
+from verifier.sequence import ScoringMethod
 from verifier.step_trace import StepTrace
 
 # Nothing here takes a hundredth of it, unless it never comes.
@@ -249,6 +250,7 @@ def start_engine_with(
     max_scored_rows: int = 256,
     idle_timeout_s: float = 60.0,
     poison: frozenset[int] = frozenset(),
+    verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
     observer: RecordingObserver | None = None,
 ) -> RunningEngine:
     observer = observer or RecordingObserver()
@@ -273,6 +275,7 @@ def start_engine_with(
             max_num_waiting=max_num_waiting,
             max_waiting_tokens=max_waiting_tokens,
             idle_timeout_s=idle_timeout_s,
+            verification=verification,
         ),
         observer=observers,
     )

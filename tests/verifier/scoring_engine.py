@@ -1,7 +1,7 @@
 """An engine over the bundled model, for what is told of its laws."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -11,9 +11,41 @@ from verifier.checkpoint import reference_logits
 from verifier.config import VerifierConfig
 from verifier.engine import Engine
 from verifier.rejection_sampler import TokenLogprob
+from verifier.sampling import Sampling
+from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions, SequenceScores
+from verifier.sequence import Scoring, ScoringMethod
 from verifier.transformers_model import TransformersModel
 
 StartScoring = Callable[..., Engine]
+
+
+def score(
+    engine: Engine,
+    sequences: Sequence[DraftsToScore],
+    *,
+    sampling: Sampling = Sampling(),  # noqa: B008
+    method: ScoringMethod = ScoringMethod.SINGLE_PASS,
+    hidden_states: bool = False,
+    prompt_logprobs: int | None = None,
+) -> list[SequenceScores]:
+    """All that can be told of a batch's drafts, whole laws included."""
+    scoring = Scoring(
+        method=method,
+        num_top=prompt_logprobs or 0,
+        prompt_logprobs=prompt_logprobs is not None,
+        keeps_law=True,
+        keeps_hidden_states=hidden_states,
+    )
+    call = ScoreCall(engine, sequences, ScoreOptions(scoring=scoring, sampling=sampling))
+    try:
+        return call.result.result(PATIENCE_S)
+    finally:
+        call.close()
+
+
+def stacked(scores: SequenceScores, name: str) -> torch.Tensor:
+    """One kind of tensor of all positions: [K + 1, ...]."""
+    return torch.stack([getattr(position, name) for position in scores.positions])
 
 
 @contextlib.contextmanager

@@ -1,80 +1,101 @@
-"""Expansion and contraction against brute force."""
+"""Expansion of a step's layout against brute force."""
 
-import torch
+import dataclasses
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.batch_expansion import DraftedSequence, contract, expand
-from verifier.sampling import Sampling
+from tests.verifier.test_batch_layout import steps
+from verifier.batch_expansion import expand
+from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
+
+Step = tuple[list[ScheduledTokens], int]
 
 
-def drafted(
-    sequence_id: str, token_ids: list[int], drafts: list[int], block_table: list[int]
-) -> DraftedSequence:
-    return DraftedSequence(
-        sequence_id=sequence_id,
-        token_ids=token_ids,
-        draft_token_ids=drafts,
-        sampling=Sampling(temperature=len(token_ids)),
-        block_table=block_table,
-    )
+def laid_out(scheduled: list[ScheduledTokens], block_size: int = 16) -> BatchLayout:
+    return lay_out(scheduled, block_size=block_size, trash_slot=5000, row_multiple=8)
 
 
 def test_worked_example() -> None:
-    batch = expand([drafted("a", [7, 8, 9], [4, 5], [0, 1]), drafted("b", [3], [], [2])])
-    assert [(r.row_id, r.token_ids, r.num_computed_tokens) for r in batch.rows] == [
-        ("b", [3], 0),
-        ("a/0", [7, 8, 9], 2),
-        ("a/1", [7, 8, 9, 4], 3),
-        ("a/2", [7, 8, 9, 4, 5], 4),
-    ]
-    assert batch.places == [range(1, 4), range(1)]
-    answers = torch.tensor([10, 20, 30, 40])
-    assert contract(answers, batch.places, padding=-1).tolist() == [[20, 30, 40], [10, -1, -1]]
-
-
-tokens = st.lists(st.integers(0, 99), min_size=1, max_size=6)
-batches = st.lists(st.tuples(tokens, st.lists(st.integers(0, 99), max_size=5)), max_size=6)
-
-
-@given(texts=batches)
-def test_each_row_asks_what_follows_the_sequence_and_its_first_drafts(
-    texts: list[tuple[list[int], list[int]]],
-) -> None:
-    sequences = [
-        drafted(f"s{i}", token_ids, drafts, [i]) for i, (token_ids, drafts) in enumerate(texts)
-    ]
-    batch = expand(sequences)
-    assert len({row.row_id for row in batch.rows}) == len(batch.rows), "an id is not its own"
-    have_drafts = ["/" in row.row_id for row in batch.rows]
-    assert have_drafts == sorted(have_drafts), "rows without drafts come first"
-    for row in batch.rows:
-        assert len(row.token_ids[row.num_computed_tokens :]) == 1, "one query each"
-    # A stand-in for the model: the answer is everything that the row knows.
-    answers = [tuple(row.token_ids) for row in batch.rows]
-    for sequence, place in zip(sequences, batch.places, strict=True):
-        expected = [
-            tuple(sequence.token_ids + sequence.draft_token_ids[:i])
-            for i in range(len(sequence.draft_token_ids) + 1)
+    a, b = [3, 1], [2]
+    layout = laid_out(
+        [
+            ScheduledTokens(
+                token_ids=[9],
+                draft_token_ids=[4, 5],
+                num_computed_tokens=2,
+                block_table=a,
+                num_expanded_tokens=2,
+            ),
+            ScheduledTokens(
+                token_ids=[3], draft_token_ids=[], num_computed_tokens=0, block_table=b
+            ),
         ]
-        assert [answers[row] for row in place] == expected
-        assert all(batch.rows[row].block_table is sequence.block_table for row in place)
-        assert all(batch.rows[row].sampling is sequence.sampling for row in place)
+    )
+    assert (layout.cu_seqlens_q.tolist(), layout.seq_lens.tolist()) == ([0, 3, 4], [5, 1])
+    expanded = expand(layout)
+    assert expanded.cu_seqlens_q.tolist() == [0, 1, 2, 3, 4]
+    assert expanded.seq_lens.tolist() == [3, 4, 5, 1]
+    assert expanded.block_tables == [a, a, a, b]
 
 
-@given(texts=batches)
-def test_contracts_to_the_order_of_the_sequences_and_pads(
-    texts: list[tuple[list[int], list[int]]],
-) -> None:
-    sequences = [drafted(str(i), text, drafts, []) for i, (text, drafts) in enumerate(texts)]
-    batch = expand(sequences)
-    # Of each row: the sum of its tokens, in two columns.
-    values = torch.tensor([[sum(r.token_ids)] * 2 for r in batch.rows]).reshape(-1, 2)
-    contracted = contract(values, batch.places, padding=-7)
-    width = max((len(drafts) + 1 for _, drafts in texts), default=0)
-    assert contracted.shape == (len(texts), width, 2)
-    for index, (text, drafts) in enumerate(texts):
-        for column in range(width):
-            known = sum(text) + sum(drafts[:column])
-            expected = known if column <= len(drafts) else -7
-            assert contracted[index, column].tolist() == [expected] * 2
+@st.composite
+def expanded_steps(draw: st.DrawFn) -> Step:
+    scheduled, block_size = draw(steps())
+    return [
+        dataclasses.replace(
+            each, num_expanded_tokens=draw(st.integers(0, each.num_scheduled_tokens))
+        )
+        for each in scheduled
+    ], block_size
+
+
+def sights(layout: BatchLayout) -> list[tuple[int, list[int]]]:
+    """Of each token, how many tokens it attends to, and by which block table."""
+    seen = []
+    for i, table in enumerate(layout.block_tables):
+        num_queries = int(layout.cu_seqlens_q[i + 1] - layout.cu_seqlens_q[i])
+        # The causal mask is aligned to the end.
+        seen += [(int(layout.seq_lens[i]) - num_queries + j + 1, table) for j in range(num_queries)]
+    return seen
+
+
+@given(step=expanded_steps())
+def test_every_token_sees_what_it_saw_and_the_expanded_ones_stand_alone(step: Step) -> None:
+    scheduled, block_size = step
+    layout = laid_out(scheduled, block_size)
+    expanded = expand(layout)
+    assert sights(expanded) == sights(layout)
+    counts: list[int] = []
+    for each in scheduled:
+        num_together = each.num_scheduled_tokens - each.num_expanded_tokens
+        counts += [num_together] * (num_together > 0) + [1] * each.num_expanded_tokens
+    assert np.diff(expanded.cu_seqlens_q).tolist() == counts
+
+
+@given(step=expanded_steps())
+def test_all_else_stays_where_it_is(step: Step) -> None:
+    layout = laid_out(*step)
+    expanded = expand(layout)
+    for field in dataclasses.fields(layout):
+        if field.name not in ("cu_seqlens_q", "seq_lens", "block_tables"):
+            assert getattr(expanded, field.name) is getattr(layout, field.name)
+    for name in ("cu_seqlens_q", "seq_lens"):
+        assert getattr(expanded, name).dtype == np.int64
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_a_step_with_nothing_to_expand_is_as_it_was(num_drafts: int) -> None:
+    layout = laid_out(
+        [
+            ScheduledTokens(
+                token_ids=[1],
+                draft_token_ids=[2] * num_drafts,
+                num_computed_tokens=4,
+                block_table=[0],
+            )
+        ]
+    )
+    assert expand(layout) is layout

@@ -59,9 +59,10 @@ class TestAgainstTransformers:
         largest = expected.abs().max().item()
         torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5 * largest)
 
+    @pytest.mark.parametrize("is_expanded", [False, True])
     @pytest.mark.parametrize("numerics", [FAST, STRICT], ids=lambda numerics: numerics.name)
     def test_sequences_of_a_step_do_not_mix(
-        self, backend: BlockTableBackend, numerics: Numerics
+        self, backend: BlockTableBackend, numerics: Numerics, is_expanded: bool
     ) -> None:
         """A decode, drafts, a prefill chunk and padding rows together, each as if alone."""
         paged = PagedModel(
@@ -80,7 +81,7 @@ class TestAgainstTransformers:
             Chunk(token_ids=text[start:], start=start, block_table=table, num_rows=num_rows)
             for text, table, start, num_rows in zip(texts, tables, starts, row_counts, strict=True)
         ]
-        for rows, text in zip(paged.run(*chunks), texts, strict=True):
+        for rows, text in zip(paged.run(*chunks, is_expanded=is_expanded), texts, strict=True):
             expected = reference_logits(paged.model, text)[-len(rows) :]
             torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4)
 

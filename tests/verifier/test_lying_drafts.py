@@ -12,7 +12,7 @@ from tests.verifier.running_engine import StartEngine, is_terminal, start_engine
 from tests.verifier.scripted_model import hashed
 from tests.volume import examples
 from verifier.messages import Decided, Rejected
-from verifier.sequence import DraftWait, FinishReason
+from verifier.sequence import DraftWait, FinishReason, ScoringMethod
 
 pytestmark = pytest.mark.stand_in
 
@@ -74,6 +74,7 @@ def test_a_stop_token_is_the_end_whatever_follows_it_in_the_drafts(
     hints=st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=8),
     num_right=st.lists(st.integers(0, 5), min_size=1, max_size=8),
     num_prompt_tokens=st.integers(1, 9),
+    verification=st.sampled_from(ScoringMethod),
 )
 @settings(max_examples=examples(60), deadline=None)
 def test_any_drafts_over_a_model_that_fails_end_as_without_them(
@@ -82,6 +83,7 @@ def test_any_drafts_over_a_model_that_fails_end_as_without_them(
     hints: list[list[int]],
     num_right: list[int],
     num_prompt_tokens: int,
+    verification: ScoringMethod,
 ) -> None:
     """The rule fails after every third occurrence of a token, and after any token over 2."""
 
@@ -90,7 +92,7 @@ def test_any_drafts_over_a_model_that_fails_end_as_without_them(
             return None
         return hashed(known)
 
-    running = start_engine_with(rule=rule)
+    running = start_engine_with(rule=rule, verification=verification)
     try:
         session = running.attach()
         prompt = [i % 3 for i in range(num_prompt_tokens)]

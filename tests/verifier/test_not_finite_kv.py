@@ -55,20 +55,31 @@ def poisoned_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["lean", "transformers"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("lean", "single_pass"), ("lean", "batch_expansion"), ("transformers", "single_pass")
+    ],
+    ids=" ".join,
+)  # fmt: skip
 def poisoned(
     request: pytest.FixtureRequest, poisoned_folder: Path, bundled_config: VerifierConfig
 ) -> tuple[LoadedModel, VerifierConfig]:
-    """Both of the ways that a forward pass goes."""
+    """Both of the ways that a forward pass goes, and those that drafts go."""
+    way, verification = request.param
     config = bundled_config.model_copy(
-        update={"model": poisoned_folder, "max_num_batched_tokens": 48}
+        update={
+            "model": poisoned_folder,
+            "max_num_batched_tokens": 48,
+            "verification": verification,
+        }
     )
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "transformers":
+        if way == "transformers":
             patch.setattr("verifier.transformers_model.is_lean", lambda model: False)
         loaded = load_model(config)
     assert isinstance(loaded.model, TransformersModel)
-    assert (loaded.model._lean is None) == (request.param == "transformers")
+    assert (loaded.model._lean is None) == (way == "transformers")
     return loaded, config
 
 

@@ -48,23 +48,21 @@ def test_a_prompt_row_knows_the_tokens_up_to_its_own_and_no_output(first_row: in
 def test_a_draft_row_knows_the_drafts_before_it_as_output(first_draft: int) -> None:
     prompt, drafts = some_tokens(6, VOCAB_SIZE), some_tokens(8, VOCAB_SIZE, seed=2)
     logits, stop_token_ids = random_logits(9), frozenset({4, 9})
-    positions, tensors = draft_positions(
+    positions = draft_positions(
         logits[first_draft:], prompt_token_ids=prompt, draft_token_ids=drafts,
         first_draft=first_draft, sampling=LAW, stop_token_ids=stop_token_ids, num_top=1,
         keeps_law=True,
     )  # fmt: skip
-    assert tensors.probs is not None
-    assert tensors.logprobs is not None
     assert len(positions) == 9 - first_draft
-    for j, (position, probs, logprobs) in enumerate(
-        zip(positions, tensors.probs, tensors.logprobs, strict=True), start=first_draft
-    ):
+    for j, position in enumerate(positions, start=first_draft):
         masked = logits[j : j + 1].clone()
         if j < 3:
             masked[:, sorted(stop_token_ids)] = -torch.inf
         expected = target_probs(masked, LAW, prompt, drafts[:j], [])[0]
-        torch.testing.assert_close(probs, expected)
-        torch.testing.assert_close(logprobs.exp(), expected)
+        assert position.probs is not None
+        assert position.logprobs is not None
+        torch.testing.assert_close(position.probs, expected)
+        torch.testing.assert_close(position.logprobs.exp(), expected)
         assert position.top_token_id == position.top[0].token_id == int(expected.argmax())
         if j < len(drafts):
             assert position.draft is not None

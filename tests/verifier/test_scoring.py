@@ -19,6 +19,8 @@ from tests.verifier.scoring_engine import (
     check_against_oracle,
     oracle_logits,
     output_head,
+    score,
+    stacked,
 )
 from tests.verifier.scripted_model import follow
 from verifier.build import LoadedModel
@@ -28,7 +30,13 @@ from verifier.logits_processing import target_probs
 from verifier.messages import Rejected
 from verifier.sampling import Sampling
 from verifier.scored_rows import max_rows_per_step
-from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions, Scores, drafts_to_score, score
+from verifier.scoring import (
+    DraftsToScore,
+    ScoreCall,
+    ScoreOptions,
+    SequenceScores,
+    drafts_to_score,
+)
 from verifier.sequence import DraftWait, Scoring, ScoringMethod
 
 SINGLE_PASS, EXPANSION = ScoringMethod.SINGLE_PASS, ScoringMethod.BATCH_EXPANSION
@@ -62,49 +70,37 @@ def batch(request: pytest.FixtureRequest, bundled_model: LoadedModel) -> list[Dr
     return make_batch(request.param, vocab_size)
 
 
-def assert_equal(one: Scores, other: Scores) -> None:
-    assert torch.equal(one.token_ids, other.token_ids)
-    assert torch.equal(one.probs, other.probs)
-    assert torch.equal(one.logprobs, other.logprobs)
-    assert one.hidden_states is not None
-    assert other.hidden_states is not None
-    assert torch.equal(one.hidden_states, other.hidden_states)
-    assert one.prompt_logprobs == other.prompt_logprobs
+def assert_equal(one: list[SequenceScores], other: list[SequenceScores]) -> None:
+    """To the bit."""
+    for mine, its in zip(one, other, strict=True):
+        assert mine.prompt_logprobs == its.prompt_logprobs
+        assert [(p.top_token_id, p.draft, p.top) for p in mine.positions] == [
+            (p.top_token_id, p.draft, p.top) for p in its.positions
+        ]
+        for name in ("probs", "logprobs", "hidden_state"):
+            assert torch.equal(stacked(mine, name), stacked(its, name)), name
 
 
 class TestBothMethods:
-    def test_equal_transformers_in_request_order_and_padded(
+    def test_equal_transformers_in_request_order(
         self, start_scoring: StartScoring, bundled_model: LoadedModel, batch: list[DraftsToScore]
     ) -> None:
         engine = start_scoring()
         sampling = Sampling(temperature=1.0)
         scores = score(engine, batch, sampling=sampling, hidden_states=True, prompt_logprobs=2)
-        width = max(len(s.draft_token_ids) for s in batch) + 1
-        assert scores.hidden_states is not None
-        assert scores.prompt_logprobs is not None
-        assert scores.token_ids.shape == (len(batch), width)
-        assert scores.probs.shape == scores.logprobs.shape == (
-            len(batch), width, bundled_model.served.vocab_size
-        )  # fmt: skip
-        for i, sequence in enumerate(batch):
-            num_rows, num_prompt = len(sequence.draft_token_ids) + 1, len(sequence.token_ids)
+        for sequence, told in zip(batch, scores, strict=True):
+            num_prompt = len(sequence.token_ids)
             logits = oracle_logits(bundled_model, sequence.token_ids + sequence.draft_token_ids)
             rows = logits[num_prompt - 1 :]
             expected = torch.log_softmax(rows, dim=-1)
-            torch.testing.assert_close(scores.logprobs[i, :num_rows], expected, atol=1e-4, rtol=0)
-            torch.testing.assert_close(
-                scores.probs[i, :num_rows], expected.exp(), atol=1e-5, rtol=0
-            )
-            assert torch.equal(scores.token_ids[i, :num_rows], rows.argmax(dim=-1))
-            head = output_head(bundled_model, scores.hidden_states[i, :num_rows])
+            torch.testing.assert_close(stacked(told, "logprobs"), expected, atol=1e-4, rtol=0)
+            torch.testing.assert_close(stacked(told, "probs"), expected.exp(), atol=1e-5, rtol=0)
+            assert [p.top_token_id for p in told.positions] == rows.argmax(dim=-1).tolist()
+            head = output_head(bundled_model, stacked(told, "hidden_state"))
             torch.testing.assert_close(head, rows, atol=1e-3, rtol=0)
             check_against_oracle(
-                scores.prompt_logprobs[i], logits[: num_prompt - 1], sequence.token_ids[1:]
+                told.prompt_logprobs, logits[: num_prompt - 1], sequence.token_ids[1:]
             )
-            assert (scores.token_ids[i, num_rows:] == -1).all()
-            assert (scores.probs[i, num_rows:] == 0).all()
-            assert (scores.logprobs[i, num_rows:] == -torch.inf).all()
-            assert (scores.hidden_states[i, num_rows:] == 0).all()
 
     def test_give_the_same_bits_whole_and_in_chunks(
         self, start_scoring: StartScoring, batch: list[DraftsToScore]
@@ -164,24 +160,25 @@ class TestBothMethods:
             temperature=0.8, top_k=40, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.7,
             presence_penalty=0.3, logit_bias=((5, 4.0), (drafts[1], 2.0)),
         )  # fmt: skip
-        scores = score(
+        [scores] = score(
             start_scoring(max_num_batched_tokens=16), [sequence], sampling=sampling, method=method
         )
         logits = oracle_logits(bundled_model, sequence.token_ids + drafts)[-7:]
         expected = target_probs(logits, sampling, sequence.token_ids, [], drafts)
-        torch.testing.assert_close(scores.probs[0], expected, atol=1e-4, rtol=0)
-        torch.testing.assert_close(scores.logprobs[0].exp(), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(stacked(scores, "probs"), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(stacked(scores, "logprobs").exp(), expected, atol=1e-4, rtol=0)
 
     def test_at_temperature_0_the_law_is_a_point_mass_and_the_logprobs_are_the_models(
         self, start_scoring: StartScoring, bundled_model: LoadedModel
     ) -> None:
         sequence = to_score(12, 2, 3, bundled_model.served.vocab_size)
-        scores = score(start_scoring(), [sequence])
+        [scores] = score(start_scoring(), [sequence])
         rows = oracle_logits(bundled_model, sequence.token_ids + sequence.draft_token_ids)[-3:]
-        assert torch.equal(scores.probs[0].argmax(dim=-1), rows.argmax(dim=-1))
-        assert scores.probs[0].sum(dim=-1).tolist() == scores.probs[0].amax(dim=-1).tolist()
+        probs = stacked(scores, "probs")
+        assert torch.equal(probs.argmax(dim=-1), rows.argmax(dim=-1))
+        assert probs.sum(dim=-1).tolist() == probs.amax(dim=-1).tolist()
         torch.testing.assert_close(
-            scores.logprobs[0], torch.log_softmax(rows, dim=-1), atol=1e-4, rtol=0
+            stacked(scores, "logprobs"), torch.log_softmax(rows, dim=-1), atol=1e-4, rtol=0
         )
 
 
@@ -206,10 +203,9 @@ class TestDraftsThatCannotBeScored:
         good = to_score(9, 3, 1, vocab_size)
         bad = drafts_to_score([1, 2], [vocab_size], vocab_size=vocab_size, max_model_len=99)
         scores = score(start_scoring(), [bad, good])
-        assert scores.unscored_reasons[0]
-        assert not scores.unscored_reasons[1]
-        assert (scores.token_ids[0] >= 0).tolist() == [True, False, False, False]
-        assert (scores.token_ids[1] >= 0).all()
+        assert bad.unscored_reason
+        assert not good.unscored_reason
+        assert [len(told.positions) for told in scores] == [1, 4]
 
 
 def options(**fields: object) -> ScoreOptions:
@@ -345,12 +341,6 @@ def test_a_step_scores_so_many_rows_that_its_logits_and_events_stay_small() -> N
     assert max_rows_per_step(vocab_size=151_936, max_logprobs=20) * 151_936 * 4 <= 128 << 20
     assert max_rows_per_step(vocab_size=2_000, max_logprobs=20) * 21 * 24 <= 128 << 10
     assert max_rows_per_step(vocab_size=10_000_000, max_logprobs=10_000) > 0
-
-
-def test_a_model_without_hidden_states_is_named(start_engine: StartEngine) -> None:
-    sequence = DraftsToScore(token_ids=[1, 2], draft_token_ids=[])
-    with pytest.raises(ValueError, match="hidden_states"):
-        score(start_engine().engine, [sequence], hidden_states=True)
 
 
 @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])

@@ -1,4 +1,5 @@
-"""Cached prefixes and preemptions change no token and, under `strict`, no bit of a logit.
+"""Cached prefixes, preemptions and how drafts are run change no token and, under `strict`, no bit
+of a logit.
 
 The bundled model in float32. The oracle runs each sequence alone, from its first token, with no
 cache and no drafts. Contexts cross 192, 512 and 1,024 tokens, where attention changes its shapes.
@@ -163,11 +164,18 @@ def drive(running: Watched, oracle: Oracle, opened: dict[str, tuple[str, int]]) 
         session.hint(event.sequence_id, length, hint if length % 2 else [])
 
 
-@pytest.mark.parametrize("law", SAMPLINGS)
+@pytest.mark.parametrize(
+    ("law", "verification"),
+    [("greedy", "single_pass"), ("seeded", "single_pass"), ("seeded", "batch_expansion")],
+)
 def test_with_cached_prefixes(
-    bundled_model: LoadedModel, bundled_config: VerifierConfig, oracle: Oracle, law: str
+    bundled_model: LoadedModel,
+    bundled_config: VerifierConfig,
+    oracle: Oracle,
+    law: str,
+    verification: str,
 ) -> None:
-    running = start(bundled_model, bundled_config, num_blocks=512)
+    running = start(bundled_model, bundled_config, num_blocks=512, verification=verification)
     session = running.session
     # Whole blocks up to 160 tokens, and up to the middle of a block.
     for length in (165, LENGTHS[1]):
