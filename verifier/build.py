@@ -102,6 +102,8 @@ def load_model(config: VerifierConfig, leader: Leader | None = None) -> LoadedMo
         max_logprobs=config.max_logprobs if config.logprobs else None,
         allow_trace=config.allow_trace,
         tokenizer_digest=tokenizer_digest_of(config.model),
+        hidden_size=checkpoint.hidden_size,
+        allows_full_scores=config.allow_full_scores,
     )
     logger.info(
         "model loaded",

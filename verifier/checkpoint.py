@@ -47,6 +47,7 @@ class Checkpoint:
     kv_shape: KVShape
     model_digest: str
     uses_experts: bool
+    hidden_size: int
 
 
 def load_checkpoint(
@@ -140,6 +141,7 @@ def describe(
         ),
         model_digest=model_digest,
         uses_experts=uses_experts(config),
+        hidden_size=int(config.hidden_size),
     )
 
 

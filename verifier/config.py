@@ -104,6 +104,10 @@ class VerifierConfig(
     """Whether requests may ask to be told of every step: what was computed, where, and from which
     proposals."""
 
+    allow_full_scores: bool = False
+    """Whether Score may be asked for each position's whole law and hidden state, up to 4 MiB a
+    call. Whoever may call can learn much of the model's weights from them."""
+
     draft_idle_timeout_s: float = pydantic.Field(default=30.0, gt=0)
     """Longest that a sequence opened with DRAFT_WAIT_ALWAYS waits for a draft, in seconds."""
 

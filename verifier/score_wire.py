@@ -21,12 +21,18 @@ from verifier.wire import (
 MAX_SCORE_TOKENS = 1 << 17
 # Of one answer, at about 24 bytes each: no message is over 1 MiB.
 MAX_SCORE_LOGPROBS = 1 << 15
+# Of an answer with whole laws or hidden states: what gRPC's clients take by default.
+MAX_FULL_SCORE_BYTES = 4 << 20
+# At most, in an answer: of a logprob, and of what a position holds beside logprobs and tensors.
+_LOGPROB_BYTES = 24
+_POSITION_BYTES = 64
 
 _METHODS = {
     verifier_pb2.METHOD_UNSPECIFIED: ScoringMethod.SINGLE_PASS,
     verifier_pb2.METHOD_SINGLE_PASS: ScoringMethod.SINGLE_PASS,
     verifier_pb2.METHOD_BATCH_EXPANSION: ScoringMethod.BATCH_EXPANSION,
 }
+_TENSORS = ("probs", "logprobs", "hidden_state")
 # Fields of `sampling` that have a field of their own here.
 _ASKED_FOR_ELSEWHERE = {"logprobs": "top_logprobs", "prompt_logprobs": "prompt_logprobs"}
 
@@ -37,6 +43,8 @@ class ScoreQuery:
 
     sequences: list[DraftsToScore]
     options: ScoreOptions
+    # Of the laws and hidden states in the answer.
+    num_tensor_bytes: int
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +66,7 @@ def score_query(message: verifier_pb2.ScoreRequest, served: ServedModel) -> Scor
         if message.sampling.HasField(name):  # type: ignore[arg-type]
             raise InvalidRequestError(f"use {instead}", field=f"sampling.{name}")
     sampling = check_sampling(message.sampling, served, needs_seed=False)
-    _check_size(message)
+    num_tensor_bytes = _check_size(message, served)
     return ScoreQuery(
         sequences=[
             _sequence(each, served, name=f"sequences[{index}]")
@@ -69,11 +77,14 @@ def score_query(message: verifier_pb2.ScoreRequest, served: ServedModel) -> Scor
                 method=_METHODS[message.method],
                 num_top=message.top_logprobs,
                 prompt_logprobs=message.prompt_logprobs,
+                keeps_law=message.distributions,
+                keeps_hidden_states=message.hidden_states,
             ),
             sampling=sampling,
             stop_token_ids=served.eos_token_ids,
             cache_salt=message.cache_salt,
         ),
+        num_tensor_bytes=num_tensor_bytes,
     )
 
 
@@ -89,13 +100,17 @@ def score_response(query: ScoreQuery, scored: list[SequenceScores]) -> verifier_
                 entry.draft.logprob = position.draft.logprob
                 entry.draft.rank = position.draft.rank
             add_logprobs(entry.top, position.top)
+            for name in _TENSORS:
+                if (tensor := getattr(position, name)) is not None:
+                    setattr(entry, name, tensor.float().numpy().astype("<f4").tobytes())
         if query.options.scoring.prompt_logprobs:
             message.prompt_logprobs.add()
             add_logprobs(message.prompt_logprobs, scores.prompt_logprobs)
     return response
 
 
-def _check_size(message: verifier_pb2.ScoreRequest) -> None:
+def _check_size(message: verifier_pb2.ScoreRequest, served: ServedModel) -> int:
+    """How many bytes of laws and hidden states there are to answer."""
     sequences = message.sequences
     if not sequences:
         raise InvalidRequestError("must not be empty", field="sequences")
@@ -113,6 +128,30 @@ def _check_size(message: verifier_pb2.ScoreRequest) -> None:
             f"{num_logprobs} logprobs to answer are over the limit {MAX_SCORE_LOGPROBS}",
             field="prompt_logprobs" if message.prompt_logprobs else "top_logprobs",
         )
+    return _check_tensors(message, served, num_logprobs)
+
+
+def _check_tensors(
+    message: verifier_pb2.ScoreRequest, served: ServedModel, num_logprobs: int
+) -> int:
+    asked = [name for name in ("distributions", "hidden_states") if getattr(message, name)]
+    if not asked:
+        return 0
+    if not served.allows_full_scores:
+        raise UnsupportedFieldError(
+            f"this server gives no {asked[0].replace('_', ' ')}", field=asked[0]
+        )
+    num_floats = message.distributions * 2 * served.vocab_size
+    num_floats += message.hidden_states * served.hidden_size
+    num_positions = sum(len(s.draft_token_ids) + 1 for s in message.sequences)
+    num_tensor_bytes = 4 * num_positions * num_floats
+    num_bytes = num_tensor_bytes + num_positions * _POSITION_BYTES + num_logprobs * _LOGPROB_BYTES
+    if num_bytes > MAX_FULL_SCORE_BYTES:
+        raise InvalidRequestError(
+            f"{num_bytes} bytes to answer are over the limit {MAX_FULL_SCORE_BYTES}",
+            field=asked[0],
+        )
+    return num_tensor_bytes
 
 
 def _sequence(

@@ -16,6 +16,8 @@ from verifier.wire import ServedModel
 
 # Of all Score calls at a time, unless there is only one.
 MAX_SCORED_TOKENS = 1 << 20
+# Likewise, of the laws and hidden states in their answers.
+MAX_SCORED_TENSOR_BYTES = 64 << 20
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -28,6 +30,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._max_session_event_bytes = max_session_event_bytes
         self._sessions: set[Session] = set()
         self._num_scored_tokens = 0
+        self._num_scored_tensor_bytes = 0
         self._is_draining = False
 
     def open(self, engine: Engine, served: ServedModel) -> None:
@@ -63,16 +66,24 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             raise OverloadedError(
                 f"{self._num_scored_tokens} tokens are being scored already", retry_after_ms=1000
             )
+        if self._num_scored_tensor_bytes + query.num_tensor_bytes > MAX_SCORED_TENSOR_BYTES:
+            raise OverloadedError(
+                f"{self._num_scored_tensor_bytes} bytes of laws and hidden states are being made "
+                "already",
+                retry_after_ms=1000,
+            )
         self._num_scored_tokens += num_tokens
+        self._num_scored_tensor_bytes += query.num_tensor_bytes
         call = ScoreCall(engine, query.sequences, query.options)
         try:
             scored = await asyncio.wrap_future(call.result)
+            # Writing tens of thousands of logprobs takes longer than hints may wait.
+            return await asyncio.to_thread(score_wire.score_response, query, scored)
         finally:
             # Also when the client has gone away: its blocks are free within one step.
             call.close()
             self._num_scored_tokens -= num_tokens
-        # Writing tens of thousands of logprobs takes longer than hints may wait.
-        return await asyncio.to_thread(score_wire.score_response, query, scored)
+            self._num_scored_tensor_bytes -= query.num_tensor_bytes
 
     async def GetModelInfo(
         self, request: verifier_pb2.GetModelInfoRequest, context: _Context

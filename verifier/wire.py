@@ -82,6 +82,10 @@ class ServedModel:
     allow_trace: bool = False
     # "": the model's folder has no tokenizer.
     tokenizer_digest: str = ""
+    # Elements of a hidden state.
+    hidden_size: int = 0
+    # Whether `Score` may be asked for whole laws and hidden states.
+    allows_full_scores: bool = False
 
     def limits(self) -> verifier_pb2.Limits:
         return verifier_pb2.Limits(

@@ -776,10 +776,12 @@ class ScoreRequest(_message.Message):
     method: Global___Method.ValueType
     distributions: _builtins.bool
     """Give each position's whole law. Refused by name where the operator does not allow it; at most
-    4 MiB in all.
+    4 MiB to answer, everything counted.
     """
     hidden_states: _builtins.bool
-    """Give each position's hidden state, the last layer's output. Likewise."""
+    """Give each position's hidden state: what the output layer gets, so behind the last norm. Refused
+    and bounded likewise.
+    """
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreSequence]:
         """At least 1; together at most 131,072 tokens, and at most 32,768 logprobs to answer."""
@@ -910,7 +912,9 @@ class ScoredPosition(_message.Message):
     """
     logprobs: _builtins.bytes
     hidden_state: _builtins.bytes
-    """On request, float32, little-endian, one per element of the hidden size."""
+    """On request, float32, little-endian, one per element of the hidden size; widened if the model
+    computes in fewer bits.
+    """
     @_builtins.property
     def draft(self) -> _sampling_pb2.TokenLogprob:
         """Logprob and rank of the draft token, as for output tokens: at temperature 0 of the law that

@@ -65,6 +65,7 @@ def bundled_config() -> VerifierConfig:
         max_num_seqs=8,
         max_num_batched_tokens=256,
         num_kv_blocks=512,
+        allow_full_scores=True,
     )
 
 
@@ -99,17 +100,17 @@ async def start_verifier(
             *,
             max_model_len: int | None = None,
             gives_logprobs: bool = True,
+            gives_full_scores: bool = True,
             observer: EngineObserver | None = None,
             **options: object,
         ) -> RunningVerifier:
             config = bundled_config.model_copy(update=options)
-            loaded = bundled_model
+            served = dataclasses.replace(bundled_model.served, allows_full_scores=gives_full_scores)
             if max_model_len is not None:
-                served = dataclasses.replace(loaded.served, max_model_len=max_model_len)
-                loaded = dataclasses.replace(loaded, served=served)
+                served = dataclasses.replace(served, max_model_len=max_model_len)
             if not gives_logprobs:
-                served = dataclasses.replace(loaded.served, max_logprobs=None)
-                loaded = dataclasses.replace(loaded, served=served)
+                served = dataclasses.replace(served, max_logprobs=None)
+            loaded = dataclasses.replace(bundled_model, served=served)
             registry, log = CollectorRegistry(), structlog.testing.LogCapture()
             logger = structlog.wrap_logger(
                 None,

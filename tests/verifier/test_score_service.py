@@ -7,10 +7,12 @@ from collections.abc import Callable
 import grpc
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from servicekit.errors import field_violation, retry_after_ms
 from tandem.v1 import sampling_pb2
 from tandem.v1 import verifier_pb2 as pb
+from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import RecordingObserver
 from tests.verifier.running_verifier import PATIENCE_S, RunningVerifier, StartVerifier
@@ -135,6 +137,95 @@ class TestAnswers:
         assert "vocabulary" in reasons[0]
         assert "limit of 40" in reasons[1]
         assert reasons[2:] == ["", ""]
+
+
+class TestFullScores:
+    @pytest.mark.parametrize("method", METHODS)
+    async def test_are_transformers_laws_and_hidden_states(
+        self, start_verifier: StartVerifier, method: pb.Method
+    ) -> None:
+        running = await start_verifier(max_num_batched_tokens=20)
+        sequences = [sequence(30, 5), sequence(1, 0), sequence(7, 2)]
+        law = sampling_pb2.SamplingParams(temperature=0.7, top_k=50, repetition_penalty=1.2)
+        response = await call(
+            running,
+            request(
+                *sequences,
+                sampling=law,
+                distributions=True,
+                hidden_states=True,
+                prompt_logprobs=True,
+                method=method,
+            ),
+        )
+        model = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32).eval()
+        for asked, told in zip(sequences, response.sequences, strict=True):
+            prompt, drafts = list(asked.token_ids), list(asked.draft_token_ids)
+            with torch.inference_mode():
+                oracle = model(torch.tensor([prompt + drafts]), output_hidden_states=True)
+            first = len(prompt) - 1
+            probs = target_probs(oracle.logits[0, first:], law, prompt, [], drafts)
+            states = oracle.hidden_states[-1][0, first:]
+            assert len(told.positions) == len(drafts) + 1
+            assert_floats([p.probs for p in told.positions], probs, 1e-4)
+            assert_floats([p.hidden_state for p in told.positions], states, 1e-3)
+            for position in told.positions:
+                told_probs = torch.frombuffer(bytearray(position.probs), dtype=torch.float32)
+                logprobs = torch.frombuffer(bytearray(position.logprobs), dtype=torch.float32)
+                torch.testing.assert_close(logprobs.exp(), told_probs)
+
+    async def test_are_left_out_where_nobody_asked(self, start_verifier: StartVerifier) -> None:
+        running = await start_verifier()
+        response = await call(running, request(sequence(3, 1), hidden_states=True))
+        [first, second] = response.sequences[0].positions
+        assert len(first.hidden_state) == len(second.hidden_state) > 0
+        assert first.probs == first.logprobs == b""
+
+    @pytest.mark.parametrize("name", ["distributions", "hidden_states"])
+    async def test_are_refused_by_name_where_they_are_not_allowed(
+        self, start_verifier: StartVerifier, name: str
+    ) -> None:
+        running = await start_verifier(gives_full_scores=False)
+        error = await error_of(running, request(sequence(3, 1), **{name: True}))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        violation = field_violation(error)
+        assert violation
+        assert violation[0] == name
+
+    async def test_may_take_what_a_client_takes_and_no_more(
+        self, start_verifier: StartVerifier
+    ) -> None:
+        running = await start_verifier()
+        # 254 positions, each of 2 x 2,048 floats and what is beside them.
+        most = [*[sequence(3, 50)] * 4, sequence(3, 49)]
+        response = await call(running, request(*most, distributions=True))
+        assert 4_150_000 < response.ByteSize() <= 4 << 20
+        over = request(*most, sequence(3, 0), distributions=True)
+        error = await error_of(running, over)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        violation = field_violation(error)
+        assert violation
+        assert violation[0] == "distributions"
+
+    async def test_of_all_calls_are_bounded(
+        self, start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        running = await start_verifier()
+        full = request(sequence(3, 1), distributions=True)
+        monkeypatch.setattr(service, "MAX_SCORED_TENSOR_BYTES", 2 * 2 * 2048 * 4)
+        servicer = running.verifier.servicer
+        await call(running, full)
+        assert servicer._num_scored_tensor_bytes == 0
+        servicer._num_scored_tensor_bytes = 1
+        error = await error_of(running, full)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert retry_after_ms(error)
+        await call(running, request(sequence(3, 1)))
+
+
+def assert_floats(told: list[bytes], expected: torch.Tensor, atol: float) -> None:
+    rows = [torch.frombuffer(bytearray(row), dtype=torch.float32) for row in told]
+    torch.testing.assert_close(torch.stack(rows), expected, atol=atol, rtol=0)
 
 
 BAD: dict[str, tuple[pb.ScoreRequest, str]] = {
