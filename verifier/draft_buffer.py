@@ -113,16 +113,21 @@ class DraftBuffer:
         """
         return self._matched_ngram_length + length - self._base_length
 
+    def ahead(self, length: int, num_tokens: int) -> list[int]:
+        """What `draft` would give; to look at only."""
+        skip = length - self._base_length
+        return self._token_ids[skip : skip + num_tokens]
+
     def draft(self, length: int, num_tokens: int) -> tuple[list[int], HintOutcome | None]:
         """Up to `num_tokens` drafts for a sequence of `length` tokens, the length of the last
         `offer` or `advance`; and what became of the hint, the first time that it is used.
         """
-        skip = length - self._base_length
-        token_ids = self._token_ids[skip : skip + num_tokens]
+        token_ids = self.ahead(length, num_tokens)
         if not token_ids or self._is_told:
             return token_ids, None
         self._is_told = True
-        return token_ids, HintOutcome.REALIGNED if skip else HintOutcome.USED
+        is_realigned = length > self._base_length
+        return token_ids, HintOutcome.REALIGNED if is_realigned else HintOutcome.USED
 
     def _retire(self, outcome: HintOutcome) -> HintOutcome | None:
         self._token_ids = []

@@ -28,7 +28,11 @@ from verifier.block_pool import BlockPool
 from verifier.draft_buffer import HintOutcome
 from verifier.prefix_cache import extend_digests
 from verifier.sequence import Sequence
-from verifier.speculation_policy import num_drafts_to_verify, num_drafts_trusted
+from verifier.speculation_policy import (
+    num_drafts_possible,
+    num_drafts_to_verify,
+    num_drafts_trusted,
+)
 
 # A run of blocks is begun where it has room for this much output, if the sequence may grow so far.
 _RUN_AHEAD_TOKENS = 256
@@ -343,7 +347,14 @@ class Scheduler:
             budget=budget,
             num_sharing=num_sharing,
         )
-        draft_token_ids, outcome = sequence.draft_buffer.draft(len(sequence.token_ids), num_drafts)
+        length = len(sequence.token_ids)
+        num_drafts = num_drafts_possible(
+            sequence.draft_buffer.ahead(length, num_drafts),
+            stop_token_ids=sequence.stop_token_ids,
+            num_output_tokens=length - sequence.prompt_length,
+            min_new_tokens=sequence.sampling.min_new_tokens,
+        )
+        draft_token_ids, outcome = sequence.draft_buffer.draft(length, num_drafts)
         if outcome is not None:
             self._count_hint(outcome)
         return draft_token_ids

@@ -1,12 +1,14 @@
 """How many drafts a sequence verifies in a step: the one place for K.
 
-As many as its hint holds and is trusted with, up to the sequence's limit, the room it has left and
-its share of the step's token budget. Trust follows how far the hint's match reaches, and grows with
-what comes as the hint said; so a hint can hold more than one step's worth, and a step whose
-drafts were all accepted leaves the next one its drafts, without any wait. K does not
-go by what a step costs, nor by what was accepted lately: that only decides whether hints are asked
-for.
+As many as its hint holds and is trusted with and as could be accepted, up to the sequence's limit,
+the room it has left and its share of the step's token budget. Trust follows how far the hint's
+match reaches, and grows with what comes as the hint said; so a hint can hold more than one step's
+worth, and a step whose drafts were all accepted leaves the next one its drafts, without any wait. K
+does not go by what a step costs, nor by what was accepted lately: that only decides whether hints
+are asked for.
 """
+
+from collections.abc import Sequence as SequenceOf
 
 STEPS_AHEAD = 4
 USELESS_HINTS_BEFORE_PROBING = 6
@@ -37,6 +39,29 @@ def num_drafts_trusted(*, tokens_per_match: int, reach: int) -> int | None:
         reach: how many tokens before the draft's first are known to match, 0 if nobody said.
     """
     return tokens_per_match * max(1, reach) if tokens_per_match else None
+
+
+def num_drafts_possible(
+    draft_token_ids: SequenceOf[int],
+    *,
+    stop_token_ids: frozenset[int],
+    num_output_tokens: int,
+    min_new_tokens: int,
+) -> int:
+    """How many drafts, from the first on, could be accepted whatever the model says.
+
+    Nothing behind a stop token is ever used. A stop token itself may stand, unless it would be
+    among the first `min_new_tokens`, where it is masked. No other token is known to be out of the
+    question beforehand: biases and penalties are finite, and what top-k, top-p and min-p cut off
+    is up to the logits.
+
+    Args:
+        num_output_tokens: of the sequence, before the drafts.
+    """
+    if stop_token_ids.isdisjoint(draft_token_ids):
+        return len(draft_token_ids)
+    first = next(i for i, token_id in enumerate(draft_token_ids) if token_id in stop_token_ids)
+    return first if num_output_tokens + first < min_new_tokens else first + 1
 
 
 def num_drafts_wanted(

@@ -16,6 +16,7 @@ from tests.verifier.running_engine import (
     PATIENCE_S,
     EngineSession,
     StartEngine,
+    is_terminal,
     start_engine_with,
 )
 from tests.verifier.scripted_model import continue_by, follow, hashed
@@ -279,16 +280,21 @@ def any_hint(
 
 class TestStopTokens:
     @pytest.mark.parametrize(
-        ("stop", "token_ids", "num_accepted"),
+        ("stop", "token_ids", "num_accepted", "num_drafts"),
         [
-            pytest.param(9, TEXT[5:6], 1, id="the first draft"),
-            pytest.param(6, TEXT[5:8], 3, id="amid the accepted run"),
-            pytest.param(3, TEXT[5:10], 5, id="the last right draft"),
-            pytest.param(8, TEXT[5:12], 6, id="the recovered token"),
+            pytest.param(9, TEXT[5:6], 1, 1, id="the first draft"),
+            pytest.param(6, TEXT[5:8], 3, 3, id="amid the accepted run"),
+            pytest.param(3, TEXT[5:10], 5, 5, id="the last right draft"),
+            pytest.param(8, TEXT[5:12], 6, 7, id="the recovered token"),
         ],
     )
     def test_a_stop_token_truncates_an_accepted_run(
-        self, start_engine: StartEngine, stop: int, token_ids: list[int], num_accepted: int
+        self,
+        start_engine: StartEngine,
+        stop: int,
+        token_ids: list[int],
+        num_accepted: int,
+        num_drafts: int,
     ) -> None:
         running = start_engine(rule=follow(TEXT))
         session = running.attach()
@@ -299,9 +305,40 @@ class TestStopTokens:
         session.hint(sequence_id, 5, [*TEXT[5:11], 0])
         decided = session.wait_decided(sequence_id, 2)
         assert decided.token_ids == token_ids
-        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (7, num_accepted)
+        assert (decided.num_draft_tokens, decided.num_accepted_tokens) == (num_drafts, num_accepted)
         assert decided.finish_reason is FinishReason.STOP
         assert decided.num_wanted_draft_tokens == 0
+
+    @pytest.mark.parametrize(
+        ("min_new_tokens", "drafts"),
+        [
+            pytest.param(0, [[9]], id="nothing behind one"),
+            pytest.param(4, [TEXT[6:13]], id="none that is too early, nor what follows it"),
+        ],
+    )
+    def test_drafts_that_cannot_be_right_are_not_run_and_change_no_token(
+        self, start_engine: StartEngine, min_new_tokens: int, drafts: list[list[int]]
+    ) -> None:
+        running = start_engine(rule=follow(TEXT))
+        session = running.attach()
+        outputs = []
+        for is_hinted in (False, True):
+            sequence_id = session.open(
+                TEXT[:4],
+                max_new_tokens=20,
+                draft_wait=ALWAYS,
+                stop_token_ids=frozenset({9}),
+                sampling=Sampling(min_new_tokens=min_new_tokens),
+            )
+            while not any(map(is_terminal, session.of(sequence_id))):
+                session.read()
+                length = 4 + len(session.output(sequence_id))
+                session.hint(sequence_id, length, TEXT[length:][:7] if is_hinted else [])
+            outputs.append(session.output(sequence_id))
+        running.sync()
+        assert outputs[0] == outputs[1]
+        items = [item for step in running.observer.steps for item in step.scheduled]
+        assert [item.draft_token_ids for item in items if item.draft_token_ids] == drafts
 
     def test_a_stop_token_in_the_prompt_or_in_wrong_drafts_stops_nothing(
         self, start_engine: StartEngine

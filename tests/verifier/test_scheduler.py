@@ -12,6 +12,7 @@ from tests.verifier.sequences import make_sequence
 from tests.volume import examples
 from verifier.block_pool import BlockPool
 from verifier.draft_buffer import HintOutcome
+from verifier.sampling import Sampling
 from verifier.scheduler import ScheduledSequence, Scheduler
 from verifier.sequence import DraftWait, Sequence
 
@@ -207,6 +208,39 @@ def test_a_draft_is_counted_when_it_is_scheduled_and_not_before() -> None:
     scheduler.finish(second)
     assert [len(item.draft_token_ids) for item in scheduler.schedule()] == [1]
     assert outcomes == [HintOutcome.USED]
+
+
+@pytest.mark.parametrize(
+    ("min_new_tokens", "drafts"), [(0, [4, 5, 9]), (2, [4, 5, 9]), (3, [4, 5])]
+)
+def test_drafts_are_cut_where_they_cannot_be_right(min_new_tokens: int, drafts: list[int]) -> None:
+    scheduler = make_scheduler()
+    [sequence] = decoding(
+        scheduler,
+        1,
+        num_output_tokens=30,
+        stop_token_ids=frozenset({9}),
+        sampling=Sampling(min_new_tokens=min_new_tokens),
+    )
+    known = sequence.token_ids
+    sequence.draft_buffer.offer(len(known), [4, 5, 9, 6, 7], 2, known)
+    [item] = scheduler.schedule()
+    assert item.draft_token_ids == drafts
+
+
+def test_a_hint_of_which_nothing_can_be_right_is_not_used() -> None:
+    told: list[HintOutcome] = []
+    scheduler = make_scheduler(count_hint=told.append)
+    [sequence] = decoding(
+        scheduler,
+        1,
+        stop_token_ids=frozenset({9}),
+        sampling=Sampling(min_new_tokens=5),
+    )
+    sequence.draft_buffer.offer(len(sequence.token_ids), [9, 4], 2, sequence.token_ids)
+    [item] = scheduler.schedule()
+    assert item.draft_token_ids == []
+    assert told == []
 
 
 def test_a_draft_that_comes_where_none_was_expected_is_used() -> None:
