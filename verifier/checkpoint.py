@@ -27,6 +27,8 @@ SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 MODEL_TYPES_WITH_SINKS = {"gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"}
 # How these turn any token depends on the longest sequence of the whole batch.
 UNSUPPORTED_ROPE_TYPES = {"dynamic", "longrope"}
+# In the names of what a configuration says of other things than text.
+_MEDIA_WORDS = frozenset({"audio", "codec", "image", "video", "vision", "vq"})
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -70,6 +72,12 @@ def load_checkpoint(
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
+    if (folder / "adapter_config.json").exists():
+        # transformers might load the model that it names, from elsewhere.
+        raise CheckpointError(
+            f"{folder} holds adapter_config.json: LoRA adapters are not served: merge it into its "
+            "model and serve that"
+        )
     if not any(folder.glob("*.safetensors")):
         raise CheckpointError(f"{folder} holds no .safetensors file; other formats are not loaded")
     try:
@@ -154,8 +162,11 @@ def check_architecture(config: Any) -> None:
     name = str(getattr(config, "model_type", "?"))
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(f"{name}: encoder-decoder models are not served")
-    if getattr(config, "vision_config", None) or getattr(config, "audio_config", None):
-        raise CheckpointError(f"{name}: multimodal models are not served")
+    if media_key := _media_key(config):
+        raise CheckpointError(
+            f"{name}: multimodal models are not served, only text goes in and out: its "
+            f"configuration has {media_key}"
+        )
     if getattr(config, "kv_lora_rank", None):
         raise CheckpointError(f"{name}: multi-head latent attention (MLA) is not served")
     if getattr(config, "attn_logit_softcapping", None):
@@ -290,6 +301,17 @@ def widened_weights(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _media_key(config: Any) -> str | None:
+    """What of a configuration is about images or sound. A token's id alone is no sign of it: text
+    models made from others may have kept some.
+    """
+    for key, value in config.to_dict().items():
+        is_token = key.endswith(("_token_id", "_token_ids", "_token_index"))
+        if value is not None and not is_token and not _MEDIA_WORDS.isdisjoint(key.split("_")):
+            return str(key)
+    return None
 
 
 def _rope_types(config: Any) -> set[str]:

@@ -428,6 +428,8 @@ def check_sampling(
     Raises:
         RequestError: names the field.
     """
+    if message.num_beams > 1:
+        raise UnsupportedFieldError("beam search is not supported", field="sampling.num_beams")
     sampling = Sampling.of(message)
     for name, is_allowed, range_ in _SAMPLING_RANGES:
         value = getattr(sampling, name)

@@ -76,6 +76,16 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"no \.safetensors"):
             load_checkpoint(tmp_path, dtype="auto", device=CPU)
 
+    @pytest.mark.parametrize("has_base_model", [False, True])
+    def test_an_adapter(self, tmp_path: Path, has_base_model: bool) -> None:
+        (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        (tmp_path / "adapter_model.safetensors").touch()
+        if has_base_model:
+            for name in ("config.json", "model.safetensors"):
+                shutil.copy(MODEL_FOLDER / name, tmp_path)
+        with pytest.raises(CheckpointError, match="LoRA adapters are not served: merge it into"):
+            load_checkpoint(tmp_path, dtype="auto", device=CPU)
+
     @pytest.mark.parametrize(
         ("config", "reason"),
         [
@@ -88,7 +98,14 @@ class TestRefusals:
                 "linear_attention",
                 id="linear attention",
             ),
-            pytest.param({"model_type": "llava"}, "multimodal", id="vision"),
+            pytest.param(
+                {"model_type": "llava"},
+                "llava: multimodal models are not served, .*: its configuration has vision_config",
+                id="vision",
+            ),
+            pytest.param({"model_type": "qwen2_audio"}, "has audio_config", id="sound"),
+            pytest.param({"model_type": "moshi"}, "has audio_encoder_config", id="speech"),
+            pytest.param({"model_type": "fuyu"}, "has image_size", id="image patches"),
             pytest.param(
                 {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
                 "rotary embeddings of type dynamic",
@@ -137,6 +154,12 @@ class TestRefusals:
         (tmp_path / "model.safetensors").touch()
         with pytest.raises(CheckpointError, match=reason):
             load_checkpoint(tmp_path, dtype="auto", device=CPU)
+
+    def test_a_text_model_that_only_kept_a_token_of_images_is_not_refused(self) -> None:
+        config = SMALL_CONFIGS["llama"]()
+        config.image_token_id = 7
+        config.vision_config = None
+        check_architecture(config)
 
     def test_a_configuration_without_attention(self) -> None:
         with pytest.raises(CheckpointError, match="not a decoder with attention"):

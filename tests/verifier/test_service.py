@@ -303,6 +303,7 @@ UNSUPPORTED_OPENS: dict[str, Message] = {
     "adapter_id": make_open(adapter_id="x"),
     "drafter_address": make_open(drafter_address="x"),
     "trace": make_open(trace=True),
+    "sampling.num_beams": make_open(sampling=SamplingParams(num_beams=2)),
 }
 
 
