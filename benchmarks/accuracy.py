@@ -1,21 +1,24 @@
 """Does Tandem say what transformers says? Both answer the same prompts, side by side.
 
-    python -m benchmarks.accuracy [--data FILE.jsonl] [--model FOLDER] [--batch-size N]
-        [--max-new-tokens N] [--min-rouge1 X]
+    python -m benchmarks.accuracy [--task renames | summaries] [--data FILE.jsonl]
+        [--only tandem | transformers] [--model FOLDER] [--batch-size N] [--max-new-tokens N]
+        [--min-rouge1 X]
 
-Greedy, with speculation, through gateway, drafter and verifier. A line of the data is a JSON
-object with a `prompt` and, if there is one, a `reference`; so any summarisation set can be run.
-Without --data: the held-out renames.
+Greedy, with speculation, through gateway, drafter and verifier. The task is the held-out renames,
+or to sum up the readmes of the packages in constraints.txt (`package_summaries.py`), or what is in
+a file: a line of it is a JSON object with a `prompt` and, if there is one, a `reference`. The
+bundled model knows renames only; summaries are for a model that knows language.
 
 Prints the share of equal answers, every first divergence, ROUGE-1/2/L (F measure, against the
-reference; where there is none, Tandem's against transformers' answer) and tokens/s.
+reference; where there is none, Tandem's against transformers' answer) and tokens/s. With --only
+one side answers alone, and nothing is compared but its answers with the references.
 
 Two correct systems may differ where the model itself hardly does: a divergence is a near-tie when
 transformers' logits of both tokens are within 1e-4 of its best. In `strict` float32 each must be
 one; a lower dtype or `fast` only lists them.
 
-Exit status: 0; 1 if a divergence had to be a near-tie and is none, or ROUGE-1 is under
---min-rouge1; 2 for arguments or data that cannot be used.
+Exit status: 0; 1 if a divergence had to be a near-tie and is none, or ROUGE-1 (Tandem's, if it
+answers) is under --min-rouge1; 2 for arguments or data that cannot be used.
 """
 
 import argparse
@@ -23,7 +26,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -32,29 +35,23 @@ from typing import Any, cast
 import torch
 from rouge_score.rouge_scorer import RougeScorer
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
+from benchmarks.accuracy_data import DataError, Example, make_examples, read_examples
 from benchmarks.machine import processor
+from benchmarks.package_summaries import summary_tasks
 from benchmarks.services import running_stack
 from benchmarks.workloads import BUNDLED_MODEL, HELD_OUT
 from tandem.client import AsyncTandemClient, GenerationRequest, TandemError
 
 NEAR_TIE = 1e-4
+SIDES = ("tandem", "transformers")
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
-
-
-class DataError(Exception):
-    """The data cannot be used; the message names the file and the line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """One line of the data."""
-
-    line: int
-    prompt_token_ids: list[int]
-    reference: str | None
-    max_new_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,46 +80,6 @@ class Answers:
 
     token_ids: list[list[int]]
     tokens_per_s: float
-
-
-def read_examples(path: Path, tokenizer: Tokenizer, max_new_tokens: int | None) -> list[Example]:
-    """Reads the data; without `max_new_tokens`, answers may be a little longer than the reference.
-
-    Raises:
-        DataError: a line is not an object with a `prompt`, or there is none.
-    """
-    examples = []
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: {error}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: not JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise DataError(f"{path}:{number}: wants an object with a text `prompt`")
-        reference = row.get("reference")
-        if not isinstance(reference, str | None):
-            raise DataError(f"{path}:{number}: `reference` is not text")
-        prompt_token_ids = tokenizer.encode(row["prompt"], add_special_tokens=False).ids
-        if not prompt_token_ids:
-            raise DataError(f"{path}:{number}: `prompt` is empty")
-        length = len(tokenizer.encode(reference).ids) + 16 if reference else 128
-        examples.append(
-            Example(
-                line=number,
-                prompt_token_ids=prompt_token_ids,
-                reference=reference,
-                max_new_tokens=max_new_tokens or length,
-            )
-        )
-    if not examples:
-        raise DataError(f"{path}: no line")
-    return examples
 
 
 async def ask_tandem(
@@ -226,6 +183,21 @@ def find_divergence(
     )
 
 
+def find_divergences(
+    model: PreTrainedModel,
+    examples: Sequence[Example],
+    answers: Mapping[str, Answers],
+    end_id: int,
+) -> list[Divergence]:
+    """Those of all examples whose answers by the two sides differ."""
+    tandem, transformers = (answers[side].token_ids for side in SIDES)
+    found = (
+        find_divergence(model, example, mine, theirs, end_id)
+        for example, mine, theirs in zip(examples, tandem, transformers, strict=True)
+    )
+    return [divergence for divergence in found if divergence is not None]
+
+
 def rouge(answers: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Mean F measures."""
     scorer = RougeScorer(list(ROUGE_TYPES))
@@ -239,17 +211,19 @@ def rouge(answers: Sequence[str], references: Sequence[str]) -> dict[str, float]
 def find_failures(
     divergences: Sequence[Divergence],
     *,
-    rouge1: float,
+    rouge1: float | None,
     wants_near_ties: bool,
     min_rouge1: float | None,
 ) -> list[str]:
-    """Why the command fails, a line each."""
+    """Why the command fails, a line each. `rouge1`: None if there is nothing to measure it by."""
     failures = [
         f"line {divergence.line}: a divergence that is no near-tie"
         for divergence in divergences
         if wants_near_ties and not divergence.is_near_tie
     ]
-    if min_rouge1 is not None and rouge1 < min_rouge1:
+    if min_rouge1 is not None and rouge1 is None:
+        failures.append("there is no reference to measure ROUGE-1 by")
+    elif min_rouge1 is not None and rouge1 is not None and rouge1 < min_rouge1:
         failures.append(f"ROUGE-1 {rouge1:.4f} is under {min_rouge1:g}")
     return failures
 
@@ -261,8 +235,7 @@ def main() -> int:
     model_folder = arguments.model.resolve()
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
     try:
-        examples = read_examples(arguments.data, tokenizer, arguments.max_new_tokens)
-        examples = examples[: arguments.limit]
+        examples = _examples(arguments, tokenizer)[: arguments.limit]
         result = _compare(model_folder, tokenizer, examples, arguments)
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -279,13 +252,16 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.accuracy", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--data", type=Path, default=HELD_OUT, help="JSON lines")
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--task", default="renames", choices=["renames", "summaries"])
+    data.add_argument("--data", type=Path, help="JSON lines, instead of a task")
+    parser.add_argument("--only", choices=SIDES, help="let one side alone answer")
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
     parser.add_argument("--batch-size", type=_count, default=16, help="streams at a time")
     parser.add_argument(
         "--max-new-tokens", type=_count, help="default: the reference's and 16 more; without, 128"
     )
-    parser.add_argument("--min-rouge1", type=float, help="fail if Tandem's ROUGE-1 is lower")
+    parser.add_argument("--min-rouge1", type=float, help="fail if ROUGE-1 is lower")
     parser.add_argument("--limit", type=_count, help="only so many prompts")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--numerics", default="strict", choices=["strict", "fast"])
@@ -301,74 +277,97 @@ def _count(text: str) -> int:
     return value
 
 
+def _examples(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[Example]:
+    if arguments.data is None and arguments.task == "summaries":
+        rows = list(enumerate(summary_tasks(), start=1))
+        return make_examples(rows, "summaries", tokenizer, arguments.max_new_tokens)
+    return read_examples(arguments.data or HELD_OUT, tokenizer, arguments.max_new_tokens)
+
+
 def _compare(
     model_folder: Path,
     tokenizer: Tokenizer,
     examples: Sequence[Example],
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
-    model = AutoModelForCausalLM.from_pretrained(
-        model_folder, dtype=getattr(torch, arguments.dtype)
-    ).eval()
-    end = model.generation_config.eos_token_id
-    end_ids = frozenset([] if end is None else [end] if isinstance(end, int) else end)
-    flags = ["--dtype", arguments.dtype, "--numerics", arguments.numerics]
-    flags += ["--threads", str(arguments.threads)]
-    with running_stack(model=model_folder, verifier_flags=flags) as stack:
-        tandem = asyncio.run(
-            ask_tandem(stack.gateway, examples, num_streams=arguments.batch_size, end_ids=end_ids)
+    """Lets those answer that are to; only who needs it loads the model."""
+    end_ids = _end_ids(model_folder)
+    answers: dict[str, Answers] = {}
+    if arguments.only != "transformers":
+        flags = ["--dtype", arguments.dtype, "--numerics", arguments.numerics]
+        flags += ["--threads", str(arguments.threads)]
+        with running_stack(model=model_folder, verifier_flags=flags) as stack:
+            answers["tandem"] = asyncio.run(
+                ask_tandem(
+                    stack.gateway, examples, num_streams=arguments.batch_size, end_ids=end_ids
+                )
+            )
+    divergences: list[Divergence] = []
+    if arguments.only != "tandem":
+        model = AutoModelForCausalLM.from_pretrained(
+            model_folder, dtype=getattr(torch, arguments.dtype)
+        ).eval()
+        answers["transformers"] = ask_transformers(
+            model, examples, batch_size=arguments.batch_size, end_ids=end_ids
         )
-    transformers = ask_transformers(
-        model, examples, batch_size=arguments.batch_size, end_ids=end_ids
-    )
-    divergences = [
-        divergence
-        for example, mine, theirs in zip(
-            examples, tandem.token_ids, transformers.token_ids, strict=True
-        )
-        if (divergence := find_divergence(model, example, mine, theirs, min(end_ids, default=-1)))
-    ]
-    texts = [tokenizer.decode_batch(answers.token_ids) for answers in (tandem, transformers)]
-    with_reference = [i for i, example in enumerate(examples) if example.reference is not None]
-    scores: dict[str, dict[str, float]] = {}
-    if with_reference:
-        references = [cast(str, examples[i].reference) for i in with_reference]
-        for name, answers in zip(("tandem", "transformers"), texts, strict=True):
-            scores[name] = rouge([answers[i] for i in with_reference], references)
-    else:
-        scores["tandem"] = rouge(*texts)
+        if arguments.only is None:
+            divergences = find_divergences(model, examples, answers, min(end_ids, default=-1))
+    scores = _scores(tokenizer, examples, answers)
+    first = scores.get(next(iter(answers)))
     failures = find_failures(
         divergences,
-        rouge1=scores["tandem"]["rouge1"],
+        rouge1=first["rouge1"] if first else None,
         wants_near_ties=arguments.numerics == "strict" and arguments.dtype == "float32",
         min_rouge1=arguments.min_rouge1,
     )
     return {
         "command": "python -m benchmarks.accuracy",
+        "data": str(arguments.data or arguments.task),
         "dtype": arguments.dtype,
         "numerics": arguments.numerics,
         "processor": processor(),
         "num_prompts": len(examples),
-        "num_references": len(with_reference),
-        "exact_match": 1 - len(divergences) / len(examples),
+        "num_references": sum(example.reference is not None for example in examples),
+        "exact_match": 1 - len(divergences) / len(examples) if len(answers) == 2 else None,
         "divergences": [
             {**asdict(divergence), "is_near_tie": divergence.is_near_tie}
             for divergence in divergences
         ],
         "rouge": scores,
-        "tokens_per_s": {
-            "tandem": tandem.tokens_per_s,
-            "transformers": transformers.tokens_per_s,
-        },
+        "tokens_per_s": {name: each.tokens_per_s for name, each in answers.items()},
         "failures": failures,
     }
 
 
+def _end_ids(model_folder: Path) -> frozenset[int]:
+    try:
+        end = GenerationConfig.from_pretrained(model_folder).eos_token_id
+    except OSError:
+        end = getattr(AutoConfig.from_pretrained(model_folder), "eos_token_id", None)
+    return frozenset([] if end is None else [end] if isinstance(end, int) else end)
+
+
+def _scores(
+    tokenizer: Tokenizer, examples: Sequence[Example], answers: Mapping[str, Answers]
+) -> dict[str, dict[str, float]]:
+    """Each side's against the references; without any, Tandem's against transformers' answers."""
+    texts = {name: tokenizer.decode_batch(each.token_ids) for name, each in answers.items()}
+    references = {i: e.reference for i, e in enumerate(examples) if e.reference is not None}
+    if references:
+        return {
+            name: rouge([own[i] for i in references], list(references.values()))
+            for name, own in texts.items()
+        }
+    return {"tandem": rouge(texts["tandem"], texts["transformers"])} if len(texts) == 2 else {}
+
+
 def _table(result: dict[str, Any]) -> str:
     against = "the references" if result["num_references"] else "transformers' answers"
+    compared = "one side alone"
+    if result["exact_match"] is not None:
+        compared = f"{result['exact_match']:.1%} equal, {len(result['divergences'])} diverge"
     lines = [
-        f"{result['num_prompts']} prompts, {result['dtype']}, {result['numerics']}: "
-        f"{result['exact_match']:.1%} equal, {len(result['divergences'])} diverge. "
+        f"{result['num_prompts']} prompts, {result['dtype']}, {result['numerics']}: {compared}. "
         f"On {result['processor']}.",
         "",
         f"| against {against} | ROUGE-1 | ROUGE-2 | ROUGE-L | tokens/s |",

@@ -12,11 +12,9 @@
 Of all but the renames `KNOWN_TOKENS` are known and `CONTINUED_TOKENS` are to come.
 """
 
-import importlib.metadata
 import importlib.util
 import json
 import pydoc_data.topics
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks.debian_copyrights import base_system_copyrights
+from benchmarks.package_summaries import pinned_packages
 from benchmarks.workloads import HELD_OUT
 
 KNOWN_TOKENS = 1500
@@ -36,8 +35,6 @@ MAX_TEXTS = {
     "readmes": 40,
     "copyrights": 80,
 }
-
-_CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +106,8 @@ def _package_texts() -> tuple[dict[str, list[str]], list[str]]:
     """Returns each text once, in the order of the packages' names, and the packages without any."""
     licences: dict[str, None] = {}
     readmes: dict[str, None] = {}
-    missing = []
-    for name, version in re.findall(r"^([\w.-]+)==(\S+)$", _CONSTRAINTS.read_text(), re.MULTILINE):
-        try:
-            package = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
-            continue
-        if package.version.split("+")[0] != version:
-            missing.append(name)
-            continue
+    packages, missing = pinned_packages()
+    for package in packages:
         for file in sorted(package.files or (), key=str):
             if file.parts[0].endswith(".dist-info"):
                 if file.name == "METADATA":

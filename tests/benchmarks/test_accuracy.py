@@ -12,15 +12,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks import accuracy
 from benchmarks.accuracy import (
-    DataError,
     Divergence,
-    Example,
     ask_transformers,
     find_divergence,
     find_failures,
-    read_examples,
     rouge,
 )
+from benchmarks.accuracy_data import DataError, Example, make_examples, read_examples
+from benchmarks.package_summaries import summary_tasks
 from benchmarks.workloads import BUNDLED_MODEL, HELD_OUT
 
 END = 0
@@ -138,6 +137,41 @@ def test_it_compares_the_whole_of_tandem_with_transformers(
     assert "failed: ROUGE-1" in captured.err  # answers cut at 24 tokens
 
 
+@pytest.mark.parametrize("side", accuracy.SIDES)
+def test_one_side_alone_is_measured_by_the_references(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    side: str,
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise AssertionError("the other side was asked")
+
+    if side == "transformers":
+        monkeypatch.setattr(accuracy, "running_stack", fail)
+    else:
+        monkeypatch.setattr(accuracy, "AutoModelForCausalLM", fail)
+    found = tmp_path / "found.json"
+    flags = ["--limit", "2", "--max-new-tokens", "8", "--json", str(found), "--only", side]
+    assert run(monkeypatch, *flags, "--min-rouge1", "0.999") == 1
+    result = json.loads(found.read_text())
+    assert list(result["rouge"]) == list(result["tokens_per_s"]) == [side]
+    assert (result["exact_match"], result["divergences"]) == (None, [])
+    captured = capsys.readouterr()
+    assert "2 prompts, float32, strict: one side alone. On " in captured.out
+    assert "failed: ROUGE-1" in captured.err
+
+
+def test_packages_are_summed_up_from_their_readmes(tokenizer: Tokenizer) -> None:
+    tasks = summary_tasks()
+    assert len(tasks) > 20
+    [numpy] = [task for task in tasks if task["prompt"].endswith("what is numpy?\n\n")]
+    assert numpy["reference"] == "Fundamental package for array computing in Python"
+    examples = make_examples(list(enumerate(tasks, start=1)), "summaries", tokenizer, None)
+    longest = max(len(e.prompt_token_ids) + e.max_new_tokens for e in examples)
+    assert longest <= 2048, "more than the bundled model takes"
+
+
 @pytest.mark.parametrize(
     ("wants_near_ties", "min_rouge1", "failures"),
     [
@@ -155,6 +189,12 @@ def test_what_makes_the_command_fail(
         divergences, rouge1=0.7, wants_near_ties=wants_near_ties, min_rouge1=min_rouge1
     )
     assert found == failures
+
+
+def test_without_references_rouge_cannot_be_demanded_of_one_side() -> None:
+    found = find_failures([], rouge1=None, wants_near_ties=True, min_rouge1=0.1)
+    assert found == ["there is no reference to measure ROUGE-1 by"]
+    assert find_failures([], rouge1=None, wants_near_ties=True, min_rouge1=None) == []
 
 
 def test_missing_data_exits_with_2(
