@@ -5,6 +5,7 @@
 Greedy, on held-out rename prompts, one stream and 16, in one process: the engine with drafts from
 the drafter's own kernel and without, under `strict` and `fast` numerics; transformers' `generate`
 plain, with prompt lookup, as a left-padded batch of 16, and if asked for its continuous batching.
+Drafts verified by batch expansion stand beside those verified in a single pass.
 Also text that never repeats, and how much of a step is not the forward pass. The whole of Tandem,
 over gRPC, is `benchmarks.end_to_end`.
 
@@ -81,6 +82,8 @@ RATIOS: list[tuple[tuple[str, int], tuple[str, int], float | None]] = [
     (("strict, speculation", BATCH), ("strict, plain", BATCH), None),
     (("strict, speculation, cached prompts", 1), ("strict, speculation", 1), None),
     (("strict, speculation, cached prompts", BATCH), ("strict, speculation", BATCH), None),
+    (("strict, speculation", 1), ("strict, speculation, batch expansion", 1), None),
+    (("strict, speculation", BATCH), ("strict, speculation, batch expansion", BATCH), None),
     (("random text, speculation", 1), ("random text, plain", 1), 0.98),
     (("random text, speculation", BATCH), ("random text, plain", BATCH), 0.98),
     (("strict, plain", 1), ("fast, plain", 1), None),
@@ -146,10 +149,11 @@ def _rows(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Ro
     renames = rename_tasks(model, arguments.prompts)
     strangers = random_tasks(reference.config.vocab_size, min(BATCH, len(renames)))
     engines = {}
-    for name, numerics, prefix_cache in (
-        ("strict", "strict", False),
-        ("fast", "fast", False),
-        ("cached", "strict", True),
+    for name, numerics, options in (
+        ("strict", "strict", {}),
+        ("fast", "fast", {}),
+        ("cached", "strict", {"prefix_cache": True}),
+        ("expanded", "strict", {"verification": "batch_expansion"}),
     ):
         config = VerifierConfig.model_validate(
             {
@@ -158,7 +162,8 @@ def _rows(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Ro
                 "dtype": arguments.dtype,
                 "threads": arguments.threads,
                 "numerics": numerics,
-                "prefix_cache": prefix_cache,
+                "prefix_cache": False,
+                **options,
             }
         )
         engines[name] = stack.enter_context(InProcessEngine(config).started())
@@ -194,6 +199,14 @@ def _rows(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Ro
                 tasks=renames,
                 run=tandem("cached", streams, True),
                 asks_all_before=True,
+            )
+        )
+        rows.append(
+            Row(
+                name="strict, speculation, batch expansion",
+                streams=streams,
+                tasks=renames,
+                run=tandem("expanded", streams, True),
             )
         )
         for speculate in (True, False):
