@@ -1,4 +1,4 @@
-"""The scored rows of one step: where they lie in the batch, and what becomes of them.
+"""A step's entries, and the scored rows among them: where they lie, and what becomes of them.
 
 Two kinds of sequences have rows to score: those that are continued and asked for prompt logprobs,
 and those that are only scored (`Score`). The former are laid out as ever, with further logits rows
