@@ -50,7 +50,9 @@ def test_the_longest_match_said_of_another_law_follows_the_match_as_ours() -> No
 
 
 def test_the_wire_has_the_same_presets() -> None:
-    names = {name.removeprefix("PRESET_"): value for name, value in sampling_pb2.Preset.items()}
+    names = {
+        name.removeprefix("PRESET_"): int(value) for name, value in sampling_pb2.Preset.items()
+    }
     assert names.pop("UNSPECIFIED") == Preset.DEFAULT
     assert names == {preset.name: preset.value for preset in LAWS}
 

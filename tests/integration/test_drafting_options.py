@@ -265,7 +265,7 @@ async def test_the_algorithm_is_the_one_that_was_asked_for(
 
     monkeypatch.setattr(store, "append", note)
     for algorithm in ("kmp", "index", None):
-        speculation = SpeculationParams(algorithm=algorithm)  # type: ignore[arg-type]
+        speculation = SpeculationParams(algorithm=algorithm)
         await asked.draft(REPEATING, speculation)
     await asked.draft(REPEATING, SpeculationParams(preset="vllm-kmp"))
     kmp, index = ngram_params.Algorithm.KMP, ngram_params.Algorithm.INDEX
