@@ -15,13 +15,13 @@ an image's kernels then run on all nodes of a cluster.
 
 import functools
 import hashlib
-import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import llvmlite.binding
+import numba
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,17 +33,16 @@ _ITS_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 
 def _compile_for_all_processors() -> None:
     """Has numba make code for every processor of the level, if this one is of it."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    config: Any = numba.config
+    if platform.machine() not in ("x86_64", "AMD64") or config.CPU_NAME is not None:
         return
     features = llvmlite.binding.get_host_cpu_features()
     if all(features.get(feature, False) for feature in _ITS_FEATURES):
-        os.environ.setdefault("NUMBA_CPU_NAME", _COMMON_PROCESSOR)
-        os.environ.setdefault("NUMBA_CPU_FEATURES", "")
+        config.CPU_NAME, config.CPU_FEATURES = _COMMON_PROCESSOR, ""
 
 
-# numba reads the two when it is imported.
+# Before anything is compiled.
 _compile_for_all_processors()
-import numba  # noqa: E402
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:

@@ -11,6 +11,9 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck
 
+# Says for which processors numba compiles, before any test has it compile the verifier's kernels:
+# so all processes keep the same machine code.
+import drafter.jit  # noqa: F401
 from verifier.cpu_kernels import hold_cpu_kernels
 
 TESTS = Path(__file__).parent
