@@ -14,8 +14,7 @@ from benchmarks.drafter_texts import ask
 from benchmarks.held_out_texts import Continuation
 from drafter.answerer import Answerer
 from drafter.history import History
-from drafter.messages import Keep
-from drafter.ngram_params import NgramParams, Overlap, Tie
+from drafter.ngram_params import Keep, NgramParams, Overlap, Tie
 from drafter.pool_drafts import PoolDrafts
 from drafter.pool_records import PoolLimits
 from drafter.pool_store import PoolStore

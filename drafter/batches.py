@@ -10,6 +10,7 @@ time. Does not know RPCs (`service.py`).
 """
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,9 @@ from drafter.refusals import InvalidDeltaError, OutOfSyncError
 from drafter.turns import Turn, Turns
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2
+
+# How many sequences feed their pools at one go: about a hundred microseconds.
+_MOST_FED_AT_ONCE = 8
 
 MAX_FORGOTTEN_AT_ONCE = 64
 """How many sequences are forgotten at one go: a few hundred microseconds."""
@@ -67,6 +71,8 @@ class Batches:
         self._live_s: float | None = None
         # The slots of texts that answered batches have left to be indexed.
         self._unindexed: deque[npt.NDArray[np.int64]] = deque()
+        # The slots of texts that are to feed their pools.
+        self._feeding: dict[int, None] = {}
         self._is_closing = False
 
     async def close(self) -> None:
@@ -150,6 +156,7 @@ class Batches:
             slots = work.slots_to_index()
             for first in range(0, len(slots), MOST_ROWS):
                 self._unindexed.append(slots[first : first + MOST_ROWS])
+            self._feeding.update(dict.fromkeys(work.slots_to_feed()))
         self._note_live_batch()
         self._index_in_background()
 
@@ -214,6 +221,7 @@ class Batches:
         behind = self._live.behind
         if len(behind) > 0:
             self._unindexed.append(behind)
+        self._feeding.update(dict.fromkeys(self._live.feeding))
         self._live_s = None
         if self._drafting.pools.store.num_pools > 0:
             self._drafting.pools.see_to_work()
@@ -267,11 +275,15 @@ class Batches:
             )
 
     def _index_in_background(self) -> None:
-        """Sees to it that texts are indexed that nobody waits for."""
-        if self._is_closing or not (self._unindexed or self._drafting.is_behind):
+        """Sees to it that texts are indexed that nobody waits for, and feed their pools."""
+        if self._is_closing or not self._has_background_work:
             return
         if self.indexing is None or self.indexing.done():
             self.indexing = asyncio.create_task(self._index())
+
+    @property
+    def _has_background_work(self) -> bool:
+        return bool(self._unindexed or self._feeding or self._drafting.is_behind)
 
     async def _index(self) -> None:
         """Indexes step by step; whatever else there is to do comes first.
@@ -279,11 +291,16 @@ class Batches:
         What was drafted from is never held back: the longer it takes, the more has to be looked
         through for each draft. A sequence that cannot be indexed is forgotten; the others go on.
         """
-        while self._unindexed or self._drafting.is_behind:
+        while self._has_background_work:
             if self._unindexed:
                 await asyncio.sleep(0)
                 # Those first that have lacked so much for longest.
                 self._index_slots(self._unindexed.popleft())
+            elif self._feeding:
+                await asyncio.sleep(0)
+                for slot in list(itertools.islice(self._feeding, _MOST_FED_AT_ONCE)):
+                    del self._feeding[slot]
+                    self._drafting.feed(slot)
             else:
                 await self.turns.wait_until_rested()
             # However much live batches bring, what nobody drafts from yet gets its slices too.
@@ -313,7 +330,7 @@ class Batches:
                 await turn.pause()
             keep = wire.keep_from_proto(release.keep)
             try:
-                self._drafting.release(release.sequence_id, keep, release.feed_id)
+                self._drafting.release(release.sequence_id, keep, release.feed_id, release.length)
             except Exception:
                 # A mistake of ours, or no memory left for the text: the sequence is forgotten, and
                 # the others are released.

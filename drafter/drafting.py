@@ -16,8 +16,9 @@ from drafter.batch_rows import BatchRows
 from drafter.batch_wire import APPENDED, DRAFT, NO_MATCH, OPEN, POOL_DRAFT
 from drafter.history import History
 from drafter.history_store import HistoryStore, StreamLease
-from drafter.messages import Keep, Proposal, ProposalStatus, SequenceDelta
+from drafter.messages import Proposal, ProposalStatus, SequenceDelta
 from drafter.ngram_index import DONE, MUST_GROW, MUST_SCAN
+from drafter.ngram_params import Keep
 from drafter.pool_drafts import PoolDrafts
 
 SLICE_S = 0.0005
@@ -107,11 +108,22 @@ class Drafting:
             num_wanted = max(0, min(num_wanted, delta.max_length - history.length))
         rows.ask(i, history, num_wanted, is_wanted=is_wanted)
 
-    def release(self, sequence_id: str, keep: Keep, feed_id: str) -> None:
+    def release(self, sequence_id: str, keep: Keep, feed_id: str, length: int) -> None:
         """Forgets a sequence, and leaves its text in its pool as told. An unknown one is fine."""
         history = self.store.release(sequence_id)
         if history is not None:
-            self.pools.keep(history, keep, feed_id)
+            self.pools.keep(history, keep, feed_id, length)
+
+    def feed(self, slot: int) -> None:
+        """Feeds its pool what a sequence has grown by, if it has by enough."""
+        history = self.store.by_slot[slot]
+        if history is None:
+            return
+        try:
+            self.pools.feed(history)
+        except Exception:
+            # A mistake of ours, or no memory left.
+            self.forget(history)
 
     def grow_table(self, history: History, index: int) -> bool:
         """Makes room in a table; returns whether that worked. If not, the sequence is forgotten."""
@@ -124,7 +136,7 @@ class Drafting:
         return True
 
     def forget(self, history: History) -> None:
-        """Forgets a sequence that could not be indexed; called while the exception is handled."""
+        """Forgets a sequence that something failed for; called while the exception is handled."""
         self._on_failure(history.sequence_id)
         if history.is_kept:
             self.store.release(history.sequence_id)
@@ -194,6 +206,11 @@ class Work:
         histories = [self._rows.histories[i] for i in self._asked.tolist()]
         slots = [h.slot for h in histories if h is not None and h.is_kept and h.num_unindexed > 0]
         return np.array(slots, dtype=np.int64)
+
+    def slots_to_feed(self) -> list[int]:
+        """Returns the slots of the sequences that have grown so long that they feed their pools."""
+        histories = [self._rows.histories[i] for i in self._asked.tolist()]
+        return [h.slot for h in histories if h is not None and h.is_kept and h.is_feed_due]
 
     def _answer(self, now: npt.NDArray[np.int64], end_s: float) -> None:
         """Asks about the first of the rows that are open."""

@@ -21,6 +21,7 @@ from drafter.live_desk import (
     NUM_BEHIND,
     NUM_BY_OUTCOME,
     NUM_BYTES,
+    NUM_FEEDING,
     NUM_ROWS,
     NUM_TAKEN,
 )
@@ -62,9 +63,10 @@ class LiveAnswerer:
         self._words = self._desk.data
         self._request = np.zeros(wire.MAX_MESSAGE_BYTES, dtype=np.uint8).data
         self._answer = np.zeros(wire.MAX_MESSAGE_BYTES, dtype=np.uint8).data
-        self._slots, self._headers, self._wanted, self._statuses, self._behind = np.zeros(
-            (5, MOST_ROWS), dtype=np.int64
-        )
+        rows: npt.NDArray[np.int64] = np.zeros((6, MOST_ROWS), dtype=np.int64)
+        self._slots, self._headers, self._wanted, self._statuses = rows[:4]
+        self._behind: npt.NDArray[np.int64] = rows[4]
+        self._feeding: npt.NDArray[np.int64] = rows[5]
         self._is_wanted = np.zeros(MOST_ROWS, dtype=np.bool_)
         self._arrays: dict[int, npt.NDArray[np.generic]] = {
             live_desk.REQUEST: np.asarray(self._request),
@@ -76,6 +78,7 @@ class LiveAnswerer:
             live_desk.IS_WANTED: self._is_wanted,
             live_desk.STATUSES: self._statuses,
             live_desk.BEHIND: self._behind,
+            live_desk.FEEDING: self._feeding,
             live_desk.MOST_DRAFT_TOKENS: np.array(
                 [wire.most_draft_tokens(count) for count in range(MOST_ROWS + 1)], dtype=np.int64
             ),
@@ -114,6 +117,12 @@ class LiveAnswerer:
     def behind(self) -> npt.NDArray[np.int64]:
         """The slots of those of the answered batch that are to be indexed now; a copy."""
         return self._behind[: self._words[NUM_BEHIND]].copy()
+
+    @property
+    def feeding(self) -> list[int]:
+        """The slots of those of the answered batch that are to feed their pools."""
+        slots: list[int] = self._feeding[: self._words[NUM_FEEDING]].tolist()
+        return slots
 
     def answer(self, payload: bytes) -> bytes | None:
         """Answers a message, unless something about it is not plain.

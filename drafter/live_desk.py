@@ -31,6 +31,7 @@ MOST_ROWS = 512
     IS_WANTED,
     STATUSES,  # of those that `index_live` left
     BEHIND,  # the slots of those that have come to lack so much that they are to be indexed
+    FEEDING,  # the slots of those that have grown so long that they are to feed their pools
     # What an answer has room for per sequence, by the number of sequences:
     MOST_DRAFT_TOKENS,
     # Of the sequence table, and of all pools:
@@ -59,9 +60,10 @@ MOST_ROWS = 512
     NUM_TAKEN,
     NUM_BYTES,
     NUM_BEHIND,
+    NUM_FEEDING,
     # How many rows came to each of `batch_wire.OPEN` and so on, as far as `POOL_DRAFT`.
     NUM_BY_OUTCOME,
-) = range(34)
+) = range(36)
 DESK_WORDS = NUM_BY_OUTCOME + POOL_DRAFT + 1
 
 Desk = npt.NDArray[np.int64]

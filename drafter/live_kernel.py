@@ -34,6 +34,7 @@ from drafter.live_desk import (
     ANSWER,
     BEHIND,
     BUDGET,
+    FEEDING,
     GENERATION,
     HASH_BASE,
     HEADERS,
@@ -48,6 +49,7 @@ from drafter.live_desk import (
     NUM_BEHIND,
     NUM_BY_OUTCOME,
     NUM_BYTES,
+    NUM_FEEDING,
     NUM_ROWS,
     NUM_TAKEN,
     REQUEST,
@@ -65,7 +67,7 @@ from drafter.live_desk import (
 from drafter.ngram_index import DONE, lacks
 from drafter.ngram_table import CAPACITY, LENGTH
 from drafter.pool_kernel import draft_from_pools
-from drafter.pool_link import has_old_link
+from drafter.pool_link import has_old_link, is_feed_due
 from drafter.proposal_kernel import answer_texts
 from drafter.sequence_table import HEADER, OLDEST
 from drafter.take_kernel import note_wanted, take_plain
@@ -214,6 +216,8 @@ def _answer_taken(desk: Desk) -> int:
     desk[NUM_BY_OUTCOME : NUM_BY_OUTCOME + POOL_DRAFT + 1] = 0
     slots, behind = numbers_of(desk, SLOTS, MOST_ROWS), numbers_of(desk, BEHIND, MOST_ROWS)
     num_behind = 0
+    feeding = numbers_of(desk, FEEDING, MOST_ROWS)
+    num_feeding = 0
     out = put_number(desk[ANSWER], BATCH_ID, desk[HEADS])
     t = 0
     for i in range(count):
@@ -230,6 +234,9 @@ def _answer_taken(desk: Desk) -> int:
         if num_lacking - rows[i, NUM_TOKENS] < LEAST_INDEXED <= num_lacking:
             behind[num_behind] = slots[i]
             num_behind += 1
+        if is_feed_due(all_headers[i]):
+            feeding[num_feeding] = slots[i]
+            num_feeding += 1
         out = put_proposal(
             out,
             desk[REQUEST] + rows[i, ID_START],
@@ -241,6 +248,7 @@ def _answer_taken(desk: Desk) -> int:
             num_tokens,
         )
     desk[NUM_BEHIND] = num_behind
+    desk[NUM_FEEDING] = num_feeding
     desk[NUM_BYTES] = out - desk[ANSWER]
     return ANSWERED
 

@@ -36,16 +36,6 @@ class Source(Enum):
     POOL = "pool"
 
 
-class Keep(Enum):
-    """What becomes of a finished sequence's text."""
-
-    NOTHING = "nothing"
-    OUTPUT = "output"
-    """What followed its prompt goes to its pool."""
-    ALL = "all"
-    """Its prompt and output go to its pool."""
-
-
 class ProposalStatus(Enum):
     """What became of a delta."""
 

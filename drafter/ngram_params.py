@@ -10,6 +10,8 @@ from drafter.refusals import InvalidDeltaError
 
 MAX_NGRAM = 32
 MAX_POOL_ID_BYTES = 256
+MIN_POOL_FEED_TOKENS = 16
+"""A pool that is fed fewer tokens at a time is kept busy by the tokens around them."""
 
 
 class Overlap(Enum):
@@ -40,13 +42,23 @@ class Algorithm(Enum):
     """A scan of the history: no memory beside the tokens, a cost linear in their number."""
 
 
+class Keep(Enum):
+    """What becomes of a finished sequence's text."""
+
+    NOTHING = "nothing"
+    OUTPUT = "output"
+    """What followed its prompt goes to its pool."""
+    ALL = "all"
+    """Its prompt and output go to its pool."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramParams:
     """How one sequence is drafted for, from its creation on.
 
     Raises:
-        InvalidDeltaError: n-gram sizes out of 1 <= min_ngram <= max_ngram <= 32, or
-            `tokens_per_match` without `Tie.LONGEST`.
+        InvalidDeltaError: n-gram sizes out of 1 <= min_ngram <= max_ngram <= 32,
+            `tokens_per_match` without `Tie.LONGEST`, or `pool_feed_tokens` that feed no pool.
     """
 
     min_ngram: int = 2
@@ -66,6 +78,11 @@ class NgramParams:
     pool_min_ngram: int = 0
     """The pool is looked into when the sequence's own match reaches less far; 0: when there is
     none."""
+    pool_feed_tokens: int = 0
+    """Every so many tokens the sequence feeds its pool while it grows; 0: only when it is
+    released."""
+    pool_keep: Keep = Keep.OUTPUT
+    """What of its text it then feeds."""
 
     def __post_init__(self) -> None:
         if self.min_ngram < 1:
@@ -83,6 +100,20 @@ class NgramParams:
                 "params.pool_id",
                 f"{len(self.pool_id.encode())} bytes are over {MAX_POOL_ID_BYTES}",
             )
+
+        if self.pool_feed_tokens > 0:
+            self._check_feeding()
+
+    def _check_feeding(self) -> None:
+        if not self.pool_id:
+            raise InvalidDeltaError("params.pool_feed_tokens", "there is no pool_id")
+        if self.pool_feed_tokens < MIN_POOL_FEED_TOKENS:
+            raise InvalidDeltaError(
+                "params.pool_feed_tokens",
+                f"{self.pool_feed_tokens} is under {MIN_POOL_FEED_TOKENS}",
+            )
+        if self.pool_keep is Keep.NOTHING:
+            raise InvalidDeltaError("params.pool_keep", "KEEP_NOTHING leaves nothing to feed")
 
     @property
     def ngram_mask(self) -> int:

@@ -52,7 +52,9 @@ CURSORS = 8
 """32 positions: n-grams of n tokens are indexed up to before it."""
 CURSOR_INDICES = 40
 """32 counts: the cursors' places in the order of `HEAD_INDEX`."""
-DIRECTORY = 72
+HEAD_OVERLAP = 72
+"""How many tokens from the oldest on are there only to be matched, see `pool_tokens.py`."""
+DIRECTORY = 73
 """Block numbers of the directory's parts, see `pool_table.py`."""
 DIRECTORY_PARTS = 512
 

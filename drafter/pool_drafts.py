@@ -10,6 +10,8 @@ The law, beside the one for the sequence's own text (`draft_kernel.py`):
 - The pool's draft is taken if it reaches further back than the sequence's own.
 - `tokens_per_match` bounds it as it bounds the sequence's own; it is never chained.
 - A reach ends where a kept text begins, and a draft where it ends.
+- What a sequence feeds while it grows is no occurrence for itself: its own last tokens would hide
+  what others have.
 
 Knows neither how pools are kept (`pool_store.py`) nor who runs their work (`pool_keeper.py`).
 """
@@ -23,8 +25,7 @@ from drafter.answerer import Answerer, Answers
 from drafter.history import History
 from drafter.indexed_text import IndexedText
 from drafter.jit import warm_up
-from drafter.messages import Keep
-from drafter.ngram_params import NgramParams
+from drafter.ngram_params import Keep, NgramParams
 from drafter.pool_kernel import draft_from_pools
 from drafter.pool_link import has_old_link, link_to_pool
 from drafter.pool_records import PoolLimits
@@ -49,15 +50,32 @@ class PoolDrafts:
         if self.store.has_work:
             self._on_work()
 
-    def keep(self, history: History, keep: Keep, feed_id: str) -> None:
-        """Leaves a finished sequence's text in its pool, if it names one."""
+    def feed(self, history: History) -> None:
+        """Feeds its pool what a sequence has grown by, if it has by enough."""
+        if history.is_feed_due:
+            self._grow(history, history.length)
+
+    def keep(self, history: History, keep: Keep, feed_id: str, length: int = 0) -> None:
+        """Leaves a finished sequence's text in its pool, if it names one.
+
+        Args:
+            history: of a sequence that is not known any more.
+            keep: what of its text. Of one that has fed its pool while it grew, what is left of
+                the same text, unless nothing is to be kept.
+            feed_id: see `PoolStore.feed`; that of one that fed its pool is its own id.
+            length: its text ends there; 0: at its last token.
+        """
         params = history.params
         if keep is Keep.NOTHING or not params.pool_id:
+            return
+        end = length or history.length
+        if params.pool_feed_tokens > 0:
+            self._grow(history, end)
             return
         start = history.prompt_length if keep is Keep.OUTPUT else 0
         self.store.feed(
             params.pool_id,
-            history.token_ids[start:],
+            history.token_ids[start:end],
             feed_id=feed_id,
             ngram_mask=params.ngram_mask,
         )
@@ -102,7 +120,19 @@ class PoolDrafts:
             params = text.params
             if params.pool_id:
                 block = self.store.block_of(params.pool_id, params.ngram_mask)
-                link_to_pool(text.address, self.store.generation, block, params.pool_min_ngram)
+                link_to_pool(text.address, self.store.generation, block)
+
+    def _grow(self, history: History, end: int) -> None:
+        params = history.params
+        num_fed = self.store.grow(
+            params.pool_id,
+            history.token_ids[history.growing_from : end],
+            feed_id=history.sequence_id,
+            num_fed=history.num_fed,
+            ngram_mask=params.ngram_mask,
+        )
+        history.note_fed(num_fed)
+        self._on_work()
 
 
 def warm_up_pools(answerer: Answerer) -> None:
@@ -120,6 +150,7 @@ def warm_up_pools(answerer: Answerer) -> None:
     history.append(np.arange(1000, dtype=np.uint32))
     short = History(params=history.params, prompt_length=0, max_tokens=8)
     short.append(np.array([7, 8], dtype=np.uint32))
+    assert not short.is_feed_due
 
     def keep_and_forget() -> None:
         nonlocal now_s

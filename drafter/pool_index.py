@@ -11,6 +11,9 @@ and go (`pool_text.py`), nor how the table is laid out (`pool_table.py`).
 Occurrences of an n-gram are linked from the earliest to the latest, and the oldest token goes
 first: so when an occurrence is evicted it is the earliest one, and its link is the next. What the
 table says of the tokens that remain stays exact.
+
+The latest occurrence has no next one. If a growing sequence owns it, its link is the latest
+occurrence that this sequence does not own: who is not to draft from itself finds it in one step.
 """
 
 from drafter.jit import kernel
@@ -20,10 +23,11 @@ from drafter.pool_arena import (
     CURSORS,
     HEAD,
     HEAD_INDEX,
+    HEAD_OVERLAP,
     NGRAM_MASK,
+    NUM_TOKENS,
     TAIL,
     Arena,
-    take_block,
     word,
 )
 from drafter.pool_table import (
@@ -40,12 +44,15 @@ from drafter.pool_table import (
     split_page,
 )
 from drafter.pool_tokens import (
+    JOINTS,
     LINKS,
     LONGEST_NGRAM,
-    OFFSET,
+    OWNERS,
     begins_at,
+    beside,
     position_after,
     position_before,
+    set_beside,
 )
 
 _MODULUS = 0xFFFFFFFF
@@ -86,6 +93,17 @@ def index(arena: Arena, pool: int, most: int) -> int:
         while position != tail:
             if num_indexed == most:
                 return num_indexed
+            num_overlapping = _overlap_at(arena, header, position)
+            if num_overlapping > 0:
+                # Their n-grams are those of the text before. If not all are there, it waits.
+                at = header + CURSOR_INDICES + n - 1
+                tail_index = word(arena, header + HEAD_INDEX) + word(arena, header + NUM_TOKENS)
+                if (tail_index - word(arena, at)) & _MODULUS <= num_overlapping:
+                    break
+                for _ in range(num_overlapping):
+                    position = position_after(arena, position)
+                arena[header + CURSORS + n - 1] = position
+                arena[at] += num_overlapping
             if not _insert(arena, pool, position, n):
                 return -1
             position = position_after(arena, position)
@@ -117,10 +135,11 @@ def unindex_head(arena: Arena, pool: int, num_text_tokens: int) -> None:
     ngram_mask = word(arena, header + NGRAM_MASK)
     head = word(arena, header + HEAD)
     head_index = word(arena, header + HEAD_INDEX)
+    num_overlapping = word(arena, header + HEAD_OVERLAP)
     position = head
     for n in range(1, min(LONGEST_NGRAM, num_text_tokens - 1) + 1):
         position = position_after(arena, position)
-        if (ngram_mask >> (n - 1)) & 1:
+        if (ngram_mask >> (n - 1)) & 1 and n >= num_overlapping:
             cursor_index = word(arena, header + CURSOR_INDICES + n - 1)
             # The cursor is n tokens past the head, or nearer: not indexed yet.
             if (cursor_index - head_index) & _MODULUS > n:
@@ -129,6 +148,14 @@ def unindex_head(arena: Arena, pool: int, num_text_tokens: int) -> None:
         if (ngram_mask >> k) & 1 and arena[header + CURSORS + k] == head:
             arena[header + CURSORS + k] = position_after(arena, head)
             arena[header + CURSOR_INDICES + k] += 1
+
+
+@kernel
+def _overlap_at(arena: Arena, header: int, position: int) -> int:
+    """How many tokens from the position on are only there to be matched."""
+    if position == word(arena, header + HEAD):
+        return word(arena, header + HEAD_OVERLAP)
+    return beside(arena, position, JOINTS) if begins_at(arena, position) else 0
 
 
 @kernel
@@ -166,7 +193,7 @@ def _insert(arena: Arena, pool: int, position: int, n: int) -> bool:
         while arena[at + 2] != 0:
             latest = word(arena, at + 2)
             if _same_before(arena, latest, position, n):
-                if not _link(arena, pool, latest, n, position):
+                if not _link(arena, pool, latest, position, n):
                     return False
                 arena[at + 2] = position
                 return True
@@ -179,14 +206,16 @@ def _insert(arena: Arena, pool: int, position: int, n: int) -> bool:
 
 
 @kernel
-def _link(arena: Arena, pool: int, position: int, n: int, following: int) -> bool:
-    at = ((position >> BLOCK_BITS) << BLOCK_BITS) + LINKS + n - 1
-    if arena[at] == 0:
-        arena[at] = take_block(arena, pool)
-        if arena[at] == 0:
+def _link(arena: Arena, pool: int, latest: int, position: int, n: int) -> bool:
+    """Links what was the latest occurrence of an n-gram to the next; False: no room."""
+    side = LINKS + n - 1
+    owner = beside(arena, position, OWNERS)
+    if owner != 0:
+        is_of_owner = beside(arena, latest, OWNERS) == owner
+        foreign = beside(arena, latest, side) if is_of_owner else latest
+        if not set_beside(arena, pool, position, side, foreign):
             return False
-    arena[(word(arena, at) << BLOCK_BITS) + (position & OFFSET)] = following
-    return True
+    return set_beside(arena, pool, latest, side, position)
 
 
 @kernel
@@ -198,9 +227,11 @@ def _remove(arena: Arena, pool: int, position: int, n: int) -> None:
     while arena[at + 1] != position:
         assert arena[at + 2] != 0, "what is indexed is found"
         at = next_slot(arena, page, slot_after(page, at), key)
-    if arena[at + 2] == position:
+    latest = word(arena, at + 2)
+    if latest == position:
         empty_slot(arena, pool, page, at)
-    else:
-        links_at = ((position >> BLOCK_BITS) << BLOCK_BITS) + LINKS + n - 1
-        links = word(arena, links_at) << BLOCK_BITS
-        arena[at + 1] = arena[links + (position & OFFSET)]
+        return
+    side = LINKS + n - 1
+    arena[at + 1] = beside(arena, position, side)
+    if beside(arena, latest, side) == position:
+        set_beside(arena, pool, latest, side, 0)

@@ -14,7 +14,7 @@ from drafter.match_kernel import MAX_REACH_TOKENS
 from drafter.ngram_index import DONE
 from drafter.ngram_table import LENGTH, LONGEST, MAX_NGRAM, MIN_NGRAM, TIE, TOKENS, TOKENS_PER_MATCH
 from drafter.pool_arena import Arena
-from drafter.pool_link import pool_block_of, pool_min_ngram_of
+from drafter.pool_link import own_tag_of, pool_block_of, pool_min_ngram_of
 from drafter.pool_lookup import copy_from_pool, find_in_pool
 
 
@@ -64,6 +64,7 @@ def draft_from_pools(
             load_i64(header + 8 * MAX_NGRAM),
             tie,
             MAX_REACH_TOKENS,
+            own_tag_of(header),
         )
         if position == 0 or reach <= own_reach:
             continue

@@ -18,7 +18,15 @@ from drafter.pool_table import (
     seed_of,
     slot_after,
 )
-from drafter.pool_tokens import begins_at, position_after, position_before
+from drafter.pool_tokens import (
+    JOINTS,
+    LINKS,
+    OWNERS,
+    begins_at,
+    beside,
+    position_after,
+    position_before,
+)
 
 
 @kernel
@@ -46,6 +54,7 @@ def find_in_pool(
     max_ngram: int,
     tie: int,
     max_reach: int,
+    own: int,
 ) -> tuple[int, int]:
     """Finds the place in a pool's text that a context may be continued from.
 
@@ -62,6 +71,8 @@ def find_in_pool(
         tie: EARLIEST or LATEST occurrence, or LONGEST: whichever of the two reaches further back,
             the latest if both do.
         max_reach: how far back the match is followed, >= max_ngram.
+        own: the owner whose tokens do not count as occurrences; 0: none. Where the earliest one
+            does not count, the latest of those that do takes its place.
 
     Returns:
         (position, reach): of the draft's first token, and how many tokens before it agree with the
@@ -82,7 +93,14 @@ def find_in_pool(
             at = next_slot(arena, page, slot_after(page, at), key)
         if arena[at + 2] == 0:
             break
-        earliest, latest = word(arena, at + 1), word(arena, at + 2)
+        last = word(arena, at + 2)
+        if own != 0 and beside(arena, last, OWNERS) == own:
+            last = beside(arena, last, LINKS + n - 1)
+            if last == 0:
+                break
+        earliest, latest = word(arena, at + 1), last
+        if own != 0 and beside(arena, earliest, OWNERS) == own:
+            earliest = last
     if latest == 0:
         return 0, 0
     position = earliest if tie == EARLIEST else latest
@@ -98,7 +116,8 @@ def find_in_pool(
 def copy_from_pool(
     arena: Arena, pool: int, position: int, out: npt.NDArray[np.uint32], most: int
 ) -> int:
-    """Copies the tokens from a position on to `out`, at most to the end of their text.
+    """Copies the tokens from a position on to `out`, at most to the end of their text, and of those
+    that continue it.
 
     Returns:
         How many.
@@ -108,7 +127,10 @@ def copy_from_pool(
     while count < most:
         out[count] = arena[position]
         count += 1
-        position = position_after(arena, position)
-        if position == tail or begins_at(arena, position):
-            break
+        following = position_after(arena, position)
+        if following == tail or begins_at(arena, following):
+            following = beside(arena, position, JOINTS)
+            if following == 0:
+                break
+        position = following
     return count

@@ -25,9 +25,16 @@ from drafter.pool_arena import (
 )
 from drafter.pool_index import index, index_ngrams_of
 from drafter.pool_lookup import copy_from_pool
-from drafter.pool_records import POOL_RECORD_BYTES, TEXT_RECORD_BYTES, Pool, PoolLimits, Text
+from drafter.pool_records import (
+    POOL_RECORD_BYTES,
+    TEXT_RECORD_BYTES,
+    Pool,
+    PoolLimits,
+    Text,
+    owner_tag_of,
+)
 from drafter.pool_text import NEW_POOL_BLOCKS, append_tokens, evict, free_pool, make_pool
-from drafter.pool_tokens import position_after
+from drafter.pool_tokens import JOINTS, position_after, set_beside
 
 # Fewer free blocks than this, and the arena counts as full.
 _SPARE_BLOCKS = 8
@@ -36,10 +43,10 @@ _SPARE_BLOCKS = 8
 class PoolMemory:
     """Owned by the event loop, through the store.
 
-    The only one that changes a pool's `block` and `num_kept`, and a text's `start` and
-    `num_tokens`. Invariants (see `check_integrity`): `occupied_bytes` is never above
-    `max_pools_bytes` without what may wait, nor what a pool occupies above `max_pool_bytes`; every
-    block but the arena's own belongs to a pool.
+    The only one that changes a pool's `block` and `num_kept`, and a text's `start`, `last`,
+    `num_tokens`, `num_overlap` and `previous`. Invariants (see `check_integrity`): `occupied_bytes`
+    is never above `max_pools_bytes` without what may wait, nor what a pool occupies above
+    `max_pool_bytes`; every block but the arena's own belongs to a pool.
 
     Attributes:
         arena: all pools' memory; what a kernel looks pools up in.
@@ -93,11 +100,28 @@ class PoolMemory:
         pool = text.pool
         tail, was_empty = self._header(pool, TAIL), self._header(pool, NUM_TOKENS) == 0
         begins = text.num_tokens == 0
-        num_appended = append_tokens(self.arena, pool.block, token_ids, begins)
-        if begins and num_appended > 0:
-            text.start = (
-                self._header(pool, HEAD) if was_empty else position_after(self.arena, tail - 1)
-            )
+        owner = owner_tag_of(text.feed_key) if text.end else 0
+        num_overlapping = max(0, text.num_overlap - text.num_tokens)
+        if num_overlapping > 0:
+            # Nobody drafts what is only there to be matched: it needs no owner.
+            token_ids, owner = token_ids[:num_overlapping], 0
+        previous = None if num_overlapping > 0 else text.previous
+        if previous is not None and previous.num_tokens == 0:
+            previous = None  # evicted meanwhile
+        if previous is not None and not self._join(previous, previous.last):
+            return 0
+        num_appended = append_tokens(
+            self.arena, pool.block, token_ids, begins, num_overlapping, owner
+        )
+        first = self._header(pool, HEAD) if was_empty else position_after(self.arena, tail - 1)
+        if previous is not None:
+            self._join(previous, first if num_appended > 0 else 0)
+        if num_appended > 0:
+            text.last = self._header(pool, TAIL) - 1
+            if num_overlapping == 0:
+                text.previous = None
+            if begins:
+                text.start = first
         text.num_tokens += num_appended
         return num_appended
 
@@ -136,7 +160,9 @@ class PoolMemory:
 
     def evict(self, text: Text, most: int) -> None:
         """Forgets up to `most` tokens of the oldest text of its pool, from its beginning."""
-        text.num_tokens -= evict(self.arena, text.pool.block, text.num_tokens, most)
+        num_evicted = evict(self.arena, text.pool.block, text.num_tokens, most)
+        text.num_tokens -= num_evicted
+        text.num_overlap = max(0, text.num_overlap - num_evicted)
 
     def remove(self, text: Text) -> None:
         """Removes the record of a text that was added and has no tokens any more."""
@@ -165,6 +191,10 @@ class PoolMemory:
         assert self._record_bytes == record_bytes
         most_bytes = self._limits.max_pools_bytes - self._limits.max_waiting_bytes
         assert self.occupied_bytes <= most_bytes
+
+    def _join(self, text: Text, position: int) -> bool:
+        """Puts down where the text goes on behind its last token; False: there is no room."""
+        return set_beside(self.arena, text.pool.block, text.last, JOINTS, position)
 
     def _count_records(self, pool: Pool | None, num_bytes: int) -> None:
         """Leaves to blocks what records do not take, in the arena and in the pool."""

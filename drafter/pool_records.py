@@ -3,6 +3,7 @@
 Who changes them: `pool_store.py`, and what it is made of, `pool_memory.py` and `waiting_texts.py`.
 """
 
+import hashlib
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.pool_arena import MAX_ARENA_BYTES
+from drafter.pool_link import MAX_TAG
 
 MIN_POOL_BYTES = 1 << 16
 """A bound under this leaves no room worth having."""
@@ -75,6 +77,19 @@ class TextEviction(Enum):
     EXPIRED = "expired"
 
 
+def feed_key_of(feed_id: str) -> bytes:
+    """What is kept of a feed id; empty for none."""
+    return hashlib.blake2b(feed_id.encode(), digest_size=16).digest() if feed_id else b""
+
+
+def owner_tag_of(feed_key: bytes) -> int:
+    """The owner's tag of a text that grows under this key, from 1 to `MAX_TAG`.
+
+    Two sequences in 2^31 have the same; they then do not draft from each other.
+    """
+    return int.from_bytes(feed_key[:4]) & MAX_TAG or 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptText:
     """A copy of one text; what a snapshot is made of."""
@@ -84,17 +99,21 @@ class KeptText:
     feed_key: bytes
     age_s: float
     ngram_mask: int
+    num_overlap: int = 0
+    """See `Text`."""
+    end: int = 0
+    """See `Text`."""
 
 
 class Pool:
     """One pool's record; its tokens and its index are behind `block`, 0: not made yet.
 
-    `texts` are in the order they were fed, and `feed_keys` those of them that have one. Whatever
+    `texts` are in the order they were fed, and `newest` the last of them by feed key. Whatever
     changes what a snapshot of it says raises `version`.
     """
 
     __slots__ = (
-        "block", "feed_keys", "ngram_mask", "num_kept", "pool_id", "texts", "version",
+        "block", "newest", "ngram_mask", "num_kept", "pool_id", "texts", "version",
     )  # fmt: skip
 
     def __init__(self, pool_id: str, *, version: int = 0) -> None:
@@ -102,7 +121,7 @@ class Pool:
         self.block = 0
         self.ngram_mask = 0
         self.texts: deque[Text] = deque()
-        self.feed_keys: set[bytes] = set()
+        self.newest: dict[bytes, Text] = {}
         self.num_kept = 0
         self.version = version
 
@@ -111,28 +130,49 @@ class Pool:
         self.texts.append(text)
         self.version += 1
         if text.feed_key:
-            self.feed_keys.add(text.feed_key)
+            self.newest[text.feed_key] = text
 
     def remove(self, text: "Text") -> None:
         """Removes a text."""
         self.texts.remove(text)
         self.version += 1
-        self.feed_keys.discard(text.feed_key)
+        if self.newest.get(text.feed_key) is text:
+            del self.newest[text.feed_key]
 
 
 class Text:
-    """One kept text; `num_tokens` of it are in the pool, `waiting` are still to be appended."""
+    """One kept text, or a piece of one that is fed while it grows.
+
+    `num_tokens` of it are in the pool, `waiting` are still to be appended. A piece begins with
+    `num_overlap` tokens that were fed before, so that a match can reach back into them; `end` is
+    how many tokens of the whole were fed with it, 0: it is no piece. `previous` is the piece that
+    it continues, until it does in the pool, and `last` the position of its last token there.
+    """
 
     __slots__ = (
-        "fed_at_s", "feed_key", "num_tokens", "pool", "start", "waiting", "waiting_bytes",
+        "end", "fed_at_s", "feed_key", "last", "num_overlap", "num_tokens", "pool", "previous",
+        "start", "waiting", "waiting_bytes",
     )  # fmt: skip
 
     def __init__(
-        self, pool: Pool, token_ids: npt.NDArray[np.uint32], feed_key: bytes, fed_at_s: float
+        self,
+        pool: Pool,
+        token_ids: npt.NDArray[np.uint32],
+        feed_key: bytes,
+        fed_at_s: float,
+        *,
+        num_overlap: int = 0,
+        end: int = 0,
     ) -> None:
         self.pool = pool
         self.feed_key = feed_key
         self.fed_at_s = fed_at_s
+        self.num_overlap = num_overlap
+        self.end = end
+        self.last = 0
+        known = pool.newest.get(feed_key)
+        num_before = end - (len(token_ids) - num_overlap)
+        self.previous = known if known is not None and 0 < known.end == num_before else None
         self.num_tokens = 0
         self.start = 0
         self.waiting: npt.NDArray[np.uint32] | None = token_ids

@@ -8,9 +8,12 @@ A text is fed at once, but taken in by `work`, piece by piece, so that nobody wa
 at the end of its pool, indexed, and drafted from up to where it is indexed. Where room is needed
 the oldest text goes, from its beginning, piece by piece as well: that of the same pool where the
 pool is at its bound, else the oldest of all.
+
+A text that is fed while it grows is kept as pieces, each a text of its own that begins with the
+last tokens of the one before. Of these tokens nothing is indexed again, and a draft goes on from
+piece to piece: so the pieces of a text serve as the whole of it does.
 """
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,8 +21,17 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from drafter.match_kernel import MAX_REACH_TOKENS
 from drafter.pool_memory import PoolMemory
-from drafter.pool_records import FeedOutcome, KeptText, Pool, PoolLimits, Text, TextEviction
+from drafter.pool_records import (
+    FeedOutcome,
+    KeptText,
+    Pool,
+    PoolLimits,
+    Text,
+    TextEviction,
+    feed_key_of,
+)
 from drafter.waiting_texts import WaitingTexts
 
 MIN_TEXT_TOKENS = 2
@@ -27,7 +39,7 @@ MIN_TEXT_TOKENS = 2
 
 # What one call of `work` does at most: each about a hundred microseconds.
 _NGRAMS_PER_PIECE = 256
-_TOKENS_PER_PIECE = 960
+_TOKENS_PER_PIECE = 958
 
 
 class PoolStore:
@@ -115,10 +127,51 @@ class PoolStore:
             feed_id: feeding one that is kept again changes nothing. Empty: always a new text.
             ngram_mask: bit n - 1 for each n-gram size that the pool's index must cover.
         """
-        feed_key = hashlib.blake2b(feed_id.encode(), digest_size=16).digest() if feed_id else b""
-        outcome = self._feed(pool_id, token_ids, feed_key, ngram_mask, self._clock())
+        outcome = self._feed(pool_id, token_ids, feed_key_of(feed_id), ngram_mask, self._clock())
         self._on_feed(outcome)
         return outcome
+
+    def grow(
+        self,
+        pool_id: str,
+        token_ids: npt.NDArray[np.uint32],
+        *,
+        feed_id: str,
+        num_fed: int,
+        ngram_mask: int,
+    ) -> int:
+        """Keeps what a text has grown by since it was fed last, once `work` has been done.
+
+        Args:
+            pool_id: of the pool it goes to; made if there is none.
+            token_ids: all of the text, [n] uint32; what is new is copied.
+            feed_id: the text's name, not empty; what is kept under it is not fed again.
+            num_fed: how many of its tokens have been fed before, as far as the caller knows.
+            ngram_mask: see `feed`.
+
+        Returns:
+            How many of its tokens have been fed by now; those that were dropped count too.
+        """
+        feed_key = feed_key_of(feed_id)
+        pool = self._pools.get(pool_id)
+        known = None if pool is None else pool.newest.get(feed_key)
+        if known is not None:
+            # What was fed whole does not grow.
+            num_fed = max(num_fed, known.end or len(token_ids))
+        if len(token_ids) <= num_fed:
+            return num_fed
+        num_overlap = min(num_fed, MAX_REACH_TOKENS)
+        outcome = self._feed(
+            pool_id,
+            token_ids[num_fed - num_overlap :],
+            feed_key,
+            ngram_mask,
+            self._clock(),
+            num_overlap=num_overlap,
+            end=len(token_ids),
+        )
+        self._on_feed(outcome)
+        return num_fed if outcome is FeedOutcome.TOO_SHORT else len(token_ids)
 
     def restore(self, text: KeptText) -> FeedOutcome:
         """Keeps a text of a snapshot; the oldest first, and before any is fed."""
@@ -130,6 +183,8 @@ class PoolStore:
             text.feed_key,
             text.ngram_mask,
             self._clock() - text.age_s,
+            num_overlap=text.num_overlap,
+            end=text.end,
         )
 
     def block_of(self, pool_id: str, ngram_mask: int) -> int:
@@ -201,6 +256,8 @@ class PoolStore:
                     feed_key=text.feed_key,
                     age_s=max(0.0, now_s - text.fed_at_s),
                     ngram_mask=pool.ngram_mask,
+                    num_overlap=text.num_overlap,
+                    end=text.end,
                 )
 
     def check_integrity(self) -> None:
@@ -211,7 +268,8 @@ class PoolStore:
         self._waiting.check_integrity()
         for pool in self._pools.values():
             assert pool.texts, "a pool without text is not there"
-            assert pool.feed_keys == {text.feed_key for text in pool.texts if text.feed_key}
+            for feed_key, text in pool.newest.items():
+                assert text is [each for each in pool.texts if each.feed_key == feed_key][-1]
             assert pool.num_kept == sum(text in self._texts for text in pool.texts)
             fed_at = [text.fed_at_s for text in pool.texts]
             assert fed_at == sorted(fed_at)
@@ -225,11 +283,15 @@ class PoolStore:
         feed_key: bytes,
         ngram_mask: int,
         fed_at_s: float,
+        *,
+        num_overlap: int = 0,
+        end: int = 0,
     ) -> FeedOutcome:
         if len(token_ids) < MIN_TEXT_TOKENS:
             return FeedOutcome.TOO_SHORT
         pool = self._pools.get(pool_id)
-        if pool is not None and feed_key in pool.feed_keys:
+        known = None if pool is None else pool.newest.get(feed_key)
+        if known is not None and end <= known.end:
             return FeedOutcome.DUPLICATE
         if not self._waiting.has_room_for(token_ids):
             return FeedOutcome.DROPPED
@@ -237,7 +299,7 @@ class PoolStore:
         if pool is None:
             pool = self._pools[pool_id] = Pool(pool_id, version=self._num_pools_made << 32)
             self._num_pools_made += 1
-        text = Text(pool, waiting, feed_key, fed_at_s)
+        text = Text(pool, waiting, feed_key, fed_at_s, num_overlap=num_overlap, end=end)
         pool.add(text)
         self._num_texts += 1
         self._waiting.add(text)

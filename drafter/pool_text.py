@@ -13,6 +13,7 @@ from drafter.pool_arena import (
     BLOCK_BITS,
     HEAD,
     HEAD_INDEX,
+    HEAD_OVERLAP,
     NUM_TOKENS,
     POOL_MOST,
     TAIL,
@@ -25,11 +26,15 @@ from drafter.pool_index import move_cursors, unindex_head
 from drafter.pool_table import free_table, make_table
 from drafter.pool_tokens import (
     FIRST,
+    JOINTS,
     OFFSET,
+    OWNERS,
+    beside,
     chain_block,
     free_token_block,
     position_after,
     set_begins,
+    set_beside,
 )
 
 NEW_POOL_BLOCKS = 4
@@ -64,7 +69,14 @@ def free_pool(arena: Arena, pool: int) -> None:
 
 
 @kernel
-def append_tokens(arena: Arena, pool: int, token_ids: npt.NDArray[np.uint32], begins: bool) -> int:
+def append_tokens(
+    arena: Arena,
+    pool: int,
+    token_ids: npt.NDArray[np.uint32],
+    begins: bool,
+    num_overlapping: int,
+    owner: int,
+) -> int:
     """Appends tokens of one text for as long as there is room; returns how many.
 
     Args:
@@ -72,6 +84,8 @@ def append_tokens(arena: Arena, pool: int, token_ids: npt.NDArray[np.uint32], be
         pool: whose tail they go to.
         token_ids: [n] uint32.
         begins: whether a text begins with them.
+        num_overlapping: then, how many of the text's tokens are there only to be matched.
+        owner: see `pool_tokens.py`.
     """
     header = pool << BLOCK_BITS
     for i in range(len(token_ids)):
@@ -85,12 +99,19 @@ def append_tokens(arena: Arena, pool: int, token_ids: npt.NDArray[np.uint32], be
             if arena[header + HEAD] == tail:
                 arena[header + HEAD] = start
                 free_token_block(arena, pool, last)
+            arena[header + TAIL] = start
             tail = start
+        if not set_beside(arena, pool, tail, OWNERS, owner):
+            return i
+        if begins and i == 0:
+            if not set_beside(arena, pool, tail, JOINTS, num_overlapping):
+                return 0
+            if arena[header + NUM_TOKENS] == 0:
+                arena[header + HEAD_OVERLAP] = num_overlapping
+            set_begins(arena, tail)
         arena[tail] = token_ids[i]
         arena[header + TAIL] = tail + 1
         arena[header + NUM_TOKENS] += 1
-        if begins and i == 0:
-            set_begins(arena, tail)
     return len(token_ids)
 
 
@@ -115,6 +136,11 @@ def evict(arena: Arena, pool: int, num_text_tokens: int, most: int) -> int:
         arena[header + NUM_TOKENS] -= 1
         if after_head & OFFSET == FIRST:
             free_token_block(arena, pool, head >> BLOCK_BITS)
+        num_overlapping = 0
         if i + 1 < num_text_tokens:
             set_begins(arena, after_head)
+            num_overlapping = max(0, word(arena, header + HEAD_OVERLAP) - 1)
+        elif arena[header + NUM_TOKENS] > 0:
+            num_overlapping = beside(arena, after_head, JOINTS)
+        arena[header + HEAD_OVERLAP] = num_overlapping
     return count

@@ -7,7 +7,8 @@ clocks that differ do no harm, and time between two runs does not age it.
     "TNDMPOOL"  version  header length  header           token ids       BLAKE2b-256 of all before
     8 bytes     uint32   uint32         JSON, UTF-8      uint32 each     32 bytes
 
-    header  {"pool_id", "ngram_mask", "texts": [[num_tokens, age_s, feed_key in hex], ...]}
+    header  {"pool_id", "ngram_mask", "texts": [record, ...]}
+    record  [num_tokens, age_s, feed_key in hex, num_overlap, end], see `pool_records.py`
 
 Texts come in the order they were fed; numbers are little-endian.
 """
@@ -27,7 +28,7 @@ import numpy as np
 from drafter.pool_records import MAX_POOL_BYTES, KeptText
 
 MAGIC = b"TNDMPOOL"
-VERSION = 1
+VERSION = 2
 SUFFIX = ".pool"
 _PARTIAL_SUFFIX = ".partial"
 
@@ -158,7 +159,13 @@ def _header_of(texts: Sequence[KeptText]) -> bytes:
     records = (
         json.dumps(
             [
-                [len(text.token_ids), text.age_s, text.feed_key.hex()]
+                [
+                    len(text.token_ids),
+                    text.age_s,
+                    text.feed_key.hex(),
+                    text.num_overlap,
+                    text.end,
+                ]
                 for text in texts[first : first + _RECORDS_TOGETHER]
             ]
         )
@@ -176,10 +183,12 @@ def _parse(body: memoryview, header_bytes: int) -> list[KeptText]:
         raise ValueError(f"pool {pool_id!r} with n-grams {ngram_mask:#x}")
     texts = []
     start = 0
-    for num_tokens, age_s, feed_key in header["texts"]:
+    for num_tokens, age_s, feed_key, num_overlap, text_end in header["texts"]:
         end = start + int(num_tokens)
         if not (start < end <= len(token_ids) and math.isfinite(age_s) and age_s >= 0):
             raise ValueError(f"a text of {num_tokens} tokens, {age_s} s old")
+        if not (0 <= num_overlap <= num_tokens and text_end >= 0):
+            raise ValueError(f"{num_overlap} of {num_tokens} tokens overlap, up to {text_end}")
         texts.append(
             KeptText(
                 pool_id=pool_id,
@@ -187,6 +196,8 @@ def _parse(body: memoryview, header_bytes: int) -> list[KeptText]:
                 feed_key=bytes.fromhex(feed_key),
                 age_s=float(age_s),
                 ngram_mask=ngram_mask,
+                num_overlap=int(num_overlap),
+                end=int(text_end),
             )
         )
         start = end

@@ -14,11 +14,12 @@ from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import DecodeError as DecodeError
 
 from drafter.errors import MalformedBatchError
-from drafter.messages import Keep, Proposal, ProposalStatus, SequenceDelta, Source
+from drafter.messages import Proposal, ProposalStatus, SequenceDelta, Source
 from drafter.ngram_params import (
     DEFAULT_PARAMS,
     DEFAULT_TOKENS_PER_MATCH,
     Algorithm,
+    Keep,
     NgramParams,
     Overlap,
     Tie,
@@ -217,6 +218,8 @@ def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:
         raise _not_offered("overlap", _name(drafter_pb2.Overlap.DESCRIPTOR, message.overlap))
     if message.tie not in _TIES:
         raise _not_offered("tie", _name(drafter_pb2.Tie.DESCRIPTOR, message.tie))
+    if message.pool_keep not in _KEEPS:
+        raise _not_offered("pool_keep", _name(drafter_pb2.Keep.DESCRIPTOR, message.pool_keep))
     default = DEFAULT_PARAMS
     tie = _TIES[message.tie]
     tokens_per_match = DEFAULT_TOKENS_PER_MATCH if tie is Tie.LONGEST else 0
@@ -232,6 +235,8 @@ def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:
         chained=message.chained,
         pool_id=message.pool_id,
         pool_min_ngram=message.pool_min_ngram,
+        pool_feed_tokens=message.pool_feed_tokens,
+        pool_keep=_KEEPS[message.pool_keep] if message.pool_keep else default.pool_keep,
     )
 
 

@@ -230,9 +230,13 @@ class NgramParams(_message.Message):
     there is none.
     """
     pool_feed_tokens: _builtins.int
-    """Feed the pool while the sequence grows, every so many tokens. 0: when it is released only."""
+    """Feed the pool while the sequence grows, every so many tokens, at least 16. 0: when it is
+    released only.
+    """
     pool_keep: Global___Keep.ValueType
-    """What the pool is fed while the sequence grows. Unspecified: KEEP_OUTPUT."""
+    """What the pool is fed while the sequence grows. Unspecified: KEEP_OUTPUT. A release then feeds
+    the rest of the same text, unless it says KEEP_NOTHING.
+    """
     def __init__(
         self,
         *,
@@ -431,20 +435,26 @@ class Release(_message.Message):
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     FEED_ID_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     keep: Global___Keep.ValueType
     feed_id: _builtins.str
-    """Feeding a pool twice with the same feed_id feeds it once."""
+    """Feeding a pool twice with the same feed_id feeds it once. What a sequence feeds while it grows
+    is fed under its own id, whatever this says.
+    """
+    length: _builtins.int
+    """Its text ends there: tokens behind are not kept. 0: at its last token."""
     def __init__(
         self,
         *,
         sequence_id: _builtins.str = ...,
         keep: Global___Keep.ValueType = ...,
         feed_id: _builtins.str = ...,
+        length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feed_id", b"feed_id", "keep", b"keep", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feed_id", b"feed_id", "keep", b"keep", "length", b"length", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,51 +3,79 @@
 A pool is a list of texts in the order they were fed. For n from max_ngram down to min_ngram, the
 pattern is the last n tokens of the context; an occurrence counts if a token of the same text
 follows it. The first n that occurs wins.
+
+A text that was fed while it grew is a list of pieces, each with the last tokens of the one before:
+these count as what a match reaches back into, and as nothing else. A sequence that asks does not
+hear of its own pieces; if the earliest occurrence is in one, the latest of the others takes its
+place.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
 
 from drafter.ngram_table import EARLIEST, LATEST, LONGEST
 
 
+@dataclass(eq=False)
+class Piece:
+    token_ids: list[int]
+    num_overlap: int = 0
+    owner: str = ""
+    continued_by: Union["Piece", None] = None
+
+    def tokens_from(self, place: int) -> list[int]:
+        """What follows in this piece, and in those that continue it."""
+        tokens, piece = self.token_ids[place:], self.continued_by
+        while piece is not None:
+            tokens = tokens + piece.token_ids[piece.num_overlap :]
+            piece = piece.continued_by
+        return tokens
+
+
+Place = tuple[Piece, int]
+
+
 def find(
-    texts: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int] | Piece],
     context: Sequence[int],
     *,
     min_ngram: int,
     max_ngram: int,
     tie: int,
     max_draft_tokens: int,
+    own: str = "",
 ) -> tuple[list[int], int] | None:
     """Returns (draft, reach), or None if nothing matches."""
     context = list(context)
+    pieces = [text if isinstance(text, Piece) else Piece(list(text)) for text in texts]
     for n in range(max_ngram, min_ngram - 1, -1):
         if n > len(context):
             continue
         pattern = context[len(context) - n :]
         places = [
-            (list(text), s + n)
-            for text in texts
-            for s in range(len(text) - n)  # s + n < len(text): a token follows
-            if list(text[s : s + n]) == pattern
+            (piece, s + n)
+            for piece in pieces
+            for s in range(len(piece.token_ids) - n)  # s + n < its length: a token follows
+            if s + n >= piece.num_overlap and piece.token_ids[s : s + n] == pattern
         ]
-        if places:
-            text, place = _choose(places, context, tie)
-            draft = text[place : place + max_draft_tokens]
-            return draft, reach_of(text, place, context)
+        foreign = [place for place in places if not own or place[0].owner != own]
+        if foreign:
+            earliest = places[0] if places[0] in foreign else foreign[-1]
+            piece, place = _choose(earliest, foreign[-1], context, tie)
+            draft = piece.tokens_from(place)[:max_draft_tokens]
+            return draft, reach_of(piece.token_ids, place, context)
     return None
 
 
-def _choose(
-    places: list[tuple[list[int], int]], context: list[int], tie: int
-) -> tuple[list[int], int]:
-    earliest, latest = places[0], places[-1]
+def _choose(earliest: Place, latest: Place, context: list[int], tie: int) -> Place:
     if tie == EARLIEST:
         return earliest
     if tie == LATEST:
         return latest
     assert tie == LONGEST
-    return earliest if reach_of(*earliest, context) > reach_of(*latest, context) else latest
+    reaches = [reach_of(piece.token_ids, place, context) for piece, place in (earliest, latest)]
+    return earliest if reaches[0] > reaches[1] else latest
 
 
 def reach_of(text: list[int], place: int, context: list[int]) -> int:

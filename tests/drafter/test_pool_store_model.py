@@ -15,7 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from drafter.ngram_table import EARLIEST, LATEST, LONGEST
 from drafter.pool_arena import Arena
 from drafter.pool_lookup import copy_from_pool, find_in_pool
-from drafter.pool_records import FeedOutcome, KeptText, PoolLimits, TextEviction
+from drafter.pool_records import (
+    FeedOutcome,
+    KeptText,
+    PoolLimits,
+    TextEviction,
+    feed_key_of,
+    owner_tag_of,
+)
 from drafter.pool_store import PoolStore
 from drafter.snapshot import read_pool, snapshots_in, write_pool
 from tests.drafter import brute_force_pool
@@ -30,23 +37,45 @@ def ngrams(min_ngram: int, max_ngram: int) -> int:
 
 
 def draft_from(
-    arena: Arena, pool: int, context: list[int], min_ngram: int, max_ngram: int, tie: int, most: int
+    arena: Arena,
+    pool: int,
+    context: list[int],
+    min_ngram: int,
+    max_ngram: int,
+    tie: int,
+    most: int,
+    own: str,
 ) -> tuple[list[int], int] | None:
     buffer = np.array(context, dtype=np.uint32)
-    position, reach = find_in_pool(arena, pool, buffer, len(buffer), min_ngram, max_ngram, tie, 64)
+    tag = owner_tag_of(feed_key_of(own)) if own else 0
+    position, reach = find_in_pool(
+        arena, pool, buffer, len(buffer), min_ngram, max_ngram, tie, 64, tag
+    )
     if position == 0:
         return None
     out = np.empty(most, dtype=np.uint32)
     return out[: copy_from_pool(arena, pool, position, out, most)].tolist(), reach
 
 
-class FedText:
-    """What the model knows of a text: all of it, how much is left, and when it was fed."""
+class FedText(brute_force_pool.Piece):
+    """What the model knows of a text: what is left of it, and when it was fed.
 
-    def __init__(self, token_ids: list[int], feed_id: str, fed_at_s: float) -> None:
-        self.token_ids = token_ids
+    A piece of a growing text is its feed id's own, and `end` is how long that text was with it.
+    """
+
+    def __init__(
+        self,
+        token_ids: list[int],
+        feed_id: str,
+        fed_at_s: float,
+        *,
+        num_overlap: int = 0,
+        end: int = 0,
+    ) -> None:
+        super().__init__(token_ids, num_overlap, feed_id if end else "")
         self.feed_id = feed_id
         self.fed_at_s = fed_at_s
+        self.end = end
 
 
 class PoolStoreMachine(RuleBasedStateMachine):
@@ -56,6 +85,8 @@ class PoolStoreMachine(RuleBasedStateMachine):
         self.model: dict[str, list[FedText]] = {}
         self.last_gone: dict[str, str] = {}
         self.evictions: list[TextEviction] = []
+        self.outcomes: list[FeedOutcome] = []
+        self.growing: dict[tuple[str, str], list[int]] = {}
 
     pool_ids = st.sampled_from(["red", "blue", "green"])
     sizes = st.sampled_from([(2, 5), (1, 3), (2, 2), (3, 8)])
@@ -78,6 +109,7 @@ class PoolStoreMachine(RuleBasedStateMachine):
             LIMITS,
             clock=self.clock,
             seed=self.seed,
+            on_feed=self.outcomes.append,
             on_eviction=self.evictions.append,
             key_bits=self.key_bits,
         )
@@ -85,7 +117,7 @@ class PoolStoreMachine(RuleBasedStateMachine):
     @rule(
         pool_id=pool_ids,
         token_ids=texts,
-        feed_id=st.sampled_from(["", "", "a", "b"]),
+        feed_id=st.sampled_from(["", "", "a", "b", "g"]),
         size=sizes,
         num_pieces=st.integers(0, 20),
     )
@@ -115,6 +147,69 @@ class PoolStoreMachine(RuleBasedStateMachine):
             assert outcome is FeedOutcome.KEPT
             fed = FedText(token_ids, feed_id, self.clock.now_s)
             self.model.setdefault(pool_id, []).append(fed)
+        for _ in range(num_pieces):
+            self.store.work()
+        self.forget_what_is_gone()
+
+    @rule(
+        pool_id=pool_ids,
+        more=texts,
+        feed_id=st.sampled_from(["g", "h"]),
+        size=sizes,
+        num_pieces=st.integers(0, 20),
+        knows=st.booleans(),
+    )
+    def grow(
+        self,
+        pool_id: str,
+        more: list[int],
+        feed_id: str,
+        size: tuple[int, int],
+        num_pieces: int,
+        knows: bool,
+    ) -> None:
+        """A text feeds what it has grown by; whoever does it may know what it fed before."""
+        text = self.growing.setdefault((pool_id, feed_id), [])
+        num_fed = len(text) if knows and len(text) > 1 else 0
+        text += more
+        known = [fed for fed in self.model.get(pool_id, []) if fed.feed_id == feed_id]
+        expected_fed = max(num_fed, (known[-1].end or len(text)) if known else 0)
+        self.outcomes.clear()
+        fed_by_now = self.store.grow(
+            pool_id,
+            np.array(text, dtype=np.uint32),
+            feed_id=feed_id,
+            num_fed=num_fed,
+            ngram_mask=ngrams(*size),
+        )
+        if self.outcomes == [FeedOutcome.KEPT]:
+            assert fed_by_now == len(text)
+            if feed_id == self.last_gone.get(pool_id):
+                # Of the oldest text a single token may be left, which `texts_of` does not tell.
+                record = self.store._pools[pool_id].newest[feed_key_of(feed_id)]
+                assert record.waiting is not None
+                expected_fed = record.end - (len(record.waiting) - record.num_overlap)
+            num_overlap = min(expected_fed, 64)
+            fed = FedText(
+                text[expected_fed - num_overlap :],
+                feed_id,
+                self.clock.now_s,
+                num_overlap=num_overlap,
+                end=len(text),
+            )
+            assert len(fed.token_ids) > num_overlap
+            if known and known[-1].end == expected_fed:
+                known[-1].continued_by = fed
+            self.model.setdefault(pool_id, []).append(fed)
+        elif self.outcomes == [FeedOutcome.TOO_SHORT]:
+            assert len(text) < 2
+            assert fed_by_now == expected_fed == 0
+        elif self.outcomes == [FeedOutcome.DROPPED]:
+            assert fed_by_now == len(text)
+        else:
+            assert self.outcomes == []
+            assert fed_by_now >= len(text)
+            assert expected_fed >= len(text) or feed_id == self.last_gone.get(pool_id)
         for _ in range(num_pieces):
             self.store.work()
         self.forget_what_is_gone()
@@ -164,6 +259,8 @@ class PoolStoreMachine(RuleBasedStateMachine):
         where=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
         length=st.integers(0, 12),
         more=st.lists(st.integers(0, 2), max_size=3),
+        own=st.sampled_from(["", "g", "h"]),
+        is_near_end=st.booleans(),
     )
     def propose(
         self,
@@ -173,6 +270,8 @@ class PoolStoreMachine(RuleBasedStateMachine):
         where: tuple[int, int],
         length: int,
         more: list[int],
+        own: str,
+        is_near_end: bool,
     ) -> None:
         """A context that is cut out of any pool's text, or nearly so."""
         all_texts = [text.token_ids for texts in self.model.values() for text in texts]
@@ -180,6 +279,9 @@ class PoolStoreMachine(RuleBasedStateMachine):
         if all_texts:
             text = all_texts[where[0] % len(all_texts)]
             end = where[1] % (len(text) + 1)
+            if is_near_end:
+                # Where a growing text goes on in its next piece.
+                end = len(text) - where[1] % min(8, len(text) + 1)
             context = text[max(0, end - length) : end] + more[:1]
         self.store.block_of(pool_id, ngrams(*size))
         self.store.finish()
@@ -187,14 +289,15 @@ class PoolStoreMachine(RuleBasedStateMachine):
             texts[:] = [t for t in texts if self.clock.now_s - t.fed_at_s < LIMITS.pool_ttl_s]
         self.forget_what_is_gone()
         pool = self.store.block_of(pool_id, ngrams(*size))
-        found = draft_from(self.store.arena, pool, context, *size, tie, 10) if pool else None
+        found = draft_from(self.store.arena, pool, context, *size, tie, 10, own) if pool else None
         expected = brute_force_pool.find(
-            [text.token_ids for text in self.model.get(pool_id, [])],
+            self.model.get(pool_id, []),
             context,
             min_ngram=size[0],
             max_ngram=size[1],
             tie=tie,
             max_draft_tokens=10,
+            own=own,
         )
         assert found == expected
 
@@ -213,6 +316,9 @@ class PoolStoreMachine(RuleBasedStateMachine):
                 assert text.pool_id == pool_id
                 assert token_ids == known.token_ids[len(known.token_ids) - len(token_ids) :]
                 assert i == 0 or len(token_ids) == len(known.token_ids)
+                num_gone = len(known.token_ids) - len(token_ids)
+                known.num_overlap = max(0, known.num_overlap - num_gone)
+                assert (text.num_overlap, text.end) == (known.num_overlap, known.end)
                 known.token_ids = token_ids
 
     @invariant()

@@ -59,7 +59,7 @@ class FakePools:
         out = np.empty(4, dtype=np.uint32)
         context = np.array(ngram, dtype=np.uint32)
         arena, n = self.store.arena, len(ngram)
-        position, reach = find_in_pool(arena, pool, context, n, n, n, tie, 64)
+        position, reach = find_in_pool(arena, pool, context, n, n, n, tie, 64, 0)
         if position == 0:
             return []
         assert reach == n

@@ -303,3 +303,178 @@ async def test_a_mistake_in_the_pools_empties_them_and_harms_nobody(
     await keep(running, [1, 2, 5])
     assert await draft_of(running, [1, 2]) == ([5], 2, pb.SOURCE_POOL)
     running.drafter.pools.check_integrity()
+
+
+def growing(
+    token_ids: list[int], *, base_length: int = 0, every: int = 16, **options: Any
+) -> pb.SequenceDelta:
+    """A delta of a sequence that feeds its pool while it grows."""
+    grown = delta("growing", token_ids[base_length:], pool_feed_tokens=every, **options)
+    grown.base_length = base_length
+    return grown
+
+
+async def grow(
+    running: RunningDrafter, token_ids: list[int], *, step: int, first: int = 4, **options: Any
+) -> None:
+    """Has a sequence grow to this text over a stream, as a verifier's steps make it."""
+    stream = running.open_stream()
+    length = min(first, len(token_ids))
+    created = growing(token_ids[:length], **options)
+    await ask(stream, pb.ProposeRequest(sequences=[created]))
+    while length < len(token_ids):
+        end = min(length + step, len(token_ids))
+        piece = growing(token_ids[:end], base_length=length)
+        await ask(stream, pb.ProposeRequest(sequences=[piece]))
+        length = end
+    await fed(running)
+    await stream.done_writing()
+
+
+async def fed(running: RunningDrafter) -> None:
+    """Returns when what is due has been fed and taken in."""
+    batches = running.drafter.servicer.batches
+    async with asyncio.timeout(20):
+        while batches._has_background_work:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+    await running.drafter.pool_keeper.settle()
+
+
+TEXT = list(range(100, 200))
+
+
+@pytest.mark.parametrize("algorithm", [pb.ALGORITHM_INDEX, pb.ALGORITHM_KMP])
+async def test_a_sequence_feeds_its_pool_while_it_grows(
+    start_drafter: StartDrafter, algorithm: "pb.Algorithm.ValueType"
+) -> None:
+    running = await start_drafter()
+    await grow(running, TEXT, step=3, algorithm=algorithm)
+    # Of its 100 tokens all but the last few are there, though it is not released.
+    drafts = [await draft_of(running, TEXT[place - 3 : place]) for place in range(3, 76)]
+    assert drafts == [(TEXT[place : place + 8], 3, pb.SOURCE_POOL) for place in range(3, 76)]
+    running.drafter.pools.check_integrity()
+    release = pb.Release(sequence_id="growing", keep=pb.KEEP_OUTPUT, feed_id="any")
+    await running.stub.Release(pb.ReleaseRequest(releases=[release]))
+    await running.drafter.pool_keeper.settle()
+    assert await draft_of(running, TEXT[93:95]) == (TEXT[95:], 2, pb.SOURCE_POOL)
+    assert running.sample("tandem_drafter_pool_feeds_total", outcome="kept") >= 5
+
+
+async def test_a_sequence_of_unary_calls_feeds_its_pool_while_it_grows(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    await running.propose(growing(TEXT[:10]))
+    await running.propose(growing(TEXT[:50], base_length=10))
+    await fed(running)
+    assert await draft_of(running, TEXT[:3]) == (TEXT[3:11], 3, pb.SOURCE_POOL)
+
+
+async def test_what_grows_feeds_of_its_text_what_its_params_say(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    for pool_id, keep in (("output", pb.KEEP_UNSPECIFIED), ("all", pb.KEEP_ALL)):
+        await grow(
+            running, TEXT, step=3, first=40, pool_id=pool_id, prompt_length=40, pool_keep=keep
+        )
+    assert await draft_of(running, TEXT[:3], pool_id="all") == (TEXT[3:11], 3, pb.SOURCE_POOL)
+    assert await draft_of(running, TEXT[:3], pool_id="output") == NOTHING
+    assert await draft_of(running, TEXT[50:53], pool_id="output") == (
+        TEXT[53:61],
+        3,
+        pb.SOURCE_POOL,
+    )
+
+
+async def test_a_release_that_keeps_nothing_leaves_what_was_fed(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    await grow(running, TEXT[:50], step=3, first=17)
+    release = pb.Release(sequence_id="growing", keep=pb.KEEP_NOTHING)
+    await running.stub.Release(pb.ReleaseRequest(releases=[release]))
+    await running.drafter.pool_keeper.settle()
+    assert await draft_of(running, TEXT[:3]) == (TEXT[3:11], 3, pb.SOURCE_POOL)
+    assert await draft_of(running, TEXT[46:48]) == NOTHING
+
+
+async def test_a_replayed_history_feeds_nothing_twice(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    for _ in range(3):
+        await grow(running, TEXT, step=3)
+        num_tokens = running.drafter.pools.num_tokens
+        num_texts = running.drafter.pools.num_texts
+        # Whatever fits between two feedings.
+        assert num_tokens - 64 * (num_texts - 1) <= len(TEXT)
+    release = pb.Release(sequence_id="growing", keep=pb.KEEP_ALL, feed_id="growing")
+    await running.stub.Release(pb.ReleaseRequest(releases=[release]))
+    await grow(running, TEXT, step=3)
+    assert running.drafter.pools.num_texts == num_texts + 1
+    assert await draft_of(running, TEXT[:3], tie=pb.TIE_LATEST) == (TEXT[3:11], 3, pb.SOURCE_POOL)
+
+
+async def test_a_growing_sequence_s_own_text_hides_no_better_match_of_others(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    await keep(running, [*range(1, 9), 50, 51])
+    # In the pool, its own text has the latest occurrence, which reaches less far.
+    text = [99, *range(3, 9), *range(60, 90), *range(1, 9)]
+    options: dict[str, Any] = {"tie": pb.TIE_LATEST, "pool_min_ngram": 64}
+    await grow(running, text[:-1], step=3, **options)
+    [proposal] = await running.propose(growing(text, base_length=len(text) - 1))
+    assert (list(proposal.token_ids), proposal.matched_ngram_length, proposal.source) == (
+        [50, 51],
+        8,
+        pb.SOURCE_POOL,
+    )
+    # Everybody else is offered it.
+    assert await draft_of(running, text[-8:], **options) == (list(range(60, 68)), 6, pb.SOURCE_POOL)
+
+
+async def test_what_lies_behind_a_released_length_is_not_kept(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    for sequence_id, pool_id, length in (("a", "cut", 5), ("b", "whole", 0)):
+        await running.propose(delta(sequence_id, TEXT[:10], pool_id=pool_id))
+        release = pb.Release(sequence_id=sequence_id, keep=pb.KEEP_ALL, length=length)
+        await running.stub.Release(pb.ReleaseRequest(releases=[release]))
+    await running.drafter.pool_keeper.settle()
+    assert await draft_of(running, TEXT[:2], pool_id="cut") == (TEXT[2:5], 2, pb.SOURCE_POOL)
+    assert await draft_of(running, TEXT[:2], pool_id="whole") == (TEXT[2:10], 2, pb.SOURCE_POOL)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"pool_feed_tokens": 15}, "params.pool_feed_tokens"),
+        ({"pool_feed_tokens": 16, "pool_id": ""}, "params.pool_feed_tokens"),
+        ({"pool_feed_tokens": 16, "pool_keep": pb.KEEP_NOTHING}, "params.pool_keep"),
+        ({"pool_keep": 99}, "params.pool_keep"),
+    ],
+)
+async def test_feeding_that_makes_no_sense_is_refused_by_name(
+    start_drafter: StartDrafter, options: dict[str, Any], field: str
+) -> None:
+    running = await start_drafter()
+    [proposal] = await running.propose(delta("odd", [1, 2, 3], **options))
+    assert proposal.status == pb.STATUS_INVALID
+    assert proposal.message.startswith(f"{field}: ")
+
+
+async def test_a_feeding_that_fails_costs_its_sequence_alone(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+
+    def fail(self: PoolStore, *arguments: object, **keywords: object) -> int:
+        raise MemoryError("no room for a secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PoolStore, "grow", fail)
+        await grow(running, TEXT[:40], step=40, first=4)
+    assert (await running.load()).num_sequences == 0
+    await grow(running, TEXT, step=3)
+    assert await draft_of(running, TEXT[:3]) == (TEXT[3:11], 3, pb.SOURCE_POOL)

@@ -165,7 +165,7 @@ async def test_age_goes_on_after_a_restore(start_drafter: StartDrafter, tmp_path
         lambda content: content[:-1],
         lambda content: damaged_at(content, len(content) // 2),
         lambda content: b"something else entirely" * 10,
-        lambda content: content[:8] + b"\x02" + content[9:],
+        lambda content: content[:8] + b"\x03" + content[9:],
     ],
     ids=["empty", "cut off", "one bit", "another file", "a newer version"],
 )
@@ -198,7 +198,7 @@ async def test_a_file_that_was_not_restored_stays_as_it_is(
     await first.drafter.drain()
     written = {path: path.read_bytes() for path in snapshots_in(tmp_path)}
     for path, content in written.items():
-        path.write_bytes(content[:8] + b"\x02" + content[9:] if is_newer else content[:-1])
+        path.write_bytes(content[:8] + b"\x03" + content[9:] if is_newer else content[:-1])
     skipped = {path: path.read_bytes() for path in written}
 
     second = await start_drafter(snapshot_dir=tmp_path)
