@@ -48,7 +48,7 @@ from gateway.messages import (
 )
 from gateway.metrics import GatewayMetrics
 from gateway.odd_messages import OddMessages
-from gateway.request import FinishReason
+from gateway.request import FinishReason, Keep
 from gateway.verifier_link import VerifierLink
 from servicekit.logs import Logger
 
@@ -75,7 +75,8 @@ class Coordinator:
 
     Invariants: a sequence is in `_sequences` from `open` until its terminal event, its stop
     string or its `close`, whichever comes first; what a verifier or drafter still says of it
-    after that is ignored. Each verifier's `num_sequences` counts its entries.
+    after that is ignored. Each verifier's `num_sequences` counts its entries. From then on until
+    its output is shown, and it is known where that ends, its drafter is in `_unreleased`.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Coordinator:
         self._logger = logger
         self._loop = asyncio.get_running_loop()
         self._sequences: dict[str, _Sequence] = {}
+        self._unreleased: dict[str, DrafterLink] = {}
         self._num_running = 0
         # Verifiers that get no requests: another model goes by the name of theirs.
         self._outvoted: list[VerifierLink] = []
@@ -155,6 +157,7 @@ class Coordinator:
         if not generation.is_over:
             generation.cancel()
             self._metrics.count_end(FinishReason.CANCELLED)
+        self._release(generation)
 
     # (a) A verifier's step ended.
 
@@ -187,7 +190,7 @@ class Coordinator:
                 continue
             self._delivery.add(sequence.generation, received_s)
             if event.finish_reason:
-                self._forget(sequence, keeps_output=True)
+                self._forget(sequence)
             elif sequence.drafter is not None:
                 sequence.drafter.advance(event.sequence_id, event.num_wanted_draft_tokens)
                 drafters[sequence.drafter] = None
@@ -357,6 +360,7 @@ class Coordinator:
             AssertionError: something is; it says what.
         """
         assert not self._sequences, f"live sequences: {list(self._sequences)}"
+        assert not self._unreleased, f"unreleased sequences: {list(self._unreleased)}"
         assert self._num_running == 0, f"{self._num_running} count as running"
         assert self._delivery.is_idle, "clients are still to be served"
         busy = self._fleet.busy_parts()
@@ -411,15 +415,28 @@ class Coordinator:
         self._delivery.discard(generation)
         self._publish([generation])
         generation.fail(error)
+        self._release(generation)
 
-    def _forget(self, sequence: _Sequence, *, keeps_output: bool = False) -> None:
+    def _release(self, generation: Generation) -> None:
+        """Its output is as it stays: the drafter may forget it, and its pool gets its text."""
+        drafter = self._unreleased.pop(generation.sequence_id, None)
+        if drafter is None:
+            return
+        request = generation.request
+        has_ended = generation.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        is_kept = has_ended or request.pool_keep_cancelled
+        drafter.remove(
+            generation.sequence_id, keep=request.ngram.pool_keep if is_kept else Keep.NOTHING
+        )
+
+    def _forget(self, sequence: _Sequence) -> None:
         """Frees everything that is held for a sequence, but the tokens that were decided."""
         sequence_id = sequence.generation.sequence_id
         del self._sequences[sequence_id]
         sequence.verifier.num_sequences -= 1
         sequence.verifier.forget(sequence_id)
         if sequence.drafter is not None:
-            sequence.drafter.remove(sequence_id, keeps_output=keeps_output)
+            self._unreleased[sequence_id] = sequence.drafter
         if sequence.is_running:
             self._num_running -= 1
         self._report_load()

@@ -17,6 +17,7 @@ from gateway.message_bounds import (
     TOKEN_BYTES,
 )
 from gateway.messages import Delta, DeltaBatch, Hint, NewHistory, Proposal, ProposalStatus, Release
+from gateway.request import Keep
 
 #: The wire's limits (drafter.proto).
 MAX_DELTA_TOKENS = 8_192
@@ -27,9 +28,9 @@ _MAX_BATCH_TOKENS = 16_384
 
 # Without tokens: the tags, lengths and numbers of a delta, and of what creates a sequence.
 _DELTA_BYTES = 3 * FIELD_BYTES + 4 * NUMBER_BYTES
-_CREATION_BYTES = 3 * FIELD_BYTES + 10 * NUMBER_BYTES
-# A release says its id twice if it keeps the output.
-_RELEASE_BYTES = 4 * FIELD_BYTES
+_CREATION_BYTES = 3 * FIELD_BYTES + 12 * NUMBER_BYTES
+# A release says its id twice if its pool gets something.
+_RELEASE_BYTES = 4 * FIELD_BYTES + NUMBER_BYTES
 # What releases may fill of a message, so that some always have room.
 _MAX_RELEASES_BYTES = MAX_PROPOSE_REQUEST_BYTES // 4
 
@@ -85,7 +86,7 @@ class _History:
         hint_tokens: most draft tokens asked for at a time.
         num_sent: tokens that the drafter has, once everything in flight has arrived.
         num_wanted: draft tokens that the verifier has use for.
-        is_kept: it is over, and its output goes to its pool once all of it was sent.
+        keep: if it is over: what goes to its pool once all of it was sent.
         rewound_at: first batch after the last rewind; OUT_OF_SYNC from before is old news.
     """
 
@@ -95,7 +96,7 @@ class _History:
     num_wanted: int = 0
     rewound_at: int = 0
     num_rewinds: int = 0
-    is_kept: bool = False
+    keep: Keep = Keep.NOTHING
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ class DraftFeed:
         # Sequences with new tokens: those whose next draft somebody may wait for, and the others.
         self._urgent: dict[str, _History] = {}
         self._backlog: dict[str, _History] = {}
-        self._releases: dict[str, bool] = {}  # whether the output is kept
+        self._releases: dict[str, Release] = {}
         self._in_flight: collections.deque[_BatchInFlight] = collections.deque()
         self._next_batch_id = 1
         self._num_live_in_turn = 0
@@ -159,19 +160,21 @@ class DraftFeed:
         if self._step_s is None:
             self._step_s = received_s
 
-    def remove(self, sequence_id: str, *, keeps_output: bool = False) -> None:
-        """The sequence is over: the drafter may forget it, but may keep its output in its pool.
+    def remove(self, sequence_id: str, *, keep: Keep = Keep.NOTHING) -> None:
+        """The sequence is over: the drafter may forget it, and keep so much of it in its pool.
 
-        What is to be kept is sent to its end first.
+        What is to be kept is sent to its end first. A stop string may have cut what was sent.
         """
         history = self._histories.get(sequence_id)
         if history is None:
             return
         history.num_wanted = 0
-        if keeps_output and history.num_sent and history.generation.request.ngram.pool_id:
-            history.is_kept = True
-            self._owe(sequence_id, history)
-            return
+        generation = history.generation
+        if keep is not Keep.NOTHING and history.num_sent and generation.request.ngram.pool_id:
+            history.keep = keep
+            if history.num_sent < len(generation.token_ids):
+                self._owe(sequence_id, history)
+                return
         self._drop(sequence_id, history)
 
     def restart(self) -> None:
@@ -180,7 +183,7 @@ class DraftFeed:
         self._step_s = None
         # What is over is not worth a replay.
         for sequence_id, history in list(self._histories.items()):
-            if history.is_kept:
+            if history.keep is not Keep.NOTHING:
                 self._drop(sequence_id, history)
         self._releases.clear()
         for sequence_id, history in self._histories.items():
@@ -288,7 +291,7 @@ class DraftFeed:
                 done.append(sequence_id)
         for sequence_id in done:
             history = owed.pop(sequence_id)
-            if history.is_kept:
+            if history.keep is not Keep.NOTHING:
                 # Sent whole by this message; releases of a message come before its tokens, so the
                 # next one brings it.
                 self._drop(sequence_id, history)
@@ -348,7 +351,9 @@ class DraftFeed:
         self._urgent.pop(sequence_id, None)
         self._backlog.pop(sequence_id, None)
         if history.num_sent:
-            self._releases[sequence_id] = history.is_kept
+            num_tokens = len(history.generation.token_ids)
+            length = num_tokens if history.num_sent > num_tokens else 0
+            self._releases[sequence_id] = Release(sequence_id, history.keep, length)
 
     def _recover(self, history: _History, proposal: Proposal, batch_id: int) -> str:
         """Rewinds a history that the drafter lost track of; or why it is given up."""
@@ -380,11 +385,11 @@ class DraftFeed:
         """Takes what is to be released next, and tells how many bytes are left for deltas."""
         releases: list[Release] = []
         room_bytes = _MAX_RELEASES_BYTES
-        for sequence_id, keeps_output in self._releases.items():
-            room_bytes -= _RELEASE_BYTES + 2 * len(sequence_id)
+        for release in self._releases.values():
+            room_bytes -= _RELEASE_BYTES + 2 * len(release.sequence_id)
             if room_bytes < 0 or len(releases) == MAX_DELTAS:
                 break
-            releases.append(Release(sequence_id, keeps_output))
+            releases.append(release)
         for release in releases:
             del self._releases[release.sequence_id]
         if not releases:

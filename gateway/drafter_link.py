@@ -19,6 +19,7 @@ from gateway.messages import Hint
 from gateway.metrics import GatewayMetrics
 from gateway.odd_messages import OddMessages
 from gateway.peer_stream import Call, PeerError, PeerStream
+from gateway.request import Keep
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 
@@ -128,9 +129,9 @@ class DrafterLink:
         self._feed.begin_step(received_s)
         self._stream.wake()
 
-    def remove(self, sequence_id: str, *, keeps_output: bool = False) -> None:
-        """The sequence is over; the drafter may forget it, or keep its output in its pool."""
-        self._feed.remove(sequence_id, keeps_output=keeps_output)
+    def remove(self, sequence_id: str, *, keep: Keep = Keep.NOTHING) -> None:
+        """The sequence is over; the drafter may forget it, and keep so much of it in its pool."""
+        self._feed.remove(sequence_id, keep=keep)
         self._stream.wake()
 
     async def greet(self, call: _Call) -> None:

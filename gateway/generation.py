@@ -311,8 +311,13 @@ class Generation:
             self.changed.set()
 
     def cancel(self) -> None:
-        """Nobody wants the output any more."""
+        """Nobody wants the output any more.
+
+        Where it may have a stop string, what was not shown may lie behind that, and is dropped.
+        """
         if not self.is_over:
+            if self.request.stop_sequences:
+                del self.token_ids[self._shown :]
             self._end(FinishReason.CANCELLED)
 
     def take(self) -> Chunk | Traced | None:

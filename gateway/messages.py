@@ -13,7 +13,14 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.request import EncodedLogprob, EncodedStep, FinishReason, NgramParams, SamplingParams
+from gateway.request import (
+    EncodedLogprob,
+    EncodedStep,
+    FinishReason,
+    Keep,
+    NgramParams,
+    SamplingParams,
+)
 
 
 class Decided(NamedTuple):
@@ -94,10 +101,16 @@ class Delta(NamedTuple):
 
 
 class Release(NamedTuple):
-    """A sequence that its drafter may forget; its output may be kept in its pool."""
+    """A sequence that its drafter may forget.
+
+    Attributes:
+        keep: what of its text its pool gets.
+        length: where that ends, if the drafter was sent more; else 0.
+    """
 
     sequence_id: str
-    keeps_output: bool
+    keep: Keep = Keep.NOTHING
+    length: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

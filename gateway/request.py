@@ -52,6 +52,15 @@ class Algorithm(enum.IntEnum):
     KMP = 2
 
 
+class Keep(enum.IntEnum):
+    """What of a request's text its pool gets; the wire's numbers."""
+
+    DEFAULT = 0
+    NOTHING = 1
+    OUTPUT = 2
+    ALL = 3
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen; None where the client said nothing. See sampling.proto.
@@ -82,7 +91,7 @@ class SpeculationParams:
     """How the request wants to be drafted for; None where the client said nothing.
 
     Attributes:
-        overlap, tie, algorithm, preset: the wire's numbers, known or not.
+        overlap, tie, algorithm, preset, pool_keep: the wire's numbers, known or not.
         hint_tokens: most draft tokens asked for at a time.
         tree_width: 0 or 1; there are no drafts that branch.
     """
@@ -101,6 +110,9 @@ class SpeculationParams:
     preset: int = 0
     hint_tokens: int | None = None
     tree_width: int = 0
+    pool_keep: int = 0
+    pool_feed_tokens: int = 0
+    pool_keep_cancelled: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +160,12 @@ class NgramParams:
     chained: bool = False
     # The pool is asked when the own match reaches less far. 0: when there is none.
     pool_min_ngram: int = 0
-    # Other requests' text to draft from, and to leave this one's output in; "": none.
+    # Other requests' text to draft from, and to leave this one's in; "": none.
     pool_id: str = ""
+    # What of its text.
+    pool_keep: Keep = Keep.OUTPUT
+    # Every so many tokens, while the request runs; 0: at its end only.
+    pool_feed_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +179,7 @@ class AcceptedRequest:
         hint_tokens: most draft tokens that its drafter is asked for at a time.
         max_model_len: the limit that no draft may pass.
         vocab_size: of the model; no token id is as large.
+        pool_keep_cancelled: whether its pool gets the text too if it is cancelled or fails.
         has_text: whether the output is told as text too: the gateway's tokenizer is the model's.
         priority: higher first.
         cache_salt: only requests with equal salts share cached prefixes.
@@ -189,6 +206,7 @@ class AcceptedRequest:
     hint_tokens: int
     priority: int = 0
     cache_salt: str = ""
+    pool_keep_cancelled: bool = False
     has_text: bool = True
     trace: bool = False
 

@@ -17,6 +17,7 @@ from gateway.request import (
     AcceptedRequest,
     Algorithm,
     GenerateRequest,
+    Keep,
     Model,
     NgramParams,
     Overlap,
@@ -30,6 +31,8 @@ MAX_NGRAM = 32
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 MAX_PRIORITY = 2**31 - 1
+# A pool that is fed fewer tokens at a time is kept busy by the tokens around them.
+MIN_POOL_FEED_TOKENS = 16
 # Of one prompt, each with the likeliest ones beside it; the verifier's bound is the same.
 MAX_PROMPT_LOGPROBS = 1 << 17
 
@@ -82,6 +85,7 @@ def check_request(
     _check_sampling(request.sampling)
     _check_speculation(request.speculation)
     _check_scope(request)
+    _check_feeding(request)
 
 
 def find_model(model_id: str, models: Mapping[str, Model]) -> Model:
@@ -227,6 +231,8 @@ def accept(
             chained=law.chained,
             pool_id=pool_id(defaults.tenant, request.speculation.pool),
             pool_min_ngram=law.pool_min_ngram,
+            pool_keep=Keep(request.speculation.pool_keep) or Keep.OUTPUT,
+            pool_feed_tokens=request.speculation.pool_feed_tokens,
         ),
         hint_tokens=_hint_tokens(request.speculation, law, num_speculative_tokens, defaults),
         max_model_len=model.max_model_len,
@@ -234,6 +240,7 @@ def accept(
         affinity_key=request.affinity_key,
         priority=request.priority,
         cache_salt=cache_salt(defaults.tenant),
+        pool_keep_cancelled=request.speculation.pool_keep_cancelled,
         has_text=has_tokenizer_of(model, defaults),
         trace=request.trace,
     )
@@ -307,6 +314,40 @@ def _check_speculation(speculation: SpeculationParams) -> None:
             raise InvalidRequestError(f"{field} has no value {value}", field=f"speculation.{field}")
     if speculation.pool_min_ngram is not None and not speculation.pool:
         raise InvalidRequestError("it needs a pool", field="speculation.pool_min_ngram")
+
+
+def _check_feeding(request: GenerateRequest) -> None:
+    """Refuses what of a request's text its pool cannot be fed, or not so."""
+    speculation = request.speculation
+    feed_tokens = speculation.pool_feed_tokens
+    if speculation.pool_keep not in {int(keep) for keep in Keep}:
+        raise InvalidRequestError(
+            f"pool_keep has no value {speculation.pool_keep}", field="speculation.pool_keep"
+        )
+    keeps_nothing = speculation.pool_keep == Keep.NOTHING
+    for name, is_given in (
+        ("pool_keep", speculation.pool_keep != Keep.DEFAULT),
+        ("pool_feed_tokens", feed_tokens > 0),
+        ("pool_keep_cancelled", speculation.pool_keep_cancelled),
+    ):
+        if is_given and not speculation.pool:
+            raise InvalidRequestError("there is no pool to feed", field=f"speculation.{name}")
+        if is_given and keeps_nothing and name != "pool_keep":
+            raise InvalidRequestError(
+                "KEEP_NOTHING leaves nothing to feed", field=f"speculation.{name}"
+            )
+    if 0 < feed_tokens < MIN_POOL_FEED_TOKENS:
+        raise InvalidRequestError(
+            f"a pool is fed at least {MIN_POOL_FEED_TOKENS} tokens at a time, not {feed_tokens}",
+            field="speculation.pool_feed_tokens",
+        )
+    if feed_tokens and request.stop_sequences:
+        # Drafters have the tokens before it is known where their text ends.
+        raise InvalidRequestError(
+            "with stop sequences a pool is fed at the end only: what lies behind one must not be "
+            "fed",
+            field="speculation.pool_feed_tokens",
+        )
 
 
 def _check_scope(request: GenerateRequest) -> None:

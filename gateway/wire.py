@@ -37,6 +37,7 @@ from gateway.request import (
     FinishReason,
     GenerateEvent,
     GenerateRequest,
+    Keep,
     Model,
     NgramParams,
     SamplingParams,
@@ -315,9 +316,10 @@ def deltas_to_proto(batch: DeltaBatch) -> drafter_pb2.ProposeRequest:
     for release in batch.releases:
         message = request.releases.add()
         message.sequence_id = release.sequence_id
-        if release.keeps_output:
-            message.keep = drafter_pb2.KEEP_OUTPUT
+        if release.keep is not Keep.NOTHING:
+            message.keep = drafter_pb2.Keep.ValueType(release.keep)
             message.feed_id = release.sequence_id
+            message.length = release.length
     return request
 
 
@@ -396,6 +398,9 @@ def _speculation_from_proto(message: sampling_pb2.SpeculationParams) -> Speculat
         preset=message.preset,
         hint_tokens=_present(message, "hint_tokens", message.hint_tokens),
         tree_width=message.tree_width,
+        pool_keep=message.pool_keep,
+        pool_feed_tokens=message.pool_feed_tokens,
+        pool_keep_cancelled=message.pool_keep_cancelled,
     )
 
 
@@ -440,4 +445,8 @@ def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:
         chained=ngram.chained,
         pool_id=ngram.pool_id,
         pool_min_ngram=ngram.pool_min_ngram,
+        pool_feed_tokens=ngram.pool_feed_tokens,
+        pool_keep=drafter_pb2.Keep.ValueType(ngram.pool_keep)
+        if ngram.pool_feed_tokens
+        else drafter_pb2.KEEP_UNSPECIFIED,
     )

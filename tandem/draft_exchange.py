@@ -45,9 +45,10 @@ _OVERLAP_TOKENS = 8
 _MAX_REWINDS = 2
 
 _ENUMS = {
-    "overlap": drafter_pb2.Overlap,
-    "tie": drafter_pb2.Tie,
-    "algorithm": drafter_pb2.Algorithm,
+    "overlap": (drafter_pb2.Overlap, "OVERLAP"),
+    "tie": (drafter_pb2.Tie, "TIE"),
+    "algorithm": (drafter_pb2.Algorithm, "ALGORITHM"),
+    "pool_keep": (drafter_pb2.Keep, "KEEP"),
 }
 _TAKEN = (drafter_pb2.STATUS_OK, drafter_pb2.STATUS_NO_MATCH, drafter_pb2.STATUS_INDEXING)
 
@@ -172,12 +173,13 @@ def _set_params(message: drafter_pb2.NgramParams, params: NgramParams) -> None:
         "chained",
         "pool_id",
         "pool_min_ngram",
+        "pool_feed_tokens",
     ):
         assign(message, name, getattr(params, name), path=f"params.{name}")
-    for name, enumeration in _ENUMS.items():
+    for name, (enumeration, prefix) in _ENUMS.items():
         value = getattr(params, name)
         if value is not None:
-            setattr(message, name, enum_value(enumeration, name.upper(), value, f"params.{name}"))
+            setattr(message, name, enum_value(enumeration, prefix, value, f"params.{name}"))
 
 
 def _proposals(

@@ -35,6 +35,9 @@ class NgramParams:
     chained: bool = False
     pool_id: str = ""
     pool_min_ngram: int = 0
+    # Feed the pool every so many tokens while the sequence grows; 0: when it is released only.
+    pool_feed_tokens: int = 0
+    pool_keep: Literal["output", "all"] | None = None
 
 
 class DraftedSequence:

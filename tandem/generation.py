@@ -67,6 +67,9 @@ class SpeculationParams:
     hint_tokens: int | None = None
     pool: str = ""
     pool_min_ngram: int | None = None
+    pool_keep: Literal["nothing", "output", "all"] | None = None
+    pool_feed_tokens: int = 0
+    pool_keep_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

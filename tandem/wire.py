@@ -200,17 +200,20 @@ def _speculation(
         "hint_tokens",
         "pool",
         "pool_min_ngram",
+        "pool_feed_tokens",
+        "pool_keep_cancelled",
     ):
         assign(wire, name, getattr(params, name), path=f"speculation.{name}")
-    for name, enumeration in (
-        ("preset", sampling_pb2.Preset),
-        ("overlap", drafter_pb2.Overlap),
-        ("tie", drafter_pb2.Tie),
-        ("algorithm", drafter_pb2.Algorithm),
+    for name, prefix, enumeration in (
+        ("preset", "PRESET", sampling_pb2.Preset),
+        ("overlap", "OVERLAP", drafter_pb2.Overlap),
+        ("tie", "TIE", drafter_pb2.Tie),
+        ("algorithm", "ALGORITHM", drafter_pb2.Algorithm),
+        ("pool_keep", "KEEP", drafter_pb2.Keep),
     ):
         value = getattr(params, name)
         if value is not None:
-            number = enum_value(enumeration, name.upper(), value, f"speculation.{name}")
+            number = enum_value(enumeration, prefix, value, f"speculation.{name}")
             setattr(wire, name, number)
 
 

@@ -1,5 +1,7 @@
 """What a drafter is sent: everything once, in order, in pieces; again where it lost something."""
 
+import dataclasses
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from gateway import wire
 from gateway.draft_feed import MAX_DELTA_TOKENS, DrafterProtocolError, DraftFeed
 from gateway.generation import Generation
 from gateway.messages import Delta, DeltaBatch, Hint, Proposal, ProposalStatus, Release
-from gateway.request import NgramParams
+from gateway.request import Keep, NgramParams
 from tandem.v1 import drafter_pb2
 from tests.gateway.making import decide, make_generation
 from tests.volume import examples
@@ -101,13 +103,41 @@ def test_what_a_pool_keeps_is_sent_to_its_end_before_it_is_released() -> None:
     exchange(feed)
     decide(generation, [4])
     feed.advance("sequence", 0)
-    feed.remove("sequence", keeps_output=True)
+    feed.remove("sequence", keep=Keep.OUTPUT)
     last, _ = exchange(feed)
     assert [delta.token_ids for delta in last.deltas] == [[4]]
     assert last.releases == []
     release, _ = exchange(feed)
-    assert (release.deltas, release.releases) == ([], [Release("sequence", True)])
+    assert (release.deltas, release.releases) == ([], [Release("sequence", Keep.OUTPUT)])
     assert feed.is_idle
+
+
+def test_a_pool_gets_no_token_behind_a_stop_string() -> None:
+    generation = make_generation(ngram=POOLED)
+    feed = feed_of(generation)
+    exchange(feed)
+    decide(generation, [4, 5, 6])
+    feed.advance("sequence", 24)
+    exchange(feed)
+    del generation.token_ids[-2:]  # as a stop string does
+    feed.remove("sequence", keep=Keep.ALL)
+    release, _ = exchange(feed)
+    length = len(generation.token_ids)
+    assert (release.deltas, release.releases) == ([], [Release("sequence", Keep.ALL, length)])
+    message = wire.deltas_to_proto(release).releases[0]
+    assert (message.keep, message.feed_id, message.length) == (
+        drafter_pb2.KEEP_ALL,
+        "sequence",
+        length,
+    )
+    assert feed.is_idle
+
+
+def test_a_drafter_is_told_how_a_sequence_feeds_its_pool() -> None:
+    ngram = dataclasses.replace(POOLED, pool_keep=Keep.ALL, pool_feed_tokens=64)
+    batch, _ = exchange(feed_of(make_generation(ngram=ngram)))
+    params = wire.deltas_to_proto(batch).sequences[0].params
+    assert (params.pool_keep, params.pool_feed_tokens) == (drafter_pb2.KEEP_ALL, 64)
 
 
 def test_a_restart_does_not_replay_what_is_over() -> None:
@@ -115,7 +145,7 @@ def test_a_restart_does_not_replay_what_is_over() -> None:
     feed = feed_of(generation)
     exchange(feed)
     decide(generation, [4])
-    feed.remove("sequence", keeps_output=True)
+    feed.remove("sequence", keep=Keep.OUTPUT)
     feed.restart()
     assert feed.is_idle
 
@@ -247,7 +277,7 @@ def test_a_drafter_that_always_loses_a_sequence_is_not_fed_it_for_ever() -> None
         result = feed.on_proposals(batch.batch_id, [answer(batch.deltas[0], OUT_OF_SYNC)])
     last = feed.next_batch(0.0)
     assert last is not None
-    assert (last.deltas, last.releases) == ([], [Release("sequence", False)])
+    assert (last.deltas, last.releases) == ([], [Release("sequence")])
     assert result.given_up == [("sequence", "the drafter lost it 9 times")]
     assert result.hints == [Hint("sequence", 3, [], 0)]
 
@@ -281,7 +311,7 @@ def test_a_finished_sequence_is_released_once_and_its_late_answers_are_dropped()
     assert result.hints == []
     release = feed.next_batch(0.0)
     assert release is not None
-    assert (release.deltas, release.releases) == ([], [Release("sequence", False)])
+    assert (release.deltas, release.releases) == ([], [Release("sequence")])
     feed.on_proposals(release.batch_id, [])
     assert feed.is_idle
 

@@ -177,6 +177,16 @@ def test_the_end_is_reached_once() -> None:
     assert generation.finish_reason is FinishReason.CANCELLED
 
 
+def test_a_cancelled_output_ends_where_no_stop_string_can_be_before(tokenizer: Tokenizer) -> None:
+    for stop_sequences, kept in (((), [5, 6]), (("abc",), [5])):
+        generation = make_generation([1], tokenizer=tokenizer, stop_sequences=stop_sequences)
+        decide(generation, [5])
+        generation.publish()
+        decide(generation, [6])
+        generation.cancel()
+        assert generation.token_ids == [1, *kept]
+
+
 @given(
     steps=st.lists(st.lists(st.integers(5, 300), min_size=1, max_size=8), max_size=12),
     published=st.sets(st.integers(0, 12)),

@@ -156,7 +156,7 @@ def test_messages_to_a_drafter_are_sized_by_their_bytes() -> None:
         num_deltas += len(batch.deltas)
         num_releases += len(batch.releases)
         for delta in batch.deltas:
-            feed.remove(delta.sequence_id, keeps_output=False)
+            feed.remove(delta.sequence_id)
         feed._in_flight.clear()
     assert (num_deltas, num_releases) == (10_000, 10_000)
 

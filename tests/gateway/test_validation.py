@@ -11,6 +11,7 @@ from gateway.errors import InvalidRequestError, UnsupportedFieldError
 from gateway.request import (
     AcceptedRequest,
     GenerateRequest,
+    Keep,
     Model,
     Overlap,
     SamplingParams,
@@ -114,6 +115,20 @@ INVALID = [
     ("speculation.pool_min_ngram", speculation(pool_min_ngram=2)),
     ("speculation.hint_tokens", speculation(hint_tokens=0)),
     ("speculation.hint_tokens", speculation(hint_tokens=65)),
+    ("speculation.pool_keep", speculation(pool="p", pool_keep=9)),
+    ("speculation.pool_keep", speculation(pool_keep=2)),
+    ("speculation.pool_feed_tokens", speculation(pool_feed_tokens=64)),
+    ("speculation.pool_feed_tokens", speculation(pool="p", pool_feed_tokens=15)),
+    ("speculation.pool_feed_tokens", speculation(pool="p", pool_keep=1, pool_feed_tokens=64)),
+    (
+        "speculation.pool_feed_tokens",
+        request(stop_sequences=["."], speculation=SpeculationParams(pool="p", pool_feed_tokens=64)),
+    ),
+    ("speculation.pool_keep_cancelled", speculation(pool_keep_cancelled=True)),
+    (
+        "speculation.pool_keep_cancelled",
+        speculation(pool="p", pool_keep=1, pool_keep_cancelled=True),
+    ),
     ("priority", request(priority=2**31)),
     ("priority", request(priority=-(2**31) - 1)),
 ]
@@ -273,6 +288,15 @@ def test_the_model_is_the_one_named_or_the_only_one() -> None:
         with pytest.raises(InvalidRequestError) as caught:
             find_model(model_id, models)
         assert caught.value.field == "model_id"
+
+
+def test_a_pool_gets_the_output_unless_the_request_says_otherwise() -> None:
+    assert accepted(speculation(pool="p")).ngram.pool_keep is Keep.OUTPUT
+    given = accepted(
+        speculation(pool="p", pool_keep=3, pool_feed_tokens=16, pool_keep_cancelled=True)
+    )
+    assert (given.ngram.pool_keep, given.ngram.pool_feed_tokens) == (Keep.ALL, 16)
+    assert given.pool_keep_cancelled
 
 
 def test_no_tenant_can_name_anothers_pool() -> None:

@@ -19,6 +19,7 @@ from gateway.messages import (
 from gateway.request import (
     FinishReason,
     GenerateRequest,
+    Keep,
     NgramParams,
     Overlap,
     SamplingParams,
@@ -168,7 +169,7 @@ def test_a_delta_says_how_to_begin_only_once() -> None:
         DeltaBatch(
             batch_id=3,
             deltas=[Delta("a", 0, [1, 2], 0, 64, new), Delta("b", 5, [6], 24, 64, None)],
-            releases=[Release("c", False), Release("d", True)],
+            releases=[Release("c"), Release("d", Keep.OUTPUT)],
         )
     )
     begun, continued = sent.sequences
