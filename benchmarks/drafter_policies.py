@@ -3,8 +3,11 @@
 A step verifies one draft: what of it agrees with the text is accepted, and one more token comes of
 the verification. Without a pool all texts of a kind take their steps together, as the sequences of
 one batch; with one they go one after the other, and each leaves its output to those that follow.
+What feeding while they run brings is measured with several at a time: as soon as one ends, the next
+begins.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -86,6 +89,46 @@ def measure_pooled_policy(policy: Policy, kind: str, texts: Sequence[Continuatio
     return count.figure(policy, kind, len(texts))
 
 
+FEED_TOKENS = (0, 16, 64, 256)
+"""Live feeding's rows: 0 is at the end only."""
+RUNNING_AT_A_TIME = (8, 64)
+
+
+def feeding_policies() -> list[Policy]:
+    """The gateway's law without a pool, with one that is fed at the end, and with live ones."""
+    params = NgramParams(min_ngram=2, max_ngram=5, tie=Tie.LONGEST, tokens_per_match=2)
+    rows = [Policy(name="no pool", params=params, draft_tokens=31)]
+    for feed_tokens in FEED_TOKENS:
+        name = f"fed every {feed_tokens} tokens" if feed_tokens else "fed at the end"
+        pooled = replace(params, pool_id="all", pool_feed_tokens=feed_tokens)
+        rows.append(Policy(name=name, params=pooled, draft_tokens=31))
+    return rows
+
+
+def measure_running_together(
+    policy: Policy, kind: str, texts: Sequence[Continuation], *, num_running: int
+) -> PolicyFigure:
+    """Takes so many texts at a time to their ends; each feeds its pool as its policy says."""
+    count, answerer = _Count(), Answerer()
+    pools = PoolDrafts(PoolStore(_POOL_LIMITS, clock=lambda: 0.0, seed=1), on_work=lambda: None)
+    numbered = ((f"text {i}", text) for i, text in enumerate(texts))
+    to_come = deque(numbered)
+    running: list[_Run] = []
+    while running or to_come:
+        while to_come and len(running) < num_running:
+            running.append(_Run(policy, *to_come.popleft()))
+        _step(policy, running, answerer, pools, count)
+        for run in running:
+            if run.is_over:
+                pools.keep(run.history, Keep.OUTPUT, "")
+            else:
+                pools.feed(run.history)
+        pools.store.finish()
+        running = [run for run in running if not run.is_over]
+    name = f"{policy.name}, {num_running} at a time"
+    return replace(count.figure(policy, kind, len(texts)), policy=name)
+
+
 class _Count:
     def __init__(self) -> None:
         self.num_tokens = self.num_steps = self.num_drafted = self.num_accepted = 0
@@ -100,6 +143,25 @@ class _Count:
         )
 
 
+class _Run:
+    """One text on its way to its end."""
+
+    def __init__(self, policy: Policy, sequence_id: str, text: Continuation) -> None:
+        self.history = History(
+            params=policy.params,
+            prompt_length=len(text.known_token_ids),
+            max_tokens=1 << 20,
+            sequence_id=sequence_id,
+        )
+        self.history.append(np.array(text.known_token_ids, dtype=np.uint32))
+        self.coming = text.coming_token_ids
+        self.position = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.position == len(self.coming)
+
+
 def _follow(
     policy: Policy,
     texts: Sequence[Continuation],
@@ -107,33 +169,33 @@ def _follow(
     pools: PoolDrafts | None,
     count: _Count,
 ) -> list[History]:
-    indexed = []
-    for text in texts:
-        history = History(
-            params=policy.params, prompt_length=len(text.known_token_ids), max_tokens=1 << 20
-        )
-        history.append(np.array(text.known_token_ids, dtype=np.uint32))
-        indexed.append(history)
-    positions = [0] * len(texts)
-    live = list(range(len(texts)))
+    runs = [_Run(policy, "", text) for text in texts]
+    live = runs
     while live:
-        wanted = []
-        for i in live:
-            # A draft leaves room for itself and the token that the step itself yields.
-            remaining = len(texts[i].coming_token_ids) - positions[i]
-            wanted.append(min(policy.draft_tokens, remaining - 1))
-        drafts = ask(answerer, [indexed[i] for i in live], wanted, pools)
-        for i, (draft, _) in zip(live, drafts, strict=True):
-            coming = texts[i].coming_token_ids
-            accepted = 0
-            while accepted < len(draft) and draft[accepted] == coming[positions[i] + accepted]:
-                accepted += 1
-            new = coming[positions[i] : positions[i] + accepted + 1]
-            indexed[i].append(np.array(new, dtype=np.uint32))
-            positions[i] += len(new)
-            count.num_tokens += len(new)
-            count.num_steps += 1
-            count.num_drafted += len(draft)
-            count.num_accepted += accepted
-        live = [i for i in live if positions[i] < len(texts[i].coming_token_ids)]
-    return indexed
+        _step(policy, live, answerer, pools, count)
+        live = [run for run in live if not run.is_over]
+    return [run.history for run in runs]
+
+
+def _step(
+    policy: Policy,
+    live: Sequence[_Run],
+    answerer: Answerer,
+    pools: PoolDrafts | None,
+    count: _Count,
+) -> None:
+    """One step of texts that are not over."""
+    # A draft leaves room for itself and the token that the step itself yields.
+    wanted = [min(policy.draft_tokens, len(run.coming) - run.position - 1) for run in live]
+    drafts = ask(answerer, [run.history for run in live], wanted, pools)
+    for run, (draft, _) in zip(live, drafts, strict=True):
+        accepted = 0
+        while accepted < len(draft) and draft[accepted] == run.coming[run.position + accepted]:
+            accepted += 1
+        new = run.coming[run.position : run.position + accepted + 1]
+        run.history.append(np.array(new, dtype=np.uint32))
+        run.position += len(new)
+        count.num_tokens += len(new)
+        count.num_steps += 1
+        count.num_drafted += len(draft)
+        count.num_accepted += accepted

@@ -15,6 +15,7 @@ Of all but the renames `KNOWN_TOKENS` are known and `CONTINUED_TOKENS` are to co
 import importlib.util
 import json
 import pydoc_data.topics
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ MAX_TEXTS = {
     "readmes": 40,
     "copyrights": 80,
 }
+
+_FORM = Path(__file__).parents[1] / "LICENSE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,23 @@ def held_out_texts(
             notes.append(f"{kind}: no text here is long enough")
             del texts[kind]
     return texts, notes
+
+
+def form_texts(tokenizer: Tokenizer, num_texts: int = 24) -> list[Continuation]:
+    """Outputs written to one template, as a service's answers to one kind of question are.
+
+    The template is a licence's text; in each copy every tenth word is another, drawn with a fixed
+    seed from the words of the text. The prompt is a single line: no output is in it.
+    """
+    words = _FORM.read_text(encoding="utf-8").split()
+    texts = []
+    for i in range(num_texts):
+        draw = random.Random(i)
+        filled = " ".join(draw.choice(words) if draw.random() < 0.1 else word for word in words)
+        coming = tokenizer.encode(filled, add_special_tokens=False).ids[:CONTINUED_TOKENS]
+        prompt = tokenizer.encode(f"Fill in form {i}.\n", add_special_tokens=False).ids
+        texts.append(Continuation(known_token_ids=prompt, coming_token_ids=coming))
+    return texts
 
 
 def _renames(tokenizer: Tokenizer) -> list[Continuation]:
