@@ -17,6 +17,7 @@ Knows neither how pools are kept (`pool_store.py`) nor who runs their work (`poo
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from drafter.answerer import Answerer, Answers
 from drafter.history import History
 from drafter.indexed_text import IndexedText
 from drafter.jit import warm_up
-from drafter.ngram_params import Keep, NgramParams
+from drafter.ngram_params import MIN_POOL_FEED_TOKENS, Keep, NgramParams
 from drafter.pool_kernel import draft_from_pools
 from drafter.pool_link import has_old_link, link_to_pool
 from drafter.pool_records import PoolLimits
@@ -150,11 +151,19 @@ def warm_up_pools(answerer: Answerer) -> None:
     history.append(np.arange(1000, dtype=np.uint32))
     short = History(params=history.params, prompt_length=0, max_tokens=8)
     short.append(np.array([7, 8], dtype=np.uint32))
-    assert not short.is_feed_due
+
+    growing = replace(history.params, pool_feed_tokens=MIN_POOL_FEED_TOKENS, pool_keep=Keep.ALL)
+
+    def grow() -> None:
+        text = History(params=growing, prompt_length=0, max_tokens=4096, sequence_id="warm")
+        for _ in range(2):
+            text.append(np.arange(100, dtype=np.uint32))
+            drafts.feed(text)
 
     def keep_and_forget() -> None:
         nonlocal now_s
         drafts.keep(history, Keep.ALL, "")
+        grow()
         # Behind another one, too.
         drafts.keep(history, Keep.ALL, "")
         assert drafts.choose(

@@ -27,6 +27,7 @@ def compiled_kernels() -> dict[str, int]:
 
 def params_of(i: int) -> pb.NgramParams:
     params = pb.NgramParams(tie=i % 4, pool_id="pool", chained=i > 5)  # type: ignore[arg-type]
+    params.pool_feed_tokens = 16 * (i % 2)
     if i % 3 == 2:
         params.algorithm = pb.ALGORITHM_KMP
     return params

@@ -1,5 +1,6 @@
-"""Two tenants never see each other's text, whatever name they give their pools."""
+"""Pools through all services: what a request feeds, and that no tenant sees another's text."""
 
+import asyncio
 from dataclasses import replace
 
 from tandem.client import Generation, GenerationRequest, SpeculationParams
@@ -45,3 +46,26 @@ async def test_two_tenants_never_draft_from_each_others_text() -> None:
     assert num_own > 0, "with the same tenant's text there would have been drafts"
     assert first.token_ids == foreign.token_ids == again.token_ids
     assert pools == {"1:a/shared", "1:b/shared"}
+
+
+async def test_a_request_drafts_from_one_that_is_still_running() -> None:
+    prompt = rename_prompts(1, seed=3)[0][:12]
+    fed = SpeculationParams(pool="shared", tie="longest", pool_feed_tokens=16)
+    async with running_stack() as stack:
+        pools = stack.drafter.pools
+        first = GenerationRequest(
+            prompt=prompt, max_new_tokens=400, ignore_eos=True, speculation=fed
+        )
+        running = asyncio.create_task(stack.generate(first))
+        await settled(lambda: pools.num_texts >= 2)
+        running.cancel()
+        await asyncio.wait([running])
+        await settled(lambda: stack.drafter.store.num_sequences == 0)
+        await stack.drafter.pool_keeper.settle()
+        num_fed = pools.num_texts
+        second = replace(first, max_new_tokens=20, speculation=SpeculationParams(pool="shared"))
+        before = stack.metric("drafter", "tandem_drafter_proposals_total", **DRAFTS_FROM_POOLS)
+        await stack.generate(second)
+        after = stack.metric("drafter", "tandem_drafter_proposals_total", **DRAFTS_FROM_POOLS)
+    assert num_fed >= 2, "what was fed is still there, though the request was cancelled"
+    assert after > before
