@@ -112,7 +112,8 @@ class MessageMaker:
             if field.cpp_type != FieldDescriptor.CPPTYPE_STRING:
                 held.extend(some[:1] * (count - len(some)))
             else:
-                held.extend(["x"] * (count - len(some)))
+                filler = b"x" if field.type == FieldDescriptor.TYPE_BYTES else "x"
+                held.extend([filler] * (count - len(some)))
         elif field.message_type.GetOptions().map_entry:
             key, value = field.message_type.fields
             if key.cpp_type == FieldDescriptor.CPPTYPE_STRING:

@@ -24,8 +24,8 @@ COPY servicekit /opt/tandem/app/servicekit
 COPY drafter /opt/tandem/app/drafter
 # The root file system is read-only when it runs. The kernels are compiled here, for every x86-64
 # processor with AVX2 (or, on another, for its kind): a new container serves in about a second.
-RUN python3 -m compileall -q /opt/tandem/app \
-    && cd /opt/tandem/app && /opt/tandem/bin/python -m drafter.compile_kernels
+WORKDIR /opt/tandem/app
+RUN python3 -m compileall -q . && /opt/tandem/bin/python -m drafter.compile_kernels
 
 FROM ${BASE_IMAGE}
 ARG VERSION=0.1.0

@@ -62,6 +62,23 @@ def add_speculation_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="ask the pool when the own match reaches less far",
     )
+    group.add_argument(
+        "--pool-keep",
+        choices=("nothing", "output", "all"),
+        help="what of this request's text its pool gets (default: its output)",
+    )
+    group.add_argument(
+        "--pool-feed-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="feed the pool every N tokens while the request runs; 0, the default: at its end",
+    )
+    group.add_argument(
+        "--pool-keep-cancelled",
+        action="store_true",
+        help="feed the pool also if the request is cancelled or fails",
+    )
 
 
 def speculation_params(arguments: argparse.Namespace) -> SpeculationParams:
@@ -80,4 +97,7 @@ def speculation_params(arguments: argparse.Namespace) -> SpeculationParams:
         hint_tokens=arguments.hint_tokens,
         pool=arguments.pool,
         pool_min_ngram=arguments.pool_min_ngram,
+        pool_keep=arguments.pool_keep,
+        pool_feed_tokens=arguments.pool_feed_tokens,
+        pool_keep_cancelled=arguments.pool_keep_cancelled,
     )

@@ -145,6 +145,7 @@ async def test_flags_reach_the_request(gateway: StandInGateway) -> None:
         *("--priority", "-2", "--preset", "vllm-kmp", "--algorithm", "index", "--chained"),
         *("--overlap", "disjoint", "--tie", "longest", "--tokens-per-match", "0"),
         *("--hint-tokens", "9", "--pool", "team", "--pool-min-ngram", "3"),
+        *("--pool-keep", "all", "--pool-feed-tokens", "64", "--pool-keep-cancelled"),
     )
     assert status == 0
     assert gateway.requests == [
@@ -169,6 +170,9 @@ async def test_flags_reach_the_request(gateway: StandInGateway) -> None:
                 hint_tokens=9,
                 pool="team",
                 pool_min_ngram=3,
+                pool_keep=drafter_pb2.KEEP_ALL,
+                pool_feed_tokens=64,
+                pool_keep_cancelled=True,
             ),
         )
     ]

@@ -43,15 +43,16 @@ def put(message: Message, path: Path, count: int, text: str) -> None:
         message.SetInParent()
     field = path[-1]
     value = getattr(message, field.name)
+    content = text.encode() if field.type == FieldDescriptor.TYPE_BYTES else text
     if is_map(field):
         value.update(dict.fromkeys(range(count), 1.0))
     elif field.is_repeated and field.message_type is not None:
         for _ in range(count):
             value.add()
     elif field.is_repeated:
-        value.extend([text if field.type in TEXT else 1] * count)
+        value.extend([content if field.type in TEXT else 1] * count)
     else:
-        setattr(message, field.name, text)
+        setattr(message, field.name, content)
 
 
 def name(path: Path) -> str:

@@ -144,7 +144,8 @@ def test_a_stop_token_cuts_what_is_traced_as_it_cuts_the_output(start_engine: St
     session.wait_end(sequence_id)
     step = check_flow(session, sequence_id, TEXT[:4])[-1]
     assert step.output_token_ids == TEXT[5:8]
-    assert (len(step.draft_token_ids), step.num_accepted_tokens) == (6, 3)
+    # What follows a stop token in a hint is not verified.
+    assert (len(step.draft_token_ids), step.num_accepted_tokens) == (3, 3)
 
 
 def test_scored_rows_of_a_prompt_are_rows_that_gave_logits(start_engine: StartEngine) -> None:
