@@ -25,6 +25,9 @@ from verifier.tensor_parallel.launch import choose_gpu
 from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
 from verifier.transformers_model import TransformersModel
 
+MIN_COMPUTE_CAPABILITY = (8, 0)
+"""Of a GPU: Ampere. Before it there is no bfloat16, and flash-attn's kernels do not run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
@@ -136,7 +139,7 @@ def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
     """Where a rank runs.
 
     Raises:
-        ConfigError: there is no such device, or not one for every rank.
+        ConfigError: there is no such device, not one for every rank, or it is too old.
     """
     name = config.device
     if name == "auto":
@@ -148,6 +151,7 @@ def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
     if not torch.cuda.is_available():
         raise ConfigError("--device", "cuda: no GPU is available to this torch build")
     if config.devices is None and config.tensor_parallel_size == 1:
+        _check_capability(torch.cuda.current_device())
         return torch.device("cuda")
     gpu = choose_gpu(
         config.devices,
@@ -158,7 +162,18 @@ def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
     # For what allocates or launches in this thread, which loads the model, without naming a device.
     # The engine's thread has a current device of its own: what runs there names its device.
     torch.cuda.set_device(gpu)
+    _check_capability(gpu)
     return torch.device("cuda", gpu)
+
+
+def _check_capability(gpu: int) -> None:
+    """Refuses a GPU that bfloat16 and the attention kernels are not made for."""
+    capability = torch.cuda.get_device_capability(gpu)
+    if capability < MIN_COMPUTE_CAPABILITY:
+        have, need = (".".join(map(str, each)) for each in (capability, MIN_COMPUTE_CAPABILITY))
+        raise ConfigError(
+            "--device", f"GPU {gpu} has compute capability {have}; {need} is needed (Ampere)"
+        )
 
 
 def wants_strict(config: VerifierConfig, device: torch.device) -> bool:

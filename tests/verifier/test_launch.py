@@ -1,10 +1,14 @@
 """What of torchrun's word and of the flags for devices is accepted."""
 
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
 from servicekit.config import ConfigError
+from verifier.config import VerifierConfig
+from verifier.model_part import choose_device
 from verifier.tensor_parallel.launch import Launch, choose_gpu, read_launch
 
 TORCHRUN = {
@@ -73,3 +77,16 @@ def test_more_ranks_than_gpus_are_refused() -> None:
     message = re.escape("--tensor-parallel-size: 4: there are 2 GPUs")
     with pytest.raises(ConfigError, match=message):
         choose_gpu(None, rank=0, tensor_parallel_size=4, num_gpus=2)
+
+
+def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is at hand: what torch says of one is made up."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    config = VerifierConfig(model=Path("model"), device="cuda")
+    for capability in ((8, 0), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu, it=capability: it)
+        assert choose_device(config, rank=0) == torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (7, 5))
+    with pytest.raises(ConfigError, match="GPU 0 has compute capability 7.5; 8.0 is needed"):
+        choose_device(config, rank=0)
