@@ -88,5 +88,5 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu, it=capability: it)
         assert choose_device(config, rank=0) == torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (7, 5))
-    with pytest.raises(ConfigError, match="GPU 0 has compute capability 7.5; 8.0 is needed"):
+    with pytest.raises(ConfigError, match=r"GPU 0 has compute capability 7\.5; 8\.0 is needed"):
         choose_device(config, rank=0)
