@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ DEFAULT_GRPC_PORT = 50050
 DEFAULT_HTTP_PORT = 8000
 _HOST = "127.0.0.1"
 _ANY_PORT = f"{_HOST}:0"
+
+# A package of each service that nothing else brings.
+_NEEDED = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
 
 _EPILOG = """\
 Prints one line on stdout when all serve: ready grpc=HOST:PORT http=HOST:PORT
@@ -124,6 +128,13 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    missing = [name for name, module in _NEEDED.items() if find_spec(module) is None]
+    if missing:
+        _report(
+            f"the packages of {', '.join(missing)} are not installed: a plain install is the "
+            "client's; pip install -e '.[all]' brings everything"
+        )
+        return 2
     model: Path = arguments.model or BUNDLED_MODEL
     if not (model / "config.json").is_file():
         if arguments.model is None:

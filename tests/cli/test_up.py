@@ -225,6 +225,14 @@ async def test_nothing_outlives_a_killed_tandem_up(folder: Path) -> None:
             os.close(handle)
 
 
+def test_what_is_not_installed_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(up, "find_spec", lambda module: None if module == "torch" else object())
+    assert main(["up"]) == 2
+    assert "the packages of verifier are not installed" in capsys.readouterr().err
+
+
 def test_a_folder_without_a_model_is_wrong_usage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
