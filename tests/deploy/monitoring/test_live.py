@@ -104,9 +104,12 @@ def test_the_recorded_acceptance_is_that_of_the_gateways_counters(live: Live) ->
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_query_of_every_dashboard_returns_numbers(live: Live, name: str) -> None:
     expression = QUERIES[name].replace("$namespace", ".*").replace("$__rate_interval", "4m")
-    values = [one.values[0][1] for one in live.prometheus.query(expression)]
-    assert values, expression
-    assert not all(map(math.isnan, values)), expression
+
+    def found() -> list[float]:
+        return [one.values[0][1] for one in live.prometheus.query(expression)]
+
+    # Rules are evaluated, and rates known, some scrapes after the last sample.
+    until(lambda: not all(map(math.isnan, found())), or_show=lambda: expression)
 
 
 @pytest.mark.parametrize("name", recorded())
