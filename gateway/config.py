@@ -6,6 +6,7 @@ from typing import Literal
 import pydantic
 
 from gateway.drafting_law import LAWS, DraftingLaw, Preset
+from gateway.message_bounds import MAX_UINT32
 from gateway.request import Algorithm, Overlap, Tie
 from gateway.validation import MAX_NGRAM, RequestDefaults
 from servicekit.address import parse_address
@@ -65,7 +66,7 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     tie: Literal["earliest", "latest", "longest"] | None = None
     """Which of several matches is continued; the preset's if empty."""
 
-    tokens_per_match: int | None = pydantic.Field(default=None, ge=0)
+    tokens_per_match: int | None = pydantic.Field(default=None, ge=0, le=MAX_UINT32)
     """With ties by the longest match: drafts verified per token that the match reaches back; 0 for
     no such limit; 2 if empty."""
 
@@ -76,7 +77,7 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     chained: bool = False
     """Whether a draft goes on past the end of the known text by matching again."""
 
-    pool_min_ngram: int = pydantic.Field(default=0, ge=0)
+    pool_min_ngram: int = pydantic.Field(default=0, ge=0, le=MAX_UINT32)
     """A request's pool is asked when its own match reaches less far; 0: when there is none."""
 
     max_prompt_tokens: int | None = pydantic.Field(default=None, ge=1)

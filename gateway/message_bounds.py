@@ -27,3 +27,6 @@ MAX_UNREAD_STEPS_BYTES = 4 << 20
 FIELD_BYTES = 5
 TOKEN_BYTES = 5
 NUMBER_BYTES = 6
+
+#: The largest number that such a field takes.
+MAX_UINT32 = (1 << 32) - 1

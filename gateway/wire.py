@@ -13,6 +13,7 @@ from typing import TypeVar, assert_never
 
 from google.protobuf.message import Message
 
+from gateway.message_bounds import MAX_UINT32
 from gateway.messages import (
     CommandBatch,
     Decided,
@@ -53,7 +54,6 @@ PROTOCOL_VERSION = 1
 # After a step whose drafts were all accepted, the match reaches 1 + tokens_per_match times as far:
 # of a hint this many times as long as one step is given, the next one finds all that it is given.
 _RUN_AHEAD = 4
-_MAX_UINT32 = (1 << 32) - 1
 
 _FINISH_REASONS = {int(reason): reason for reason in FinishReason}
 _PROPOSAL_STATUSES = {int(status): status for status in ProposalStatus}
@@ -440,7 +440,7 @@ def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:
         overlap=drafter_pb2.Overlap.ValueType(ngram.overlap),
         tie=drafter_pb2.Tie.ValueType(ngram.tie),
         # The verifier holds a draft to the request's figure; what is beyond serves its next steps.
-        tokens_per_match=min(ngram.tokens_per_match * _RUN_AHEAD, _MAX_UINT32),
+        tokens_per_match=min(ngram.tokens_per_match * _RUN_AHEAD, MAX_UINT32),
         algorithm=drafter_pb2.Algorithm.ValueType(ngram.algorithm),
         chained=ngram.chained,
         pool_id=ngram.pool_id,

@@ -95,6 +95,8 @@ def test_a_preset_is_named_as_on_the_wire(preset: Preset) -> None:
         (("--verifiers", "a:1", "--draft-wait", "sometimes"), "--draft-wait"),
         (("--verifiers", "a:1", "--preset", "other"), "--preset"),
         (("--verifiers", "a:1", "--hint-tokens", "0"), "--hint-tokens"),
+        (("--verifiers", "a:1", "--tokens-per-match", str(2**32)), "--tokens-per-match"),
+        (("--verifiers", "a:1", "--pool-min-ngram", str(2**32)), "--pool-min-ngram"),
         (("--verifiers", "a:1", "--http-listen", "nowhere"), "--http-listen"),
         (("--verifiers", "a:1", "--max-concurrent-requests", "0"), "--max-concurrent-requests"),
     ],
