@@ -48,6 +48,9 @@ from gateway.request import (
 # A match that reaches further back is counted as one that reaches so far.
 MAX_MATCH_LENGTH = 64
 
+# What a traced step that waits costs at least, whatever the verifier says in it.
+_MIN_STEP_BYTES = 32
+
 # At most, of a token's logprob or of one of those beside it; and in a chunk, what is around it.
 _LOGPROB_BYTES = 3 * NUMBER_BYTES + FIELD_BYTES + 3
 
@@ -235,7 +238,7 @@ class Generation:
                 f"the verifier told of a step in {len(step)} bytes, of at most "
                 f"{MAX_STEP_BYTES if self.request.trace else 0}"
             )
-        self._num_unread_step_bytes += len(step)
+        self._num_unread_step_bytes += _kept_bytes(step)
         if self._num_unread_step_bytes > MAX_UNREAD_STEPS_BYTES:
             raise OverloadedError(
                 f"over {MAX_UNREAD_STEPS_BYTES} bytes of traced steps were left unread"
@@ -387,7 +390,7 @@ class Generation:
 
     def _take_traced(self, step: EncodedStep) -> Traced:
         self._untaken.popleft()
-        self._num_unread_step_bytes -= len(step)
+        self._num_unread_step_bytes -= _kept_bytes(step)
         if self._untaken:
             self.changed.set()
         return Traced(choice_index=self.choice_index, step=step)
@@ -493,3 +496,8 @@ class Generation:
     def _end(self, reason: FinishReason) -> None:
         self.finish_reason = reason
         self.changed.set()
+
+
+def _kept_bytes(step: EncodedStep) -> int:
+    """What a traced step counts for while it is not taken."""
+    return max(len(step), _MIN_STEP_BYTES)

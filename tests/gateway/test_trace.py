@@ -102,6 +102,20 @@ class TestGeneration:
         with pytest.raises(OverloadedError):
             generation.trace(step)
 
+    def test_steps_that_say_nothing_are_bounded_too(self) -> None:
+        generation = make_generation(trace=True)
+
+        def say_nothing(*, reads: bool) -> None:
+            for _ in range(MAX_UNREAD_STEPS_BYTES // 16):
+                generation.trace(b"")
+                if reads:
+                    generation.publish()
+                    take_all(generation)
+
+        say_nothing(reads=True)
+        with pytest.raises(OverloadedError):
+            say_nothing(reads=False)
+
     def test_usage_counts_drafts_by_match_and_source(self) -> None:
         generation = make_generation([1, 2, 3])
 
