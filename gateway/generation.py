@@ -308,19 +308,18 @@ class Generation:
         return steps
 
     def fail(self, error: Exception) -> None:
-        """There will be no more output. What was decided must have been published before."""
+        """There will be no more output. What was decided must have been published before, unless
+        that failed.
+        """
         if not self.is_over:
+            self._drop_unshown()
             self.error = error
             self.changed.set()
 
     def cancel(self) -> None:
-        """Nobody wants the output any more.
-
-        Where it may have a stop string, what was not shown may lie behind that, and is dropped.
-        """
+        """Nobody wants the output any more."""
         if not self.is_over:
-            if self.request.stop_sequences:
-                del self.token_ids[self._shown :]
+            self._drop_unshown()
             self._end(FinishReason.CANCELLED)
 
     def take(self) -> Chunk | Traced | None:
@@ -492,6 +491,11 @@ class Generation:
             f"{len(decided.logprobs)} logprobs and {decided.num_accepted_tokens} of "
             f"{decided.num_draft_tokens} drafts accepted, which cannot be"
         )
+
+    def _drop_unshown(self) -> None:
+        """Where there may be a stop string, what was not shown may lie behind that."""
+        if self.request.stop_sequences:
+            del self.token_ids[self._shown :]
 
     def _end(self, reason: FinishReason) -> None:
         self.finish_reason = reason

@@ -1,5 +1,8 @@
 """One choice's state: what is shown, what is counted, and what a stop string cuts."""
 
+from collections.abc import Sequence
+from typing import Never
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +11,7 @@ from gateway import wire
 from gateway.errors import UnavailableError, VerifierError
 from gateway.message_bounds import MAX_CHUNK_BYTES
 from gateway.messages import Decided, PromptScored
-from gateway.output_text import Shown
+from gateway.output_text import OutputText, Shown
 from gateway.request import Chunk, FinishReason, SamplingParams
 from gateway.tokenization import Tokenizer
 from tests.gateway.making import decide, encoded_logprob, make_generation, take_chunk
@@ -184,6 +187,25 @@ def test_a_cancelled_output_ends_where_no_stop_string_can_be_before(tokenizer: T
         generation.publish()
         decide(generation, [6])
         generation.cancel()
+        assert generation.token_ids == [1, *kept]
+
+
+def test_an_output_whose_text_cannot_be_made_ends_there_too(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(output_text: OutputText, token_ids: Sequence[int]) -> Never:
+        raise RuntimeError
+
+    for stop_sequences, kept in (((), [5, 6]), (("abc",), [5])):
+        generation = make_generation([1], tokenizer=tokenizer, stop_sequences=stop_sequences)
+        decide(generation, [5])
+        generation.publish()
+        decide(generation, [6])
+        with monkeypatch.context() as patched:
+            patched.setattr(OutputText, "feed", fail)
+            with pytest.raises(RuntimeError):
+                generation.publish()
+        generation.fail(RuntimeError())
         assert generation.token_ids == [1, *kept]
 
 
