@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from drafter.draft_kernel import SCANNED_DRAFT_WORDS, scan_draft, scanned_draft
 from drafter.indexed_text import HASH_BASE, IndexedText
-from drafter.jit import warm_up
 from drafter.kernel_memory import address_of
 from drafter.ngram_index import DONE
 from drafter.ngram_params import Algorithm, NgramParams, Tie
@@ -87,11 +86,11 @@ class Answerer:
             text = IndexedText(params=params, max_tokens=1 << 10)
             text.append(np.array([1, 2, 1, *range(100), 1], dtype=np.uint32))
             texts.append(text)
-        warm_up(lambda: self.answer(texts, [3, 3]))
-        warm_up(lambda: texts[0].grow_table(0))
+        self.answer(texts, [3, 3])
+        texts[0].grow_table(0)
         scan = ScannedDraft(wanted=3, draft_start=0)
         drafts = np.empty(3, dtype=np.uint32)
-        warm_up(lambda: self.go_on_with_scan(texts[-1].address, scan, drafts))
+        self.go_on_with_scan(texts[-1].address, scan, drafts)
 
     def answer(
         self, texts: Sequence[IndexedText], most_tokens: Sequence[int], *, most_lacking: int = 0

@@ -3,7 +3,7 @@
 What was compiled is kept on disk, so that the next start is quick: beside the source, where an
 image has it from its build (`compile_kernels.py`), or where numba keeps it (`NUMBA_CACHE_DIR`, the
 user's cache folder) if nothing can be written there. Only where nothing can be written at all and
-nothing was kept, it is compiled at every start.
+nothing was kept, it is compiled at every start. That the disk is full costs no more than that.
 
 A kernel holds the code of the kernels that it calls, in other files too. So what was kept is right
 as long as the contents of all files beside it are the same that have kernels, and kernels take
@@ -13,6 +13,7 @@ On x86-64 with AVX2 the machine code is made for all such processors, not for th
 an image's kernels then run on all nodes of a cluster.
 """
 
+import contextlib
 import functools
 import hashlib
 import platform
@@ -22,6 +23,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import llvmlite.binding
 import numba
+from numba.core import caching
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,13 +47,28 @@ def _compile_for_all_processors() -> None:
 _compile_for_all_processors()
 
 
+class _BesideSource(caching.InTreeCacheLocator):
+    """The folder beside the source, also where it can only be read."""
+
+    def ensure_cache_path(self) -> None:
+        pass
+
+
+# The last one that numba tries.
+caching.CompileResultCacheImpl._locator_classes = [
+    *caching.CompileResultCacheImpl._locator_classes,
+    _BesideSource,
+]
+
+
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compiles `function` at its first call for each new set of argument types."""
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
         _keep_by_contents(compiled, Path(function.__code__.co_filename).parent)
+        _keep_if_possible(compiled)
     except RuntimeError:
-        # What numba raises when it finds no folder that it may write to.
+        # What numba raises when it finds no source file.
         compiled = numba.njit(nogil=True)(function)
     return cast(Callable[P, R], compiled)
 
@@ -87,10 +104,12 @@ def _keep_by_contents(compiled: Any, folder: Path) -> None:
     kept.load = lambda key: shipped.load(key) or load(key)
 
 
-def warm_up(call: Callable[[], object]) -> None:
-    """Makes a first call of a kernel, which compiles it or loads it from disk."""
-    try:
-        call()
-    except OSError:
-        # Compiled, but not saved: the disk is full. Calling again uses what is in memory.
-        call()
+def _keep_if_possible(compiled: Any) -> None:
+    """Makes a kernel serve that cannot be kept: the disk is full, or can only be read."""
+    save = compiled._cache.save_overload
+
+    def save_if_possible(signature: object, result: object) -> None:
+        with contextlib.suppress(OSError):
+            save(signature, result)
+
+    compiled._cache.save_overload = save_if_possible

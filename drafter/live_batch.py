@@ -30,7 +30,6 @@ from drafter.batch_wire import (
 from drafter.drafting import BACKGROUND_TOKENS, Drafting
 from drafter.history_store import HistoryStore, StoreLimits
 from drafter.indexed_text import MIN_CAPACITY_TOKENS
-from drafter.jit import warm_up
 from drafter.live_answerer import LiveAnswerer
 from drafter.live_kernel import LEAST_INDEXED
 from drafter.messages import SequenceDelta
@@ -275,4 +274,4 @@ def warm_up_live_batches(answerer: Answerer) -> None:
         for sequence_id in ("a", "b"):
             store.release(sequence_id)
 
-    warm_up(answer_and_release)
+    answer_and_release()

@@ -25,7 +25,6 @@ import numpy.typing as npt
 from drafter.answerer import Answerer, Answers
 from drafter.history import History
 from drafter.indexed_text import IndexedText
-from drafter.jit import warm_up
 from drafter.ngram_params import MIN_POOL_FEED_TOKENS, Keep, NgramParams
 from drafter.pool_kernel import draft_from_pools
 from drafter.pool_link import has_old_link, link_to_pool
@@ -172,4 +171,4 @@ def warm_up_pools(answerer: Answerer) -> None:
         now_s += limits.pool_ttl_s
         store.finish()
 
-    warm_up(keep_and_forget)
+    keep_and_forget()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from drafter.jit import kernel, warm_up
+from drafter.jit import kernel
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -36,14 +36,21 @@ print(sum(double.stats.cache_hits.values()))
 """
 
 
-def load(folder: Path, cache: Path | None) -> int:
-    """Runs the folder's kernel in a process of its own; how often it was not compiled."""
+def load(folder: Path, cache: Path | None, *arguments: str, before: str = "") -> int:
+    """Runs the folder's kernel in a process of its own; how often it was not compiled.
+
+    Args:
+        folder: with the package.
+        cache: where numba is to keep what it compiles; None: where it likes.
+        arguments: of the process, behind the folder.
+        before: what the process runs first.
+    """
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     environ.pop("NUMBA_CACHE_DIR", None)
     if cache is not None:
         environ["NUMBA_CACHE_DIR"] = str(cache)
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(folder)],
+        [sys.executable, "-c", before + LOAD, str(folder), *arguments],
         env=environ,
         capture_output=True,
         text=True,
@@ -77,21 +84,32 @@ def test_kernels_beside_the_source_are_loaded_as_long_as_no_contents_change(
     assert list(cache.rglob("*.nbc"))
 
 
-def test_a_full_disk_does_not_stop_the_warm_up() -> None:
-    calls: list[int] = []
+NOWHERE_TO_WRITE = """
+import resource, signal, tempfile
+if sys.argv[2] == "full":
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+else:
+    def refuse(*arguments, **keywords):
+        raise PermissionError("a file system that can only be read")
+    tempfile.TemporaryFile = refuse
+"""
 
-    def call() -> None:
-        calls.append(len(calls))
-        if len(calls) == 1:
-            raise OSError(28, "No space left on device")
 
-    warm_up(call)
-    assert calls == [0, 1]
-
-
-def test_a_kernel_that_does_not_work_stops_the_warm_up() -> None:
-    def call() -> None:
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        warm_up(call)
+@pytest.mark.parametrize("disk", ["full", "read-only"])
+@pytest.mark.parametrize("is_shipped", [True, False])
+def test_kernels_work_where_nothing_can_be_written(
+    tmp_path: Path, disk: str, *, is_shipped: bool
+) -> None:
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    (folder / "kernels.py").write_text(
+        "from drafter.jit import kernel\n\n\n"
+        "@kernel\ndef itself(x):\n    return x\n\n\n"
+        "@kernel\ndef other(x):\n    return itself(x)\n\n\n"
+        "@kernel\ndef double(x):\n    return itself(x) + other(x)\n"
+    )
+    if is_shipped:
+        assert load(tmp_path, None) == 0
+    before = "import sys\n" + NOWHERE_TO_WRITE
+    assert load(tmp_path, tmp_path / "cache", disk, before=before) == is_shipped
