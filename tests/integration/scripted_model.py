@@ -7,6 +7,16 @@ to be exact (the sampled law). Everything around it is the real verifier.
 import torch
 
 from verifier.batch_layout import BatchLayout
+from verifier.build import LoadedModel
+from verifier.config import VerifierConfig
+from verifier.draft_buffer import HintOutcome
+from verifier.engine import EngineLoad
+from verifier.faults import Fault
+from verifier.numerics import FAST
+from verifier.wire import ServedModel
+
+_BLOCK_SIZE = 16
+_NUM_KV_BLOCKS = 256
 
 
 class ScriptedModel:
@@ -37,3 +47,52 @@ class FixedLawModel:
 
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         return self._logits.expand(layout.num_rows, -1).clone()
+
+
+class StepObserver:
+    """What an `EngineObserver` needs that cares for steps alone: it adds `stepped`."""
+
+    def hint_ended(self, outcome: HintOutcome) -> None:
+        pass
+
+    def hop_measured(self, duration_s: float) -> None:
+        pass
+
+    def settled(self, load: EngineLoad) -> None:
+        pass
+
+    def fault_met(self, fault: Fault) -> None:
+        pass
+
+
+def loaded(
+    model: ScriptedModel,
+    config: VerifierConfig,
+    *,
+    max_model_len: int,
+    max_num_speculative_tokens: int,
+) -> LoadedModel:
+    """A scripted model as a verifier serves it."""
+    served = ServedModel(
+        model_id="scripted",
+        model_digest="scripted",
+        numerics_digest="",
+        instance_id="scripted",
+        architecture="Scripted",
+        dtype="float32",
+        device="cpu",
+        numerics="fast",
+        attention_backend="none",
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_speculative_tokens=max_num_speculative_tokens,
+        vocab_size=model.vocab_size,
+        block_size=_BLOCK_SIZE,
+        num_kv_blocks=_NUM_KV_BLOCKS,
+        eos_token_ids=frozenset(),
+        allow_trace=config.allow_trace,
+    )
+    return LoadedModel(
+        model=model, served=served, numerics=FAST, trash_slot=_NUM_KV_BLOCKS * _BLOCK_SIZE
+    )

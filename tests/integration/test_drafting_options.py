@@ -18,15 +18,11 @@ import drafter.ngram_params as ngram_params
 from drafter.ngram_params import NgramParams, Overlap, Tie
 from tandem.client import GenerationRequest, SamplingParams, SpeculationParams
 from tests.drafter.brute_force import propose
-from tests.integration.scripted_model import ScriptedModel
+from tests.integration.scripted_model import ScriptedModel, StepObserver, loaded
 from tests.integration.stack import LOOPBACK, MODEL, Stack, running_stack, settled
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.draft_buffer import HintOutcome
-from verifier.engine import EngineLoad, StepRecord
-from verifier.faults import Fault
-from verifier.numerics import FAST
-from verifier.wire import ServedModel
+from verifier.engine import StepRecord
 
 SEMANTICS = json.loads((Path(__file__).parents[1] / "data" / "drafter_semantics.json").read_text())
 VOCAB_SIZE = 1000
@@ -38,7 +34,7 @@ LAWS: list[tuple[str, Any, Any]] = [
 ]
 
 
-class DraftRecorder:
+class DraftRecorder(StepObserver):
     """An `EngineObserver` that keeps the drafts of each step."""
 
     def __init__(self) -> None:
@@ -48,44 +44,13 @@ class DraftRecorder:
         [item] = record.scheduled
         self.drafts.append(list(item.draft_token_ids))
 
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        pass
-
-    def hop_measured(self, duration_s: float) -> None:
-        pass
-
-    def settled(self, load: EngineLoad) -> None:
-        pass
-
-    def fault_met(self, fault: Fault) -> None:
-        pass
-
 
 def load_scripted(config: VerifierConfig) -> LoadedModel:
-    served = ServedModel(
-        model_id="scripted",
-        model_digest="scripted",
-        numerics_digest="",
-        instance_id="scripted",
-        architecture="Scripted",
-        dtype="float32",
-        device="cpu",
-        numerics="fast",
-        attention_backend="none",
+    return loaded(
+        ScriptedModel({}, vocab_size=VOCAB_SIZE),
+        config,
         max_model_len=2048,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_speculative_tokens=LIMIT,
-        vocab_size=VOCAB_SIZE,
-        block_size=16,
-        num_kv_blocks=256,
-        eos_token_ids=frozenset(),
-    )
-    return LoadedModel(
-        model=ScriptedModel({}, vocab_size=VOCAB_SIZE),
-        served=served,
-        numerics=FAST,
-        trash_slot=256 * 16,
     )
 
 

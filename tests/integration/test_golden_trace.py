@@ -21,20 +21,16 @@ from tandem.client import (
 from tandem.generation import EventCollector
 from tests import golden_trace
 from tests.golden_trace import TEXT, TRACE
-from tests.integration.scripted_model import ScriptedModel
+from tests.integration.scripted_model import ScriptedModel, StepObserver, loaded
 from tests.integration.stack import LOOPBACK, MODEL, running_stack
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.draft_buffer import HintOutcome
-from verifier.engine import EngineLoad, StepRecord
-from verifier.faults import Fault
-from verifier.numerics import FAST
-from verifier.wire import ServedModel
+from verifier.engine import StepRecord
 
 VOCAB_SIZE = 151_936
 
 
-class StepRecorder:
+class StepRecorder(StepObserver):
     """An `EngineObserver` that keeps what a step pads."""
 
     def __init__(self) -> None:
@@ -45,47 +41,15 @@ class StepRecorder:
         self.num_sampled_tokens.append(int(record.layout.num_sampled_tokens[0]))
         self.padded_outputs.append(record.verdict.output_token_ids[0].tolist())
 
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        pass
-
-    def hop_measured(self, duration_s: float) -> None:
-        pass
-
-    def settled(self, load: EngineLoad) -> None:
-        pass
-
-    def fault_met(self, fault: Fault) -> None:
-        pass
-
 
 def load_scripted(config: VerifierConfig) -> LoadedModel:
     first = len(TRACE["prompt_token_ids"])
     script = dict(enumerate(TRACE["target_continuation"], start=first))
-    served = ServedModel(
-        model_id="golden",
-        model_digest="scripted",
-        numerics_digest="scripted",
-        instance_id="golden",
-        architecture="Scripted",
-        dtype="float32",
-        device="cpu",
-        numerics="fast",
-        attention_backend="none",
+    return loaded(
+        ScriptedModel(script, vocab_size=VOCAB_SIZE),
+        config,
         max_model_len=TRACE["max_model_len"],
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_speculative_tokens=TRACE["num_speculative_tokens"],
-        vocab_size=VOCAB_SIZE,
-        block_size=16,
-        num_kv_blocks=8,
-        eos_token_ids=frozenset(),
-        allow_trace=config.allow_trace,
-    )
-    return LoadedModel(
-        model=ScriptedModel(script, vocab_size=VOCAB_SIZE),
-        served=served,
-        numerics=FAST,
-        trash_slot=8 * 16,
     )
 
 
