@@ -52,7 +52,7 @@ from benchmarks.held_out_texts import form_texts, held_out_texts
 from benchmarks.machine import processor
 from benchmarks.services import running_service
 from benchmarks.workloads import BUNDLED_MODEL
-from drafter.ngram_params import Algorithm
+from drafter.ngram.params import Algorithm
 
 P = ParamSpec("P")
 R = TypeVar("R")

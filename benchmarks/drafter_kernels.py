@@ -18,11 +18,11 @@ from tokenizers import Tokenizer
 from benchmarks.drafter_texts import ask
 from benchmarks.held_out_texts import held_out_texts
 from benchmarks.workloads import BUNDLED_MODEL
-from drafter.answerer import MOST_LACKING, Answerer
-from drafter.indexed_text import HASH_BASE, IndexedText
-from drafter.ngram_index import DONE
-from drafter.ngram_params import Algorithm, NgramParams, Tie
-from drafter.proposal_kernel import answer_texts
+from drafter.batch.answerer import MOST_LACKING, Answerer
+from drafter.ngram.index import DONE
+from drafter.ngram.params import Algorithm, NgramParams, Tie
+from drafter.ngram.propose import answer_texts
+from drafter.ngram.text import HASH_BASE, IndexedText
 
 Tokens = npt.NDArray[np.uint32]
 

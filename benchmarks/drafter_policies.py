@@ -15,12 +15,12 @@ import numpy as np
 
 from benchmarks.drafter_texts import ask
 from benchmarks.held_out_texts import Continuation
-from drafter.answerer import Answerer
-from drafter.history import History
-from drafter.ngram_params import Keep, NgramParams, Overlap, Tie
-from drafter.pool_drafts import PoolDrafts
-from drafter.pool_records import PoolLimits
-from drafter.pool_store import PoolStore
+from drafter.batch.answerer import Answerer
+from drafter.history.history import History
+from drafter.history.pool_drafts import PoolDrafts
+from drafter.ngram.params import Keep, NgramParams, Overlap, Tie
+from drafter.pool_index.records import PoolLimits
+from drafter.pools.store import PoolStore
 
 _POOL_LIMITS = PoolLimits(max_pool_bytes=1 << 28, max_pools_bytes=1 << 29, pool_ttl_s=1e9)
 

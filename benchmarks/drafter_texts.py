@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drafter.answerer import Answerer, Answers, ScannedDraft
-from drafter.indexed_text import IndexedText
-from drafter.ngram_index import DONE, MUST_GROW, MUST_SCAN
-from drafter.pool_drafts import PoolDrafts
+from drafter.batch.answerer import Answerer, Answers, ScannedDraft
+from drafter.history.pool_drafts import PoolDrafts
+from drafter.ngram.index import DONE, MUST_GROW, MUST_SCAN
+from drafter.ngram.text import IndexedText
 
 Draft = tuple[list[int], int]
 """Its tokens, and how far back the match reaches."""

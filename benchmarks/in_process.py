@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmarks.drafter_texts import ask
 from benchmarks.workloads import Task
-from drafter.answerer import Answerer
-from drafter.indexed_text import IndexedText
-from drafter.ngram_params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
+from drafter.batch.answerer import Answerer
+from drafter.ngram.params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
+from drafter.ngram.text import IndexedText
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
 from verifier.draft_buffer import HintOutcome

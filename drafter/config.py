@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pydantic
 
-from drafter.history_store import StoreLimits
-from drafter.indexed_text import TOKEN_BYTES
-from drafter.pool_records import MAX_POOL_BYTES, MAX_POOLS_BYTES, MIN_POOL_BYTES, PoolLimits
+from drafter.history.store import StoreLimits
+from drafter.ngram.text import TOKEN_BYTES
+from drafter.pool_index.records import MAX_POOL_BYTES, MAX_POOLS_BYTES, MIN_POOL_BYTES, PoolLimits
 from servicekit.config import ServerOptions
 
 SERVICE = "drafter"

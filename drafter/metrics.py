@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from drafter.batch_rows import BatchRows
-from drafter.batch_wire import APPENDED, DRAFT, INDEXING, NO_MATCH, POOL_DRAFT, REFUSED
+from drafter.batch.batch_rows import BatchRows
+from drafter.batch.scan import APPENDED, DRAFT, INDEXING, NO_MATCH, POOL_DRAFT, REFUSED
 from drafter.failures import Failure
-from drafter.history_store import HistoryStore
-from drafter.kept_histories import EvictionReason
-from drafter.messages import ProposalStatus
-from drafter.pool_records import FeedOutcome, TextEviction
-from drafter.pool_store import PoolStore
-from drafter.snapshotter import SnapshotOutcome
+from drafter.history.lru import EvictionReason
+from drafter.history.messages import ProposalStatus
+from drafter.history.store import HistoryStore
+from drafter.pool_index.records import FeedOutcome, TextEviction
+from drafter.pools.snapshotter import SnapshotOutcome
+from drafter.pools.store import PoolStore
 
 # From one short history to a batch of thousands.
 _DURATION_BUCKETS_S = (

@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from drafter.answerer import Answerer
+from drafter.batch.answerer import Answerer
+from drafter.batch.drafting import Drafting
+from drafter.batch.live_batch import warm_up_live_batches
 from drafter.config import DrafterConfig
-from drafter.drafting import Drafting
 from drafter.errors import ERROR_TABLE
 from drafter.failures import Failure
-from drafter.history_store import HistoryStore
-from drafter.live_batch import warm_up_live_batches
+from drafter.history.pool_drafts import PoolDrafts, warm_up_pools
+from drafter.history.store import HistoryStore
 from drafter.metrics import DrafterMetrics
-from drafter.pool_drafts import PoolDrafts, warm_up_pools
-from drafter.pool_keeper import PoolKeeper
-from drafter.pool_store import PoolStore
+from drafter.pools.keeper import PoolKeeper
+from drafter.pools.snapshotter import Snapshotter
+from drafter.pools.store import PoolStore
 from drafter.service import SERVICE_NAME, DrafterServicer
-from drafter.snapshotter import Snapshotter
 from servicekit.logs import Logger
 from servicekit.server import Server
 from tandem.v1 import limits_pb2

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 import grpc
 
-from drafter import wire
-from drafter.batches import MAX_FORGOTTEN_AT_ONCE, Batches
-from drafter.drafting import Drafting
+from drafter.batch import wire
+from drafter.batch.drafting import Drafting
+from drafter.batch.engine import MAX_FORGOTTEN_AT_ONCE, Batches
+from drafter.batch.live_batch import response_of
 from drafter.errors import NotServingError, UnsupportedFieldError
 from drafter.failures import Failure
-from drafter.live_batch import response_of
 from drafter.metrics import DrafterMetrics
 from drafter.open_streams import OpenStreams
 from servicekit.errors import MalformedRequestError

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from drafter.ngram_params import NgramParams
+from drafter.ngram.params import NgramParams
 from tandem.client import DraftSource, MatchAcceptance, ProposalTrace, StepTrace, Usage
 from tests.drafter import brute_force
 

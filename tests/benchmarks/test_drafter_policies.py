@@ -13,8 +13,8 @@ from benchmarks.drafter_policies import (
     measure_running_together,
 )
 from benchmarks.held_out_texts import Continuation
-from drafter.ngram_params import NgramParams, Tie
-from drafter.ngram_table import EARLIEST, LATEST, LONGEST
+from drafter.ngram.params import NgramParams, Tie
+from drafter.ngram.table import EARLIEST, LATEST, LONGEST
 from tests.drafter import brute_force, brute_force_pool
 
 POOL_TIES = {Tie.EARLIEST: EARLIEST, Tie.LATEST: LATEST, Tie.LONGEST: LONGEST}

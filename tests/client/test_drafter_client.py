@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from drafter.ngram_params import NgramParams as DrafterParams
-from drafter.ngram_params import Overlap
+from drafter.ngram.params import NgramParams as DrafterParams
+from drafter.ngram.params import Overlap
 from tandem.client import (
     AsyncDrafterClient,
     Draft,

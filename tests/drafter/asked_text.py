@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drafter.answerer import Answerer, Answers, ScannedDraft
-from drafter.indexed_text import IndexedText
-from drafter.ngram_index import DONE, MUST_GROW, MUST_SCAN
-from drafter.ngram_params import Algorithm, NgramParams
+from drafter.batch.answerer import Answerer, Answers, ScannedDraft
+from drafter.ngram.index import DONE, MUST_GROW, MUST_SCAN
+from drafter.ngram.params import Algorithm, NgramParams
+from drafter.ngram.text import IndexedText
 
 MAX_TOKENS = 1 << 20
 

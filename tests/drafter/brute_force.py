@@ -9,7 +9,7 @@ back they match, and past proposals matter: `Drafter` remembers them.
 
 from collections.abc import Sequence
 
-from drafter.ngram_params import NgramParams, Overlap, Tie
+from drafter.ngram.params import NgramParams, Overlap, Tie
 
 MAX_REACH = 64
 MAX_CHAINED = 64

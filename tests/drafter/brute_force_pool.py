@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from drafter.ngram_table import EARLIEST, LATEST, LONGEST
+from drafter.ngram.table import EARLIEST, LATEST, LONGEST
 
 
 @dataclass(eq=False)

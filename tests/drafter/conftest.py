@@ -8,7 +8,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from drafter.answerer import Answerer
+from drafter.batch.answerer import Answerer
 from drafter.config import DrafterConfig
 from drafter.server import DrafterServer
 from servicekit.config import ServerOptions

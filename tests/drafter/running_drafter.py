@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from drafter.live_kernel import LEAST_INDEXED
+from drafter.batch.live_kernel import LEAST_INDEXED
 from drafter.server import DrafterServer
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc

@@ -8,11 +8,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from drafter import batch_wire, wire
-from drafter.answer_wire import write_response
-from drafter.batch_wire import FIELDS, IRREGULAR, scan_request
-from drafter.messages import Proposal, ProposalStatus, Source
-from drafter.sequence_table import MAX_ID_BYTES
+from drafter.batch import scan as batch_wire
+from drafter.batch import wire
+from drafter.batch.scan import FIELDS, IRREGULAR, scan_request
+from drafter.batch.write import write_response
+from drafter.history.id_table import MAX_ID_BYTES
+from drafter.history.messages import Proposal, ProposalStatus, Source
 from tandem.v1 import drafter_pb2 as pb
 from tests.volume import examples
 

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from drafter import ngram_table
-from drafter.answerer import Answerer
-from drafter.indexed_text import HASH_BASE, IndexedText, most_tokens
-from drafter.ngram_index import DONE
-from drafter.ngram_params import Algorithm, NgramParams, Tie
+from drafter.batch.answerer import Answerer
+from drafter.ngram import table as ngram_table
+from drafter.ngram.index import DONE
+from drafter.ngram.params import Algorithm, NgramParams, Tie
+from drafter.ngram.text import HASH_BASE, IndexedText, most_tokens
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
 from tests.drafter.asked_text import MAX_TOKENS, ask
@@ -75,8 +75,8 @@ def test_who_knows_the_mixing_alone_fills_no_chunk(tie: Tie, max_ngram: int) -> 
 def test_who_knows_the_base_too_gets_a_scan(
     tie: Tie, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drafter.answerer.HASH_BASE", np.uint64(5))
-    monkeypatch.setattr("drafter.indexed_text.HASH_BASE", np.uint64(5))
+    monkeypatch.setattr("drafter.batch.answerer.HASH_BASE", np.uint64(5))
+    monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(5))
     params = NgramParams(min_ngram=1, tie=tie)
     max_bytes = 1 << 20
     text = IndexedText(params=params, max_tokens=most_tokens(params, max_bytes))
@@ -96,8 +96,8 @@ def test_ngrams_of_one_hash_end_the_index_as_soon_as_they_cost_much(
     tie: Tie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With base 1 the hash is the sum of the tokens; these pairs have two sums."""
-    monkeypatch.setattr("drafter.answerer.HASH_BASE", np.uint64(1))
-    monkeypatch.setattr("drafter.indexed_text.HASH_BASE", np.uint64(1))
+    monkeypatch.setattr("drafter.batch.answerer.HASH_BASE", np.uint64(1))
+    monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(1))
     up = np.arange(20_000, dtype=np.uint32)
     tokens = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
     text = IndexedText(params=NgramParams(min_ngram=2, max_ngram=2, tie=tie), max_tokens=MAX_TOKENS)
@@ -110,7 +110,7 @@ def test_ngrams_of_one_hash_end_the_index_as_soon_as_they_cost_much(
 
 def test_probing_for_long_counts_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one call, whose budget is counted in n-grams, would take many times as long."""
-    monkeypatch.setattr("drafter.answerer.HASH_BASE", np.uint64(1))
+    monkeypatch.setattr("drafter.batch.answerer.HASH_BASE", np.uint64(1))
     up = np.arange(450, dtype=np.uint32)
     colliding = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
     num_calls = []

@@ -6,12 +6,12 @@ import random
 import numpy as np
 import pytest
 
-from drafter.answerer import BUDGET, PARALLEL_TEXTS, Answerer, Answers
-from drafter.batch_rows import BatchRows
-from drafter.drafting import MOST_AWAITED_NGRAMS
-from drafter.history import History
-from drafter.ngram_params import NgramParams, Tie
-from drafter.turns import Turn
+from drafter.batch.answerer import BUDGET, PARALLEL_TEXTS, Answerer, Answers
+from drafter.batch.batch_rows import BatchRows
+from drafter.batch.drafting import MOST_AWAITED_NGRAMS
+from drafter.batch.time_slices import Turn
+from drafter.history.history import History
+from drafter.ngram.params import NgramParams, Tie
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.asked_text import ask, text_of
 from tests.drafter.running_drafter import StartDrafter

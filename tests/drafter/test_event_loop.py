@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 import pytest
 
-from drafter.ngram_table import MAX_TEXT_TOKENS
-from drafter.wire import MAX_MESSAGE_BYTES, MAX_SEQUENCES_PER_BATCH
+from drafter.batch.wire import MAX_MESSAGE_BYTES, MAX_SEQUENCES_PER_BATCH
+from drafter.ngram.table import MAX_TEXT_TOKENS
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
 

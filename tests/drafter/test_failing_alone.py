@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import drafter.live_answerer
+import drafter.batch.live_answerer
 import drafter.service
-from drafter.answerer import Answerer, Answers
-from drafter.live_kernel import answer_live, index_live
-from drafter.pool_records import PoolLimits
-from drafter.pool_store import PoolStore
+from drafter.batch.answerer import Answerer, Answers
+from drafter.batch.live_kernel import answer_live, index_live
+from drafter.pool_index.records import PoolLimits
+from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
 
@@ -50,7 +50,7 @@ async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
             raise MemoryError
         return index_live(desk, slots)
 
-    monkeypatch.setattr(drafter.live_answerer, "index_live", fail_for_one)
+    monkeypatch.setattr(drafter.batch.live_answerer, "index_live", fail_for_one)
     stream = running.open_stream()
     names = ("a", "bad", "b")
     for base_length in (0, 40, 80):
@@ -75,7 +75,7 @@ async def test_a_live_batch_whose_kernel_fails_is_answered_row_by_row(
         answer_live(*arguments)
         raise MemoryError
 
-    monkeypatch.setattr(drafter.live_answerer, "answer_live", fail_after_appending)
+    monkeypatch.setattr(drafter.batch.live_answerer, "answer_live", fail_after_appending)
     for base_length in (20, 25):
         response = await ask(stream, step(base_length, 5, "a", "b"))
         following = (base_length + 5) % 7

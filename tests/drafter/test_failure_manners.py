@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from drafter.turns import PAUSE_S, SLICE_S, Turn, Turns
+from drafter.batch.time_slices import PAUSE_S, SLICE_S, Turn, Turns
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.running_drafter import FakeClock, ProposeCall, RunningDrafter, StartDrafter, ask
 
@@ -110,7 +110,7 @@ async def test_replays_are_not_held_back_when_nothing_is_live(
         delays_s.append(delay_s)
         await sleep(delay_s)
 
-    monkeypatch.setattr("drafter.turns.asyncio.sleep", sleep_noted)
+    monkeypatch.setattr("drafter.batch.time_slices.asyncio.sleep", sleep_noted)
     turns = Turns()
     for _ in range(20):
         async with turns.take(is_bulk=True) as turn:

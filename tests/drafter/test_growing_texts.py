@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter import ngram_table
-from drafter.answerer import MOST_LACKING
-from drafter.indexed_text import IndexedText
-from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
+from drafter.batch.answerer import MOST_LACKING
+from drafter.ngram import table as ngram_table
+from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
+from drafter.ngram.text import IndexedText
 from tests.drafter import brute_force
 from tests.drafter.asked_text import MAX_TOKENS, ask
 from tests.volume import examples
@@ -169,8 +169,8 @@ def test_index_and_scan_agree_where_tables_have_many_chunks(overlap: Overlap, ti
 
 def test_hashes_that_collide_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """With base 1 an n-gram's hash is the sum of its tokens: every permutation collides."""
-    monkeypatch.setattr("drafter.answerer.HASH_BASE", np.uint64(1))
-    monkeypatch.setattr("drafter.indexed_text.HASH_BASE", np.uint64(1))
+    monkeypatch.setattr("drafter.batch.answerer.HASH_BASE", np.uint64(1))
+    monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(1))
     rng = random.Random(8)
     for overlap, tie in OPTION_PAIRS:
         for _ in range(40):

@@ -4,8 +4,8 @@ import random
 
 import numpy as np
 
-from drafter.history import History
-from drafter.indexed_text import MIN_CAPACITY_TOKENS, TOKEN_BYTES
+from drafter.history.history import History
+from drafter.ngram.text import MIN_CAPACITY_TOKENS, TOKEN_BYTES
 from tests.drafter.asked_text import EMPTY_BYTES, KMP
 
 

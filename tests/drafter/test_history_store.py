@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from drafter.history_store import HistoryStore, StoreLimits, StreamLease
-from drafter.kept_histories import EvictionReason
-from drafter.messages import SequenceDelta
-from drafter.ngram_params import Algorithm, NgramParams, Overlap
+from drafter.history.lru import EvictionReason
+from drafter.history.messages import SequenceDelta
+from drafter.history.store import HistoryStore, StoreLimits, StreamLease
+from drafter.ngram.params import Algorithm, NgramParams, Overlap
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
 from tests.drafter.asked_text import EMPTY_BYTES, KMP
 from tests.drafter.running_drafter import FakeClock

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from drafter.history_store import HistoryStore, StoreLimits, StreamLease
-from drafter.indexed_text import MIN_CAPACITY_TOKENS, TOKEN_BYTES
-from drafter.messages import SequenceDelta
+from drafter.history.messages import SequenceDelta
+from drafter.history.store import HistoryStore, StoreLimits, StreamLease
+from drafter.ngram.text import MIN_CAPACITY_TOKENS, TOKEN_BYTES
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
 from tests.drafter.asked_text import EMPTY_BYTES, KMP
 from tests.drafter.running_drafter import FakeClock

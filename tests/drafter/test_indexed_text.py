@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter.indexed_text import IndexedText, most_tokens
-from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
+from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
+from drafter.ngram.text import IndexedText, most_tokens
 from tests.drafter.asked_text import MAX_TOKENS, ask, text_of
 from tests.volume import examples
 
@@ -165,8 +165,8 @@ def test_growth_is_announced(algorithm: Algorithm) -> None:
 MEASURE = """
 import gc, sys
 import numpy as np
-from drafter.indexed_text import IndexedText
-from drafter.ngram_params import NgramParams, Tie, Algorithm
+from drafter.ngram.text import IndexedText
+from drafter.ngram.params import NgramParams, Tie, Algorithm
 from tests.drafter.asked_text import ask
 
 def resident_bytes():

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from drafter.jit import kernel
+from drafter.kernels.jit import kernel
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_a_kernel_compiles_in_memory_where_no_cache_folder_can_be_had() -> None:
 LOAD = """
 import sys
 from pathlib import Path
-import drafter.jit
+import drafter.kernels.jit
 sys.path.insert(0, sys.argv[1])
 from shipped.kernels import double
 assert double(21) == 42
@@ -64,20 +64,22 @@ def test_kernels_beside_the_source_are_loaded_as_long_as_no_contents_change(
 ) -> None:
     """As in an image: built in one place, copied to another, run where nothing there is written."""
     built = tmp_path / "built" / "shipped"
-    built.mkdir(parents=True)
+    (built / "deeper").mkdir(parents=True)
+    for folder in (built, built / "deeper"):
+        (folder / "__init__.py").touch()
     (built / "kernels.py").write_text(
-        "from drafter.jit import kernel\n"
-        "from shipped.constants import TIMES\n\n\n"
+        "from drafter.kernels.jit import kernel\n"
+        "from shipped.deeper.constants import TIMES\n\n\n"
         "@kernel\ndef double(x):\n    return TIMES * x\n"
     )
-    (built / "constants.py").write_text("TIMES = 2\n# with a kernel:\n# @kernel\n")
+    (built / "deeper" / "constants.py").write_text("TIMES = 2\n# with a kernel:\n# @kernel\n")
     assert load(tmp_path / "built", None) == 0
     image = tmp_path / "image"
     shutil.copytree(tmp_path / "built", image, copy_function=shutil.copyfile)
     cache = tmp_path / "cache"
     assert load(image, cache) == 1
     assert not list(cache.rglob("*.nbc"))
-    with (image / "shipped" / "constants.py").open("a") as constants:
+    with (image / "shipped" / "deeper" / "constants.py").open("a") as constants:
         constants.write("# changed\n")
     assert load(image, cache) == 0
     assert load(image, cache) == 1
@@ -104,7 +106,7 @@ def test_kernels_work_where_nothing_can_be_written(
     folder = tmp_path / "shipped"
     folder.mkdir()
     (folder / "kernels.py").write_text(
-        "from drafter.jit import kernel\n\n\n"
+        "from drafter.kernels.jit import kernel\n\n\n"
         "@kernel\ndef itself(x):\n    return x\n\n\n"
         "@kernel\ndef other(x):\n    return itself(x)\n\n\n"
         "@kernel\ndef double(x):\n    return itself(x) + other(x)\n"

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drafter.indexed_text import MIN_CAPACITY_TOKENS
-from drafter.pool_link import pool_block_of
+from drafter.ngram.text import MIN_CAPACITY_TOKENS
+from drafter.pool_index.link import pool_block_of
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.running_drafter import StartDrafter
 from tests.drafter.two_drafters import Client, Side, TwoDrafters

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from drafter.batch.live_answerer import INDEX_BUDGET
+from drafter.batch.live_kernel import LEAST_INDEXED
+from drafter.batch.time_slices import Turns
 from drafter.errors import NotServingError
-from drafter.history_store import StreamLease
-from drafter.live_answerer import INDEX_BUDGET
-from drafter.live_kernel import LEAST_INDEXED
+from drafter.history.store import StreamLease
 from drafter.open_streams import OpenStreams
-from drafter.turns import Turns
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.two_drafters import Side
 

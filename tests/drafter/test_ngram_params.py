@@ -2,7 +2,7 @@
 
 import pytest
 
-from drafter.ngram_params import NgramParams, Overlap, Tie
+from drafter.ngram.params import NgramParams, Overlap, Tie
 from drafter.refusals import InvalidDeltaError
 
 

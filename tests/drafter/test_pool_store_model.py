@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from drafter.ngram_table import EARLIEST, LATEST, LONGEST
-from drafter.pool_arena import Arena
-from drafter.pool_lookup import copy_from_pool, find_in_pool
-from drafter.pool_records import (
+from drafter.ngram.table import EARLIEST, LATEST, LONGEST
+from drafter.pool_index.arena import Arena
+from drafter.pool_index.lookup import copy_from_pool, find_in_pool
+from drafter.pool_index.records import (
     FeedOutcome,
     KeptText,
     PoolLimits,
@@ -23,8 +23,8 @@ from drafter.pool_records import (
     feed_key_of,
     owner_tag_of,
 )
-from drafter.pool_store import PoolStore
-from drafter.snapshot import read_pool, snapshots_in, write_pool
+from drafter.pools.snapshot import read_pool, snapshots_in, write_pool
+from drafter.pools.store import PoolStore
 from tests.drafter import brute_force_pool
 from tests.drafter.running_drafter import FakeClock
 from tests.volume import examples

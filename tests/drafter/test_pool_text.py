@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drafter.pool_arena import BLOCK_BITS, BLOCK_WORDS, DEPTH
-from drafter.pool_lookup import copy_from_pool, find_in_pool
-from drafter.pool_records import FeedOutcome, PoolLimits
-from drafter.pool_store import PoolStore
-from drafter.pool_tokens import FIRST
+from drafter.pool_index.arena import BLOCK_BITS, BLOCK_WORDS, DEPTH
+from drafter.pool_index.lookup import copy_from_pool, find_in_pool
+from drafter.pool_index.records import FeedOutcome, PoolLimits
+from drafter.pool_index.tokens import FIRST
+from drafter.pools.store import PoolStore
 
 ROOT = Path(__file__).parents[2]
 NGRAMS = 0b11110
@@ -206,10 +206,10 @@ _MEASURE = """
 import sys
 import numpy as np
 from pathlib import Path
-from drafter.answerer import Answerer
-from drafter.pool_drafts import warm_up_pools
-from drafter.pool_records import FeedOutcome, Pool, PoolLimits, Text
-from drafter.pool_store import PoolStore
+from drafter.batch.answerer import Answerer
+from drafter.history.pool_drafts import warm_up_pools
+from drafter.pool_index.records import FeedOutcome, Pool, PoolLimits, Text
+from drafter.pools.store import PoolStore
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from drafter.pool_store import PoolStore
+from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter.ngram_params import Algorithm, NgramParams, Overlap, Tie
+from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from tests.drafter import brute_force
 from tests.drafter.asked_text import ask, propose, text_of
 from tests.volume import examples

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from drafter.turns import Turn
+from drafter.batch.time_slices import Turn
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.running_drafter import StartDrafter, ask

@@ -5,9 +5,9 @@ from typing import Any
 
 import grpc
 
-from drafter.answerer import Answerer, Answers
-from drafter.ngram_index import MUST_GROW
-from drafter.ngram_params import DEFAULT_PARAMS
+from drafter.batch.answerer import Answerer, Answers
+from drafter.ngram.index import MUST_GROW
+from drafter.ngram.params import DEFAULT_PARAMS
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter import brute_force
 from tests.drafter.asked_text import EMPTY_BYTES

@@ -10,10 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
-import drafter.snapshotter
-from drafter.pool_records import KeptText, PoolLimits
-from drafter.pool_store import PoolStore
-from drafter.snapshot import (
+import drafter.pools.snapshotter
+from drafter.pool_index.records import KeptText, PoolLimits
+from drafter.pools.snapshot import (
     MAGIC,
     SUFFIX,
     DamagedSnapshotError,
@@ -22,6 +21,7 @@ from drafter.snapshot import (
     snapshots_in,
     write_pool,
 )
+from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
 from tests.drafter.running_drafter import StartDrafter
@@ -251,7 +251,7 @@ async def test_only_pools_that_have_changed_are_written_again(
         written.append(texts[0].pool_id)
         return write_pool(folder, texts, taken)
 
-    monkeypatch.setattr(drafter.snapshotter, "write_pool", write)
+    monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
     snapshotter = running.drafter.snapshotter
     assert snapshotter is not None
     for pool_id in "ab":
@@ -286,7 +286,7 @@ async def test_a_pool_that_cannot_be_written_fails_alone(
             raise ValueError("not what a disk says")
         return write_pool(folder, texts, taken)
 
-    monkeypatch.setattr(drafter.snapshotter, "write_pool", write)
+    monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
     for pool_id in ("bad", "good"):
         await keep(running, [1, 2, 3], pool_id=pool_id)
     snapshotter = running.drafter.snapshotter
@@ -343,7 +343,7 @@ async def test_snapshots_are_taken_on_schedule(
         loop.call_soon_threadsafe(has_written.set)
         return write_pool(folder, texts, taken)
 
-    monkeypatch.setattr(drafter.snapshotter, "write_pool", write)
+    monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
     upkeep = asyncio.create_task(running.drafter.run_forever())
     try:
         for _ in range(2):
@@ -367,7 +367,7 @@ async def test_others_are_answered_while_a_snapshot_is_being_written(
         asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(10)
         return write_pool(folder, texts, taken)
 
-    monkeypatch.setattr(drafter.snapshotter, "write_pool", write)
+    monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
     assert running.drafter.snapshotter is not None
     writing = asyncio.create_task(running.drafter.snapshotter.write())
     await asyncio.wait_for(is_writing.wait(), 10)

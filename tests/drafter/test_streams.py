@@ -10,11 +10,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from drafter.answerer import Answerer, Answers
-from drafter.ngram_index import BEHIND
-from drafter.ngram_params import DEFAULT_PARAMS
+from drafter.batch.answerer import Answerer, Answers
+from drafter.batch.time_slices import SLICE_S
+from drafter.ngram.index import BEHIND
+from drafter.ngram.params import DEFAULT_PARAMS
 from drafter.service import SERVICE_NAME
-from drafter.turns import SLICE_S
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter import brute_force
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask

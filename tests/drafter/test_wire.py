@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from drafter import wire
+from drafter.batch import wire
 from drafter.errors import MalformedBatchError
-from drafter.messages import Proposal, ProposalStatus
-from drafter.ngram_params import (
+from drafter.history.id_table import MAX_ID_BYTES
+from drafter.history.messages import Proposal, ProposalStatus
+from drafter.ngram.params import (
     DEFAULT_PARAMS,
     MAX_POOL_ID_BYTES,
     Algorithm,
@@ -15,7 +16,6 @@ from drafter.ngram_params import (
     Tie,
 )
 from drafter.refusals import InvalidDeltaError
-from drafter.sequence_table import MAX_ID_BYTES
 from servicekit.errors import MessageLimitError
 from servicekit.message_limits import MessageLimits
 from tandem.v1 import drafter_pb2 as pb

@@ -6,11 +6,11 @@ from collections import Counter
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
-from drafter import wire
+from drafter.batch import wire
 from drafter.config import DrafterConfig
 from drafter.errors import MalformedBatchError
-from drafter.history_store import StreamLease
-from drafter.sequence_table import slots_in_order
+from drafter.history.id_table import slots_in_order
+from drafter.history.store import StreamLease
 from drafter.server import DrafterServer
 from servicekit.logs import get_logger
 from tandem.v1 import drafter_pb2 as pb

@@ -17,9 +17,9 @@ from tests.drafter.two_drafters import Side
 def compiled_kernels() -> dict[str, int]:
     """How many versions of each kernel there are in this process."""
     found = {}
-    for module in pkgutil.iter_modules(drafter.__path__):
-        if module.name != "__main__":
-            for name, value in vars(importlib.import_module(f"drafter.{module.name}")).items():
+    for module in pkgutil.walk_packages(drafter.__path__, "drafter."):
+        if module.name != "drafter.__main__":
+            for name, value in vars(importlib.import_module(module.name)).items():
                 if hasattr(value, "signatures"):
                     found[f"{module.name}.{name}"] = len(value.signatures)
     return found

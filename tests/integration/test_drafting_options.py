@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-import drafter.ngram_params as ngram_params
-from drafter.ngram_params import NgramParams, Overlap, Tie
+import drafter.ngram.params as ngram_params
+from drafter.ngram.params import NgramParams, Overlap, Tie
 from tandem.client import GenerationRequest, SamplingParams, SpeculationParams
 from tests.drafter.brute_force import propose
 from tests.integration.scripted_model import ScriptedModel, StepObserver, loaded

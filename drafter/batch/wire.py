@@ -1,0 +1,275 @@
+"""The wire's messages to the drafter's own types and back.
+
+Owns what a well-formed request is, and which fields this server does not offer (those are refused
+by name). How much a request may hold, `drafter.proto` says; here is what becomes of a batch that
+holds more: a delta or a release that does is refused alone, else the batch is. Unary requests over
+their limits do not come here. Other modules know of protobuf only that messages have fields:
+`service.py`, `batches.py` and `live_batch.py` hand them from here to there.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.message import DecodeError as DecodeError
+
+from drafter.errors import MalformedBatchError
+from drafter.history.id_table import MAX_ID_BYTES
+from drafter.history.messages import Proposal, ProposalStatus, SequenceDelta, Source
+from drafter.ngram.params import (
+    DEFAULT_PARAMS,
+    DEFAULT_TOKENS_PER_MATCH,
+    Algorithm,
+    Keep,
+    NgramParams,
+    Overlap,
+    Tie,
+)
+from drafter.refusals import InvalidDeltaError
+from servicekit.message_limits import MessageLimits
+from tandem.v1 import drafter_pb2, limits_pb2
+
+_BATCH_LIMITS = MessageLimits(drafter_pb2.ProposeRequest.DESCRIPTOR, limits_pb2)
+_DELTA_LIMITS = MessageLimits(drafter_pb2.SequenceDelta.DESCRIPTOR, limits_pb2)
+_RELEASE_LIMITS = MessageLimits(drafter_pb2.Release.DESCRIPTOR, limits_pb2)
+
+MAX_MESSAGE_BYTES = _BATCH_LIMITS.max_message_bytes
+MAX_SEQUENCES_PER_BATCH = _BATCH_LIMITS.max_items("sequences")
+MAX_TOKENS_PER_DELTA = _DELTA_LIMITS.max_items("token_ids")
+
+MAX_LIVE_TOKENS = 256
+"""A step brings a sequence some dozen tokens at most; more is a prompt, or a replayed history."""
+
+# A proposal without its tokens: an id of the longest kind and every number at its longest.
+_PROPOSAL_OVERHEAD_BYTES = 112
+# The longest varint that a uint32 takes.
+_MAX_TOKEN_BYTES = 5
+
+_OVERLAPS = {
+    drafter_pb2.OVERLAP_UNSPECIFIED: Overlap.DISJOINT,
+    drafter_pb2.OVERLAP_DISJOINT: Overlap.DISJOINT,
+    drafter_pb2.OVERLAP_ALLOWED: Overlap.ALLOWED,
+}
+_TIES = {
+    drafter_pb2.TIE_UNSPECIFIED: Tie.EARLIEST,
+    drafter_pb2.TIE_EARLIEST: Tie.EARLIEST,
+    drafter_pb2.TIE_LATEST: Tie.LATEST,
+    drafter_pb2.TIE_LONGEST: Tie.LONGEST,
+}
+_ALGORITHMS = {
+    drafter_pb2.ALGORITHM_UNSPECIFIED: Algorithm.INDEX,
+    drafter_pb2.ALGORITHM_INDEX: Algorithm.INDEX,
+    drafter_pb2.ALGORITHM_KMP: Algorithm.KMP,
+}
+_KEEPS = {
+    drafter_pb2.KEEP_UNSPECIFIED: Keep.NOTHING,
+    drafter_pb2.KEEP_NOTHING: Keep.NOTHING,
+    drafter_pb2.KEEP_OUTPUT: Keep.OUTPUT,
+    drafter_pb2.KEEP_ALL: Keep.ALL,
+}
+_SOURCES = {
+    Source.SEQUENCE: drafter_pb2.SOURCE_SEQUENCE,
+    Source.POOL: drafter_pb2.SOURCE_POOL,
+}
+_STATUSES = {
+    ProposalStatus.OK: drafter_pb2.STATUS_OK,
+    ProposalStatus.NO_MATCH: drafter_pb2.STATUS_NO_MATCH,
+    ProposalStatus.INDEXING: drafter_pb2.STATUS_INDEXING,
+    ProposalStatus.OUT_OF_SYNC: drafter_pb2.STATUS_OUT_OF_SYNC,
+    ProposalStatus.INVALID: drafter_pb2.STATUS_INVALID,
+}
+
+
+def check_propose_request(request: drafter_pb2.ProposeRequest) -> list[drafter_pb2.SequenceDelta]:
+    """Returns the request's deltas, once it is known that the batch as a whole may be applied.
+
+    Its releases may be too, but for those that `named_releases` leaves out.
+
+    Raises:
+        MessageLimitError: there are too many of them, or of its releases.
+        MalformedBatchError: a sequence is there twice or has no proper id.
+    """
+    check_counts(request)
+    deltas = list(request.sequences)
+    sequence_ids = [delta.sequence_id for delta in deltas]
+    _check_ids(sequence_ids, "sequences")
+    if len(set(sequence_ids)) < len(sequence_ids):
+        _raise_duplicate(sequence_ids)
+    return deltas
+
+
+def check_releases(releases: Sequence[drafter_pb2.Release]) -> None:
+    """Returns if every release names a sequence.
+
+    Raises:
+        MalformedBatchError: one has no id.
+    """
+    _check_ids([release.sequence_id for release in releases], "releases")
+
+
+def check_counts(request: drafter_pb2.ProposeRequest) -> None:
+    """Returns if the batch's releases, and its deltas, are not too many.
+
+    Raises:
+        MessageLimitError: there are.
+    """
+    _BATCH_LIMITS.check_counts(request)
+
+
+def named_releases(releases: Sequence[drafter_pb2.Release]) -> list[drafter_pb2.Release]:
+    """Returns the releases that name a sequence, and hold no more than they may.
+
+    On a stream the others are left out: they have no answer that could refuse them, and must not
+    end the stream of all sequences.
+    """
+    return [
+        release
+        for release in releases
+        if _is_id(release.sequence_id)
+        and len(release.feed_id.encode()) <= _RELEASE_LIMITS.max_bytes("feed_id")
+    ]
+
+
+def find_unsupported_keep(releases: Iterable[drafter_pb2.Release]) -> tuple[str, str] | None:
+    """Returns the path and the value of the first `keep` that only newer clients know."""
+    for i, release in enumerate(releases):
+        if release.keep not in _KEEPS:
+            return f"releases[{i}].keep", _name(drafter_pb2.Keep.DESCRIPTOR, release.keep)
+    return None
+
+
+def keep_from_proto(keep: "drafter_pb2.Keep.ValueType") -> Keep:
+    """Returns what becomes of a released text; of one that is unknown here, nothing is kept."""
+    return _KEEPS.get(keep, Keep.NOTHING)
+
+
+def delta_from_proto(message: drafter_pb2.SequenceDelta) -> SequenceDelta:
+    """Returns the delta as the drafter's own type.
+
+    Raises:
+        InvalidDeltaError: it brings too many tokens, or its params, where they count, are wrong or
+            not offered.
+    """
+    base_length = message.base_length
+    if len(message.token_ids) > MAX_TOKENS_PER_DELTA:
+        raise InvalidDeltaError(
+            "token_ids",
+            f"{len(message.token_ids)} items are over the limit of {MAX_TOKENS_PER_DELTA}",
+        )
+    # Slicing a repeated field makes a list at once, which numpy takes faster than an iterator.
+    token_ids = np.array(message.token_ids[:], dtype=np.uint32)
+    if base_length > 0:
+        return SequenceDelta(
+            sequence_id=message.sequence_id,
+            base_length=base_length,
+            token_ids=token_ids,
+            max_draft_tokens=message.max_draft_tokens,
+            max_length=message.max_length,
+        )
+    return SequenceDelta(
+        sequence_id=message.sequence_id,
+        base_length=base_length,
+        token_ids=token_ids,
+        prompt_length=message.prompt_length,
+        max_draft_tokens=message.max_draft_tokens,
+        max_length=message.max_length,
+        params=_params_from_proto(message.params),
+    )
+
+
+def is_bulk(deltas: Iterable[drafter_pb2.SequenceDelta]) -> bool:
+    """Whether a batch brings long text, for which nobody should have to wait."""
+    return any(len(delta.token_ids) > MAX_LIVE_TOKENS for delta in deltas)
+
+
+def most_draft_tokens(num_sequences: int) -> int:
+    """Returns how long each draft of a batch may be so that no response passes the size limit."""
+    per_proposal_bytes = MAX_MESSAGE_BYTES // max(num_sequences, 1)
+    return (per_proposal_bytes - _PROPOSAL_OVERHEAD_BYTES) // _MAX_TOKEN_BYTES
+
+
+def response_to_proto(batch_id: int, proposals: Iterable[Proposal]) -> drafter_pb2.ProposeResponse:
+    """Returns the answer to a batch."""
+    response = drafter_pb2.ProposeResponse(batch_id=batch_id)
+    add_proposals(response, proposals)
+    return response
+
+
+def add_proposals(response: drafter_pb2.ProposeResponse, proposals: Iterable[Proposal]) -> None:
+    """Adds to the answer to a batch: some 15 us per proposal."""
+    add = response.proposals.add
+    for proposal in proposals:
+        add(
+            sequence_id=proposal.sequence_id,
+            base_length=proposal.base_length,
+            token_ids=proposal.token_ids,
+            matched_ngram_length=proposal.matched_ngram_length,
+            source=_SOURCES[proposal.source] if proposal.token_ids else None,
+            status=_STATUSES[proposal.status],
+            known_length=proposal.known_length,
+            message=proposal.message,
+        )
+
+
+def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:
+    if message.algorithm not in _ALGORITHMS:
+        raise _not_offered("algorithm", _name(drafter_pb2.Algorithm.DESCRIPTOR, message.algorithm))
+    if message.overlap not in _OVERLAPS:
+        raise _not_offered("overlap", _name(drafter_pb2.Overlap.DESCRIPTOR, message.overlap))
+    if message.tie not in _TIES:
+        raise _not_offered("tie", _name(drafter_pb2.Tie.DESCRIPTOR, message.tie))
+    if message.pool_keep not in _KEEPS:
+        raise _not_offered("pool_keep", _name(drafter_pb2.Keep.DESCRIPTOR, message.pool_keep))
+    default = DEFAULT_PARAMS
+    tie = _TIES[message.tie]
+    tokens_per_match = DEFAULT_TOKENS_PER_MATCH if tie is Tie.LONGEST else 0
+    if message.HasField("tokens_per_match"):
+        tokens_per_match = message.tokens_per_match
+    return NgramParams(
+        min_ngram=message.min_ngram if message.HasField("min_ngram") else default.min_ngram,
+        max_ngram=message.max_ngram if message.HasField("max_ngram") else default.max_ngram,
+        overlap=_OVERLAPS[message.overlap],
+        tie=tie,
+        tokens_per_match=tokens_per_match,
+        algorithm=_ALGORITHMS[message.algorithm],
+        chained=message.chained,
+        pool_id=message.pool_id,
+        pool_min_ngram=message.pool_min_ngram,
+        pool_feed_tokens=message.pool_feed_tokens,
+        pool_keep=_KEEPS[message.pool_keep] if message.pool_keep else default.pool_keep,
+    )
+
+
+def _not_offered(field: str, what: str) -> InvalidDeltaError:
+    return InvalidDeltaError(f"params.{field}", f"this server does not offer {what}")
+
+
+def _name(enum: EnumDescriptor, number: int) -> str:
+    # A number that only a newer client knows has no name here.
+    value = enum.values_by_number.get(number)
+    return str(number) if value is None else value.name
+
+
+def _is_id(sequence_id: str) -> bool:
+    return 0 < len(sequence_id.encode()) <= _RELEASE_LIMITS.max_bytes("sequence_id")
+
+
+def _check_ids(sequence_ids: list[str], field: str) -> None:
+    for i, sequence_id in enumerate(sequence_ids):
+        if not sequence_id:
+            raise MalformedBatchError(f"{field}[{i}].sequence_id", "it is empty")
+        if len(sequence_id.encode()) > MAX_ID_BYTES:
+            raise MalformedBatchError(
+                f"{field}[{i}].sequence_id",
+                f"{len(sequence_id.encode())} bytes are over {MAX_ID_BYTES}",
+            )
+
+
+def _raise_duplicate(sequence_ids: list[str]) -> None:
+    seen: set[str] = set()
+    for i, sequence_id in enumerate(sequence_ids):
+        if sequence_id in seen:
+            raise MalformedBatchError(
+                f"sequences[{i}].sequence_id", f"{sequence_id!r} is in the batch twice"
+            )
+        seen.add(sequence_id)

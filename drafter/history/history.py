@@ -1,0 +1,57 @@
+"""One sequence's known tokens, as an indexed text, and how many of them are its prompt.
+
+Does not know why tokens are appended or refused, nor that there are other sequences
+(`history_store.py`).
+"""
+
+from drafter.ngram.params import Keep, NgramParams
+from drafter.ngram.text import IndexedText
+from drafter.pool_index.link import NEVER, is_feed_due, link_to_pool, set_pool_use
+from drafter.pool_index.records import feed_key_of, owner_tag_of
+
+
+class History(IndexedText):
+    """The known tokens of one sequence; owned by the event loop, through the store.
+
+    Attributes:
+        sequence_id: whose they are.
+        prompt_length: how many of its tokens are prompt, once all of that has arrived.
+        slot: its place in the store's table while it is kept; set by the store.
+        is_kept: whether the store still knows it; set by the store.
+        num_fed: of the text that feeds its pool while it grows, how many tokens have.
+    """
+
+    __slots__ = ("is_kept", "num_fed", "prompt_length", "sequence_id", "slot")
+
+    def __init__(
+        self, *, params: NgramParams, prompt_length: int, max_tokens: int, sequence_id: str = ""
+    ) -> None:
+        super().__init__(params=params, max_tokens=max_tokens)
+        self.sequence_id = sequence_id
+        self.prompt_length = prompt_length
+        self.slot = -1
+        self.is_kept = False
+        self.num_fed = 0
+        if params.pool_id:
+            link_to_pool(self.address, NEVER, 0)
+            self.note_fed(0)
+
+    @property
+    def is_feed_due(self) -> bool:
+        """Whether it has grown so long that its pool is to be fed."""
+        return is_feed_due(self.address)
+
+    @property
+    def growing_from(self) -> int:
+        """Where the text begins that feeds its pool while it grows."""
+        return self.prompt_length if self.params.pool_keep is Keep.OUTPUT else 0
+
+    def note_fed(self, num_fed: int) -> None:
+        """Puts down how much of the text its pool has been fed, of a sequence that names one."""
+        self.num_fed = num_fed
+        params = self.params
+        feed_at = tag = 0
+        if params.pool_feed_tokens > 0:
+            feed_at = self.growing_from + num_fed + params.pool_feed_tokens
+            tag = owner_tag_of(feed_key_of(self.sequence_id))
+        set_pool_use(self.address, params.pool_min_ngram, feed_at, tag)

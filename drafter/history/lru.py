@@ -1,0 +1,178 @@
+"""The histories that are kept: found by id and by slot, in the order of their last use, in bounds.
+
+Owns the table that kernels find sequences in, what all histories occupy, and making room: the least
+recently used goes. Does not know what a delta may say, whose stream it came on, nor how long a
+history may be kept (`history_store.py`).
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from drafter.history.history import History
+from drafter.history.id_table import (
+    COUNT,
+    HEADER,
+    NEWEST,
+    OLDEST,
+    add,
+    make_table,
+    remove,
+    slot_of,
+    slots_in_order,
+    touch,
+)
+
+
+class EvictionReason(Enum):
+    """Why a sequence was forgotten that nobody released."""
+
+    SEQUENCES = "sequences"
+    BYTES = "bytes"
+    IDLE = "idle"
+    STREAM_ENDED = "stream_ended"
+
+
+class KeptHistories:
+    """Owned by the event loop, through the store.
+
+    The only one that changes a history's `slot` and `is_kept`. Invariants (see `check_integrity`):
+    the table holds the histories, in the order of their last use; `num_bytes` is the sum of what
+    their texts occupy and never above its bound.
+
+    Attributes:
+        num_bytes: what all histories occupy.
+        table: the sequences as kernels see them, which may append what fits where it is.
+        by_slot: the histories by their slots in the table; None: the slot is free.
+        by_id: the histories by their sequences' ids.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_sequences: int,
+        max_bytes: int,
+        on_removal: Callable[[str], None],
+        on_eviction: Callable[[EvictionReason], None],
+    ) -> None:
+        """Makes an empty one.
+
+        Args:
+            max_sequences: how many are kept.
+            max_bytes: of all together; any one of them fits.
+            on_removal: called with the id of every sequence that is kept no more.
+            on_eviction: called after that for those that were evicted.
+        """
+        self._max_sequences = max_sequences
+        self._max_bytes = max_bytes
+        self._on_removal = on_removal
+        self._on_eviction = on_eviction
+        self.num_bytes = 0
+        self.table = make_table(max_sequences)
+        self.by_slot: list[History | None] = []
+        self.by_id: dict[str, History] = {}
+
+    def oldest(self) -> History:
+        """The least recently used of those that there are."""
+        history = self.by_slot[int(self.table.ends[OLDEST])]
+        assert history is not None, "there is one"
+        return history
+
+    def last_used_s(self, history: History) -> float:
+        """When a history was last used, by the clock of `add` and `touch`."""
+        return float(self.table.last_used_s[history.slot])
+
+    def add(self, history: History, now_s: float) -> None:
+        """Keeps a history, whose id is not there, as the most recently used, evicting others."""
+        while len(self.by_id) >= self._max_sequences:
+            self.evict(self.oldest(), EvictionReason.SEQUENCES)
+        id_bytes = np.frombuffer(history.sequence_id.encode(), dtype=np.uint8)
+        slot = history.slot = add(self.table, id_bytes, history.address, now_s)
+        if slot == len(self.by_slot):
+            self.by_slot.append(history)
+        else:
+            self.by_slot[slot] = history
+        self.by_id[history.sequence_id] = history
+        history.is_kept = True
+        self._make_room(history, history.allocated_bytes)
+        self.num_bytes += history.allocated_bytes
+
+    def touch(self, history: History, now_s: float) -> None:
+        """Makes a history the most recently used one."""
+        touch(self.table, history.slot, now_s)
+
+    def append(self, history: History, token_ids: npt.NDArray[np.uint32]) -> None:
+        """Appends to the most recently used history, evicting others to make room."""
+        num_bytes = history.allocated_bytes
+        self._make_room(history, history.bytes_after(len(token_ids)) - num_bytes)
+        history.append(token_ids)
+        self.num_bytes += history.allocated_bytes - num_bytes
+
+    def append_if_room(
+        self, history: History, token_ids: npt.NDArray[np.uint32], now_s: float
+    ) -> bool:
+        """Makes a history the most recently used one and appends, if nobody has to go for that."""
+        num_bytes = history.bytes_after(len(token_ids)) - history.allocated_bytes
+        if self.num_bytes + num_bytes > self._max_bytes:
+            return False
+        self.touch(history, now_s)
+        self.append(history, token_ids)
+        return True
+
+    def grow_table(self, history: History, index: int) -> None:
+        """Makes room in a table of a history's index, evicting others if need be.
+
+        The history may not be kept any more, or be evicted for it; then it alone grows.
+        """
+        num_bytes = history.allocated_bytes
+        if history.is_kept:
+            self._make_room(history, history.table_growth_bytes(index))
+        history.grow_table(index)
+        if history.is_kept:
+            self.table.records[history.slot, HEADER] = history.address
+            self.num_bytes += history.allocated_bytes - num_bytes
+
+    def evict(self, history: History, reason: EvictionReason) -> None:
+        """Removes a history that nobody released."""
+        self.remove(history)
+        self._on_eviction(reason)
+
+    def remove(self, history: History) -> None:
+        """Keeps a history no more."""
+        del self.by_id[history.sequence_id]
+        remove(self.table, history.slot)
+        self.by_slot[history.slot] = None
+        self.num_bytes -= history.allocated_bytes
+        history.is_kept = False
+        self._on_removal(history.sequence_id)
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants; for tests."""
+        histories = self.by_id.values()
+        assert self.num_bytes == sum(history.allocated_bytes for history in histories)
+        assert self.num_bytes <= self._max_bytes
+        assert len(histories) <= self._max_sequences
+        slots = slots_in_order(self.table)
+        assert sorted(slots) == sorted(history.slot for history in histories)
+        assert len(slots) == self.table.ends[COUNT]
+        assert not slots or slots[-1] == self.table.ends[NEWEST]
+        uses = self.table.last_used_s[slots].tolist()
+        assert uses == sorted(uses), "histories are ordered by last use"
+        for sequence_id, history in self.by_id.items():
+            assert history.is_kept
+            history.check_integrity()
+            assert history.sequence_id == sequence_id
+            assert slot_of(self.table, sequence_id) == history.slot
+            assert self.by_slot[history.slot] is history
+            assert self.table.records[history.slot, HEADER] == history.address
+
+    def _make_room(self, history: History, num_new_bytes: int) -> None:
+        """Evicts others before a history grows."""
+        while self.num_bytes + num_new_bytes > self._max_bytes:
+            # Not the history itself, which fits if it is alone; unless it was not used for so long
+            # that all others came after it, and they are more than it.
+            self.evict(self.oldest(), EvictionReason.BYTES)
+            if not history.is_kept:
+                break

@@ -1,0 +1,4 @@
+"""How kernels are compiled, and how they read and write memory.
+
+Knows nothing of what any kernel computes.
+"""

@@ -1,0 +1,171 @@
+"""Asks for the memory that a look-up is going to need. Kernels only.
+
+The work on one text waits for memory in several steps that depend on each other: header, tokens,
+directory, slot, directories and slots of the larger sizes, tokens again. Texts are taken in groups,
+and each step asks for the next one's cache lines of the whole group: the waits overlap. What is
+asked for here is a guess, and changes no answer.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from drafter.kernels.jit import kernel
+from drafter.kernels.memory import load_i64, load_u32, prefetch, signed
+from drafter.ngram.table import (
+    ACCEPTED_DISTANCE,
+    DRAFT_DISTANCE,
+    END_BITS,
+    END_MASK,
+    INDEXED,
+    LENGTH,
+    LONGEST,
+    MAX_NGRAM,
+    MIN_NGRAM,
+    REPEATED,
+    SHAPE,
+    TABLE_WORDS,
+    TABLES,
+    TIE,
+    TOKENS,
+    directory_entry,
+    hash_at,
+    home_of,
+    mix,
+    slot_bits_of,
+    tag_of,
+)
+
+
+@kernel
+def prefetch_header(header: int) -> None:
+    """Asks for a text's header, with four tables and the beginning of their directories."""
+    for line in range(0, TABLES + 4 * TABLE_WORDS + 8, 8):
+        prefetch(header + 8 * line)
+
+
+@kernel
+def prefetch_end(header: int) -> None:
+    """Asks for the end of a text, and for the places where a running copy may have arrived."""
+    tokens = load_i64(header + 8 * TOKENS)
+    length = load_i64(header + 8 * LENGTH)
+    prefetch(tokens + 4 * length - 4)
+    prefetch(tokens + 4 * length - 68)
+    if load_i64(header + 8 * TIE) == LONGEST:
+        for word in (DRAFT_DISTANCE, ACCEPTED_DISTANCE):
+            place = tokens + 4 * (length - load_i64(header + 8 * word))
+            prefetch(place - 32)
+            prefetch(place + 28)
+
+
+@kernel
+def hash_end(header: int, n: int, base: np.uint64) -> np.uint64:
+    """Returns the mixed hash of the last n tokens of a text that has as many."""
+    tokens = load_i64(header + 8 * TOKENS)
+    return mix(hash_at(tokens, load_i64(header + 8 * LENGTH), n, base))
+
+
+@kernel
+def slot_of(header: int, n: int, mixed: np.uint64) -> int:
+    """Returns the address of the slot at which the look-up of an n-gram begins."""
+    table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
+    slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
+    slot = home_of(mixed, slot_bits_of(load_i64(table + 8 * SHAPE)))
+    return load_i64(directory_entry(table, mixed)) + slot_bytes * slot
+
+
+@kernel
+def prefetch_directory(header: int, n: int, mixed: np.uint64) -> None:
+    """Asks for what names the chunk that an n-gram belongs to."""
+    table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
+    prefetch(directory_entry(table, mixed))
+
+
+@kernel
+def is_alike(slot: int, mixed: np.uint64) -> bool:
+    """Whether the hash bits in a slot are those of an n-gram."""
+    word = signed(load_u32(slot))
+    return word != 0 and word >> (END_BITS + 1) == tag_of(mixed)
+
+
+@kernel
+def prefetch_source(header: int, slot: int) -> None:
+    """Asks for the text that a slot's n-gram will be compared with, and copied from."""
+    tokens = load_i64(header + 8 * TOKENS)
+    end = signed(load_u32(slot)) & END_MASK
+    prefetch(tokens + 4 * end - 32)
+    prefetch(tokens + 4 * end + 28)
+    if load_i64(header + 8 * TIE) == LONGEST:
+        end = signed(load_u32(slot + 4))
+        prefetch(tokens + 4 * end - 32)
+        prefetch(tokens + 4 * end + 28)
+
+
+@kernel
+def prefetch_matches(
+    headers: npt.NDArray[np.int64],
+    is_asked: npt.NDArray[np.bool_],
+    base: np.uint64,
+    mixed: npt.NDArray[np.uint64],
+    slots: npt.NDArray[np.int64],
+) -> None:
+    """Asks for what the look-ups at the ends of a group of texts are going to read.
+
+    Args:
+        headers: addresses of the texts; their headers and ends are at hand, [num_texts].
+        is_asked: which of them count, [>= num_texts].
+        base: of the polynomial.
+        mixed: scratch, [>= num_texts, 33].
+        slots: scratch, [>= num_texts].
+    """
+    num_texts = len(headers)
+    for t in range(num_texts):
+        # The slot at which the look-up begins; 0: there is none.
+        slots[t] = 0
+        header = headers[t]
+        if (
+            is_asked[t]
+            and load_i64(header + 8 * INDEXED) != 0
+            and load_i64(header + 8 * LENGTH) > load_i64(header + 8 * MAX_NGRAM)
+        ):
+            slots[t] = 1
+            min_ngram = load_i64(header + 8 * MIN_NGRAM)
+            mixed[t, min_ngram] = hash_end(header, min_ngram, base)
+            prefetch_directory(header, min_ngram, mixed[t, min_ngram])
+    for t in range(num_texts):
+        if slots[t] != 0:
+            min_ngram = load_i64(headers[t] + 8 * MIN_NGRAM)
+            slots[t] = slot_of(headers[t], min_ngram, mixed[t, min_ngram])
+            prefetch(slots[t])
+    # Most n-grams are in their first slots: what those say is believed.
+    for t in range(num_texts):
+        slot = slots[t]
+        slots[t] = 0
+        if slot == 0:
+            continue
+        header = headers[t]
+        min_ngram = load_i64(header + 8 * MIN_NGRAM)
+        if not is_alike(slot, mixed[t, min_ngram]):
+            continue
+        if signed(load_u32(slot)) & REPEATED == 0:
+            prefetch_source(header, slot)
+            continue
+        slots[t] = slot
+        for n in range(min_ngram + 1, load_i64(header + 8 * MAX_NGRAM) + 1):
+            mixed[t, n] = hash_end(header, n, base)
+            prefetch_directory(header, n, mixed[t, n])
+    for t in range(num_texts):
+        if slots[t] != 0:
+            header = headers[t]
+            min_ngram = load_i64(header + 8 * MIN_NGRAM)
+            for n in range(min_ngram + 1, load_i64(header + 8 * MAX_NGRAM) + 1):
+                prefetch(slot_of(header, n, mixed[t, n]))
+    for t in range(num_texts):
+        if slots[t] != 0:
+            header = headers[t]
+            min_ngram = load_i64(header + 8 * MIN_NGRAM)
+            for n in range(min_ngram + 1, load_i64(header + 8 * MAX_NGRAM) + 1):
+                slot = slot_of(header, n, mixed[t, n])
+                if not is_alike(slot, mixed[t, n]):
+                    break
+                slots[t] = slot
+            prefetch_source(header, slots[t])

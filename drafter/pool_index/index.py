@@ -1,0 +1,237 @@
+"""Which n-grams of one pool's texts are in its table, and where each occurs again.
+
+Owns the links from occurrence to occurrence and, for each n, a *cursor*: n-grams that end before it
+are indexed, and `index` catches up behind the tail in small pieces. Does not know when tokens come
+and go (`pool_text.py`), nor how the table is laid out (`pool_table.py`).
+
+    n-gram  of n tokens, named by the position of the token that follows it in the same text
+    link    in the link block of n, at the offset of a position: the position of the next occurrence
+            of the n-gram that ends before it
+
+Occurrences of an n-gram are linked from the earliest to the latest, and the oldest token goes
+first: so when an occurrence is evicted it is the earliest one, and its link is the next. What the
+table says of the tokens that remain stays exact.
+
+The latest occurrence has no next one. If a growing sequence owns it, its link is the latest
+occurrence that this sequence does not own: who is not to draft from itself finds it in one step.
+"""
+
+from drafter.kernels.jit import kernel
+from drafter.pool_index.arena import (
+    BLOCK_BITS,
+    CURSOR_INDICES,
+    CURSORS,
+    HEAD,
+    HEAD_INDEX,
+    HEAD_OVERLAP,
+    NGRAM_MASK,
+    NUM_TOKENS,
+    TAIL,
+    Arena,
+    word,
+)
+from drafter.pool_index.table import (
+    empty_slot,
+    fill_slot,
+    first_slot,
+    hash_further,
+    key_of,
+    may_fill,
+    next_slot,
+    page_of,
+    seed_of,
+    slot_after,
+    split_page,
+)
+from drafter.pool_index.tokens import (
+    JOINTS,
+    LINKS,
+    LONGEST_NGRAM,
+    OWNERS,
+    begins_at,
+    beside,
+    position_after,
+    position_before,
+    set_beside,
+)
+
+_MODULUS = 0xFFFFFFFF
+
+
+@kernel
+def index_ngrams_of(arena: Arena, pool: int, ngram_mask: int) -> None:
+    """Makes the pool's index cover more sizes of n-grams; `index` then does the work."""
+    header = pool << BLOCK_BITS
+    for n in range(1, LONGEST_NGRAM + 1):
+        bit = 1 << (n - 1)
+        if ngram_mask & bit and not word(arena, header + NGRAM_MASK) & bit:
+            arena[header + NGRAM_MASK] = word(arena, header + NGRAM_MASK) | bit
+            arena[header + CURSORS + n - 1] = arena[header + HEAD]
+            arena[header + CURSOR_INDICES + n - 1] = arena[header + HEAD_INDEX]
+
+
+@kernel
+def index(arena: Arena, pool: int, most: int) -> int:
+    """Indexes n-grams behind the tail, the shortest first.
+
+    Args:
+        arena: all pools.
+        pool: whose.
+        most: how many n-grams to index.
+
+    Returns:
+        How many are done, fewer than `most`: none are left; -1: there is no room.
+    """
+    header = pool << BLOCK_BITS
+    num_indexed = 0
+    ngram_mask = word(arena, header + NGRAM_MASK)
+    tail = word(arena, header + TAIL)
+    for n in range(1, LONGEST_NGRAM + 1):
+        if not (ngram_mask >> (n - 1)) & 1:
+            continue
+        position = word(arena, header + CURSORS + n - 1)
+        while position != tail:
+            if num_indexed == most:
+                return num_indexed
+            num_overlapping = _overlap_at(arena, header, position)
+            if num_overlapping > 0:
+                # Their n-grams are those of the text before. If not all are there, it waits.
+                at = header + CURSOR_INDICES + n - 1
+                tail_index = word(arena, header + HEAD_INDEX) + word(arena, header + NUM_TOKENS)
+                if (tail_index - word(arena, at)) & _MODULUS <= num_overlapping:
+                    break
+                for _ in range(num_overlapping):
+                    position = position_after(arena, position)
+                arena[header + CURSORS + n - 1] = position
+                arena[at] += num_overlapping
+            if not _insert(arena, pool, position, n):
+                return -1
+            position = position_after(arena, position)
+            arena[header + CURSORS + n - 1] = position
+            arena[header + CURSOR_INDICES + n - 1] += 1
+            num_indexed += 1
+    return num_indexed
+
+
+@kernel
+def move_cursors(arena: Arena, pool: int, position: int, to: int) -> None:
+    """Moves the cursors that are at a position to another name of the same place."""
+    header = pool << BLOCK_BITS
+    for at in range(header + CURSORS, header + CURSORS + LONGEST_NGRAM):
+        if arena[at] == position:
+            arena[at] = to
+
+
+@kernel
+def unindex_head(arena: Arena, pool: int, num_text_tokens: int) -> None:
+    """Takes out every n-gram that begins at the oldest token, which is about to go.
+
+    Args:
+        arena: all pools.
+        pool: whose.
+        num_text_tokens: how many tokens of the oldest text are there.
+    """
+    header = pool << BLOCK_BITS
+    ngram_mask = word(arena, header + NGRAM_MASK)
+    head = word(arena, header + HEAD)
+    head_index = word(arena, header + HEAD_INDEX)
+    num_overlapping = word(arena, header + HEAD_OVERLAP)
+    position = head
+    for n in range(1, min(LONGEST_NGRAM, num_text_tokens - 1) + 1):
+        position = position_after(arena, position)
+        if (ngram_mask >> (n - 1)) & 1 and n >= num_overlapping:
+            cursor_index = word(arena, header + CURSOR_INDICES + n - 1)
+            # The cursor is n tokens past the head, or nearer: not indexed yet.
+            if (cursor_index - head_index) & _MODULUS > n:
+                _remove(arena, pool, position, n)
+    for k in range(LONGEST_NGRAM):
+        if (ngram_mask >> k) & 1 and arena[header + CURSORS + k] == head:
+            arena[header + CURSORS + k] = position_after(arena, head)
+            arena[header + CURSOR_INDICES + k] += 1
+
+
+@kernel
+def _overlap_at(arena: Arena, header: int, position: int) -> int:
+    """How many tokens from the position on are only there to be matched."""
+    if position == word(arena, header + HEAD):
+        return word(arena, header + HEAD_OVERLAP)
+    return beside(arena, position, JOINTS) if begins_at(arena, position) else 0
+
+
+@kernel
+def _key_before(arena: Arena, position: int, n: int) -> int:
+    """The key of the n tokens before the position; -1 if its text has fewer before it."""
+    ngram_hash = seed_of(arena)
+    for _ in range(n):
+        if begins_at(arena, position):
+            return -1
+        position = position_before(arena, position)
+        ngram_hash = hash_further(ngram_hash, word(arena, position))
+    return key_of(arena, ngram_hash, n)
+
+
+@kernel
+def _same_before(arena: Arena, one: int, other: int, n: int) -> bool:
+    """Whether the n tokens before two positions, which have as many, agree."""
+    for _ in range(n):
+        one = position_before(arena, one)
+        other = position_before(arena, other)
+        if arena[one] != arena[other]:
+            return False
+    return True
+
+
+@kernel
+def _insert(arena: Arena, pool: int, position: int, n: int) -> bool:
+    """Adds the latest occurrence of the n-gram before the position; False: no room."""
+    key = _key_before(arena, position, n)
+    if key < 0:
+        return True
+    while True:
+        page = page_of(arena, pool, key)
+        at = next_slot(arena, page, first_slot(key), key)
+        while arena[at + 2] != 0:
+            latest = word(arena, at + 2)
+            if _same_before(arena, latest, position, n):
+                if not _link(arena, pool, latest, position, n):
+                    return False
+                arena[at + 2] = position
+                return True
+            at = next_slot(arena, page, slot_after(page, at), key)
+        if may_fill(arena, page):
+            fill_slot(arena, page, at, key, position)
+            return True
+        if not split_page(arena, pool, page):
+            return False
+
+
+@kernel
+def _link(arena: Arena, pool: int, latest: int, position: int, n: int) -> bool:
+    """Links what was the latest occurrence of an n-gram to the next; False: no room."""
+    side = LINKS + n - 1
+    owner = beside(arena, position, OWNERS)
+    if owner != 0:
+        is_of_owner = beside(arena, latest, OWNERS) == owner
+        foreign = beside(arena, latest, side) if is_of_owner else latest
+        if not set_beside(arena, pool, position, side, foreign):
+            return False
+    return set_beside(arena, pool, latest, side, position)
+
+
+@kernel
+def _remove(arena: Arena, pool: int, position: int, n: int) -> None:
+    """Takes the earliest occurrence of the n-gram before the position out of the index."""
+    key = _key_before(arena, position, n)
+    page = page_of(arena, pool, key)
+    at = next_slot(arena, page, first_slot(key), key)
+    while arena[at + 1] != position:
+        assert arena[at + 2] != 0, "what is indexed is found"
+        at = next_slot(arena, page, slot_after(page, at), key)
+    latest = word(arena, at + 2)
+    if latest == position:
+        empty_slot(arena, pool, page, at)
+        return
+    side = LINKS + n - 1
+    arena[at + 1] = beside(arena, position, side)
+    if beside(arena, latest, side) == position:
+        set_beside(arena, pool, latest, side, 0)

@@ -1,0 +1,211 @@
+"""What pools occupy: the blocks of their tokens and indexes, and the records of what is kept.
+
+Owns the arena and the count of records, and holds both together under the bounds: what records take
+is not left to blocks. Does not know which text goes when there is no room, nor why one comes
+(`pool_store.py`).
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from drafter.pool_index.arena import (
+    BLOCK_BITS,
+    BLOCK_BYTES,
+    HEAD,
+    MOST,
+    NUM_TOKENS,
+    POOL_BLOCKS,
+    POOL_MOST,
+    TAIL,
+    USED,
+    has_room,
+    make_arena,
+)
+from drafter.pool_index.index import index, index_ngrams_of
+from drafter.pool_index.lookup import copy_from_pool
+from drafter.pool_index.records import (
+    POOL_RECORD_BYTES,
+    TEXT_RECORD_BYTES,
+    Pool,
+    PoolLimits,
+    Text,
+    owner_tag_of,
+)
+from drafter.pool_index.text import NEW_POOL_BLOCKS, append_tokens, evict, free_pool, make_pool
+from drafter.pool_index.tokens import JOINTS, position_after, set_beside
+
+# Fewer free blocks than this, and the arena counts as full.
+_SPARE_BLOCKS = 8
+
+
+class PoolMemory:
+    """Owned by the event loop, through the store.
+
+    The only one that changes a pool's `block` and `num_kept`, and a text's `start`, `last`,
+    `num_tokens`, `num_overlap` and `previous`. Invariants (see `check_integrity`): `occupied_bytes`
+    is never above `max_pools_bytes` without what may wait, nor what a pool occupies above
+    `max_pool_bytes`; every block but the arena's own belongs to a pool.
+
+    Attributes:
+        arena: all pools' memory; what a kernel looks pools up in.
+    """
+
+    def __init__(self, limits: PoolLimits, *, seed: int, key_bits: int) -> None:
+        """Makes it empty.
+
+        Args:
+            limits: the bounds.
+            seed: 64 secret bits, see `make_arena`.
+            key_bits: see `make_arena`.
+        """
+        self._limits = limits
+        self.arena = make_arena(limits.max_pools_bytes, seed=seed, key_bits=key_bits)
+        self._record_bytes = 0
+        self._count_records(None, 0)
+
+    @property
+    def occupied_bytes(self) -> int:
+        """What all pools occupy, their indexes and records included."""
+        # The arena's own block is there without any pool.
+        num_blocks = int(self.arena[USED]) - 1
+        return num_blocks * BLOCK_BYTES + self._record_bytes
+
+    def num_tokens(self, pool: Pool) -> int:
+        """How many tokens are in the pool."""
+        return self._header(pool, NUM_TOKENS) if pool.block else 0
+
+    def add(self, text: Text) -> bool:
+        """Makes the record of a text, and its pool if it is the first; False: there is no room."""
+        pool = text.pool
+        needed = TEXT_RECORD_BYTES + (0 if pool.block else POOL_RECORD_BYTES)
+        needed_blocks = 1 - (-needed // BLOCK_BYTES) + (0 if pool.block else NEW_POOL_BLOCKS)
+        if not has_room(self.arena, pool.block, needed_blocks):
+            return False
+        if pool.block == 0:
+            pool.block = make_pool(self.arena, self._limits.max_pool_bytes // BLOCK_BYTES)
+            index_ngrams_of(self.arena, pool.block, pool.ngram_mask)
+        pool.num_kept += 1
+        self._count_records(pool, needed)
+        return True
+
+    def append(self, text: Text, token_ids: npt.NDArray[np.uint32]) -> int:
+        """Appends tokens to the newest text of its pool; returns for how many there was room.
+
+        Args:
+            text: added, and the last that was added of its pool.
+            token_ids: [n] uint32.
+        """
+        pool = text.pool
+        tail, was_empty = self._header(pool, TAIL), self._header(pool, NUM_TOKENS) == 0
+        begins = text.num_tokens == 0
+        owner = owner_tag_of(text.feed_key) if text.end else 0
+        num_overlapping = max(0, text.num_overlap - text.num_tokens)
+        if num_overlapping > 0:
+            # Nobody drafts what is only there to be matched: it needs no owner.
+            token_ids, owner = token_ids[:num_overlapping], 0
+        previous = None if num_overlapping > 0 else text.previous
+        if previous is not None and previous.num_tokens == 0:
+            previous = None  # evicted meanwhile
+        if previous is not None and not self._join(previous, previous.last):
+            return 0
+        num_appended = append_tokens(
+            self.arena, pool.block, token_ids, begins, num_overlapping, owner
+        )
+        first = self._header(pool, HEAD) if was_empty else position_after(self.arena, tail - 1)
+        if previous is not None:
+            self._join(previous, first if num_appended > 0 else 0)
+        if num_appended > 0:
+            text.last = self._header(pool, TAIL) - 1
+            if num_overlapping == 0:
+                text.previous = None
+            if begins:
+                text.start = first
+        text.num_tokens += num_appended
+        return num_appended
+
+    def copy(self, text: Text) -> npt.NDArray[np.uint32]:
+        """Returns the tokens of a text that are in its pool, [num_tokens] uint32."""
+        out = np.empty(text.num_tokens, dtype=np.uint32)
+        if text.num_tokens > 0:
+            pool = text.pool
+            start = self._header(pool, HEAD) if pool.texts[0] is text else text.start
+            num_copied = copy_from_pool(self.arena, pool.block, start, out, len(out))
+            assert num_copied == len(out), "a text lies between its bounds"
+        return out
+
+    def cover(self, pool: Pool) -> None:
+        """Makes the pool's index cover its n-gram sizes, once `index` has caught up."""
+        index_ngrams_of(self.arena, pool.block, pool.ngram_mask)
+
+    def index(self, pool: Pool, most: int) -> int:
+        """Indexes n-grams of a pool.
+
+        Returns:
+            How many are done, fewer than `most`: none are left; -1: there is no room.
+        """
+        return index(self.arena, pool.block, most)
+
+    def is_at_bound(self, pool: Pool) -> bool:
+        """Whether a pool that has no room makes some by losing text of its own, not of others."""
+        if pool.block == 0:
+            return False
+        if not has_room(self.arena, pool.block, 2) and self._header(
+            pool, POOL_BLOCKS
+        ) + 2 > self._header(pool, POOL_MOST):
+            return True
+        # If the arena is not full either, the pool's table has come to its end.
+        return int(self.arena[USED]) + _SPARE_BLOCKS <= int(self.arena[MOST])
+
+    def evict(self, text: Text, most: int) -> None:
+        """Forgets up to `most` tokens of the oldest text of its pool, from its beginning."""
+        num_evicted = evict(self.arena, text.pool.block, text.num_tokens, most)
+        text.num_tokens -= num_evicted
+        text.num_overlap = max(0, text.num_overlap - num_evicted)
+
+    def remove(self, text: Text) -> None:
+        """Removes the record of a text that was added and has no tokens any more."""
+        text.pool.num_kept -= 1
+        self._count_records(text.pool, -TEXT_RECORD_BYTES)
+
+    def free(self, pool: Pool) -> None:
+        """Gives back what a pool without any text still holds."""
+        if pool.block:
+            free_pool(self.arena, pool.block)
+            pool.block = 0
+            self._count_records(pool, -POOL_RECORD_BYTES)
+
+    def check_integrity(self, pools: Iterable[Pool]) -> None:
+        """Asserts the invariants, given all pools; for tests."""
+        blocks, record_bytes = 1, 0
+        for pool in pools:
+            if pool.block:
+                of_pool = POOL_RECORD_BYTES + pool.num_kept * TEXT_RECORD_BYTES
+                num_blocks = self._header(pool, POOL_BLOCKS)
+                assert num_blocks * BLOCK_BYTES + of_pool <= self._limits.max_pool_bytes
+                assert self.num_tokens(pool) == sum(text.num_tokens for text in pool.texts)
+                blocks += num_blocks
+                record_bytes += of_pool
+        assert int(self.arena[USED]) == blocks, "every block has one owner"
+        assert self._record_bytes == record_bytes
+        most_bytes = self._limits.max_pools_bytes - self._limits.max_waiting_bytes
+        assert self.occupied_bytes <= most_bytes
+
+    def _join(self, text: Text, position: int) -> bool:
+        """Puts down where the text goes on behind its last token; False: there is no room."""
+        return set_beside(self.arena, text.pool.block, text.last, JOINTS, position)
+
+    def _count_records(self, pool: Pool | None, num_bytes: int) -> None:
+        """Leaves to blocks what records do not take, in the arena and in the pool."""
+        limits = self._limits
+        self._record_bytes += num_bytes
+        for_blocks = limits.max_pools_bytes - limits.max_waiting_bytes - self._record_bytes
+        self.arena[MOST] = for_blocks // BLOCK_BYTES
+        if pool is not None and pool.block:
+            of_pool = POOL_RECORD_BYTES + pool.num_kept * TEXT_RECORD_BYTES
+            header = pool.block << BLOCK_BITS
+            self.arena[header + POOL_MOST] = (limits.max_pool_bytes - of_pool) // BLOCK_BYTES
+
+    def _header(self, pool: Pool, word: int) -> int:
+        return int(self.arena[(pool.block << BLOCK_BITS) + word])

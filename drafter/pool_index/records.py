@@ -1,0 +1,179 @@
+"""What is kept in pools, as records: their bounds, the texts, and what becomes of them.
+
+Who changes them: `pool_store.py`, and what it is made of, `pool_memory.py` and `waiting_texts.py`.
+"""
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from drafter.pool_index.arena import MAX_ARENA_BYTES
+from drafter.pool_index.link import MAX_TAG
+
+MIN_POOL_BYTES = 1 << 16
+"""A bound under this leaves no room worth having."""
+MAX_POOL_BYTES = 1 << 29
+"""What one pool's table can address."""
+MAX_POOLS_BYTES = MAX_ARENA_BYTES
+
+TEXT_RECORD_BYTES = 384
+"""What is held for a kept text beside its tokens and their index."""
+POOL_RECORD_BYTES = 2048
+"""What is held for a pool beside its blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    """How much text is kept, and for how long.
+
+    Raises:
+        ValueError: bounds that do not fit together, or that pools cannot work with.
+    """
+
+    max_pool_bytes: int
+    """Of one pool, its index included."""
+    max_pools_bytes: int
+    """Of all pools together; an eighth of it is for texts that wait to be taken in."""
+    pool_ttl_s: float
+    """How long a text is kept."""
+
+    def __post_init__(self) -> None:
+        if not MIN_POOL_BYTES <= self.max_pool_bytes <= MAX_POOL_BYTES:
+            raise ValueError(
+                f"max_pool_bytes: {self.max_pool_bytes} is not in "
+                f"[{MIN_POOL_BYTES}, {MAX_POOL_BYTES}]"
+            )
+        if not 2 * self.max_pool_bytes <= self.max_pools_bytes <= MAX_POOLS_BYTES:
+            raise ValueError(
+                f"max_pools_bytes: {self.max_pools_bytes} is not in [twice max_pool_bytes "
+                f"{self.max_pool_bytes}, {MAX_POOLS_BYTES}]"
+            )
+
+    @property
+    def max_waiting_bytes(self) -> int:
+        return self.max_pools_bytes // 8
+
+
+class FeedOutcome(Enum):
+    """What became of a text that was to be kept."""
+
+    KEPT = "kept"
+    DUPLICATE = "duplicate"
+    """One with the same feed id is there."""
+    TOO_SHORT = "too_short"
+    DROPPED = "dropped"
+    """More was fed than could be taken in."""
+
+
+class TextEviction(Enum):
+    """Why a kept text was forgotten."""
+
+    POOL_FULL = "pool_full"
+    POOLS_FULL = "pools_full"
+    EXPIRED = "expired"
+
+
+def feed_key_of(feed_id: str) -> bytes:
+    """What is kept of a feed id; empty for none."""
+    return hashlib.blake2b(feed_id.encode(), digest_size=16).digest() if feed_id else b""
+
+
+def owner_tag_of(feed_key: bytes) -> int:
+    """The owner's tag of a text that grows under this key, from 1 to `MAX_TAG`.
+
+    Two sequences in 2^31 have the same; they then do not draft from each other.
+    """
+    return int.from_bytes(feed_key[:4]) & MAX_TAG or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptText:
+    """A copy of one text; what a snapshot is made of."""
+
+    pool_id: str
+    token_ids: npt.NDArray[np.uint32]
+    feed_key: bytes
+    age_s: float
+    ngram_mask: int
+    num_overlap: int = 0
+    """See `Text`."""
+    end: int = 0
+    """See `Text`."""
+
+
+class Pool:
+    """One pool's record; its tokens and its index are behind `block`, 0: not made yet.
+
+    `texts` are in the order they were fed, and `newest` the last of them by feed key. Whatever
+    changes what a snapshot of it says raises `version`.
+    """
+
+    __slots__ = (
+        "block", "newest", "ngram_mask", "num_kept", "pool_id", "texts", "version",
+    )  # fmt: skip
+
+    def __init__(self, pool_id: str, *, version: int = 0) -> None:
+        self.pool_id = pool_id
+        self.block = 0
+        self.ngram_mask = 0
+        self.texts: deque[Text] = deque()
+        self.newest: dict[bytes, Text] = {}
+        self.num_kept = 0
+        self.version = version
+
+    def add(self, text: "Text") -> None:
+        """Adds the newest text."""
+        self.texts.append(text)
+        self.version += 1
+        if text.feed_key:
+            self.newest[text.feed_key] = text
+
+    def remove(self, text: "Text") -> None:
+        """Removes a text."""
+        self.texts.remove(text)
+        self.version += 1
+        if self.newest.get(text.feed_key) is text:
+            del self.newest[text.feed_key]
+
+
+class Text:
+    """One kept text, or a piece of one that is fed while it grows.
+
+    `num_tokens` of it are in the pool, `waiting` are still to be appended. A piece begins with
+    `num_overlap` tokens that were fed before, so that a match can reach back into them; `end` is
+    how many tokens of the whole were fed with it, 0: it is no piece. `previous` is the piece that
+    it continues, until it does in the pool, and `last` the position of its last token there.
+    """
+
+    __slots__ = (
+        "end", "fed_at_s", "feed_key", "last", "num_overlap", "num_tokens", "pool", "previous",
+        "start", "waiting", "waiting_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pool: Pool,
+        token_ids: npt.NDArray[np.uint32],
+        feed_key: bytes,
+        fed_at_s: float,
+        *,
+        num_overlap: int = 0,
+        end: int = 0,
+    ) -> None:
+        self.pool = pool
+        self.feed_key = feed_key
+        self.fed_at_s = fed_at_s
+        self.num_overlap = num_overlap
+        self.end = end
+        self.last = 0
+        known = pool.newest.get(feed_key)
+        num_before = end - (len(token_ids) - num_overlap)
+        self.previous = known if known is not None and 0 < known.end == num_before else None
+        self.num_tokens = 0
+        self.start = 0
+        self.waiting: npt.NDArray[np.uint32] | None = token_ids
+        self.waiting_bytes = 0

@@ -1,0 +1,206 @@
+"""Pools on disk: one file per pool, written whole or not at all.
+
+Owns the format. Does not know when snapshots are taken (`snapshotter.py`). A file that is not as
+it was written is refused, whatever is wrong with it; how old a text is goes in as a duration, so
+clocks that differ do no harm, and time between two runs does not age it.
+
+    "TNDMPOOL"  version  header length  header           token ids       BLAKE2b-256 of all before
+    8 bytes     uint32   uint32         JSON, UTF-8      uint32 each     32 bytes
+
+    header  {"pool_id", "ngram_mask", "texts": [record, ...]}
+    record  [num_tokens, age_s, feed_key in hex, num_overlap, end], see `pool_records.py`
+
+Texts come in the order they were fed; numbers are little-endian.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from drafter.pool_index.records import MAX_POOL_BYTES, KeptText
+
+MAGIC = b"TNDMPOOL"
+VERSION = 2
+SUFFIX = ".pool"
+_PARTIAL_SUFFIX = ".partial"
+
+_PREFIX = struct.Struct("<8sII")
+_DIGEST_BYTES = 32
+# So many texts' records are made into JSON at a time: the interpreter does nothing else meanwhile.
+_RECORDS_TOGETHER = 1024
+# Tokens of a pool are a part of its bound, the header of the shortest texts a few times that part.
+_MAX_FILE_BYTES = 2 * MAX_POOL_BYTES
+
+
+class DamagedSnapshotError(Exception):
+    """A file is not a snapshot that this version wrote.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+
+
+def path_of(folder: Path, pool_id: str, taken: Iterable[Path] = ()) -> Path:
+    """Where a pool's snapshot lies; its id may hold anything, so it is hashed.
+
+    Args:
+        folder: of the snapshots.
+        pool_id: of the pool.
+        taken: files that are to be left as they are: the snapshot lies beside them.
+    """
+    digest = hashlib.blake2b(pool_id.encode(), digest_size=16).hexdigest()
+    path = folder / f"{digest}{SUFFIX}"
+    number = 1
+    while path in taken:
+        number += 1
+        path = folder / f"{digest}-{number}{SUFFIX}"
+    return path
+
+
+def write_pool(folder: Path, texts: Sequence[KeptText], taken: Iterable[Path] = ()) -> Path:
+    """Writes the texts of one pool, at least one, in place of what was there before.
+
+    Args:
+        folder: of the snapshots.
+        texts: of the pool, in the order they were fed.
+        taken: see `path_of`.
+
+    Raises:
+        OSError: the disk does not take it; what was there before is untouched.
+    """
+    header = _header_of(texts)
+    path = path_of(folder, texts[0].pool_id, taken)
+    partial = path.with_suffix(_PARTIAL_SUFFIX)
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    # Others' prompts may be in it: for this user's eyes only.
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        parts: list[Any] = [_PREFIX.pack(MAGIC, VERSION, len(header)), header]
+        # Not copied: the interpreter would do nothing else meanwhile.
+        arrays = (np.ascontiguousarray(text.token_ids, dtype="<u4") for text in texts)
+        for part in itertools.chain(parts, arrays):
+            digest.update(part)
+            file.write(part)
+        file.write(digest.digest())
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    return path
+
+
+def sync_folder(folder: Path) -> None:
+    """Returns when the names in the folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Removes snapshots; one that is not there is fine."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Removes what was left half-written."""
+    remove(folder.glob(f"*{_PARTIAL_SUFFIX}"))
+
+
+def snapshots_in(folder: Path) -> list[Path]:
+    """The snapshots in a folder; none if there is no such folder."""
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def read_pool(path: Path) -> list[KeptText]:
+    """Returns the texts of one pool.
+
+    Raises:
+        DamagedSnapshotError: it is not what was written, or by another version.
+    """
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise DamagedSnapshotError(path, "it is larger than any pool")
+        content = path.read_bytes()
+    except OSError as error:
+        raise DamagedSnapshotError(path, str(error)) from None
+    if len(content) < _PREFIX.size + _DIGEST_BYTES:
+        raise DamagedSnapshotError(path, f"it ends after {len(content)} bytes")
+    magic, version, header_bytes = _PREFIX.unpack_from(content)
+    if magic != MAGIC:
+        raise DamagedSnapshotError(path, "it does not begin like a snapshot")
+    if version != VERSION:
+        raise DamagedSnapshotError(path, f"it has version {version}, and this reads {VERSION}")
+    body = memoryview(content)[:-_DIGEST_BYTES]
+    if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != content[-_DIGEST_BYTES:]:
+        raise DamagedSnapshotError(path, "its checksum is wrong")
+    try:
+        return _parse(body[_PREFIX.size :], header_bytes)
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedSnapshotError(path, f"its header is wrong: {error}") from None
+
+
+def _header_of(texts: Sequence[KeptText]) -> bytes:
+    pool_id, ngram_mask = texts[0].pool_id, texts[0].ngram_mask
+    head = json.dumps({"pool_id": pool_id, "ngram_mask": ngram_mask})
+    records = (
+        json.dumps(
+            [
+                [
+                    len(text.token_ids),
+                    text.age_s,
+                    text.feed_key.hex(),
+                    text.num_overlap,
+                    text.end,
+                ]
+                for text in texts[first : first + _RECORDS_TOGETHER]
+            ]
+        )
+        for first in range(0, len(texts), _RECORDS_TOGETHER)
+    )
+    joined = ", ".join(part[1:-1] for part in records)
+    return f'{head[:-1]}, "texts": [{joined}]}}'.encode()
+
+
+def _parse(body: memoryview, header_bytes: int) -> list[KeptText]:
+    header = json.loads(bytes(body[:header_bytes]))
+    token_ids = np.frombuffer(body[header_bytes:], dtype="<u4").astype(np.uint32, copy=False)
+    pool_id, ngram_mask = str(header["pool_id"]), int(header["ngram_mask"])
+    if not pool_id.encode() or not 0 < ngram_mask < 1 << 32:
+        raise ValueError(f"pool {pool_id!r} with n-grams {ngram_mask:#x}")
+    texts = []
+    start = 0
+    for num_tokens, age_s, feed_key, num_overlap, text_end in header["texts"]:
+        end = start + int(num_tokens)
+        if not (start < end <= len(token_ids) and math.isfinite(age_s) and age_s >= 0):
+            raise ValueError(f"a text of {num_tokens} tokens, {age_s} s old")
+        if not (0 <= num_overlap <= num_tokens and text_end >= 0):
+            raise ValueError(f"{num_overlap} of {num_tokens} tokens overlap, up to {text_end}")
+        texts.append(
+            KeptText(
+                pool_id=pool_id,
+                token_ids=token_ids[start:end],
+                feed_key=bytes.fromhex(feed_key),
+                age_s=float(age_s),
+                ngram_mask=ngram_mask,
+                num_overlap=int(num_overlap),
+                end=int(text_end),
+            )
+        )
+        start = end
+    if start != len(token_ids):
+        raise ValueError(f"{len(token_ids) - start} tokens are of no text")
+    return texts

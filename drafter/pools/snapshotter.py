@@ -1,0 +1,195 @@
+"""When pools are written to disk, and how without anyone waiting for it.
+
+Owns the schedule and the folder: the files that it has written or restored, and no others. A file
+that could not be restored (it is damaged, or of another version) stays as it is: whoever can read
+it may come back. Texts are copied on the event loop, one at a time with a turn for others between;
+a thread writes them. Does not know the format (`snapshot.py`).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from drafter.failures import Failure
+from drafter.pool_index.records import FeedOutcome, KeptText
+from drafter.pools.snapshot import (
+    read_pool,
+    remove,
+    remove_partial,
+    snapshots_in,
+    sync_folder,
+    write_pool,
+)
+from drafter.pools.store import PoolStore
+from servicekit.logs import Logger
+
+SLICE_S = 0.0005
+"""How long copying keeps the event loop before others get a turn."""
+
+REWRITES_PER_TTL = 16
+"""A pool that does not change is written again so often in the time that a text is kept: its file
+says how old the texts were, and does not age by itself."""
+
+
+class SnapshotOutcome(Enum):
+    """What became of a snapshot of all pools."""
+
+    WRITTEN = "written"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What a pool's file holds: this version of it, as old as it was at this time."""
+
+    path: Path
+    version: int
+    at_s: float
+
+
+class Snapshotter:
+    """Writes one snapshot at a time. Owned by the event loop."""
+
+    def __init__(
+        self,
+        store: PoolStore,
+        *,
+        folder: Path,
+        logger: Logger,
+        on_snapshot: Callable[[SnapshotOutcome], None] = lambda outcome: None,
+        on_failure: Callable[[Failure], None] = lambda failure: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Wires it up.
+
+        Args:
+            store: all pools.
+            folder: of one drafter alone; made when it is first needed.
+            logger: told what could not be written or read.
+            on_snapshot: called after each attempt to write.
+            on_failure: called for each file that could not be restored.
+            clock: seconds, monotonic; the store's.
+        """
+        self._store = store
+        self._folder = folder
+        self._logger = logger
+        self._on_snapshot = on_snapshot
+        self._on_failure = on_failure
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        # Files that could not be restored; not ours to change.
+        self._skipped: set[Path] = set()
+        # Files that were restored, until the first snapshot holds what they did.
+        self._restored: set[Path] = set()
+        self._written: dict[str, _Written] = {}
+
+    def restore(self) -> None:
+        """Keeps what was kept when the last snapshot was taken.
+
+        Called once, off the event loop, before anything else has to do with the store.
+        """
+        texts: list[KeptText] = []
+        for path in snapshots_in(self._folder):
+            try:
+                texts += read_pool(path)
+            except Exception as error:  # whatever is wrong with a file, it fails alone
+                self._skipped.add(path)
+                self._logger.warning("snapshot_skipped", path=str(path), reason=str(error))
+                self._on_failure(Failure.SNAPSHOT)
+            else:
+                self._restored.add(path)
+        # The oldest first, over all pools. Sorting keeps a pool's own order where ages are equal.
+        texts.sort(key=lambda text: -text.age_s)
+        num_kept = 0
+        try:
+            for text in texts:
+                outcome = self._store.restore(text)
+                self._store.finish()
+                num_kept += outcome is FeedOutcome.KEPT
+        except Exception:
+            # A mistake of ours, or no memory left: what is in the pools is in doubt, the files are
+            # not.
+            self._logger.exception("restore_failed", num_texts=len(texts))
+            self._on_failure(Failure.SNAPSHOT)
+            self._store.forget_all()
+            self._skipped |= self._restored
+            self._restored.clear()
+            return
+        if texts:
+            self._logger.info("pools_restored", num_pools=self._store.num_pools, num_texts=num_kept)
+
+    async def write(self) -> None:
+        """Takes a snapshot of all pools. What goes wrong is logged; the next one may succeed."""
+        async with self._turn:
+            try:
+                num_failed, first_error = await self._write()
+            except Exception as error:
+                num_failed, first_error = 1, error
+            if first_error is None:
+                self._on_snapshot(SnapshotOutcome.WRITTEN)
+                return
+            self._logger.error(
+                "snapshot_failed",
+                folder=str(self._folder),
+                reason=str(first_error),
+                num_failed=num_failed,
+                # What a disk does is no mistake of ours, and needs no traceback.
+                exc_info=None if isinstance(first_error, OSError) else first_error,
+            )
+            self._on_snapshot(SnapshotOutcome.FAILED)
+
+    async def write_forever(self, interval_s: float) -> None:
+        """Takes a snapshot at each interval; runs until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.write()
+
+    async def _write(self) -> tuple[int, Exception | None]:
+        """Writes what has changed; returns how many pools that failed for, and the first reason."""
+        await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
+        num_failed, first_error = 0, None
+        for pool_id in self._store.pool_ids():
+            try:
+                await self._write_pool(pool_id)
+            except Exception as error:  # the others are written nevertheless
+                num_failed += 1
+                first_error = first_error or error
+        if first_error is None:
+            await asyncio.to_thread(self._remove_obsolete, set(self._store.pool_ids()))
+        await asyncio.to_thread(sync_folder, self._folder)
+        return num_failed, first_error
+
+    async def _write_pool(self, pool_id: str) -> None:
+        """Writes a pool, if its file does not hold it as it is."""
+        version, now_s = self._store.version_of(pool_id), self._clock()
+        written = self._written.get(pool_id)
+        if (
+            written is not None
+            and written.version == version
+            and now_s - written.at_s < self._store.limits.pool_ttl_s / REWRITES_PER_TTL
+        ):
+            return
+        texts: list[KeptText] = []
+        slice_end_s = time.perf_counter() + SLICE_S
+        for text in self._store.texts_of(pool_id):
+            texts.append(text)
+            if time.perf_counter() > slice_end_s:
+                await asyncio.sleep(0)
+                slice_end_s = time.perf_counter() + SLICE_S
+        if texts:
+            path = await asyncio.to_thread(write_pool, self._folder, texts, self._skipped)
+            self._written[pool_id] = _Written(path=path, version=version, at_s=now_s)
+
+    def _remove_obsolete(self, pool_ids: set[str]) -> None:
+        """Removes our files of pools that are no more, and what was left half-written."""
+        gone = [pool_id for pool_id in self._written if pool_id not in pool_ids]
+        obsolete = {self._written[pool_id].path for pool_id in gone}
+        obsolete |= self._restored - {written.path for written in self._written.values()}
+        remove(obsolete)
+        remove_partial(self._folder)
+        for pool_id in gone:
+            del self._written[pool_id]
+        self._restored.clear()
