@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from benchmarks.drafter_texts import ask
+from benchmarks.drafter_texts import Call, propose
 from benchmarks.held_out_texts import held_out_texts
 from benchmarks.workloads import BUNDLED_MODEL
-from drafter.batch.answerer import MOST_LACKING, Answerer
+from drafter.batch.budgets import MAX_UNINDEXED
+from drafter.batch.warm_up import warm_up
 from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm, NgramParams, Tie
-from drafter.ngram.propose import answer_texts
-from drafter.ngram.text import HASH_BASE, IndexedText
+from drafter.ngram.text import IndexedText
 
 Tokens = npt.NDArray[np.uint32]
 
@@ -104,13 +104,12 @@ def measure_proposals(
 ) -> list[ProposalCost | MemoryCheck]:
     """Builds a batch of histories, then asks for proposals that miss and that hit."""
     params = POLICIES[policy]
-    answerer = Answerer()
-    answerer.warm_up()
+    warm_up()
     rng = np.random.default_rng(num_tokens)
     # Every token only once in a history, so that nothing ever matches but what is made to.
     source = rng.permutation(num_tokens + (BATCH + 1) * 64).astype(np.uint32)
     resident_bytes = _resident_bytes()
-    texts = [_build(answerer, params, source[i * 64 : i * 64 + num_tokens]) for i in range(BATCH)]
+    texts = [_build(params, source[i * 64 : i * 64 + num_tokens]) for i in range(BATCH)]
     reported = sum(text.allocated_bytes for text in texts)
     rows: list[ProposalCost | MemoryCheck] = [
         MemoryCheck(
@@ -127,8 +126,7 @@ def measure_proposals(
 def measure_texts(policy: str) -> list[TextCost]:
     """Indexes texts of every kind and length, a few of each."""
     params = POLICIES[policy]
-    answerer = Answerer()
-    answerer.warm_up()
+    warm_up()
     rng = np.random.default_rng(1)
     rows = []
     for kind in ("distinct", "twice", "source"):
@@ -137,13 +135,13 @@ def measure_texts(policy: str) -> list[TextCost]:
             if len(texts[0]) < num_tokens:
                 continue
             start_s = time.perf_counter()
-            built = [_build(answerer, params, tokens) for tokens in texts]
+            built = [_build(params, tokens) for tokens in texts]
             elapsed_s = time.perf_counter() - start_s
             worst = 0.0
             text = IndexedText(params=params, max_tokens=MAX_TOKENS)
             for start in range(0, num_tokens, 100):
                 text.append(texts[0][start : start + 100])
-                ask(answerer, [text], [0])
+                propose([text], [0])
                 if text.length >= 1000:
                     worst = max(worst, text.allocated_bytes / text.length)
             rows.append(
@@ -181,11 +179,11 @@ def _source_tokens() -> Tokens:
     return np.array([token for part in parts for token in part], dtype=np.uint32)
 
 
-def _build(answerer: Answerer, params: NgramParams, tokens: Tokens) -> IndexedText:
+def _build(params: NgramParams, tokens: Tokens) -> IndexedText:
     text = IndexedText(params=params, max_tokens=MAX_TOKENS)
     for start in range(0, len(tokens), 8192):
         text.append(tokens[start : start + 8192])
-        ask(answerer, [text], [0])
+        propose([text], [0])
     return text
 
 
@@ -199,7 +197,6 @@ def _ask_batch(
     hits: bool,
 ) -> ProposalCost:
     rng = np.random.default_rng(1)
-    answerer = Answerer()
     flush = np.zeros(_FLUSH_BYTES, dtype=np.uint8)
     proposal_ns, index_ns, num_drafts = [], [], 0
     fresh = 2**31
@@ -214,7 +211,7 @@ def _ask_batch(
                 appended = np.arange(fresh, fresh + 5, dtype=np.uint32)
                 fresh += 5
             texts[i].append(appended[:4])
-            ask(answerer, [texts[i]], [0])
+            propose([texts[i]], [0])
             texts[i].append(appended[4:])
         batch = [texts[i] for i in order]
         flush += 1
@@ -235,25 +232,17 @@ def _ask_batch(
     )
 
 
-def _time_call(texts: list[IndexedText], most_tokens: int) -> tuple[float, int]:
+def _time_call(texts: list[IndexedText], max_tokens: int) -> tuple[float, int]:
     """Returns nanoseconds of one kernel call, by one thread, and how many drafts it made."""
-    count = len(texts)
-    headers = np.array([text.address for text in texts], dtype=np.int64)
-    wanted = np.full(count, most_tokens, dtype=np.int64)
-    starts = np.arange(count, dtype=np.int64) * most_tokens
-    drafts = np.empty(count * most_tokens + 1, dtype=np.uint32)
-    lengths, reaches, known, statuses = np.empty((4, count), dtype=np.int64)
+    call = Call(texts, [max_tokens] * len(texts), budget=1 << 40, max_unindexed=MAX_UNINDEXED)
     start_ns = time.perf_counter_ns()
-    answer_texts(
-        *(headers, wanted, HASH_BASE, 1 << 40, MOST_LACKING, starts, drafts),
-        *(lengths, reaches, known, statuses),
-    )
+    call.run()
     elapsed_ns = time.perf_counter_ns() - start_ns
-    for text, status in zip(texts, statuses.tolist(), strict=True):
+    for text, status in zip(texts, call.statuses.tolist(), strict=True):
         if status != DONE:
             # A table had to grow: rare, and its proposal is left out.
-            ask(Answerer(), [text], [0])
-    return elapsed_ns, int(np.count_nonzero(lengths))
+            propose([text], [0])
+    return elapsed_ns, int(np.count_nonzero(call.draft_lengths))
 
 
 def _resident_bytes() -> int:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.drafter_texts import ask
+from benchmarks.drafter_texts import propose
 from benchmarks.held_out_texts import Continuation
-from drafter.batch.answerer import Answerer
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
 from drafter.ngram.params import Keep, NgramParams, Overlap, Tie
@@ -71,19 +70,19 @@ def policies() -> list[Policy]:
 def measure_policy(policy: Policy, kind: str, texts: Sequence[Continuation]) -> PolicyFigure:
     """Takes all texts to their ends."""
     count = _Count()
-    _follow(policy, texts, Answerer(), None, count)
+    _follow(policy, texts, None, count)
     return count.figure(policy, kind, len(texts))
 
 
 def measure_pooled_policy(policy: Policy, kind: str, texts: Sequence[Continuation]) -> PolicyFigure:
     """Takes one text after the other to its end, and keeps its output for those that follow."""
-    count, answerer = _Count(), Answerer()
+    count = _Count()
     pools = PoolDrafts(PoolStore(_POOL_LIMITS, clock=lambda: 0.0, seed=1), on_work=lambda: None)
     policy = replace(
         policy, name=f"{policy.name}, pool", params=replace(policy.params, pool_id="all")
     )
     for text in texts:
-        [history] = _follow(policy, [text], answerer, pools, count)
+        [history] = _follow(policy, [text], pools, count)
         pools.keep(history, Keep.OUTPUT, "")
         pools.store.finish()
     return count.figure(policy, kind, len(texts))
@@ -109,7 +108,7 @@ def measure_running_together(
     policy: Policy, kind: str, texts: Sequence[Continuation], *, num_running: int
 ) -> PolicyFigure:
     """Takes so many texts at a time to their ends; each feeds its pool as its policy says."""
-    count, answerer = _Count(), Answerer()
+    count = _Count()
     pools = PoolDrafts(PoolStore(_POOL_LIMITS, clock=lambda: 0.0, seed=1), on_work=lambda: None)
     numbered = ((f"text {i}", text) for i, text in enumerate(texts))
     to_come = deque(numbered)
@@ -117,7 +116,7 @@ def measure_running_together(
     while running or to_come:
         while to_come and len(running) < num_running:
             running.append(_Run(policy, *to_come.popleft()))
-        _step(policy, running, answerer, pools, count)
+        _step(policy, running, pools, count)
         for run in running:
             if run.is_over:
                 pools.keep(run.history, Keep.OUTPUT, "")
@@ -165,14 +164,13 @@ class _Run:
 def _follow(
     policy: Policy,
     texts: Sequence[Continuation],
-    answerer: Answerer,
     pools: PoolDrafts | None,
     count: _Count,
 ) -> list[History]:
     runs = [_Run(policy, "", text) for text in texts]
     live = runs
     while live:
-        _step(policy, live, answerer, pools, count)
+        _step(policy, live, pools, count)
         live = [run for run in live if not run.is_over]
     return [run.history for run in runs]
 
@@ -180,14 +178,13 @@ def _follow(
 def _step(
     policy: Policy,
     live: Sequence[_Run],
-    answerer: Answerer,
     pools: PoolDrafts | None,
     count: _Count,
 ) -> None:
     """One step of texts that are not over."""
     # A draft leaves room for itself and the token that the step itself yields.
     wanted = [min(policy.draft_tokens, len(run.coming) - run.position - 1) for run in live]
-    drafts = ask(answerer, [run.history for run in live], wanted, pools)
+    drafts = propose([run.history for run in live], wanted, pools=pools)
     for run, (draft, _) in zip(live, drafts, strict=True):
         accepted = 0
         while accepted < len(draft) and draft[accepted] == run.coming[run.position + accepted]:

@@ -1,64 +1,124 @@
-"""Texts put to the drafter's kernels without a server, until all are answered."""
+"""Texts given to the drafter's kernels without a server, until all are answered."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from drafter.batch.answerer import Answerer, Answers, ScannedDraft
+from drafter.batch.budgets import NGRAMS_PER_ANSWER
+from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
+from drafter.kernels.memory import address_of
+from drafter.ngram.draft import SCANNED_DRAFT_WORDS
 from drafter.ngram.index import DONE, MUST_GROW, MUST_SCAN
-from drafter.ngram.text import IndexedText
+from drafter.ngram.propose import propose_all
+from drafter.ngram.text import HASH_BASE, IndexedText
+from drafter.pool_index.propose import propose_from_pools
 
 Draft = tuple[list[int], int]
-"""Its tokens, and how far back the match reaches."""
+"""Its tokens, and how many tokens agree before its source."""
 
 
-def ask(
-    answerer: Answerer,
+class Call:
+    """One kernel call for some texts; what became of each is in the arrays.
+
+    Attributes:
+        statuses: see `drafter.ngram.index`, [num_texts].
+        lengths: how many tokens each text has, [num_texts].
+        draft_lengths: how many each draft has, [num_texts].
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[IndexedText],
+        max_tokens: Sequence[int],
+        *,
+        scans: npt.NDArray[np.int64] | None = None,
+        budget: int = NGRAMS_PER_ANSWER,
+        max_unindexed: int = 0,
+        pools: PoolDrafts | None = None,
+        hash_base: np.uint64 = HASH_BASE,
+    ) -> None:
+        """Makes it.
+
+        Args:
+            texts: each once.
+            max_tokens: how long each draft may be; 0: only the index is brought up to date.
+            scans: see `propose_all`; None: no scan goes on from call to call.
+            budget: see `propose_all`.
+            max_unindexed: see `propose_all`.
+            pools: may have drafts, too; then all texts are histories.
+            hash_base: of the texts' n-grams.
+        """
+        count = len(texts)
+        headers = np.array([text.address for text in texts], dtype=np.int64)
+        rooms = np.array(max_tokens, dtype=np.int64)
+        self._headers, self._rooms, self._pools = headers, rooms, pools
+        self._scans = np.zeros(count, dtype=np.int64) if scans is None else scans
+        self._limits = hash_base, budget, max_unindexed
+        self._starts = np.cumsum(rooms) - rooms
+        self._drafts = np.empty(int(rooms.sum()), dtype=np.uint32)
+        self.lengths, self.draft_lengths, self._match_lengths, self.statuses = np.empty(
+            (4, count), dtype=np.int64
+        )
+        for text in texts:
+            if pools is not None:
+                assert isinstance(text, History)
+                pools.link(text)
+
+    def run(self) -> "Call":
+        """Runs the kernel."""
+        propose_all(
+            *(self._headers, self._rooms, *self._limits, self._starts, self._drafts, self._scans),
+            *(self.lengths, self.draft_lengths, self._match_lengths, self.statuses),
+        )
+        if self._pools is not None:
+            propose_from_pools(
+                self._pools.store.arena,
+                *(self._headers, self._rooms, self.statuses, self._starts, self._drafts),
+                *(self.draft_lengths, self._match_lengths),
+                np.zeros(len(self._headers), dtype=np.bool_),
+            )
+        return self
+
+    def draft(self, i: int) -> Draft:
+        """Returns the draft of a text that is done; an empty one where nothing matched."""
+        start, length = int(self._starts[i]), int(self.draft_lengths[i])
+        return self._drafts[start : start + length].tolist(), int(self._match_lengths[i])
+
+
+def propose(
     texts: Sequence[IndexedText],
-    most_tokens: Sequence[int],
+    max_tokens: Sequence[int],
+    *,
+    max_unindexed: int = 0,
     pools: PoolDrafts | None = None,
+    hash_base: np.uint64 = HASH_BASE,
 ) -> list[Draft]:
-    """Answers all of them; an empty draft where nothing matches."""
+    """Returns the drafts of all texts, however many calls that takes. See `Call`."""
     drafts: list[Draft] = [([], 0)] * len(texts)
+    progress = np.zeros((len(texts), SCANNED_DRAFT_WORDS), dtype=np.int64)
+    scans = address_of(progress) + 8 * SCANNED_DRAFT_WORDS * np.arange(len(texts))
     still_open = list(range(len(texts)))
     while still_open:
-        answers = answerer.answer(
-            [texts[i] for i in still_open], [most_tokens[i] for i in still_open]
-        )
-        if pools is not None:
-            wanted = np.array([most_tokens[i] for i in still_open], dtype=np.int64)
-            pools.choose([texts[i] for i in still_open], wanted, answers)
+        call = Call(
+            [texts[i] for i in still_open],
+            [max_tokens[i] for i in still_open],
+            scans=scans[still_open],
+            max_unindexed=max_unindexed,
+            pools=pools,
+            hash_base=hash_base,
+        ).run()
         waiting = []
         for j, i in enumerate(still_open):
-            status = int(answers.statuses[j])
+            status = int(call.statuses[j])
             if status == DONE:
-                drafts[i] = _draft_of(answers, j)
-                continue
-            if status == MUST_SCAN:
-                start = int(answers.draft_starts[j])
-                found = _scan(answerer, texts[i], most_tokens[i], start, answers)
-                if pools is not None:
-                    pools.choose([texts[i]], np.array([most_tokens[i]]), found)
-                drafts[i] = _draft_of(found, 0)
+                drafts[i] = call.draft(j)
                 continue
             if status >= MUST_GROW:
                 texts[i].grow_table(status - MUST_GROW)
+            else:
+                assert status <= MUST_SCAN
             waiting.append(i)
         still_open = waiting
     return drafts
-
-
-def _scan(
-    answerer: Answerer, text: IndexedText, most_tokens: int, start: int, answers: Answers
-) -> Answers:
-    scan = ScannedDraft(wanted=most_tokens, draft_start=start)
-    found = None
-    while found is None:
-        found = answerer.go_on_with_scan(text.address, scan, answers.drafts)
-    return found
-
-
-def _draft_of(answers: Answers, i: int) -> Draft:
-    start, length = int(answers.draft_starts[i]), int(answers.draft_lengths[i])
-    return answers.drafts[start : start + length].tolist(), int(answers.reaches[i])

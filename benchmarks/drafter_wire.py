@@ -16,6 +16,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from benchmarks.echo_server import METHOD as ECHO_METHOD
+from drafter.batch.batch import Batch
 from drafter.config import DrafterConfig
 from drafter.server import DrafterServer
 from servicekit.logs import get_logger
@@ -143,16 +144,18 @@ async def measure_batch_cost(num_sequences: int, *, num_steps: int) -> BatchCost
     config = DrafterConfig.model_validate({"server": {"listen": "127.0.0.1:0"}})
     server = DrafterServer(config, registry=CollectorRegistry(), logger=get_logger("benchmark"))
     await server.warm_up()
-    batches, lease = server.servicer.batches, server.store.start_stream()
+    engine = server.servicer.engine
+    batch = Batch(server.store, server.store.start_stream())
     steps = Steps("cost", num_sequences)
     answer_s, index_s = [], []
     for payload in itertools.chain(steps.creations(), itertools.islice(steps, num_steps)):
         start_s = time.perf_counter()
-        _, work = await batches.answer_message(payload, lease, lambda releases: None)
+        batch.scan(payload)
+        await engine.answer(batch)
         answered_s = time.perf_counter()
-        batches.index(work)
-        if batches.indexing is not None:
-            await batches.indexing
+        engine.finish(batch)
+        if engine.indexer.task is not None:
+            await engine.indexer.task
         index_s.append(time.perf_counter() - answered_s)
         answer_s.append(answered_s - start_s)
     await server.server.stop(0)

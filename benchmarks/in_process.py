@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.drafter_texts import ask
+from benchmarks.drafter_texts import propose
 from benchmarks.workloads import Task
-from drafter.batch.answerer import Answerer
 from drafter.ngram.params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
 from drafter.ngram.text import IndexedText
 from verifier.build import LoadedModel, build_engine, load_model
@@ -161,7 +160,6 @@ class _Drafting:
     def __init__(self, engine: Engine, counts: Counts) -> None:
         self._engine = engine
         self._counts = counts
-        self._answerer = Answerer()
         self._params = NgramParams(tie=Tie.LONGEST, tokens_per_match=DEFAULT_TOKENS_PER_MATCH)
         self._texts: dict[str, IndexedText] = {}
 
@@ -181,8 +179,7 @@ class _Drafting:
                 asking.append(event)
         if not asking:
             return
-        drafts = ask(
-            self._answerer,
+        drafts = propose(
             [self._texts[event.sequence_id] for event in asking],
             [min(event.num_wanted_draft_tokens, HINT_TOKENS) for event in asking],
         )
@@ -191,9 +188,9 @@ class _Drafting:
                 sequence_id=event.sequence_id,
                 base_length=event.base_length + len(event.token_ids),
                 token_ids=token_ids,
-                matched_ngram_length=reach,
+                matched_ngram_length=match_length,
             )
-            for event, (token_ids, reach) in zip(asking, drafts, strict=True)
+            for event, (token_ids, match_length) in zip(asking, drafts, strict=True)
         ]
         self._engine.submit(
             Hints(session_id=session_id, hints=hints, received_at_s=time.monotonic())

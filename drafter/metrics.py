@@ -7,14 +7,19 @@ one.
 
 from collections.abc import Sequence
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from drafter.batch.batch_rows import BatchRows
-from drafter.batch.scan import APPENDED, DRAFT, INDEXING, NO_MATCH, POOL_DRAFT, REFUSED
+from drafter.batch.scan import (
+    APPENDED,
+    DRAFT,
+    INDEXING,
+    INVALID,
+    NO_MATCH,
+    OUT_OF_SYNC,
+    POOL_DRAFT,
+)
 from drafter.failures import Failure
 from drafter.history.lru import EvictionReason
-from drafter.history.messages import ProposalStatus
 from drafter.history.store import HistoryStore
 from drafter.pool_index.records import FeedOutcome, TextEviction
 from drafter.pools.snapshotter import SnapshotOutcome
@@ -25,16 +30,14 @@ _DURATION_BUCKETS_S = (
     0.00005, 0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5,
 )  # fmt: skip
 
-_ANSWERS = {
+_LABELS = {
     DRAFT: ("draft", "sequence"),
     POOL_DRAFT: ("draft", "pool"),
     APPENDED: ("appended", "none"),
     NO_MATCH: ("no_match", "none"),
     INDEXING: ("indexing", "none"),
-}
-_REFUSALS = {
-    ProposalStatus.OUT_OF_SYNC: ("out_of_sync", "none"),
-    ProposalStatus.INVALID: ("invalid", "none"),
+    OUT_OF_SYNC: ("out_of_sync", "none"),
+    INVALID: ("invalid", "none"),
 }
 
 
@@ -55,8 +58,7 @@ class DrafterMetrics:
             registry=registry,
         )
         self._proposals = {
-            labels: proposals.labels(*labels)
-            for labels in (*_ANSWERS.values(), *_REFUSALS.values())
+            outcome: proposals.labels(*labels) for outcome, labels in _LABELS.items()
         }
         self._proposal_seconds = Histogram(
             "tandem_drafter_proposal_seconds",
@@ -142,21 +144,15 @@ class DrafterMetrics:
     def count_eviction(self, reason: EvictionReason) -> None:
         self._evictions[reason].inc()
 
-    def observe_batch(self, rows: BatchRows, duration_s: float) -> None:
-        """Counts the answers of one batch."""
-        for refusal in rows.refusals.values():
-            self._proposals[_REFUSALS[refusal.status]].inc()
-        self.observe(np.bincount(rows.outcomes, minlength=REFUSED).tolist(), duration_s)
-
-    def observe(self, num_by_outcome: Sequence[int], duration_s: float) -> None:
-        """Counts the answers of one batch of which none was refused.
+    def observe_batch(self, num_by_outcome: Sequence[int], duration_s: float) -> None:
+        """Counts the answers of one batch.
 
         Args:
-            num_by_outcome: how many sequences came to what, by `batch_wire.OPEN` and so on.
-            duration_s: how long it took.
+            num_by_outcome: how many sequences came to what, by `scan.OPEN` and so on.
+            duration_s: how long it took, without long text's wait.
         """
         # One lock and one float per kind of outcome, not per sequence.
-        for outcome, labels in _ANSWERS.items():
+        for outcome, counter in self._proposals.items():
             if num_by_outcome[outcome] > 0:
-                self._proposals[labels].inc(num_by_outcome[outcome])
+                counter.inc(num_by_outcome[outcome])
         self._proposal_seconds.observe(duration_s)

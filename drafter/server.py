@@ -1,20 +1,17 @@
 """The drafter put together: configuration in, a server with everything behind it out."""
 
 import asyncio
-import os
 import secrets
 import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from drafter.batch.answerer import Answerer
-from drafter.batch.drafting import Drafting
-from drafter.batch.live_batch import warm_up_live_batches
+from drafter.batch.engine import DraftEngine
+from drafter.batch.warm_up import warm_up
 from drafter.config import DrafterConfig
 from drafter.errors import ERROR_TABLE
-from drafter.failures import Failure
-from drafter.history.pool_drafts import PoolDrafts, warm_up_pools
+from drafter.history.pool_drafts import PoolDrafts
 from drafter.history.store import HistoryStore
 from drafter.metrics import DrafterMetrics
 from drafter.pools.keeper import PoolKeeper
@@ -44,7 +41,6 @@ class DrafterServer:
         *,
         registry: CollectorRegistry,
         logger: Logger,
-        answerer: Answerer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Builds it; nothing is bound before `start`.
@@ -53,7 +49,6 @@ class DrafterServer:
             config: what to run with.
             registry: where the metrics go.
             logger: where the logs go.
-            answerer: what runs the kernels; None: as many threads as there are cores.
             clock: seconds, monotonic; sequences age by it.
         """
         metrics = DrafterMetrics(registry)
@@ -82,17 +77,13 @@ class DrafterServer:
                 clock=clock,
             )
 
-        def sequence_failed(sequence_id: str) -> None:
-            logger.exception("sequence_failed", sequence_id=sequence_id)
-            metrics.count_failure(Failure.SEQUENCE)
-
-        self._answerer = Answerer(num_threads=os.cpu_count() or 1) if answerer is None else answerer
         self.servicer = DrafterServicer(
-            Drafting(
-                store=self.store,
-                answerer=self._answerer,
-                pools=PoolDrafts(self.pools, on_work=self.pool_keeper.wake),
-                on_failure=sequence_failed,
+            DraftEngine(
+                self.store,
+                PoolDrafts(self.pools, on_work=self.pool_keeper.wake),
+                logger=logger,
+                on_batch=metrics.observe_batch,
+                on_failure=metrics.count_failure,
             ),
             metrics=metrics,
             instance_id=secrets.token_hex(16),
@@ -116,9 +107,7 @@ class DrafterServer:
 
     async def warm_up(self) -> None:
         """Compiles what needs it, and begins to take requests."""
-        await asyncio.to_thread(self._answerer.warm_up)
-        await asyncio.to_thread(warm_up_pools, self._answerer)
-        await asyncio.to_thread(warm_up_live_batches, self._answerer)
+        await asyncio.to_thread(warm_up)
         if self.snapshotter is not None:
             await asyncio.to_thread(self.snapshotter.restore)
         self.servicer.open()

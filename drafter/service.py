@@ -1,9 +1,9 @@
-"""The DrafterService RPCs: requests to the drafting core and back.
+"""The DrafterService RPCs: requests to the engine and back.
 
 Owns the life of streams. What bounds a stream: it has one request in flight, read only when the one
 before was answered and handed to the transport; and a client that leaves its answers unread, so
 that the transport takes no more, is disconnected. How batches are answered is known to
-`batches.py`.
+`drafter.batch`.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import grpc
 
 from drafter.batch import wire
-from drafter.batch.drafting import Drafting
-from drafter.batch.engine import MAX_FORGOTTEN_AT_ONCE, Batches
-from drafter.batch.live_batch import response_of
+from drafter.batch.batch import Batch
+from drafter.batch.budgets import FORGOTTEN_AT_ONCE
+from drafter.batch.engine import DraftEngine
 from drafter.errors import NotServingError, UnsupportedFieldError
 from drafter.failures import Failure
 from drafter.metrics import DrafterMetrics
@@ -48,13 +48,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     """Answers batches. Owned by the event loop; refuses all of them until `open`.
 
     Attributes:
-        batches: how they are answered.
+        engine: how they are answered.
         streams: those that are open.
     """
 
     def __init__(
         self,
-        drafting: Drafting,
+        engine: DraftEngine,
         *,
         metrics: DrafterMetrics,
         instance_id: str,
@@ -64,15 +64,14 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         """Wires it up.
 
         Args:
-            drafting: histories and drafts.
-            metrics: what batches are counted in.
+            engine: answers batches.
+            metrics: what failures are counted in.
             instance_id: made at start.
             logger: for what no client is told.
             unread_timeout_s: how long a stream may leave an answer unread.
         """
-        self._drafting = drafting
-        self._store = drafting.store
-        self.batches = Batches(drafting, metrics=metrics, logger=logger)
+        self.engine = engine
+        self._store = engine.store
         self.streams = OpenStreams(unread_timeout_s=unread_timeout_s)
         self._instance_id = instance_id
         self._metrics = metrics
@@ -88,7 +87,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._state = _State.DRAINING
         self.streams.end_waits()
         await self.streams.all_closed.wait()
-        await self.batches.close()
+        await self.engine.indexer.close()
 
     async def sweep_forever(self) -> None:
         """Forgets what expires while no requests come; runs until cancelled."""
@@ -98,8 +97,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             await asyncio.sleep(pause_s)
             pause_s = SWEEP_INTERVAL_S
             try:
-                self._drafting.pools.see_to_work()
-                if self._store.forget_expired(MAX_FORGOTTEN_AT_ONCE) == MAX_FORGOTTEN_AT_ONCE:
+                self.engine.pools.see_to_work()
+                if self._store.forget_expired(FORGOTTEN_AT_ONCE) == FORGOTTEN_AT_ONCE:
                     pause_s = 0.0
             except Exception:
                 # A mistake of ours. Requests forget what has expired too, and the next sweep may.
@@ -124,14 +123,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     ) -> drafter_pb2.ProposeResponse:
         """Answers one batch; its sequences are tied to no stream."""
         self._check_serving()
-        deltas = wire.check_propose_request(request)
         wire.check_releases(request.releases)
         _refuse_unsupported_keep(request.releases)
-        rows, work = await self.batches.answer_deltas(deltas, request.releases)
-        sequence_ids = [delta.sequence_id for delta in deltas]
-        response = await response_of(request.batch_id, rows, sequence_ids)
-        self.batches.index(work)
-        return response
+        batch = Batch(self._store, lease=None)
+        batch.scan(request.SerializeToString())
+        response = await self.engine.answer(batch)
+        self.engine.finish(batch)
+        return drafter_pb2.ProposeResponse.FromString(response)
 
     async def ProposeStream(  # type: ignore[override]  # bytes, and it writes its responses itself
         self, request_iterator: AsyncIterator[bytes], context: _StreamContext
@@ -145,13 +143,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         """
         self._check_serving()
         lease = self._store.start_stream()
+        batch = Batch(self._store, lease)
         has_warned = False
-
-        def see_releases(releases: Sequence[drafter_pb2.Release]) -> None:
-            nonlocal has_warned
-            has_warned = has_warned or self._warn_of_unsupported_keep(releases)
-            has_warned = self._note_nameless(releases, has_warned=has_warned) or has_warned
-
         async with self.streams.open() as stream:
             try:
                 while True:
@@ -161,12 +154,16 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                     stream.go_on()
                     if not isinstance(payload, bytes):  # the client has ended the stream
                         break
-                    answer = self.batches.answer_message(payload, lease, see_releases)
-                    response, work = await answer
+                    batch.scan(payload)
+                    if batch.releases:
+                        has_warned |= self._check_streamed(batch.releases, has_warned=has_warned)
+                    response = await self.engine.answer(batch)
                     stream.begin_write()
-                    await context.write(response)
+                    try:
+                        await context.write(response)
+                    finally:
+                        self.engine.finish(batch)
                     stream.go_on()
-                    self.batches.index(work)
             except wire.DecodeError as error:
                 raise MalformedRequestError(f"/{SERVICE_NAME}/{STREAM_METHOD}") from error
             finally:
@@ -178,14 +175,14 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         """Forgets sequences."""
         wire.check_releases(request.releases)
         _refuse_unsupported_keep(request.releases)
-        await self.batches.release(request.releases)
+        await self.engine.release(request.releases)
         return drafter_pb2.ReleaseResponse()
 
     async def GetDrafterLoad(
         self, request: drafter_pb2.GetDrafterLoadRequest, context: _LoadContext
     ) -> drafter_pb2.GetDrafterLoadResponse:
         """Says how full this drafter is."""
-        self._store.forget_expired(MAX_FORGOTTEN_AT_ONCE)
+        self._store.forget_expired(FORGOTTEN_AT_ONCE)
         limits = self._store.limits
         return drafter_pb2.GetDrafterLoadResponse(
             instance_id=self._instance_id,
@@ -193,29 +190,28 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             max_sequences=limits.max_sequences,
             history_bytes=self._store.history_bytes,
             max_history_bytes=limits.max_history_bytes,
-            pool_bytes=self._drafting.pools.store.occupied_bytes,
+            pool_bytes=self.engine.pools.store.occupied_bytes,
         )
 
-    def _warn_of_unsupported_keep(self, releases: Iterable[drafter_pb2.Release]) -> bool:
-        """Says in the log that a release wants its text kept in a way that only newer clients know.
+    def _check_streamed(self, releases: Sequence[drafter_pb2.Release], *, has_warned: bool) -> bool:
+        """Counts a stream's releases that name no sequence; logs, once, what is wrong with one.
 
         A release on a stream has no answer that could refuse it, and one finished sequence must
-        not end the stream of all others. It is forgotten like any other.
+        not end the stream of all others. With a `keep` that only newer clients know it is forgotten
+        like any other.
+
+        Returns:
+            Whether something was wrong.
         """
         unsupported = wire.find_unsupported_keep(releases)
-        if unsupported is None:
-            return False
-        field, value = unsupported
-        self._logger.warning("release_keeps_nothing", field=field, value=value)
-        return True
-
-    def _note_nameless(self, releases: Sequence[drafter_pb2.Release], *, has_warned: bool) -> bool:
-        """Counts the releases that name no sequence; says in the log, once, that there are some."""
+        if unsupported is not None and not has_warned:
+            field, value = unsupported
+            self._logger.warning("release_keeps_nothing", field=field, value=value)
         num_nameless = len(releases) - len(wire.named_releases(releases))
         self._metrics.count_failure(Failure.RELEASE, num_nameless)
         if num_nameless and not has_warned:
             self._logger.warning("release_names_no_sequence", num_releases=num_nameless)
-        return num_nameless > 0
+        return unsupported is not None or num_nameless > 0
 
     def _check_serving(self) -> None:
         if self._state is not _State.SERVING:

@@ -1,22 +1,31 @@
-"""Takes the plain deltas of a message: one kernel call for a run of them.
+"""Appends the tokens of a batch's rows to their sequences: one kernel call for a run of rows.
 
-Owns what makes a delta plain, beside its form (`batch_wire.py`): the sequence is known, the delta
-continues it exactly where it ends, there is room for the tokens where the others are, and its index
-does not lack much. Then nothing can go wrong, and nothing but arrays is touched.
+A kernel appends what cannot go wrong: the sequence is known, the delta continues it exactly where
+it ends, the tokens fit where the others are, and few tokens are unindexed. A row that is not so is
+odd: protobuf and `drafter.history` take it, see `engine.py`.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from drafter.batch.scan import (
+    APPENDED,
     BASE,
+    DRAFT_LENGTH,
+    DRAFT_LIMIT,
+    DRAFT_ROOM,
+    DRAFT_START,
     ID_BYTES,
     ID_HASH,
     ID_START,
-    IS_PLAIN,
     LENGTH_LIMIT,
-    MOST_DRAFT_TOKENS,
+    NO_MATCH,
     NUM_TOKENS,
+    ODD,
+    OUTCOME,
+    SLOT,
+    TEXT,
+    TEXT_LENGTH,
     TOKENS_START,
 )
 from drafter.history.id_table import HEADER, SequenceTable, find_slot, home_bucket, touch
@@ -29,42 +38,35 @@ _GROUP = 16
 
 
 @kernel
-def take_plain(
+def append_rows(
     payload: npt.NDArray[np.uint8],
     rows: npt.NDArray[np.int64],
     first: int,
     stop: int,
     table: SequenceTable,
     now_s: float,
-    most_draft_tokens: int,
-    most_lacking: int,
-    slots: npt.NDArray[np.int64],
-    headers: npt.NDArray[np.int64],
-    wanted: npt.NDArray[np.int64],
-    is_wanted: npt.NDArray[np.bool_],
+    max_draft_tokens: int,
+    max_unindexed: int,
 ) -> int:
-    """Appends the tokens of plain sequences, up to the first that is not.
+    """Appends rows [first, stop), up to the first odd one.
 
     Args:
         payload: the message.
-        rows: its sequences, see `batch_wire.FIELDS`.
-        first: with which to begin.
-        stop: with which to end.
+        rows: its sequences, see `scan.ID_START`.
+        first: the row to begin with.
+        stop: the row to end before.
         table: the known sequences.
         now_s: when they are used.
-        most_draft_tokens: what the answer has room for, per sequence.
-        most_lacking: a text that lacks more n-grams of a size is not taken.
-        slots: takes the sequences' slots, at the places of their rows.
-        headers: takes the addresses of their texts.
-        wanted: takes how long each draft may be.
-        is_wanted: takes whether a draft is asked for.
+        max_draft_tokens: what the answer has room for, per sequence.
+        max_unindexed: a text with more unindexed tokens makes its row odd.
 
     Returns:
-        The row after the last that was taken.
+        The row after the last that was appended.
     """
-    data = payload.ctypes.data
-    buckets, records = table.buckets.ctypes.data, table.records.ctypes.data
-    ids = table.ids.ctypes.data
+    data = signed(payload.ctypes.data)
+    buckets = signed(table.buckets.ctypes.data)
+    records = signed(table.records.ctypes.data)
+    ids = signed(table.ids.ctypes.data)
     for group in range(first, stop, _GROUP):
         end = min(group + _GROUP, stop)
         for i in range(group, end):
@@ -75,28 +77,32 @@ def take_plain(
                 prefetch(records + 64 * slot)
                 prefetch(ids + 64 * slot)
         for i in range(group, end):
-            slots[i] = -1
-            if rows[i, IS_PLAIN] == 1:
-                slots[i] = find_slot(
+            if rows[i, SLOT] != ODD:
+                slot = find_slot(
                     table, rows[i, ID_HASH], data + rows[i, ID_START], rows[i, ID_BYTES]
                 )
-            if slots[i] >= 0:
-                headers[i] = table.records[slots[i], HEADER]
-                for line in range(0, TABLES + 4 * TABLE_WORDS, 8):
-                    prefetch(headers[i] + 8 * line)
+                rows[i, SLOT] = slot
+                if slot >= 0:
+                    header = table.records[slot, HEADER]
+                    rows[i, TEXT] = header
+                    for line in range(0, TABLES + 4 * TABLE_WORDS, 8):
+                        prefetch(header + 8 * line)
         for i in range(group, end):
-            if slots[i] >= 0:
-                tokens = load_i64(headers[i] + 8 * TOKENS)
-                prefetch(tokens + 4 * load_i64(headers[i] + 8 * LENGTH))
+            if rows[i, SLOT] >= 0:
+                header = rows[i, TEXT]
+                tokens = load_i64(header + 8 * TOKENS)
+                prefetch(tokens + 4 * load_i64(header + 8 * LENGTH))
         for i in range(group, end):
-            if slots[i] < 0:
+            if rows[i, SLOT] < 0:
                 return i
-            header = headers[i]
+            header = rows[i, TEXT]
             length = load_i64(header + 8 * LENGTH)
             count = rows[i, NUM_TOKENS]
-            if rows[i, BASE] != length or length + count > load_i64(header + 8 * CAPACITY):
-                return i
-            if lacks(header) + count > most_lacking:
+            if (
+                rows[i, BASE] != length
+                or length + count > load_i64(header + 8 * CAPACITY)
+                or lacks(header) + count > max_unindexed
+            ):
                 return i
             at = rows[i, TOKENS_START]
             token_at = load_i64(header + 8 * TOKENS) + 4 * length
@@ -117,23 +123,29 @@ def take_plain(
                 token_at += 4
             length += count
             store_i64(header + 8 * LENGTH, length)
-            touch(table, slots[i], now_s)
-            note_wanted(rows, i, length, most_draft_tokens, wanted, is_wanted)
+            touch(table, rows[i, SLOT], now_s)
+            make_draft_room(rows, i, length, max_draft_tokens)
     return stop
 
 
 @kernel
-def note_wanted(
-    rows: npt.NDArray[np.int64],
-    i: int,
-    length: int,
-    most_draft_tokens: int,
-    wanted: npt.NDArray[np.int64],
-    is_wanted: npt.NDArray[np.bool_],
+def make_draft_room(
+    rows: npt.NDArray[np.int64], i: int, length: int, max_draft_tokens: int
 ) -> None:
-    """Puts down how long a draft row i may have, whose text has so many tokens by now."""
-    most = min(rows[i, MOST_DRAFT_TOKENS], most_draft_tokens)
+    """Sets how long the draft of row i may be, and where it goes; without room it is answered.
+
+    Args:
+        rows: of the batch; those before i have their places.
+        i: the row.
+        length: of its text, with the row's tokens.
+        max_draft_tokens: what the answer has room for, per sequence.
+    """
+    room = min(rows[i, DRAFT_LIMIT], max_draft_tokens)
     if rows[i, LENGTH_LIMIT] > 0:
-        most = max(0, min(most, rows[i, LENGTH_LIMIT] - length))
-    wanted[i] = most
-    is_wanted[i] = rows[i, MOST_DRAFT_TOKENS] > 0
+        room = max(0, min(room, rows[i, LENGTH_LIMIT] - length))
+    rows[i, DRAFT_ROOM] = room
+    rows[i, DRAFT_START] = rows[i - 1, DRAFT_START] + rows[i - 1, DRAFT_ROOM] if i > 0 else 0
+    rows[i, TEXT_LENGTH] = length
+    rows[i, DRAFT_LENGTH] = 0
+    if room == 0:
+        rows[i, OUTCOME] = NO_MATCH if rows[i, DRAFT_LIMIT] > 0 else APPENDED

@@ -1,9 +1,9 @@
-"""The wire format of live batches, read by kernels: no object per sequence.
+"""Reads a `ProposeRequest` into rows, one per sequence, without an object per sequence.
 
-Owns how a `ProposeRequest` looks in bytes (protobuf's varints and length-delimited fields), and the
-field numbers, which are those of `drafter.proto`. Reads only what clients usually send: everything
-else is `IRREGULAR`, nothing of it is judged here, and protobuf's own parser has the word. Does not
-know sequences (`take_kernel.py`), nor how answers look (`answer_wire.py`).
+Owns how the message looks in bytes (protobuf's varints and length-delimited fields), its field
+numbers, which are those of `drafter.proto`, and the columns of a row. Reads only what clients
+usually send: anything else is `IRREGULAR`, is judged by protobuf's parser, and is scanned again in
+the form that protobuf writes. Does not know sequences (`append.py`), nor answers (`write.py`).
 """
 
 import numpy as np
@@ -30,24 +30,44 @@ VARINT, BYTES = 0, 2
 IRREGULAR = -1
 
 (
-    START,  # of the whole field, its tag included
-    END,
+    # Columns of a row, in cache lines of eight. From the message, by `scan_request`:
     ID_START,
     ID_BYTES,
     ID_HASH,
     BASE,
     TOKENS_START,
-    TOKENS_END,
     NUM_TOKENS,
-    MOST_DRAFT_TOKENS,
-    LENGTH_LIMIT,
-    IS_PLAIN,  # 1: continues a sequence by a few tokens
-) = range(12)
-FIELDS = 12
-"""Columns of a scanned batch, one row per sequence."""
+    DRAFT_LIMIT,  # the delta's max_draft_tokens
+    LENGTH_LIMIT,  # the delta's max_length
+    # Of the sequence, by `append_rows`:
+    SLOT,  # or `UNKNOWN` or `ODD`
+    TEXT,  # address of its text's header; of a refusal, its place in the batch's refusals
+    DRAFT_ROOM,  # how long the draft may be
+    DRAFT_START,  # where in the batch's drafts it goes
+    # Its answer, by `answer_rows`:
+    OUTCOME,
+    TEXT_LENGTH,  # the known tokens that the draft continues; of a refusal, its bytes
+    MATCH_LENGTH,
+    DRAFT_LENGTH,
+    # What few rows need:
+    START,  # of the whole field in the message, its tag included
+    END,
+    WHY_OPEN,  # see `answer_rows`
+    SCAN,  # address of the progress of a long scan; 0: none
+    BACKLOG,  # what is left to do for the text, see `SHORT_TAIL`
+) = range(21)
+FIELDS = 24
 
-OPEN, APPENDED, NO_MATCH, INDEXING, DRAFT, POOL_DRAFT, REFUSED = range(7)
-"""What became of a row: not answered yet; and as `Status` and `Source` say."""
+UNKNOWN, ODD = -1, -2
+"""In the place of a slot: no sequence is found yet; and protobuf is to parse the delta."""
+
+OPEN, APPENDED, NO_MATCH, INDEXING, DRAFT, POOL_DRAFT, OUT_OF_SYNC, INVALID = range(8)
+"""Outcomes of a row: not answered yet; and as `Status` and `Source` of the contract say. The last
+two are refusals: their proposals are made by protobuf."""
+NUM_OUTCOMES = 8
+
+SHORT_TAIL, LONG_TAIL, FEED = 1, 2, 4
+"""What is left to do for a text: index a short unindexed tail, or a long one; feed its pool."""
 
 MAX_VARINT_BYTES = 5
 _HIGH_BITS = np.uint64(0x8080808080808080)
@@ -55,7 +75,7 @@ _HIGH_BITS = np.uint64(0x8080808080808080)
 
 @kernel
 def read_varint(data: int, at: int, end: int) -> tuple[int, int]:
-    """Returns (a number under 2^32, where what follows it begins); (0, -1): it is irregular."""
+    """Returns (a number under 2^32, where it ends); (0, -1): it is irregular."""
     if at < end:
         byte = signed(load_u8(data + at))
         if byte < 0x80:
@@ -72,6 +92,20 @@ def read_varint(data: int, at: int, end: int) -> tuple[int, int]:
 
 
 @kernel
+def _read_varint64(data: int, at: int, end: int) -> tuple[int, int]:
+    """Returns (the bits of a number under 2^64, where it ends); (0, -1): it is irregular."""
+    value = np.uint64(0)
+    for i in range(min(10, end - at)):
+        byte = np.uint64(load_u8(data + at + i))
+        if i == 9 and byte > 1:
+            break
+        value |= (byte & np.uint64(0x7F)) << np.uint64(7 * i)
+        if byte < 0x80:
+            return signed(value), at + i + 1
+    return 0, -1
+
+
+@kernel
 def _is_ascii(address: int, num_bytes: int) -> bool:
     whole = num_bytes & ~7
     bits = np.uint64(0)
@@ -83,10 +117,12 @@ def _is_ascii(address: int, num_bytes: int) -> bool:
 
 
 @kernel
-def _scan_delta(data: int, at: int, end: int, rows: npt.NDArray[np.int64], i: int) -> bool:
+def _scan_delta(
+    data: int, at: int, end: int, rows: npt.NDArray[np.int64], i: int, is_utf8: bool
+) -> bool:
     """Reads one SequenceDelta, bytes [at, end), into row i; returns whether it is regular."""
-    id_start, id_bytes, base, most_draft_tokens, length_limit = 0, 0, 0, 0, 0
-    tokens_start, tokens_end, num_tokens, is_plain = 0, 0, 0, 1
+    id_start, id_bytes, base, draft_limit, length_limit = 0, 0, 0, 0, 0
+    tokens_start, tokens_end, num_tokens, slot = 0, 0, 0, UNKNOWN
     while at < end:
         tag = signed(load_u8(data + at))
         field, kind = tag >> 3, tag & 7
@@ -101,7 +137,7 @@ def _scan_delta(data: int, at: int, end: int, rows: npt.NDArray[np.int64], i: in
             elif field == TOKEN_IDS and tokens_end == 0:
                 tokens_start, tokens_end = at, at + value
             elif field == PARAMS:
-                is_plain = 0  # protobuf's parser says whether they are well formed
+                slot = ODD
             else:
                 return False
             at += value
@@ -110,13 +146,15 @@ def _scan_delta(data: int, at: int, end: int, rows: npt.NDArray[np.int64], i: in
         elif field == BASE_LENGTH:
             base = value
         elif field == MAX_DRAFT_TOKENS:
-            most_draft_tokens = value
+            draft_limit = value
         elif field == MAX_LENGTH:
             length_limit = value
         elif field != PROMPT_LENGTH:
             return False
-    if id_bytes < 1 or id_bytes > MAX_ID_BYTES or not _is_ascii(data + id_start, id_bytes):
-        return False  # whether it is UTF-8 is not known here
+    if id_bytes < 1 or id_bytes > MAX_ID_BYTES:
+        return False
+    if not is_utf8 and not _is_ascii(data + id_start, id_bytes):
+        return False  # protobuf's parser says whether it is UTF-8
     at = tokens_start
     while at < tokens_end:
         _, at = read_varint(data, at, tokens_end)
@@ -127,11 +165,14 @@ def _scan_delta(data: int, at: int, end: int, rows: npt.NDArray[np.int64], i: in
     rows[i, ID_BYTES] = id_bytes
     rows[i, BASE] = base
     rows[i, TOKENS_START] = tokens_start
-    rows[i, TOKENS_END] = tokens_end
     rows[i, NUM_TOKENS] = num_tokens
-    rows[i, MOST_DRAFT_TOKENS] = most_draft_tokens
+    rows[i, DRAFT_LIMIT] = draft_limit
     rows[i, LENGTH_LIMIT] = length_limit
-    rows[i, IS_PLAIN] = is_plain if base > 0 else 0
+    rows[i, SLOT] = slot if base > 0 else ODD
+    rows[i, DRAFT_ROOM] = 0
+    rows[i, OUTCOME] = OPEN
+    rows[i, SCAN] = 0
+    rows[i, BACKLOG] = 0
     return True
 
 
@@ -139,57 +180,61 @@ def _scan_delta(data: int, at: int, end: int, rows: npt.NDArray[np.int64], i: in
 def scan_request(
     payload: npt.NDArray[np.uint8],
     seed: np.uint64,
-    most_tokens: int,
-    most_plain_tokens: int,
+    max_tokens: int,
+    is_utf8: bool,
     rows: npt.NDArray[np.int64],
-    heads: npt.NDArray[np.int64],
+    releases: npt.NDArray[np.int64],
+    head: npt.NDArray[np.int64],
 ) -> int:
     """Finds the sequences of a ProposeRequest, and what of each a kernel needs to know.
 
     Args:
         payload: the message.
         seed: of the ids' hashes.
-        most_tokens: more of one sequence are irregular.
-        most_plain_tokens: more of one sequence are not plain.
-        rows: takes a row per sequence, see `FIELDS`; more than fit are irregular.
-        heads: takes the batch id and how many releases there are, [2].
+        max_tokens: a sequence with more is odd.
+        is_utf8: whether all ids are known to be UTF-8.
+        rows: takes a row per sequence, see `ID_START`; more than fit are irregular.
+        releases: takes the [start, end) of each release; more than fit are irregular.
+        head: takes the batch id's bits, how many releases there are, and how many rows are odd.
 
     Returns:
-        How many sequences there are; `IRREGULAR`: ask protobuf's parser, nothing of `rows` counts.
+        How many sequences there are; `IRREGULAR`: nothing that was written counts.
     """
-    data = payload.ctypes.data
+    data = signed(payload.ctypes.data)
     at, end, count = 0, len(payload), 0
-    heads[0] = 0
-    heads[1] = 0
+    head[:] = 0
     while at < end:
         start = at
         tag = signed(load_u8(data + at))
+        if tag == BATCH_ID << 3 | VARINT:
+            head[0], at = _read_varint64(data, at + 1, end)
+            if at < 0:
+                return IRREGULAR
+            continue
         value, at = read_varint(data, at + 1, end)
-        if at < 0:
+        if at < 0 or value > end - at:
             return IRREGULAR
+        at += value
         if tag == SEQUENCES << 3 | BYTES:
-            if value > end - at or count == len(rows):
+            if count == len(rows):
                 return IRREGULAR
-            if not _scan_delta(data, at, at + value, rows, count):
+            if not _scan_delta(data, at - value, at, rows, count, is_utf8):
                 return IRREGULAR
-            at += value
             rows[count, START] = start
             rows[count, END] = at
-            if rows[count, NUM_TOKENS] > most_tokens:
-                return IRREGULAR
-            if rows[count, NUM_TOKENS] > most_plain_tokens:
-                rows[count, IS_PLAIN] = 0
+            if rows[count, NUM_TOKENS] > max_tokens:
+                rows[count, SLOT] = ODD
+            head[2] += rows[count, SLOT] == ODD
             rows[count, ID_HASH] = hash_id(
                 data + rows[count, ID_START], rows[count, ID_BYTES], seed
             )
             count += 1
         elif tag == RELEASES << 3 | BYTES:
-            if value > end - at:
+            if head[1] == len(releases):
                 return IRREGULAR
-            heads[1] += 1
-            at += value
-        elif tag == BATCH_ID << 3 | VARINT:
-            heads[0] = value
+            releases[head[1], 0] = start
+            releases[head[1], 1] = at
+            head[1] += 1
         else:
             return IRREGULAR
     if _has_same_ids(data, rows, count):

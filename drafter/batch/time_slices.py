@@ -1,13 +1,12 @@
-"""Whose turn it is on the event loop: live batches at once, replayed histories behind them.
+"""Time slices on the event loop: live batches at once, replayed histories behind them.
 
 A *live* batch brings each sequence a few new tokens, and a verifier may wait for its proposals. A
-*bulk* batch brings long text: a prompt, or a history replayed in pieces. Together they would keep
-the loop for long: an answer passes through some ten turns of the loop from its arrival to the
-wire, and each of them could cost a slice of every bulk batch. So bulk batches go one at a time,
-however many streams bring them; and while there is live traffic, the loop is left alone after each
-slice for as long as a live batch takes on its way. Without live traffic nothing is held back.
+*bulk* batch brings long text: a prompt, or a history replayed in pieces. An answer passes through
+some ten turns of the event loop from its arrival to the wire, and each of them could cost a slice
+of every bulk batch. So bulk batches go one at a time, however many streams bring them, and under
+live traffic each slice is followed by a cool-down. Without live traffic nothing is held back.
 
-Owned by the event loop. Knows no batches: whoever answers them says when a slice begins and ends.
+Owned by the event loop. Does not know batches: whoever answers them says when a slice ends.
 """
 
 import asyncio
@@ -15,94 +14,81 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
-SLICE_S = 0.001
-"""How long a batch may keep the event loop before others get a turn."""
-
-PAUSE_S = 0.001
-"""How long bulk leaves the loop alone after a slice: half of its time, and no gateway's replay
-comes anywhere near its deadline."""
-
-LIVE_FOR_S = 0.1
-"""There is live traffic if there was a live batch within this time: some steps of a verifier."""
+from drafter.batch.budgets import COOL_DOWN_S, LIVE_FOR_S, SLICE_S
 
 
-class Turn:
+class TimeSlice:
     """One batch's permission to work; look at `is_over` between any two pieces of work.
 
     Attributes:
-        held_back_s: how long it was made to wait because it is bulk.
+        held_back_s: how long it waited because it is bulk.
     """
 
-    def __init__(self, turns: "Turns", *, is_bulk: bool, held_back_s: float = 0.0) -> None:
-        self._turns = turns
+    __slots__ = ("_end_s", "_is_bulk", "_slices", "held_back_s")
+
+    def __init__(self, slices: "TimeSlices", *, is_bulk: bool, held_back_s: float = 0.0) -> None:
+        self._slices = slices
         self._is_bulk = is_bulk
         self.held_back_s = held_back_s
-        self._slice_end_s = turns.clock() + SLICE_S
+        self._end_s = slices.clock() + SLICE_S
 
     @property
     def is_over(self) -> bool:
         """Whether the slice is used up: time to `pause`."""
-        return self._turns.clock() > self._slice_end_s
+        return self._slices.clock() > self._end_s
 
     async def pause(self) -> None:
         """Lets others work; returns when the next slice has begun."""
         if self._is_bulk:
-            start_s = self._turns.clock()
-            await self._turns.rest()
-            self.held_back_s += self._turns.clock() - start_s
+            start_s = self._slices.clock()
+            self._slices.end_bulk_slice()
+            await self._slices.cool_down()
+            self.held_back_s += self._slices.clock() - start_s
         else:
             await asyncio.sleep(0)
-        self._slice_end_s = self._turns.clock() + SLICE_S
+        self._end_s = self._slices.clock() + SLICE_S
 
 
-class Turns:
-    """Hands out turns; one for all streams.
+class TimeSlices:
+    """Hands out time slices; one for all streams.
 
-    Invariant: at most one bulk batch has a turn.
+    Invariant: at most one bulk batch has a slice.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self._bulk = asyncio.Lock()
         self._last_live_s = -LIVE_FOR_S
-        self._rested_at_s = 0.0
+        self._cool_at_s = 0.0
+
+    def live(self) -> TimeSlice:
+        """Returns the first slice of a live batch."""
+        self._last_live_s = self.clock()
+        return TimeSlice(self, is_bulk=False)
 
     @contextlib.asynccontextmanager
-    async def take(self, *, is_bulk: bool) -> AsyncIterator[Turn]:
-        """Waits for the batch's turn; bulk batches get it in the order of their coming."""
-        if not is_bulk:
-            self.note_live()
-            yield Turn(self, is_bulk=False)
-            return
+    async def bulk(self) -> AsyncIterator[TimeSlice]:
+        """Waits for the first slice of a bulk batch; they get theirs in the order of arrival."""
         start_s = self.clock()
         async with self._bulk:
             try:
-                await self.wait_until_rested()
-                yield Turn(self, is_bulk=True, held_back_s=self.clock() - start_s)
+                await self.cool_down()
+                yield TimeSlice(self, is_bulk=True, held_back_s=self.clock() - start_s)
             finally:
-                self.end_slice()
-
-    def note_live(self) -> None:
-        """Says that a live batch was answered which took no turn, being done in one go."""
-        self._last_live_s = self.clock()
+                self.end_bulk_slice()
 
     @property
-    def is_rested(self) -> bool:
+    def is_cool(self) -> bool:
         """Whether the next slice of bulk may begin."""
-        return not self._is_live or self.clock() >= self._rested_at_s
+        return not self._is_live or self.clock() >= self._cool_at_s
 
-    async def rest(self) -> None:
-        """Ends a slice of bulk, and waits until the next may begin."""
-        self.end_slice()
-        await self.wait_until_rested()
+    def end_bulk_slice(self) -> None:
+        """Records that a slice of bulk has ended."""
+        self._cool_at_s = self.clock() + COOL_DOWN_S
 
-    def end_slice(self) -> None:
-        """Says that a slice of bulk has ended."""
-        self._rested_at_s = self.clock() + PAUSE_S
-
-    async def wait_until_rested(self) -> None:
+    async def cool_down(self) -> None:
         """Waits until the next slice of bulk may begin, or nearly so."""
-        pause_s = self._rested_at_s - self.clock()
+        pause_s = self._cool_at_s - self.clock()
         await asyncio.sleep(max(pause_s, 0.0) if self._is_live else 0.0)
 
     @property

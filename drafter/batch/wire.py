@@ -1,10 +1,9 @@
-"""The wire's messages to the drafter's own types and back.
+"""The wire's messages as the drafter's own types, where kernels do not read them.
 
 Owns what a well-formed request is, and which fields this server does not offer (those are refused
-by name). How much a request may hold, `drafter.proto` says; here is what becomes of a batch that
+by name). `drafter.proto` says how much a request may hold; here is what becomes of a batch that
 holds more: a delta or a release that does is refused alone, else the batch is. Unary requests over
-their limits do not come here. Other modules know of protobuf only that messages have fields:
-`service.py`, `batches.py` and `live_batch.py` hand them from here to there.
+their limits do not come here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +12,10 @@ import numpy as np
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import DecodeError as DecodeError
 
+from drafter.batch.scan import OUT_OF_SYNC
 from drafter.errors import MalformedBatchError
+from drafter.history.delta import SequenceDelta
 from drafter.history.id_table import MAX_ID_BYTES
-from drafter.history.messages import Proposal, ProposalStatus, SequenceDelta, Source
 from drafter.ngram.params import (
     DEFAULT_PARAMS,
     DEFAULT_TOKENS_PER_MATCH,
@@ -35,15 +35,17 @@ _RELEASE_LIMITS = MessageLimits(drafter_pb2.Release.DESCRIPTOR, limits_pb2)
 
 MAX_MESSAGE_BYTES = _BATCH_LIMITS.max_message_bytes
 MAX_SEQUENCES_PER_BATCH = _BATCH_LIMITS.max_items("sequences")
+MAX_RELEASES_PER_BATCH = _BATCH_LIMITS.max_items("releases")
 MAX_TOKENS_PER_DELTA = _DELTA_LIMITS.max_items("token_ids")
 
 MAX_LIVE_TOKENS = 256
 """A step brings a sequence some dozen tokens at most; more is a prompt, or a replayed history."""
 
+MAX_TOKEN_BYTES = 5
+"""The longest varint that a uint32 takes."""
+
 # A proposal without its tokens: an id of the longest kind and every number at its longest.
 _PROPOSAL_OVERHEAD_BYTES = 112
-# The longest varint that a uint32 takes.
-_MAX_TOKEN_BYTES = 5
 
 _OVERLAPS = {
     drafter_pb2.OVERLAP_UNSPECIFIED: Overlap.DISJOINT,
@@ -67,21 +69,24 @@ _KEEPS = {
     drafter_pb2.KEEP_OUTPUT: Keep.OUTPUT,
     drafter_pb2.KEEP_ALL: Keep.ALL,
 }
-_SOURCES = {
-    Source.SEQUENCE: drafter_pb2.SOURCE_SEQUENCE,
-    Source.POOL: drafter_pb2.SOURCE_POOL,
-}
-_STATUSES = {
-    ProposalStatus.OK: drafter_pb2.STATUS_OK,
-    ProposalStatus.NO_MATCH: drafter_pb2.STATUS_NO_MATCH,
-    ProposalStatus.INDEXING: drafter_pb2.STATUS_INDEXING,
-    ProposalStatus.OUT_OF_SYNC: drafter_pb2.STATUS_OUT_OF_SYNC,
-    ProposalStatus.INVALID: drafter_pb2.STATUS_INVALID,
-}
 
 
-def check_propose_request(request: drafter_pb2.ProposeRequest) -> list[drafter_pb2.SequenceDelta]:
-    """Returns the request's deltas, once it is known that the batch as a whole may be applied.
+def normalize(payload: bytes) -> bytes:
+    """Returns a ProposeRequest as protobuf writes it, without unknown fields.
+
+    Raises:
+        DecodeError: it is none.
+        MessageLimitError: it holds too many deltas or releases.
+        MalformedBatchError: a sequence is there twice or has no proper id.
+    """
+    request = drafter_pb2.ProposeRequest.FromString(payload)
+    check_propose_request(request)
+    request.DiscardUnknownFields()
+    return request.SerializeToString()
+
+
+def check_propose_request(request: drafter_pb2.ProposeRequest) -> None:
+    """Returns if the batch as a whole may be applied.
 
     Its releases may be too, but for those that `named_releases` leaves out.
 
@@ -89,13 +94,11 @@ def check_propose_request(request: drafter_pb2.ProposeRequest) -> list[drafter_p
         MessageLimitError: there are too many of them, or of its releases.
         MalformedBatchError: a sequence is there twice or has no proper id.
     """
-    check_counts(request)
-    deltas = list(request.sequences)
-    sequence_ids = [delta.sequence_id for delta in deltas]
+    _BATCH_LIMITS.check_counts(request)
+    sequence_ids = [delta.sequence_id for delta in request.sequences]
     _check_ids(sequence_ids, "sequences")
     if len(set(sequence_ids)) < len(sequence_ids):
         _raise_duplicate(sequence_ids)
-    return deltas
 
 
 def check_releases(releases: Sequence[drafter_pb2.Release]) -> None:
@@ -105,15 +108,6 @@ def check_releases(releases: Sequence[drafter_pb2.Release]) -> None:
         MalformedBatchError: one has no id.
     """
     _check_ids([release.sequence_id for release in releases], "releases")
-
-
-def check_counts(request: drafter_pb2.ProposeRequest) -> None:
-    """Returns if the batch's releases, and its deltas, are not too many.
-
-    Raises:
-        MessageLimitError: there are.
-    """
-    _BATCH_LIMITS.check_counts(request)
 
 
 def named_releases(releases: Sequence[drafter_pb2.Release]) -> list[drafter_pb2.Release]:
@@ -177,38 +171,29 @@ def delta_from_proto(message: drafter_pb2.SequenceDelta) -> SequenceDelta:
     )
 
 
-def is_bulk(deltas: Iterable[drafter_pb2.SequenceDelta]) -> bool:
-    """Whether a batch brings long text, for which nobody should have to wait."""
-    return any(len(delta.token_ids) > MAX_LIVE_TOKENS for delta in deltas)
-
-
-def most_draft_tokens(num_sequences: int) -> int:
+def max_draft_tokens(num_sequences: int) -> int:
     """Returns how long each draft of a batch may be so that no response passes the size limit."""
     per_proposal_bytes = MAX_MESSAGE_BYTES // max(num_sequences, 1)
-    return (per_proposal_bytes - _PROPOSAL_OVERHEAD_BYTES) // _MAX_TOKEN_BYTES
+    return (per_proposal_bytes - _PROPOSAL_OVERHEAD_BYTES) // MAX_TOKEN_BYTES
 
 
-def response_to_proto(batch_id: int, proposals: Iterable[Proposal]) -> drafter_pb2.ProposeResponse:
-    """Returns the answer to a batch."""
-    response = drafter_pb2.ProposeResponse(batch_id=batch_id)
-    add_proposals(response, proposals)
-    return response
+def refusal(sequence_id: str, outcome: int, known_length: int, message: str) -> bytes:
+    """Returns the proposal of a refused delta, as a field of the response.
 
-
-def add_proposals(response: drafter_pb2.ProposeResponse, proposals: Iterable[Proposal]) -> None:
-    """Adds to the answer to a batch: some 15 us per proposal."""
-    add = response.proposals.add
-    for proposal in proposals:
-        add(
-            sequence_id=proposal.sequence_id,
-            base_length=proposal.base_length,
-            token_ids=proposal.token_ids,
-            matched_ngram_length=proposal.matched_ngram_length,
-            source=_SOURCES[proposal.source] if proposal.token_ids else None,
-            status=_STATUSES[proposal.status],
-            known_length=proposal.known_length,
-            message=proposal.message,
-        )
+    Args:
+        sequence_id: the delta's.
+        outcome: `OUT_OF_SYNC` or `INVALID`, see `scan.OPEN`.
+        known_length: from where the client must send again.
+        message: what is invalid.
+    """
+    response = drafter_pb2.ProposeResponse()
+    status = drafter_pb2.STATUS_INVALID
+    if outcome == OUT_OF_SYNC:
+        status = drafter_pb2.STATUS_OUT_OF_SYNC
+    response.proposals.add(
+        sequence_id=sequence_id, status=status, known_length=known_length, message=message
+    )
+    return response.SerializeToString()
 
 
 def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:

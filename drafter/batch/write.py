@@ -1,27 +1,34 @@
-"""The wire format of answers to live batches, written by kernels: no object per sequence.
+"""Writes a batch's response without an object per sequence.
 
-Owns how a `ProposeResponse` looks in bytes, the same as protobuf's own serializer writes. Does not
-know how drafts are found (`live_kernel.py`, `drafting.py`).
+Owns how a `ProposeResponse` looks in bytes, the same as protobuf's own serializer writes, and which
+texts have work left that nobody waits for. Does not know how drafts are found (`answer.py`).
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from drafter.batch.scan import (
+    BACKLOG,
     BASE_LENGTH,
     BATCH_ID,
     BYTES,
     DRAFT,
+    DRAFT_LENGTH,
+    DRAFT_START,
+    FEED,
     ID_BYTES,
     ID_START,
     INDEXING,
+    LONG_TAIL,
+    MATCH_LENGTH,
     MATCHED_NGRAM_LENGTH,
-    MAX_VARINT_BYTES,
     NO_MATCH,
+    OUT_OF_SYNC,
+    OUTCOME,
     POOL_DRAFT,
     PROPOSALS,
-    REFUSED,
     SEQUENCE_ID,
+    SHORT_TAIL,
     SOURCE,
     SOURCE_POOL,
     SOURCE_SEQUENCE,
@@ -29,10 +36,11 @@ from drafter.batch.scan import (
     STATUS_INDEXING,
     STATUS_NO_MATCH,
     STATUS_OK,
+    TEXT,
+    TEXT_LENGTH,
     TOKEN_IDS,
     VARINT,
 )
-from drafter.history.id_table import MAX_ID_BYTES
 from drafter.kernels.jit import kernel
 from drafter.kernels.memory import (
     load_u8,
@@ -42,6 +50,8 @@ from drafter.kernels.memory import (
     store_u8,
     store_unaligned_u64,
 )
+from drafter.ngram.index import lacks
+from drafter.pool_index.link import is_feed_due
 
 PROPOSAL_BYTES = 40
 """Of a proposal without its id and tokens: every number at its longest, all tags and lengths."""
@@ -61,6 +71,21 @@ def _put_varint(out: int, value: int) -> int:
 @kernel
 def _varint_bytes(value: int) -> int:
     return 1 + (value >= 1 << 7) + (value >= 1 << 14) + (value >= 1 << 21) + (value >= 1 << 28)
+
+
+@kernel
+def put_number64(out: int, field: int, value: np.uint64) -> int:
+    """Writes a field of up to 64 bits, which is left out if it is 0."""
+    if value == 0:
+        return out
+    store_u8(out, np.uint8(field << 3 | VARINT))
+    out += 1
+    while value >= np.uint64(0x80):
+        store_u8(out, np.uint8((value & np.uint64(0x7F)) | np.uint64(0x80)))
+        value >>= np.uint64(7)
+        out += 1
+    store_u8(out, np.uint8(value))
+    return out + 1
 
 
 @kernel
@@ -101,7 +126,7 @@ def put_proposal(
     id_bytes: int,
     outcome: int,
     length: int,
-    reach: int,
+    match_length: int,
     tokens: int,
     num_tokens: int,
 ) -> int:
@@ -111,9 +136,9 @@ def put_proposal(
         out: address to write to; with room for `PROPOSAL_BYTES`, the id, and 5 bytes per token.
         sequence_id: address of the id.
         id_bytes: its length.
-        outcome: see `batch_wire.OPEN`; neither that nor `REFUSED`.
+        outcome: see `scan.OPEN`; neither that nor a refusal.
         length: how many tokens the sequence has.
-        reach: how far back the match reaches.
+        match_length: how many tokens agree before the draft's source.
         tokens: address of the draft.
         num_tokens: its length.
 
@@ -131,7 +156,7 @@ def put_proposal(
     if is_draft:
         for k in range(num_tokens):
             token_bytes += _varint_bytes(signed(load_u32(tokens + 4 * k)))
-        num_bytes += 1 + _varint_bytes(token_bytes) + token_bytes + _number_bytes(reach) + 2
+        num_bytes += 1 + _varint_bytes(token_bytes) + token_bytes + _number_bytes(match_length) + 2
 
     out = _put_head(out, PROPOSALS, num_bytes)
     out = _put_head(out, SEQUENCE_ID, id_bytes)
@@ -141,7 +166,7 @@ def put_proposal(
         out = _put_head(out, TOKEN_IDS, token_bytes)
         for k in range(num_tokens):
             out = _put_varint(out, signed(load_u32(tokens + 4 * k)))
-        out = put_number(out, MATCHED_NGRAM_LENGTH, reach)
+        out = put_number(out, MATCHED_NGRAM_LENGTH, match_length)
         out = put_number(out, SOURCE, SOURCE_POOL if outcome == POOL_DRAFT else SOURCE_SEQUENCE)
     return put_number(out, STATUS, status)
 
@@ -150,55 +175,58 @@ def put_proposal(
 def write_response(
     payload: npt.NDArray[np.uint8],
     rows: npt.NDArray[np.int64],
+    num_rows: int,
     batch_id: int,
-    outcomes: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    reaches: npt.NDArray[np.int64],
-    draft_starts: npt.NDArray[np.int64],
-    draft_lengths: npt.NDArray[np.int64],
     drafts: npt.NDArray[np.uint32],
     refusals: npt.NDArray[np.uint8],
-    refusal_bytes: npt.NDArray[np.int64],
-) -> npt.NDArray[np.uint8]:
-    """Writes a ProposeResponse as protobuf's own serializer does.
+    response: npt.NDArray[np.uint8],
+    tally: npt.NDArray[np.int64],
+    short_tail: int,
+    long_tail: int,
+) -> int:
+    """Writes a ProposeResponse as protobuf's own serializer does, and what is left to do per text.
 
     Args:
         payload: the request, for the ids.
-        rows: the request's sequences, see `FIELDS`.
-        batch_id: of the request, under 2^32.
-        outcomes: what became of each sequence; none is `OPEN`, [num_rows].
-        lengths: how many tokens each sequence has, [num_rows].
-        reaches: how far back the matches reach, [num_rows].
-        draft_starts: where in `drafts` the drafts are, [num_rows].
-        draft_lengths: their lengths, [num_rows].
-        drafts: tokens.
-        refusals: the proposals that are `REFUSED`, in order, each as a field of the response.
-        refusal_bytes: how long each of these is.
+        rows: the request's sequences, see `scan.ID_START`; none is `OPEN`. `BACKLOG` is written.
+        num_rows: how many there are.
+        batch_id: the bits of the request's.
+        drafts: tokens; a row's are at its `DRAFT_START`.
+        refusals: the proposals of refused rows, each as a field of the response, where its row's
+            `TEXT` and `TEXT_LENGTH` say.
+        response: is written to; see `RESPONSE_BYTES`.
+        tally: takes how many rows came to each outcome, [NUM_OUTCOMES].
+        short_tail: a text with so many unindexed tokens is left to be indexed.
+        long_tail: one with more than so many is indexed after all others.
+
+    Returns:
+        How many bytes were written.
     """
-    num_rows = len(outcomes)
-    most = 12 + len(refusals) + num_rows * (PROPOSAL_BYTES + MAX_ID_BYTES)
+    data, begin = signed(payload.ctypes.data), signed(response.ctypes.data)
+    tally[:] = 0
+    out = put_number64(begin, BATCH_ID, np.uint64(batch_id))
     for i in range(num_rows):
-        if outcomes[i] == DRAFT or outcomes[i] == POOL_DRAFT:
-            most += MAX_VARINT_BYTES * draft_lengths[i]
-    written = np.empty(most, dtype=np.uint8)
-    data, begin = payload.ctypes.data, written.ctypes.data
-    refusal, refused = 0, refusals.ctypes.data
-    out = put_number(begin, BATCH_ID, batch_id)
-    for i in range(num_rows):
-        outcome = outcomes[i]
-        if outcome == REFUSED:
-            out = _put_bytes(out, refused, refusal_bytes[refusal])
-            refused += refusal_bytes[refusal]
-            refusal += 1
+        outcome = rows[i, OUTCOME]
+        tally[outcome] += 1
+        if outcome >= OUT_OF_SYNC:
+            out = _put_bytes(
+                out, signed(refusals.ctypes.data) + rows[i, TEXT], rows[i, TEXT_LENGTH]
+            )
             continue
+        header = rows[i, TEXT]
+        num_unindexed = lacks(header)
+        if num_unindexed >= short_tail:
+            rows[i, BACKLOG] = SHORT_TAIL if num_unindexed <= long_tail else LONG_TAIL
+        if is_feed_due(header):
+            rows[i, BACKLOG] |= FEED
         out = put_proposal(
             out,
             data + rows[i, ID_START],
             rows[i, ID_BYTES],
             outcome,
-            lengths[i],
-            reaches[i],
-            drafts.ctypes.data + 4 * draft_starts[i],
-            draft_lengths[i],
+            rows[i, TEXT_LENGTH],
+            rows[i, MATCH_LENGTH],
+            signed(drafts.ctypes.data) + 4 * rows[i, DRAFT_START],
+            rows[i, DRAFT_LENGTH],
         )
-    return written[: out - begin]
+    return out - begin

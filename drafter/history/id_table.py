@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.kernels.jit import kernel
-from drafter.kernels.memory import address_of, load_u8, load_unaligned_u64, signed
+from drafter.kernels.memory import load_u8, load_unaligned_u64, signed, whole_lines
 from drafter.ngram.text import HASH_BASE
 
 MAX_ID_BYTES = 64
@@ -49,19 +49,12 @@ def make_table(capacity: int) -> SequenceTable:
     ends = np.array([-1, -1, -1, 0, 0], dtype=np.int64)
     return SequenceTable(
         buckets=np.zeros(num_buckets, dtype=np.int32),
-        ids=_whole_lines(capacity).view(np.uint8),
-        records=_whole_lines(capacity),
+        ids=whole_lines(capacity, RECORD_WORDS).view(np.uint8),
+        records=whole_lines(capacity, RECORD_WORDS),
         last_used_s=np.zeros(capacity, dtype=np.float64),
         ends=ends,
         seed=HASH_BASE,
     )
-
-
-def _whole_lines(count: int) -> npt.NDArray[np.int64]:
-    """Returns [count, RECORD_WORDS] zeros, each row in one cache line: else it would lie in two."""
-    words = np.zeros(RECORD_WORDS * (count + 1), dtype=np.int64)
-    first = -address_of(words) // 8 % RECORD_WORDS
-    return words[first : first + RECORD_WORDS * count].reshape(count, RECORD_WORDS)
 
 
 @kernel
@@ -110,7 +103,7 @@ def home_bucket(table: SequenceTable, hash_: int) -> int:
 @kernel
 def find_slot(table: SequenceTable, hash_: int, address: int, num_bytes: int) -> int:
     """Returns the slot of the sequence whose id the bytes at an address are; -1: it is unknown."""
-    ids = table.ids.ctypes.data
+    ids = signed(table.ids.ctypes.data)
     bucket = home_bucket(table, hash_)
     while table.buckets[bucket] != 0:
         slot = table.buckets[bucket] - 1

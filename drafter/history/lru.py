@@ -110,17 +110,6 @@ class KeptHistories:
         history.append(token_ids)
         self.num_bytes += history.allocated_bytes - num_bytes
 
-    def append_if_room(
-        self, history: History, token_ids: npt.NDArray[np.uint32], now_s: float
-    ) -> bool:
-        """Makes a history the most recently used one and appends, if nobody has to go for that."""
-        num_bytes = history.bytes_after(len(token_ids)) - history.allocated_bytes
-        if self.num_bytes + num_bytes > self._max_bytes:
-            return False
-        self.touch(history, now_s)
-        self.append(history, token_ids)
-        return True
-
     def grow_table(self, history: History, index: int) -> None:
         """Makes room in a table of a history's index, evicting others if need be.
 

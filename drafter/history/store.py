@@ -18,11 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from drafter.history.delta import SequenceDelta
 from drafter.history.history import History
 from drafter.history.lru import EvictionReason, KeptHistories
-from drafter.history.messages import SequenceDelta
 from drafter.ngram.params import NgramParams
 from drafter.ngram.text import TOKEN_BYTES, most_tokens
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
@@ -179,12 +178,6 @@ class HistoryStore:
         if len(token_ids) > 0:
             self._kept.append(history, token_ids)
         return history
-
-    def extend(self, history: History, token_ids: npt.NDArray[np.uint32], now_s: float) -> bool:
-        """Appends to a sequence that has not expired; False: `append` has to say why not."""
-        if history.length + len(token_ids) > history.max_tokens:
-            return False
-        return self._kept.append_if_room(history, token_ids, now_s)
 
     def grow_table(self, history: History, index: int) -> None:
         """Makes room in a table of a history's index, evicting others if need be.

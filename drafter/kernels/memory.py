@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -151,3 +152,10 @@ def signed(value: Any) -> int:
 def address_of(array: Any) -> int:
     """Returns where an array's elements are; from Python much faster than `array.ctypes.data`."""
     return array.ctypes.data  # type: ignore[no-any-return]
+
+
+def whole_lines(num_rows: int, num_words: int) -> npt.NDArray[np.int64]:
+    """Returns [num_rows, num_words] zeros; rows begin with cache lines if 8 words divide them."""
+    words = np.zeros(num_words * num_rows + 8, dtype=np.int64)
+    first = -address_of(words) // 8 % 8
+    return words[first : first + num_words * num_rows].reshape(num_rows, num_words)

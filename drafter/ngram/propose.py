@@ -1,14 +1,14 @@
-"""One kernel call for a whole batch: every text's index catches up, every text gets its draft.
+"""Proposes for many texts in one kernel call, and brings their indexes up to date.
 
 Owns what one call does of that: what costs more than its budget is left to later calls. What a
-draft is, is known to `draft_kernel.py`.
+draft is, is known to `draft.py`.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from drafter.kernels.jit import kernel
-from drafter.kernels.memory import load_i64
+from drafter.kernels.memory import load_i64, signed
 from drafter.ngram.draft import SCANNED_DRAFT_WORDS, draft_of, scan_draft, scanned_draft
 from drafter.ngram.index import BEHIND, DONE, MUST_SCAN, SCRATCH_WORDS, catch_up, lacks
 from drafter.ngram.prefetch import prefetch_end, prefetch_header, prefetch_matches
@@ -22,35 +22,39 @@ _MAX_SIZES = 32
 
 
 @kernel
-def answer_texts(
+def propose_all(
     headers: npt.NDArray[np.int64],
-    wanted: npt.NDArray[np.int64],
+    rooms: npt.NDArray[np.int64],
     base: np.uint64,
     budget: int,
-    most_lacking: int,
+    max_unindexed: int,
     draft_starts: npt.NDArray[np.int64],
     drafts: npt.NDArray[np.uint32],
-    draft_lengths: npt.NDArray[np.int64],
-    reaches: npt.NDArray[np.int64],
+    scans: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
+    draft_lengths: npt.NDArray[np.int64],
+    match_lengths: npt.NDArray[np.int64],
     statuses: npt.NDArray[np.int64],
 ) -> int:
-    """Brings indexes up to date and answers those that are, or nearly so.
+    """Proposes for the texts whose index is up to date, or nearly so; indexes the others.
 
     Args:
         headers: addresses of the texts, each once, [num_texts].
-        wanted: most tokens of each draft; 0: the index only, [num_texts].
-        base: of the polynomial.
+        rooms: how long each draft may be; 0: only the index is brought up to date, [num_texts].
+        base: of the n-grams' hashes.
         budget: how many n-grams may be entered in all; what is left over is `BEHIND`. Scans, and
             the further matches of chained drafts, count too.
-        most_lacking: a text whose tables lack so few n-grams each, and of which a draft is wanted,
-            is answered as it is: they are looked through, and stay to be entered.
+        max_unindexed: a text with at most so many unindexed tokens, of which a draft is asked for,
+            is answered as it is: they are scanned, and stay to be entered.
         draft_starts: where in `drafts` each draft goes, [num_texts].
         drafts: takes the drafts.
-        draft_lengths: takes their lengths, [num_texts].
-        reaches: takes how far back the matches reach, [num_texts].
+        scans: addresses of `SCANNED_DRAFT_WORDS` words each, zeros at first, in which a scan goes
+            on from call to call; 0: there is none, and a text that needs one is `MUST_SCAN`,
+            [num_texts].
         lengths: takes how many tokens each text has, [num_texts].
-        statuses: takes what became of each text, [num_texts].
+        draft_lengths: takes the drafts' lengths; 0: nothing matched, [num_texts].
+        match_lengths: takes how many tokens agree before the drafts' sources, [num_texts].
+        statuses: takes what became of each text, see `index.py`, [num_texts].
 
     Returns:
         How much of the budget was used.
@@ -63,10 +67,10 @@ def answer_texts(
     progress = np.empty(SCANNED_DRAFT_WORDS, dtype=np.int64)
     pattern = np.empty(_MAX_SIZES, dtype=np.uint32)
     # A chained draft is matched again on up to all of its tokens.
-    most_wanted = 0
+    longest = 0
     for t in range(len(headers)):
-        most_wanted = max(most_wanted, wanted[t])
-    alike = np.empty((2, most_lacking + most_wanted + _MAX_SIZES), dtype=np.int64)
+        longest = max(longest, rooms[t])
+    alike = np.empty((2, max_unindexed + longest + _MAX_SIZES), dtype=np.int64)
     num_texts = len(headers)
     for t in range(min(_GROUP, num_texts)):
         prefetch_header(headers[t])
@@ -80,13 +84,13 @@ def answer_texts(
             header = headers[t]
             length = load_i64(header + 8 * LENGTH)
             statuses[t] = DONE
-            if wanted[t] == 0 or lacks(header) > most_lacking:
+            if rooms[t] == 0 or lacks(header) > max_unindexed:
                 statuses[t], cost = catch_up(header, base, budget - spent, scratch.ctypes.data)
                 spent += cost
             lengths[t] = length
             draft_lengths[t] = 0
-            reaches[t] = 0
-            is_asked[t - group] = statuses[t] == DONE and wanted[t] > 0
+            match_lengths[t] = 0
+            is_asked[t - group] = statuses[t] == DONE and rooms[t] > 0
             if not is_asked[t - group]:
                 continue
             if load_i64(header + 8 * INDEXED) == 0:
@@ -95,13 +99,14 @@ def answer_texts(
                     statuses[t] = BEHIND
                     continue
                 progress[:] = 0
+                scan = scans[t] if scans[t] != 0 else signed(progress.ctypes.data)
                 allowed = max(budget - spent, 1) * SCANNED_PER_ENTRY
-                draft = drafts.ctypes.data + 4 * draft_starts[t]
-                num_scanned = scan_draft(header, wanted[t], draft, progress.ctypes.data, allowed)
+                draft = signed(drafts.ctypes.data) + 4 * draft_starts[t]
+                num_scanned = scan_draft(header, rooms[t], draft, scan, allowed)
                 spent += 1 + num_scanned // SCANNED_PER_ENTRY
-                is_done, _, count, reach = scanned_draft(progress.ctypes.data)
+                is_done, _, count, match_length = scanned_draft(scan)
                 if is_done:
-                    draft_lengths[t], reaches[t] = count, reach
+                    draft_lengths[t], match_lengths[t] = count, match_length
                 else:
                     statuses[t] = MUST_SCAN
         prefetch_matches(headers[group:stop], is_asked, base, mixed, slots)
@@ -110,9 +115,9 @@ def answer_texts(
                 if spent > 0 and spent >= budget and load_i64(headers[t] + 8 * CHAINED) != 0:
                     statuses[t] = BEHIND
                     continue
-                draft = drafts.ctypes.data + 4 * draft_starts[t]
-                draft_lengths[t], reaches[t], cost = draft_of(
-                    headers[t], base, wanted[t], draft, pattern, alike
+                draft = signed(drafts.ctypes.data) + 4 * draft_starts[t]
+                draft_lengths[t], match_lengths[t], cost = draft_of(
+                    headers[t], base, rooms[t], draft, pattern, alike
                 )
                 spent += cost
     return spent

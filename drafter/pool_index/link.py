@@ -12,9 +12,6 @@ new generation (`pool_store.py`). So a link of the present generation is right, 
 has to be made anew before the pool is looked into (`pool_drafts.py`).
 """
 
-import numpy as np
-import numpy.typing as npt
-
 from drafter.kernels.jit import kernel
 from drafter.kernels.memory import load_i64, store_i64
 from drafter.ngram.table import LENGTH, MAX_TEXT_TOKENS
@@ -84,10 +81,7 @@ def is_feed_due(header: int) -> bool:
 
 
 @kernel
-def has_old_link(headers: npt.NDArray[np.int64], generation: int) -> bool:
-    """Whether a text has a link of another generation than this."""
-    for t in range(len(headers)):
-        link = load_i64(headers[t] + 8 * _POOL)
-        if link != 0 and link >> _BLOCK_BITS != generation:
-            return True
-    return False
+def has_old_link(header: int, generation: int) -> bool:
+    """Whether a text names a pool and its link is of another generation than this."""
+    link = load_i64(header + 8 * _POOL)
+    return link != 0 and link >> _BLOCK_BITS != generation

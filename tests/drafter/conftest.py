@@ -8,7 +8,6 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from drafter.batch.answerer import Answerer
 from drafter.config import DrafterConfig
 from drafter.server import DrafterServer
 from servicekit.config import ServerOptions
@@ -21,9 +20,7 @@ async def start_drafter() -> AsyncIterator[StartDrafter]:
     """What a test calls, with options of `DrafterConfig`, to have a drafter started."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(
-            *, answerer: Answerer | None = None, is_open: bool = True, **options: object
-        ) -> RunningDrafter:
+        async def start(*, is_open: bool = True, **options: object) -> RunningDrafter:
             config = DrafterConfig.model_validate(
                 {"server": ServerOptions(listen="127.0.0.1:0"), **options}
             )
@@ -37,7 +34,6 @@ async def start_drafter() -> AsyncIterator[StartDrafter]:
                 config,
                 registry=registry,
                 logger=logger,
-                answerer=answerer,
                 clock=clock,
             )
             stack.push_async_callback(drafter.server.stop, 0)

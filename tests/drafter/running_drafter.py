@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from drafter.batch.live_kernel import LEAST_INDEXED
+from drafter.batch.budgets import MIN_UNINDEXED
 from drafter.server import DrafterServer
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
@@ -62,9 +62,9 @@ class RunningDrafter:
                 await asyncio.sleep(0.001)
 
     def _is_behind(self) -> bool:
-        indexing = self.drafter.servicer.batches.indexing
+        indexing = self.drafter.servicer.engine.indexer.task
         return (indexing is not None and not indexing.done()) or any(
-            history is not None and history.num_unindexed >= LEAST_INDEXED
+            history is not None and history.num_unindexed >= MIN_UNINDEXED
             for history in self.drafter.store.by_slot
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from drafter.batch.answerer import Answerer
+from benchmarks.drafter_texts import Call
 from drafter.ngram import table as ngram_table
 from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm, NgramParams, Tie
@@ -75,7 +75,6 @@ def test_who_knows_the_mixing_alone_fills_no_chunk(tie: Tie, max_ngram: int) -> 
 def test_who_knows_the_base_too_gets_a_scan(
     tie: Tie, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drafter.batch.answerer.HASH_BASE", np.uint64(5))
     monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(5))
     params = NgramParams(min_ngram=1, tie=tie)
     max_bytes = 1 << 20
@@ -96,7 +95,6 @@ def test_ngrams_of_one_hash_end_the_index_as_soon_as_they_cost_much(
     tie: Tie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With base 1 the hash is the sum of the tokens; these pairs have two sums."""
-    monkeypatch.setattr("drafter.batch.answerer.HASH_BASE", np.uint64(1))
     monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(1))
     up = np.arange(20_000, dtype=np.uint32)
     tokens = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
@@ -108,18 +106,16 @@ def test_ngrams_of_one_hash_end_the_index_as_soon_as_they_cost_much(
     assert_answers_as_a_scan_does(text)
 
 
-def test_probing_for_long_counts_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probing_for_long_counts_as_work() -> None:
     """Else one call, whose budget is counted in n-grams, would take many times as long."""
-    monkeypatch.setattr("drafter.batch.answerer.HASH_BASE", np.uint64(1))
     up = np.arange(450, dtype=np.uint32)
     colliding = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
     num_calls = []
     for tokens in (np.arange(len(colliding), dtype=np.uint32), colliding):
         text = IndexedText(params=NgramParams(min_ngram=2, max_ngram=2), max_tokens=MAX_TOKENS)
         text.append(tokens)
-        answerer = Answerer()
         num_calls.append(1)
-        while answerer.answer([text], [0]).statuses[0] != DONE:
+        while Call([text], [0], hash_base=np.uint64(1)).run().statuses[0] != DONE:
             num_calls[-1] += 1
         assert text.is_indexed
     assert num_calls[0] == 1

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import drafter.batch.live_answerer
+import drafter.batch.engine
+import drafter.batch.indexer
 import drafter.service
-from drafter.batch.answerer import Answerer, Answers
-from drafter.batch.live_kernel import answer_live, index_live
+from drafter.batch.answer import answer_rows, index_texts
+from drafter.batch.append import append_rows
+from drafter.batch.scan import TEXT_LENGTH
 from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
@@ -44,13 +46,13 @@ async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
     running = await start_drafter()
     store = running.drafter.store
 
-    def fail_for_one(desk: Any, slots: Any) -> int:
+    def fail_for_one(records: Any, slots: Any, *rest: Any) -> None:
         histories = [store.by_slot[slot] for slot in slots.tolist()]
         if any(history is not None and history.sequence_id == "bad" for history in histories):
             raise MemoryError
-        return index_live(desk, slots)
+        index_texts(records, slots, *rest)
 
-    monkeypatch.setattr(drafter.batch.live_answerer, "index_live", fail_for_one)
+    monkeypatch.setattr(drafter.batch.indexer, "index_texts", fail_for_one)
     stream = running.open_stream()
     names = ("a", "bad", "b")
     for base_length in (0, 40, 80):
@@ -64,7 +66,7 @@ async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
     assert_failed_once(running, "sequence_failed", "sequence")
 
 
-async def test_a_live_batch_whose_kernel_fails_is_answered_row_by_row(
+async def test_rows_that_a_kernel_failed_to_append_are_appended_one_by_one(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
@@ -72,10 +74,10 @@ async def test_a_live_batch_whose_kernel_fails_is_answered_row_by_row(
     await ask(stream, step(0, 20, "a", "b"))
 
     def fail_after_appending(*arguments: Any) -> int:
-        answer_live(*arguments)
+        append_rows(*arguments)
         raise MemoryError
 
-    monkeypatch.setattr(drafter.batch.live_answerer, "answer_live", fail_after_appending)
+    monkeypatch.setattr(drafter.batch.engine, "append_rows", fail_after_appending)
     for base_length in (20, 25):
         response = await ask(stream, step(base_length, 5, "a", "b"))
         following = (base_length + 5) % 7
@@ -85,24 +87,16 @@ async def test_a_live_batch_whose_kernel_fails_is_answered_row_by_row(
     assert running.log == []
 
 
-class FailingAnswerer(Answerer):
-    """Raises whenever a text of one certain length is among those that it is asked about."""
-
-    def answer_headers(
-        self, headers: Any, wanted: Any, draft_starts: Any, drafts: Any, *, most_lacking: int
-    ) -> Answers:
-        answers = super().answer_headers(
-            headers, wanted, draft_starts, drafts, most_lacking=most_lacking
-        )
-        if (answers.lengths == 13).any():
-            raise MemoryError
-        return answers
-
-
 async def test_a_sequence_that_cannot_be_drafted_for_fails_alone(
-    start_drafter: StartDrafter,
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = await start_drafter(answerer=FailingAnswerer())
+    def fail_for_one(rows: Any, first: int, stop: int, *rest: Any) -> int:
+        if (rows[first:stop, TEXT_LENGTH] == 13).any():
+            raise MemoryError
+        return answer_rows(rows, first, stop, *rest)
+
+    running = await start_drafter()
+    monkeypatch.setattr(drafter.batch.engine, "answer_rows", fail_for_one)
     request = pb.ProposeRequest(
         sequences=[
             *step(0, 20, "a").sequences,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter.batch.answerer import MOST_LACKING
+from drafter.batch.budgets import MAX_UNINDEXED
 from drafter.ngram import table as ngram_table
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from drafter.ngram.text import IndexedText
@@ -61,7 +61,7 @@ class GrowingText:
             ask([late], [0])
         for found in (
             *ask(prompt, [max_draft_tokens] * len(prompt)),
-            *ask([late], [max_draft_tokens], most_lacking=MOST_LACKING),
+            *ask([late], [max_draft_tokens], max_unindexed=MAX_UNINDEXED),
         ):
             assert found == expected, f"{self.params} {max_draft_tokens} on {self.context}"
         return expected is not None
@@ -169,7 +169,6 @@ def test_index_and_scan_agree_where_tables_have_many_chunks(overlap: Overlap, ti
 
 def test_hashes_that_collide_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """With base 1 an n-gram's hash is the sum of its tokens: every permutation collides."""
-    monkeypatch.setattr("drafter.batch.answerer.HASH_BASE", np.uint64(1))
     monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(1))
     rng = random.Random(8)
     for overlap, tie in OPTION_PAIRS:

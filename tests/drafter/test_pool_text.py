@@ -206,17 +206,14 @@ _MEASURE = """
 import sys
 import numpy as np
 from pathlib import Path
-from drafter.batch.answerer import Answerer
-from drafter.history.pool_drafts import warm_up_pools
+from drafter.batch.warm_up import warm_up
 from drafter.pool_index.records import FeedOutcome, Pool, PoolLimits, Text
 from drafter.pools.store import PoolStore
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-answerer = Answerer()
-answerer.warm_up()
-warm_up_pools(answerer)
+warm_up()
 num_texts, num_tokens, num_pools = map(int, sys.argv[1:])
 rng = np.random.default_rng(1)
 limits = PoolLimits(max_pool_bytes=400 << 20, max_pools_bytes=800 << 20, pool_ttl_s=1000)

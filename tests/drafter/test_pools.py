@@ -336,9 +336,9 @@ async def grow(
 
 async def fed(running: RunningDrafter) -> None:
     """Returns when what is due has been fed and taken in."""
-    batches = running.drafter.servicer.batches
+    indexer = running.drafter.servicer.engine.indexer
     async with asyncio.timeout(20):
-        while batches._has_background_work:  # noqa: ASYNC110 - nobody tells
+        while indexer.has_work:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
     await running.drafter.pool_keeper.settle()
 

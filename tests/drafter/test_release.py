@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from drafter.batch.time_slices import Turn
+from drafter.batch.time_slices import TimeSlice
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.running_drafter import StartDrafter, ask
@@ -148,15 +148,15 @@ async def test_many_releases_let_others_pass(
 ) -> None:
     running = await start_drafter()
     num_pauses = 0
-    pause = Turn.pause
+    pause = TimeSlice.pause
 
-    async def count(turn: Turn) -> None:
+    async def count(time_slice: TimeSlice) -> None:
         nonlocal num_pauses
         num_pauses += 1
-        await pause(turn)
+        await pause(time_slice)
 
-    monkeypatch.setattr(Turn, "pause", count)
-    monkeypatch.setattr(Turn, "is_over", True)
+    monkeypatch.setattr(TimeSlice, "pause", count)
+    monkeypatch.setattr(TimeSlice, "is_over", True)
     releases = [pb.Release(sequence_id=f"{i}") for i in range(50)]
     await running.stub.Release(pb.ReleaseRequest(releases=releases))
     assert num_pauses == 50

@@ -4,8 +4,13 @@ import random
 from typing import Any
 
 import grpc
+import numpy as np
+import numpy.typing as npt
+import pytest
 
-from drafter.batch.answerer import Answerer, Answers
+import drafter.batch.engine
+from drafter.batch.answer import answer_rows
+from drafter.batch.scan import DRAFT, OPEN, OUTCOME, TEXT_LENGTH, WHY_OPEN
 from drafter.ngram.index import MUST_GROW
 from drafter.ngram.params import DEFAULT_PARAMS
 from tandem.v1 import drafter_pb2 as pb
@@ -262,19 +267,19 @@ async def test_metrics_say_what_happened(start_drafter: StartDrafter) -> None:
         assert running.sample("tandem_drafter_evictions_total", reason=reason) == 0
 
 
-class BrittleAnswerer(Answerer):
-    """Wants a table to grow that there is not, in texts of one certain length."""
-
-    def answer_headers(self, *arguments: Any, **options: Any) -> Answers:
-        answers = super().answer_headers(*arguments, **options)
-        answers.statuses[answers.lengths == 13] = MUST_GROW + 99
-        return answers
-
-
 async def test_a_sequence_that_fails_harms_no_other(
-    start_drafter: StartDrafter,
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = await start_drafter(answerer=BrittleAnswerer())
+    def want_unknown_table(rows: npt.NDArray[np.int64], first: int, stop: int, *rest: Any) -> int:
+        """Wants a table to grow that there is not, of texts of one certain length."""
+        num_open = answer_rows(rows, first, stop, *rest)
+        brittle = np.flatnonzero((rows[first:stop, [TEXT_LENGTH, OUTCOME]] == [13, DRAFT]).all(1))
+        rows[brittle + first, OUTCOME] = OPEN
+        rows[brittle + first, WHY_OPEN] = MUST_GROW + 99
+        return num_open + len(brittle)
+
+    running = await start_drafter()
+    monkeypatch.setattr(drafter.batch.engine, "answer_rows", want_unknown_table)
     stream = running.open_stream()
     good = [1, 2, 9, 1, 2]
     request = pb.ProposeRequest(

@@ -7,12 +7,16 @@ import time
 from typing import Any
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from drafter.batch.answerer import Answerer, Answers
-from drafter.batch.time_slices import SLICE_S
-from drafter.ngram.index import BEHIND
+import drafter.batch.engine
+import drafter.server
+from drafter.batch.answer import answer_rows
+from drafter.batch.budgets import SLICE_S
+from drafter.batch.scan import OPEN, OUTCOME
 from drafter.ngram.params import DEFAULT_PARAMS
 from drafter.service import SERVICE_NAME
 from tandem.v1 import drafter_pb2 as pb
@@ -20,24 +24,31 @@ from tests.drafter import brute_force
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
 
 
-class HardWorkingAnswerer(Answerer):
-    """Takes a slice of the event loop's time for each text, and says when it begins."""
+class SlowAnswers:
+    """Kernel calls that take a slice of the event loop's time for each row."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.has_begun = asyncio.Event()
 
-    def warm_up(self) -> None:
-        Answerer().warm_up()
-
-    def answer_headers(self, *arguments: Any, **options: Any) -> Answers:
+    def answer_rows(self, rows: npt.NDArray[np.int64], first: int, stop: int, *rest: Any) -> int:
         self.has_begun.set()
         end_s = time.perf_counter() + 1.2 * SLICE_S
         while time.perf_counter() < end_s:
             pass
-        answers = super().answer_headers(*arguments, **options)
-        answers.statuses[1:] = BEHIND
-        return answers
+        is_open = np.flatnonzero(rows[first:stop, OUTCOME] == OPEN)
+        if len(is_open) == 0:
+            return 0
+        row = first + int(is_open[0])
+        return answer_rows(rows, row, row + 1, *rest) + len(is_open) - 1
+
+
+@pytest.fixture
+async def slow_answers(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RunningDrafter, SlowAnswers]:
+    running, slow = await start_drafter(), SlowAnswers()
+    monkeypatch.setattr(drafter.batch.engine, "answer_rows", slow.answer_rows)
+    return running, slow
 
 
 def batch(name: str, num_sequences: int, batch_id: int = 0) -> pb.ProposeRequest:
@@ -56,10 +67,10 @@ async def health(running: RunningDrafter, service: str = SERVICE_NAME) -> int:
     return int(response.status)
 
 
-async def test_a_long_batch_lets_others_pass(start_drafter: StartDrafter) -> None:
-    answerer = HardWorkingAnswerer()
-    running = await start_drafter(answerer=answerer)
-    answerer.has_begun.clear()  # the warm-up asks too
+async def test_a_long_batch_lets_others_pass(
+    slow_answers: tuple[RunningDrafter, SlowAnswers],
+) -> None:
+    running, slow = slow_answers
     first, second = running.open_stream(), running.open_stream()
     finished: list[str] = []
 
@@ -69,7 +80,7 @@ async def test_a_long_batch_lets_others_pass(start_drafter: StartDrafter) -> Non
         finished.append(name)
 
     long_batch = asyncio.create_task(exchange(first, "long", 300))
-    await answerer.has_begun.wait()
+    await slow.has_begun.wait()
     await exchange(second, "short", 1)
     assert await health(running) is not None
     finished.append("health")
@@ -78,11 +89,9 @@ async def test_a_long_batch_lets_others_pass(start_drafter: StartDrafter) -> Non
 
 
 async def test_streams_over_the_same_sequences_interleave_without_harm(
-    start_drafter: StartDrafter,
+    slow_answers: tuple[RunningDrafter, SlowAnswers],
 ) -> None:
-    answerer = HardWorkingAnswerer()
-    running = await start_drafter(answerer=answerer)
-    answerer.has_begun.clear()  # the warm-up asks too
+    running, _ = slow_answers
     texts = {f"s{i}": [random.Random(i).randrange(3) for _ in range(30)] for i in range(12)}
 
     async def feed(seed: int) -> None:
@@ -119,13 +128,13 @@ async def test_streams_over_the_same_sequences_interleave_without_harm(
     running.drafter.store.check_integrity()
 
 
-async def test_a_cancelled_batch_leaves_every_sequence_whole(start_drafter: StartDrafter) -> None:
-    answerer = HardWorkingAnswerer()
-    running = await start_drafter(answerer=answerer)
-    answerer.has_begun.clear()  # the warm-up asks too
+async def test_a_cancelled_batch_leaves_every_sequence_whole(
+    slow_answers: tuple[RunningDrafter, SlowAnswers],
+) -> None:
+    running, slow = slow_answers
     stream = running.open_stream()
     await stream.write(batch("a", 400))
-    await answerer.has_begun.wait()
+    await slow.has_begun.wait()
     stream.cancel()
     await asyncio.wait_for(running.drafter.servicer.streams.all_closed.wait(), 10)
     store = running.drafter.store
@@ -133,21 +142,16 @@ async def test_a_cancelled_batch_leaves_every_sequence_whole(start_drafter: Star
     assert 0 < store.num_sequences <= 400
 
 
-class SlowStarter(Answerer):
-    """Warm when the test says so."""
+async def test_nothing_is_served_before_the_kernels_are_warm(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_finish = threading.Event()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_finish = threading.Event()
+    def warm_up() -> None:
+        assert may_finish.wait(10)
 
-    def warm_up(self) -> None:
-        assert self.may_finish.wait(10)
-        super().warm_up()
-
-
-async def test_nothing_is_served_before_the_kernels_are_warm(start_drafter: StartDrafter) -> None:
-    answerer = SlowStarter()
-    running = await start_drafter(answerer=answerer, is_open=False)
+    running = await start_drafter(is_open=False)
+    monkeypatch.setattr(drafter.server, "warm_up", warm_up)
     warming = asyncio.create_task(running.drafter.warm_up())
     assert await health(running) == health_pb2.HealthCheckResponse.NOT_SERVING
     with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -157,24 +161,22 @@ async def test_nothing_is_served_before_the_kernels_are_warm(start_drafter: Star
         # Without writing: gRPC may call that INTERNAL where the stream is refused meanwhile.
         await running.open_stream().read()
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
-    answerer.may_finish.set()
+    may_finish.set()
     await warming
     await ask(running.open_stream(), batch("a", 1))
 
 
 async def test_drain_answers_what_was_read_and_ends_the_streams(
-    start_drafter: StartDrafter,
+    slow_answers: tuple[RunningDrafter, SlowAnswers],
 ) -> None:
-    answerer = HardWorkingAnswerer()
-    running = await start_drafter(answerer=answerer)
-    answerer.has_begun.clear()  # the warm-up asks too
+    running, slow = slow_answers
     servicer = running.drafter.servicer
     idle, never_used, busy = (running.open_stream() for _ in range(3))
     await ask(idle, batch("idle", 1))
     await never_used.wait_for_connection()
-    answerer.has_begun.clear()
+    slow.has_begun.clear()
     await busy.write(batch("busy", 100, batch_id=9))
-    await answerer.has_begun.wait()
+    await slow.has_begun.wait()
 
     num_known_at_the_end: list[int] = []
     draining = asyncio.create_task(servicer.drain())

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from drafter.batch import wire
+from drafter.batch.scan import INVALID, OUT_OF_SYNC
 from drafter.errors import MalformedBatchError
 from drafter.history.id_table import MAX_ID_BYTES
-from drafter.history.messages import Proposal, ProposalStatus
 from drafter.ngram.params import (
     DEFAULT_PARAMS,
     MAX_POOL_ID_BYTES,
@@ -149,7 +149,9 @@ def test_a_release_without_a_proper_id_is_refused_in_a_call_and_left_out_on_a_st
 def test_a_batch_at_every_limit_is_taken() -> None:
     deltas = [delta("a" * 64, 8192), delta("ä" * 32)]
     deltas += [delta(f"{i}") for i in range(4094)]
-    assert wire.check_propose_request(pb.ProposeRequest(sequences=deltas)) == deltas
+    request = pb.ProposeRequest(sequences=deltas)
+    wire.check_propose_request(request)
+    assert pb.ProposeRequest.FromString(wire.normalize(request.SerializeToString())) == request
 
 
 def test_the_kernels_limits_are_those_of_the_contract() -> None:
@@ -161,31 +163,31 @@ def test_the_kernels_limits_are_those_of_the_contract() -> None:
 
 @pytest.mark.parametrize("num_sequences", [1, 2, 64, 1000, 4096])
 def test_no_answer_is_larger_than_a_message_may_be(num_sequences: int) -> None:
-    most = wire.most_draft_tokens(num_sequences)
-    assert most >= 24  # a usual hint fits whatever the batch
-    draft = Proposal(
+    max_tokens = wire.max_draft_tokens(num_sequences)
+    assert max_tokens >= 24  # a usual hint fits whatever the batch
+    draft = pb.Proposal(
         sequence_id="ä" * 32,
-        status=ProposalStatus.OK,
+        status=pb.STATUS_OK,
         base_length=2**32 - 1,
-        token_ids=[2**32 - 1] * most,
+        token_ids=[2**32 - 1] * max_tokens,
         matched_ngram_length=64,
+        source=pb.SOURCE_POOL,
         known_length=2**32 - 1,
     )
-    response = wire.response_to_proto(2**64 - 1, [draft] * num_sequences)
+    response = pb.ProposeResponse(batch_id=2**64 - 1, proposals=[draft] * num_sequences)
     assert response.ByteSize() <= wire.MAX_MESSAGE_BYTES
 
 
 def test_no_refusal_makes_an_answer_too_large() -> None:
-    refusal = Proposal(
-        sequence_id="ä" * 32, status=ProposalStatus.INVALID, message="params.max_ngram: " * 8
+    refusal = wire.refusal("ä" * 32, INVALID, 0, "params.max_ngram: " * 8)
+    assert len(refusal) * wire.MAX_SEQUENCES_PER_BATCH <= wire.MAX_MESSAGE_BYTES
+
+
+def test_a_refusal_says_why() -> None:
+    response = pb.ProposeResponse.FromString(
+        wire.refusal("a", OUT_OF_SYNC, 7, "") + wire.refusal("b", INVALID, 0, "token_ids: wrong")
     )
-    response = wire.response_to_proto(0, [refusal] * wire.MAX_SEQUENCES_PER_BATCH)
-    assert response.ByteSize() <= wire.MAX_MESSAGE_BYTES
-
-
-def test_every_status_has_its_place_on_the_wire() -> None:
-    for status in ProposalStatus:
-        response = wire.response_to_proto(5, [Proposal(sequence_id="a", status=status)])
-        assert pb.Status.Name(response.proposals[0].status) == f"STATUS_{status.name}"
-        assert response.proposals[0].source == pb.SOURCE_UNSPECIFIED
-    assert len(ProposalStatus) == len(pb.Status.values()) - 1
+    assert list(response.proposals) == [
+        pb.Proposal(sequence_id="a", status=pb.STATUS_OUT_OF_SYNC, known_length=7),
+        pb.Proposal(sequence_id="b", status=pb.STATUS_INVALID, message="token_ids: wrong"),
+    ]

@@ -1,16 +1,17 @@
-"""Two drafters without a transport that are told the same, and a client that tells them."""
+"""Two drafters without a transport that get the same messages, and a client that writes them."""
 
 import random
 from collections import Counter
 
+import pytest
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
-from drafter.batch import wire
+import drafter.batch.engine
+from drafter.batch.batch import Batch
 from drafter.config import DrafterConfig
 from drafter.errors import MalformedBatchError
 from drafter.history.id_table import slots_in_order
-from drafter.history.store import StreamLease
 from drafter.server import DrafterServer
 from servicekit.logs import get_logger
 from tandem.v1 import drafter_pb2 as pb
@@ -39,15 +40,31 @@ class Side:
             config, registry=self.registry, logger=get_logger("test"), clock=self.clock
         )
         self.drafter.servicer.open()
-        self.batches = self.drafter.servicer.batches
+        self.engine = self.drafter.servicer.engine
+        self.batch = Batch(self.drafter.store, self.drafter.store.start_stream())
         # What is taken into pools when would be a matter of time: `work_on_pools` says it here.
-        self.batches._drafting.pools._on_work = lambda: None
+        self.engine.pools._on_work = lambda: None
+
+    async def ask(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
+        """Answers a message as a stream's; what it leaves to be indexed is begun.
+
+        Raises:
+            DecodeError, MalformedBatchError, MessageLimitError: it is refused whole.
+        """
+        if not isinstance(payload, bytes):
+            payload = payload.SerializeToString()
+        self.batch.scan(payload)
+        response = await self.engine.answer(self.batch)
+        self.engine.finish(self.batch)
+        parsed = pb.ProposeResponse.FromString(response)
+        assert parsed.SerializeToString() == response, "not as protobuf writes it"
+        return parsed
 
     async def settle(self) -> None:
         """Lets what goes on in the background come to its end."""
         self.drafter.pools.finish()
-        if self.batches.indexing is not None:
-            await self.batches.indexing
+        if self.engine.indexer.task is not None:
+            await self.engine.indexer.task
 
     def num_proposals(self) -> list[float | None]:
         """As the metrics say, by what became of them."""
@@ -67,43 +84,42 @@ class Side:
         ]
 
 
+class OddSide(Side):
+    """A drafter whose rows are all odd: protobuf parses each, and each is answered alone."""
+
+    async def ask(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(drafter.batch.engine, "append_rows", lambda *a: a[2])
+            patch.setattr(drafter.batch.engine, "ROWS_PER_CALL", 1)
+            return await super().ask(payload)
+
+
 class TwoDrafters:
-    """The same asked of one as a stream's messages, and of the other as unary calls."""
+    """The same asked of one whose kernels append, and of one whose rows are all odd."""
 
     def __init__(self, seen: Counter[str], **bounds: int) -> None:
-        self.streamed, self.unary = Side(**bounds), Side(**bounds)
-        self.lease: StreamLease = self.streamed.drafter.store.start_stream()
+        self.by_kernel, self.by_protobuf = Side(**bounds), OddSide(**bounds)
         self.seen = seen
 
     async def ask(self, payload: bytes) -> None:
         """Asserts that both answer the same, or refuse the message both."""
-        by_call, refused_call, refused_stream = None, None, None
-        try:
-            request = pb.ProposeRequest.FromString(payload)
-            if wire.find_unsupported_keep(request.releases):
-                return  # the one thing in which the two are to differ
-            by_call = await self.unary.drafter.servicer.Propose(request, None)  # type: ignore[arg-type]
-        except (DecodeError, MalformedBatchError) as error:
-            refused_call = error
-        try:
-            response, work = await self.streamed.batches.answer_message(
-                payload, self.lease, lambda releases: None
-            )
-        except (DecodeError, MalformedBatchError) as error:
-            refused_stream = error
-        assert (refused_stream is None) == (refused_call is None)
-        if by_call is None:
+        answers: list[pb.ProposeResponse | None] = []
+        for side in (self.by_kernel, self.by_protobuf):
+            try:
+                answers.append(await side.ask(payload))
+            except (DecodeError, MalformedBatchError):
+                answers.append(None)
+        by_kernel, by_protobuf = answers
+        assert by_kernel == by_protobuf
+        if by_kernel is None:
             self.seen["refused"] += 1
             return
-        by_stream = pb.ProposeResponse.FromString(response)
-        assert by_stream == by_call
-        assert response == by_call.SerializeToString(), "not the same bytes"
-        self.streamed.batches.index(work)
-        if by_stream.proposals:
-            self.seen["answered by one call" if work is None else "answered step by step"] += 1
-        for proposal in by_stream.proposals:
+        is_pure = not self.by_kernel.batch._odd and not self.by_kernel.batch.releases
+        if by_kernel.proposals:
+            self.seen["pure" if is_pure else "with odd rows"] += 1
+        for proposal in by_kernel.proposals:
             self.seen[pb.Status.Name(proposal.status)] += 1
-            self.seen[pb.Source.Name(proposal.source)] += work is None
+            self.seen[pb.Source.Name(proposal.source)] += is_pure
 
     async def feed_pool(self, token_ids: list[int]) -> None:
         """Leaves a text in a pool, so that there is something to be found."""
@@ -114,22 +130,22 @@ class TwoDrafters:
         await self.settle()
 
     async def settle(self) -> None:
-        for side in (self.streamed, self.unary):
+        for side in (self.by_kernel, self.by_protobuf):
             await side.settle()
 
     def work_on_pools(self, num_pieces: int) -> None:
         """Does some of what is to do for pools."""
-        for side in (self.streamed, self.unary):
+        for side in (self.by_kernel, self.by_protobuf):
             for _ in range(num_pieces):
                 side.drafter.pools.work()
 
     def pass_time(self, seconds: float) -> None:
-        for side in (self.streamed, self.unary):
+        for side in (self.by_kernel, self.by_protobuf):
             side.clock.now_s += seconds
 
     async def know_the_same(self) -> None:
         await self.settle()
-        one, other = self.streamed.drafter.store, self.unary.drafter.store
+        one, other = self.by_kernel.drafter.store, self.by_protobuf.drafter.store
         one.check_integrity()
         other.check_integrity()
         order = [
@@ -140,7 +156,7 @@ class TwoDrafters:
             assert theirs is not None
             assert mine.sequence_id == theirs.sequence_id, "not the same order of use"
             assert mine.token_ids.tolist() == theirs.token_ids.tolist()
-        assert self.streamed.num_proposals() == self.unary.num_proposals()
+        assert self.by_kernel.num_proposals() == self.by_protobuf.num_proposals()
 
 
 class Client:

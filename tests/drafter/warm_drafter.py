@@ -36,7 +36,6 @@ def params_of(i: int) -> pb.NgramParams:
 async def main() -> None:
     side = Side()
     await side.drafter.warm_up()
-    lease = side.drafter.store.start_stream()
     before = compiled_kernels()
     for step in range(30):
         new = [1, 2, 3, 2**32 - 1 - step % 7]
@@ -64,20 +63,18 @@ async def main() -> None:
                         max_draft_tokens=2,
                         params=params_of(int(sequence_id)),
                     )
-                    await tell(side, lease, pb.ProposeRequest(sequences=[long]))
-        await tell(side, lease, request)
+                    await ask(side, pb.ProposeRequest(sequences=[long]))
+        await ask(side, request)
         side.drafter.pools.finish()
     after = compiled_kernels()
     for name in sorted(after):
         if after[name] != before.get(name):
             print(name)
-    await side.batches.close()
+    await side.engine.indexer.close()
 
 
-async def tell(side: Side, lease: object, request: pb.ProposeRequest) -> None:
-    payload = request.SerializeToString()
-    _, work = await side.batches.answer_message(payload, lease, lambda releases: None)  # type: ignore[arg-type]
-    side.batches.index(work)
+async def ask(side: Side, request: pb.ProposeRequest) -> None:
+    await side.ask(request)
     await side.settle()
 
 

@@ -43,7 +43,7 @@ class Watch:
 
 async def settle(drafter: DrafterServer) -> None:
     await drafter.pool_keeper.settle()
-    indexing = drafter.servicer.batches.indexing
+    indexing = drafter.servicer.engine.indexer.task
     if indexing is not None:
         await asyncio.wait([indexing])
 

@@ -1,17 +1,20 @@
-"""Batches step by step: what one step may do, what waits in the background, what threads share."""
+"""Batches in slices: what one call may do, and what waits in the background."""
 
 import asyncio
+import gc
 import random
+from typing import Any
 
-import numpy as np
 import pytest
 
-from drafter.batch.answerer import BUDGET, PARALLEL_TEXTS, Answerer, Answers
-from drafter.batch.batch_rows import BatchRows
-from drafter.batch.drafting import MOST_AWAITED_NGRAMS
-from drafter.batch.time_slices import Turn
+from benchmarks.drafter_texts import Call
+from drafter.batch.batch import Batch
+from drafter.batch.budgets import MAX_AWAITED_NGRAMS, NGRAMS_PER_ANSWER
+from drafter.batch.indexer import Indexer
+from drafter.batch.time_slices import TimeSlice
 from drafter.history.history import History
-from drafter.ngram.params import NgramParams, Tie
+from drafter.ngram.index import DONE
+from drafter.ngram.params import NgramParams
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.asked_text import ask, text_of
 from tests.drafter.running_drafter import StartDrafter
@@ -42,9 +45,9 @@ async def test_text_that_nobody_waits_for_is_answered_at_once_and_indexed_in_the
             pb.STATUS_OK,
             delta.base_length + len(delta.token_ids),
         )
-    assert running.drafter.servicer.batches.indexing is not None
+    assert running.drafter.servicer.engine.indexer.task is not None
     await running.indexed()
-    assert not running.drafter.servicer._drafting.is_behind
+    assert not running.drafter.servicer.engine.indexer.has_work
     history = running.drafter.store._kept.by_id["a"]
     assert history.num_unindexed <= 5
     running.drafter.store.check_integrity()
@@ -54,7 +57,7 @@ async def test_a_text_that_is_far_behind_gets_no_draft_until_it_is_indexed(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
-    monkeypatch.setattr(running.drafter.servicer.batches, "_index_in_background", lambda: None)
+    monkeypatch.setattr(Indexer, "_work", lambda indexer: asyncio.sleep(3600))
     rng = random.Random(2)
     text = [rng.randrange(2**32) for _ in range(24_000)]
     text += text[23_900:23_910]
@@ -69,6 +72,9 @@ async def test_a_text_that_is_far_behind_gets_no_draft_until_it_is_indexed(
         assert (behind.status, behind.base_length) == (pb.STATUS_INDEXING, len(text))
         assert list(bystander.token_ids) == [9, 1, 2]
     monkeypatch.undo()
+    indexer = running.drafter.servicer.engine.indexer
+    await indexer.close()
+    indexer._is_closed = False
     await running.propose(other)
     await running.indexed()
     for response in (await running.stub.Propose(both), await ask_on(stream, both)):
@@ -80,7 +86,7 @@ async def test_a_text_that_lacks_less_is_waited_for(start_drafter: StartDrafter)
     text = list(range(4_000))
     text += text[100:110]
     delta = pb.SequenceDelta(sequence_id="a", token_ids=text, max_draft_tokens=20)
-    assert len(text) * 4 <= MOST_AWAITED_NGRAMS
+    assert len(text) * 4 <= MAX_AWAITED_NGRAMS
     [proposal] = await running.propose(delta)
     assert list(proposal.token_ids) == text[110:130]
 
@@ -114,13 +120,14 @@ async def test_drain_ends_what_goes_on_in_the_background(
     running = await start_drafter()
     servicer = running.drafter.servicer
     # It would go on for ever.
-    monkeypatch.setattr(servicer._drafting, "index_step", lambda: None)
+    monkeypatch.setattr(Indexer, "_index", lambda *arguments: None)
     for delta in parts("a", list(range(20_000))):
         await running.propose(delta)
-    assert servicer.batches.indexing is not None
-    assert servicer._drafting.is_behind
+    indexer = servicer.engine.indexer
+    assert indexer.task is not None
+    assert indexer.has_work
     await asyncio.wait_for(servicer.drain(), 20)
-    assert servicer.batches.indexing.done()
+    assert indexer.task.done()
 
 
 async def test_a_released_text_is_not_indexed_any_more(start_drafter: StartDrafter) -> None:
@@ -132,83 +139,86 @@ async def test_a_released_text_is_not_indexed_any_more(start_drafter: StartDraft
     assert running.drafter.store.history_bytes == 0
 
 
-def test_rows_follow_their_histories_when_others_make_these_grow() -> None:
+async def test_rows_follow_their_texts_when_others_make_these_grow_or_go(
+    start_drafter: StartDrafter,
+) -> None:
     """Kernels read at these addresses: an old one may be anything's by now."""
-    rows = BatchRows(2)
-    history = History(params=NgramParams(), prompt_length=0, max_tokens=1 << 20)
-    history.append(np.arange(60_000, dtype=np.uint32))
-    rows.ask(1, history, 8, is_wanted=True)
-    old = history.address
-    ask([history], [0])
-    assert history.address != old, "its directory has grown"
-    rows.refresh()
-    assert rows.headers.tolist() == [0, history.address]
+    running = await start_drafter()
+    engine, store = running.drafter.servicer.engine, running.drafter.store
+    for delta in parts("grows", list(range(60_000))):
+        await running.propose(delta)
+    await running.propose(pb.SequenceDelta(sequence_id="goes", token_ids=[1, 2, 9, 1]))
+    await running.indexed()
+    batch = Batch(store, lease=None)
+    asked = [("grows", 60_000, [5, 6]), ("goes", 4, [2])]
+    request = pb.ProposeRequest(
+        sequences=[
+            pb.SequenceDelta(
+                sequence_id=sequence_id, base_length=base, token_ids=tokens, max_draft_tokens=2
+            )
+            for sequence_id, base, tokens in asked
+        ]
+    )
+    batch.scan(request.SerializeToString())
+    assert engine._append_run(batch, 0, 2) == 2
+
+    batch.hold(2)  # as before every pause
+    grows = store._kept.by_id["grows"]
+    old = grows.address
+    while grows.address == old:
+        store.grow_table(grows, 0)
+    assert store.release("goes") is not None
+    gc.collect()
+    batch.refresh()  # as after it
+
+    await engine._answer_open(batch, engine.slices.live())
+    answer = pb.ProposeResponse.FromString(batch.write(min_unindexed=32, max_short_tail=256))
+    assert [list(p.token_ids) for p in answer.proposals] == [[7, 8], [9, 1]]
 
 
-async def test_a_batch_that_pauses_follows_its_histories(
+async def test_a_batch_that_pauses_holds_its_texts_and_follows_them(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
-    num_refreshed = num_pauses = 0
-    refresh, pause = BatchRows.refresh, Turn.pause
+    calls: list[str] = []
 
-    def count_refresh(rows: BatchRows, *of: np.ndarray) -> None:
-        nonlocal num_refreshed
-        num_refreshed += not of
-        refresh(rows, *of)
+    def recorded(owner: type, name: str) -> None:
+        function = getattr(owner, name)
 
-    async def count_pause(turn: Turn) -> None:
-        nonlocal num_pauses
-        assert num_pauses == num_refreshed, "not since the last pause"
-        num_pauses += 1
-        await pause(turn)
+        def record(*arguments: Any) -> Any:
+            calls.append(name)
+            return function(*arguments)
 
-    monkeypatch.setattr(BatchRows, "refresh", count_refresh)
-    monkeypatch.setattr(Turn, "pause", count_pause)
-    monkeypatch.setattr(Turn, "is_over", True)
+        monkeypatch.setattr(owner, name, record)
+
+    recorded(Batch, "hold")
+    recorded(Batch, "refresh")
+    recorded(TimeSlice, "pause")
+    monkeypatch.setattr(TimeSlice, "is_over", True)
     deltas = [pb.SequenceDelta(sequence_id=f"{i}", token_ids=range(3000)) for i in range(20)]
     await running.propose(*deltas)
     await ask_on(running.open_stream(), pb.ProposeRequest(sequences=deltas))
-    assert num_pauses == num_refreshed > 20
-
-
-class CountingAnswerer(Answerer):
-    """Counts the calls."""
-
-    num_calls = 0
-
-    def answer(self, *arguments: object, **options: object) -> Answers:
-        self.num_calls += 1
-        return super().answer(*arguments, **options)  # type: ignore[arg-type]
+    pauses = [i for i, name in enumerate(calls) if name == "pause"]
+    assert len(pauses) > 20
+    for i in pauses:
+        assert calls[i - 1 : i + 2] == ["hold", "pause", "refresh"]
 
 
 def test_no_call_enters_more_than_its_budget() -> None:
-    answerer = CountingAnswerer()
     # Of a text that repeats, n-grams of every size are looked at; and no table has to grow.
     text = text_of(list(range(64)) * 2048, NgramParams())
-    assert ask([text], [8], answerer) == [(list(range(8)), 64)]
-    assert answerer.num_calls >= 0.9 * 4 * 131_072 / BUDGET
+    num_calls = 1
+    while (call := Call([text], [8]).run()).statuses[0] != DONE:
+        num_calls += 1
+    assert call.draft(0) == (list(range(8)), 64)
+    assert num_calls >= 0.9 * 4 * 131_072 / NGRAMS_PER_ANSWER
 
 
-def test_texts_that_lack_nothing_do_not_wait_for_long_ones_in_the_same_call() -> None:
-    answerer = Answerer()
+def test_texts_that_are_indexed_do_not_wait_for_long_ones_in_the_same_call() -> None:
     long = [text_of(list(range(40_000)), NgramParams()) for _ in range(3)]
     short = text_of([1, 2, 9, 1, 2], NgramParams())
     ask([short], [0])
-    answers = answerer.answer([*long, short], [8] * 4)
-    assert answers.statuses[:3].all(), "these need many calls"
-    assert answers.statuses[3] == 0
-    assert answers.draft_lengths[3] == 3
-
-
-@pytest.mark.parametrize("num_threads", [2, 3])
-def test_threads_that_share_a_batch_give_the_same_answers(num_threads: int) -> None:
-    rng = np.random.default_rng(3)
-    num_texts = PARALLEL_TEXTS + 123
-    contexts = [rng.integers(0, 6, rng.integers(0, 200)).tolist() for _ in range(num_texts)]
-    params = NgramParams(min_ngram=1, tie=Tie.LONGEST, chained=True)
-    wanted = [i % 40 for i in range(num_texts)]
-    alone = ask([text_of(c, params) for c in contexts], wanted)
-    shared = ask([text_of(c, params) for c in contexts], wanted, Answerer(num_threads=num_threads))
-    assert shared == alone
-    assert sum(draft is not None for draft in alone) > 300
+    call = Call([*long, short], [8] * 4).run()
+    assert call.statuses[:3].all(), "these need many calls"
+    assert call.statuses[3] == DONE
+    assert call.draft_lengths[3] == 3

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from drafter.batch.time_slices import PAUSE_S, SLICE_S, Turn, Turns
+from drafter.batch.budgets import COOL_DOWN_S, SLICE_S
+from drafter.batch.time_slices import TimeSlice, TimeSlices
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.running_drafter import FakeClock, ProposeCall, RunningDrafter, StartDrafter, ask
 
@@ -52,30 +53,30 @@ async def replay(stream: ProposeCall, sequence_id: str, num_tokens: int = REPLAY
     await writing
 
 
-class CountingTurns(Turns):
-    """Counts what is given to whom."""
+class CountingSlices(TimeSlices):
+    """Counts bulk batches."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_bulk = 0
-        self.most_bulk_at_once = 0
+        self.max_bulk_at_once = 0
         self._at_once = 0
 
     @contextlib.asynccontextmanager
-    async def take(self, *, is_bulk: bool) -> AsyncIterator[Turn]:
-        async with super().take(is_bulk=is_bulk) as turn:
-            self.num_bulk += is_bulk
-            self._at_once += is_bulk
-            self.most_bulk_at_once = max(self.most_bulk_at_once, self._at_once)
+    async def bulk(self) -> AsyncIterator[TimeSlice]:
+        async with super().bulk() as time_slice:
+            self.num_bulk += 1
+            self._at_once += 1
+            self.max_bulk_at_once = max(self.max_bulk_at_once, self._at_once)
             try:
-                yield turn
+                yield time_slice
             finally:
-                self._at_once -= is_bulk
+                self._at_once -= 1
 
 
 async def test_replays_of_many_gateways_let_live_batches_pass(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
-    turns = running.drafter.servicer.batches.turns = CountingTurns()
+    slices = running.drafter.servicer.engine.slices = CountingSlices()
     live = running.open_stream()
     await ask(live, live_batch(0))
 
@@ -84,15 +85,15 @@ async def test_replays_of_many_gateways_let_live_batches_pass(start_drafter: Sta
     step = 0
     while not all(task.done() for task in replays):
         step += 1
-        before = turns.num_bulk
+        before = slices.num_bulk
         response = await ask(live, live_batch(step))
-        num_bulk_passed.append(turns.num_bulk - before)
+        num_bulk_passed.append(slices.num_bulk - before)
         assert [p.status for p in response.proposals] == [pb.STATUS_OK] * 8
     await asyncio.gather(*replays)
 
-    assert turns.num_bulk == 4 * REPLAYED_TOKENS // DELTA_TOKENS
-    assert turns.most_bulk_at_once == 1
-    # Without turns it is 6 and more at the median.
+    assert slices.num_bulk == 4 * REPLAYED_TOKENS // DELTA_TOKENS
+    assert slices.max_bulk_at_once == 1
+    # Without slices it is 6 and more at the median.
     assert sorted(num_bulk_passed)[len(num_bulk_passed) // 2] <= 2
     for i in range(4):
         delta = pb.SequenceDelta(sequence_id=f"long{i}", base_length=REPLAYED_TOKENS)
@@ -111,100 +112,100 @@ async def test_replays_are_not_held_back_when_nothing_is_live(
         await sleep(delay_s)
 
     monkeypatch.setattr("drafter.batch.time_slices.asyncio.sleep", sleep_noted)
-    turns = Turns()
+    slices = TimeSlices()
     for _ in range(20):
-        async with turns.take(is_bulk=True) as turn:
-            await turn.pause()
+        async with slices.bulk() as time_slice:
+            await time_slice.pause()
     assert set(delays_s) <= {0}
 
 
 async def test_replays_go_on_under_endless_live_traffic() -> None:
-    turns = Turns()
+    slices = TimeSlices()
     is_over = asyncio.Event()
 
     async def stay_live() -> None:
         while not is_over.is_set():
-            async with turns.take(is_bulk=False):
-                await asyncio.sleep(0)
+            slices.live()
+            await asyncio.sleep(0)
 
     live = asyncio.create_task(stay_live())
     for _ in range(20):
-        async with turns.take(is_bulk=True) as turn:
-            await turn.pause()
+        async with slices.bulk() as time_slice:
+            await time_slice.pause()
     is_over.set()
     await live
 
 
 async def test_a_slice_of_bulk_leaves_the_loop_alone_for_a_while_after_a_live_batch() -> None:
-    turns = Turns()
-    async with turns.take(is_bulk=False):
-        pass
+    slices = TimeSlices()
+    slices.live()
     starts_s = []
     for _ in range(5):
-        async with turns.take(is_bulk=True) as turn:
+        async with slices.bulk() as time_slice:
             starts_s.append(time.perf_counter())
-            await turn.pause()
+            await time_slice.pause()
             starts_s.append(time.perf_counter())
     gaps_s = [after - before for before, after in itertools.pairwise(starts_s)]
-    assert min(gaps_s) >= PAUSE_S * 0.99
+    assert min(gaps_s) >= COOL_DOWN_S * 0.99
 
 
-async def test_a_turn_knows_how_long_it_was_held_back() -> None:
+async def test_a_slice_knows_how_long_it_was_held_back() -> None:
     """What a batch takes is measured without that."""
     clock = FakeClock()
-    turns = Turns(clock=clock)
+    slices = TimeSlices(clock=clock)
     async with contextlib.AsyncExitStack() as first:
-        await first.enter_async_context(turns.take(is_bulk=True))
-        waiting = asyncio.create_task(first_turn(turns))
+        await first.enter_async_context(slices.bulk())
+        waiting = asyncio.create_task(first_slice(slices))
         await asyncio.sleep(0)
         clock.now_s += 3.0
         await first.aclose()
-        turn = await waiting
-    assert turn.held_back_s == 3.0
+        time_slice = await waiting
+    assert time_slice.held_back_s == 3.0
     clock.now_s += 5.0
-    assert turn.held_back_s == 3.0, "its own work is not waiting"
+    assert time_slice.held_back_s == 3.0, "its own work is not waiting"
 
     def pass_the_time() -> None:
         clock.now_s += 2.0
 
-    async with turns.take(is_bulk=True) as bulk:
+    async with slices.bulk() as bulk:
         asyncio.get_running_loop().call_soon(pass_the_time)
         await bulk.pause()
         assert bulk.held_back_s == 2.0
-    async with turns.take(is_bulk=False) as live:
-        clock.now_s += 1.0
-        await live.pause()
-        assert live.held_back_s == 0.0
+    live = slices.live()
+    clock.now_s += 1.0
+    await live.pause()
+    assert live.held_back_s == 0.0
 
 
-async def first_turn(turns: Turns) -> Turn:
-    async with turns.take(is_bulk=True) as turn:
-        return turn
+async def first_slice(slices: TimeSlices) -> TimeSlice:
+    async with slices.bulk() as time_slice:
+        return time_slice
 
 
-async def test_a_turn_is_over_after_a_slice_and_begins_anew_after_a_pause() -> None:
+async def test_a_slice_is_over_after_its_time_and_begins_anew_after_a_pause() -> None:
     clock = FakeClock()
-    turns = Turns(clock=clock)
-    for is_bulk in (False, True):
-        async with turns.take(is_bulk=is_bulk) as turn:
-            over = [turn.is_over]
+    slices = TimeSlices(clock=clock)
+    async with slices.bulk() as bulk:
+        for time_slice in (slices.live(), bulk):
+            await time_slice.pause()
+            over = [time_slice.is_over]
             clock.now_s += SLICE_S * 1.01
-            over.append(turn.is_over)
-            await turn.pause()
-            over.append(turn.is_over)
-        assert over == [False, True, False]
+            over.append(time_slice.is_over)
+            await time_slice.pause()
+            over.append(time_slice.is_over)
+            assert over == [False, True, False]
 
 
-async def test_who_gives_up_waiting_for_a_turn_holds_nobody_up() -> None:
-    turns = Turns()
-    async with turns.take(is_bulk=True):
+async def test_who_gives_up_waiting_for_a_slice_holds_nobody_up() -> None:
+    slices = TimeSlices()
+    async with slices.bulk():
         entered = contextlib.AsyncExitStack()
-        waiting = asyncio.create_task(entered.enter_async_context(turns.take(is_bulk=True)))
+        waiting = asyncio.create_task(entered.enter_async_context(slices.bulk()))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    async with asyncio.timeout(60), turns.take(is_bulk=True):
+    async with asyncio.timeout(60), slices.bulk():
         pass
 
 

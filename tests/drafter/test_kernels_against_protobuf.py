@@ -1,6 +1,6 @@
-"""Batches on a stream, taken by kernels, against the same as unary calls, taken message by message.
+"""Batches whose rows kernels append, against the same of which protobuf parses every row.
 
-Two drafters are told the same: whatever is sent, they must answer the same and know the same.
+Two drafters get the same messages: whatever is sent, they must answer the same and know the same.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ STREAM = "/tandem.v1.DrafterService/ProposeStream"
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
-async def tell_two(rng: random.Random, bounds: dict[str, int], seen: Counter[str]) -> None:
+async def send_to_two(rng: random.Random, bounds: dict[str, int], seen: Counter[str]) -> None:
     two = TwoDrafters(seen, **bounds)
     client = Client(rng)
     if rng.randrange(3) > 0:
@@ -47,7 +47,7 @@ async def tell_two(rng: random.Random, bounds: dict[str, int], seen: Counter[str
     await two.know_the_same()
 
 
-def test_a_stream_is_answered_as_unary_calls_are() -> None:
+def test_rows_that_kernels_append_are_answered_as_those_that_protobuf_parses() -> None:
     seen: Counter[str] = Counter()
 
     @settings(
@@ -65,14 +65,14 @@ def test_a_stream_is_answered_as_unary_calls_are() -> None:
             ]
         ),
     )
-    def tell(rng: random.Random, bounds: dict[str, int]) -> None:
-        asyncio.run(tell_two(rng, bounds, seen))
+    def send(rng: random.Random, bounds: dict[str, int]) -> None:
+        asyncio.run(send_to_two(rng, bounds, seen))
 
-    tell()
-    assert seen["answered by one call"] > 200
-    assert seen["answered step by step"] > 200
+    send()
+    assert seen["pure"] > 200
+    assert seen["with odd rows"] > 200
     assert min(seen[f"STATUS_{name}"] for name in ("OK", "NO_MATCH", "OUT_OF_SYNC", "INVALID")) > 20
-    # Of those that one call answered:
+    # Of those that are pure:
     assert seen["SOURCE_SEQUENCE"] > 100
     assert seen["SOURCE_POOL"] > 20
     assert seen["refused"] > 2
@@ -80,44 +80,29 @@ def test_a_stream_is_answered_as_unary_calls_are() -> None:
 
 async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> None:
     side = Side()
-    lease = side.drafter.store.start_stream()
-
-    async def tell(request: pb.ProposeRequest) -> bool:
-        """Returns whether one call answered it."""
-        payload = request.SerializeToString()
-        response, work = await side.batches.answer_message(payload, lease, lambda releases: None)
-        assert all(
-            p.status == pb.STATUS_OK for p in pb.ProposeResponse.FromString(response).proposals
-        )
-        side.batches.index(work)
+    known = 0
+    for count, capacity, num_odd in (
+        (MIN_CAPACITY_TOKENS - 9, MIN_CAPACITY_TOKENS, 1),
+        (9, MIN_CAPACITY_TOKENS, 0),
+        (1, 2 * MIN_CAPACITY_TOKENS, 1),
+        (1, 2 * MIN_CAPACITY_TOKENS, 0),
+    ):
+        tokens = range(known, known + count)
+        delta = pb.SequenceDelta(sequence_id="a", base_length=known, token_ids=tokens)
+        [proposal] = (await side.ask(pb.ProposeRequest(sequences=[delta]))).proposals
+        assert proposal.status == pb.STATUS_OK
         await side.settle()
-        return work is None
-
-    def delta(sequence_id: str, base: int, count: int) -> pb.SequenceDelta:
-        tokens = range(base, base + count)
-        return pb.SequenceDelta(sequence_id=sequence_id, base_length=base, token_ids=tokens)
-
-    for sequence_id in ("one call", "step by step"):
-        # What is released makes the batch one that is not answered in one call.
-        is_first = sequence_id == "one call"
-        releases = [] if is_first else [pb.Release(sequence_id="unknown")]
-        await tell(pb.ProposeRequest(sequences=[delta(sequence_id, 0, MIN_CAPACITY_TOKENS - 9)]))
-        history = side.drafter.store._kept.by_id[sequence_id]
-        for base, count, capacity in (
-            (MIN_CAPACITY_TOKENS - 9, 9, MIN_CAPACITY_TOKENS),
-            (MIN_CAPACITY_TOKENS, 1, 2 * MIN_CAPACITY_TOKENS),
-        ):
-            moved = delta(sequence_id, base, count)
-            assert await tell(pb.ProposeRequest(sequences=[moved], releases=releases)) is is_first
-            assert len(history.buffer) == capacity
-            assert history.token_ids.tolist() == list(range(base + count))
-            side.drafter.store.check_integrity()
+        known += count
+        history = side.drafter.store._kept.by_id["a"]
+        assert len(history.buffer) == capacity
+        assert history.token_ids.tolist() == list(range(known))
+        assert len(side.batch._odd) == num_odd
+        side.drafter.store.check_integrity()
 
 
-async def test_a_text_that_grows_in_a_live_batch_makes_room_like_any_other() -> None:
+async def test_a_text_that_grows_makes_room_like_any_other() -> None:
     """The one that goes may be of the same batch, and already taken."""
     side = Side()
-    lease = side.drafter.store.start_stream()
     texts = {"first": 250, "grows": 256}
     for sequence_id, count in texts.items():
         created = pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(count))
@@ -135,11 +120,7 @@ async def test_a_text_that_grows_in_a_live_batch_makes_room_like_any_other() -> 
             for sequence_id, count in texts.items()
         ]
     )
-    response, work = await side.batches.answer_message(
-        request.SerializeToString(), lease, lambda releases: None
-    )
-    side.batches.index(work)
-    proposals = pb.ProposeResponse.FromString(response).proposals
+    proposals = (await side.ask(request)).proposals
     assert [(p.status, p.base_length, list(p.token_ids)) for p in proposals] == [
         (pb.STATUS_OK, 252, [3, 4, 5]),
         (pb.STATUS_OK, 258, [3, 4, 5]),
@@ -148,20 +129,17 @@ async def test_a_text_that_grows_in_a_live_batch_makes_room_like_any_other() -> 
     store.check_integrity()
 
 
-async def test_a_live_batch_follows_its_pool_as_that_comes_and_goes() -> None:
+async def test_a_pure_batch_follows_its_pool_as_that_comes_and_goes() -> None:
     side = Side(pool_ttl_s=5)
-    lease = side.drafter.store.start_stream()
     known = [100, 101, 102]
 
     async def ask_live() -> tuple[list[int], int]:
-        """Two more tokens of a sequence; asserts that one call answers it."""
+        """Two more tokens of a sequence, whose row is not odd."""
         delta = pb.SequenceDelta(
             sequence_id="asks", base_length=len(known), token_ids=[7, 8], max_draft_tokens=2
         )
-        payload = pb.ProposeRequest(sequences=[delta]).SerializeToString()
-        response, work = await side.batches.answer_message(payload, lease, lambda releases: None)
-        side.batches.index(work)
-        assert work is None
+        [proposal] = (await side.ask(pb.ProposeRequest(sequences=[delta]))).proposals
+        assert not side.batch._odd
         known.extend([7, 8])
         # So that its own text never matches.
         known.append(200 + len(known))
@@ -169,7 +147,6 @@ async def test_a_live_batch_follows_its_pool_as_that_comes_and_goes() -> None:
             sequence_id="asks", base_length=len(known) - 1, token_ids=known[-1:]
         )
         await side.drafter.servicer.Propose(pb.ProposeRequest(sequences=[more]), None)  # type: ignore[arg-type]
-        [proposal] = pb.ProposeResponse.FromString(response).proposals
         return list(proposal.token_ids), proposal.source
 
     async def feed(pool_id: str, token_ids: list[int]) -> None:
@@ -222,8 +199,8 @@ async def test_what_is_no_request_is_refused_whole(start_drafter: StartDrafter) 
     assert (await running.load()).num_sequences == 0
 
 
-async def test_a_stream_is_answered_by_kernels(start_drafter: StartDrafter) -> None:
-    """Else the two would be the same way."""
+async def test_kernels_append_what_a_step_usually_brings(start_drafter: StartDrafter) -> None:
+    """Otherwise the two drafters would work alike."""
     running = await start_drafter()
     stream: Stream = running.channel.stream_stream(STREAM)()
     running.streams.append(stream)

@@ -1,0 +1,139 @@
+"""Answers a batch's rows: one kernel call finds the drafts of all that are open.
+
+Owns the order of sources (the sequence's own text, then its pool) and what a call leaves open. How
+a draft is found is known to `drafter.ngram` and `drafter.pool_index`.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from drafter.batch.scan import (
+    DRAFT,
+    DRAFT_LENGTH,
+    DRAFT_ROOM,
+    DRAFT_START,
+    MATCH_LENGTH,
+    NO_MATCH,
+    OPEN,
+    OUTCOME,
+    POOL_DRAFT,
+    SCAN,
+    TEXT,
+    TEXT_LENGTH,
+    WHY_OPEN,
+)
+from drafter.history.id_table import HEADER
+from drafter.kernels.jit import kernel
+from drafter.ngram.index import DONE
+from drafter.ngram.propose import propose_all
+from drafter.pool_index.arena import Arena
+from drafter.pool_index.link import has_old_link
+from drafter.pool_index.propose import propose_from_pools
+
+MUST_LINK = -1
+"""Status of a row whose text must be linked to its pool anew, beside those of `ngram/index.py`."""
+
+
+@kernel
+def answer_rows(
+    rows: npt.NDArray[np.int64],
+    first: int,
+    stop: int,
+    hash_base: np.uint64,
+    budget: int,
+    max_unindexed: int,
+    arena: Arena,
+    generation: int,
+    drafts: npt.NDArray[np.uint32],
+) -> int:
+    """Answers what is open of rows [first, stop), as far as the budget goes.
+
+    Args:
+        rows: of the batch. A row that stays open has the reason in `WHY_OPEN`.
+        first: the row to begin with.
+        stop: the row to end before.
+        hash_base: of the n-grams' hashes.
+        budget: how many n-grams may be entered, see `propose_all`.
+        max_unindexed: see `propose_all`.
+        arena: the memory of all pools.
+        generation: of the pools; older links to a pool must be made anew.
+        drafts: takes the drafts, each at its row's `DRAFT_START`.
+
+    Returns:
+        How many rows stay open.
+    """
+    # The row of each text; and as `propose_all` takes and gives it.
+    row_of, headers, rooms, starts, scans, lengths, draft_lengths, match_lengths, statuses = (
+        np.empty((9, stop - first), dtype=np.int64)
+    )
+    num_texts, num_open = 0, 0
+    for i in range(first, stop):
+        if rows[i, OUTCOME] != OPEN:
+            continue
+        if has_old_link(rows[i, TEXT], generation):
+            rows[i, WHY_OPEN] = MUST_LINK
+            num_open += 1
+            continue
+        row_of[num_texts] = i
+        headers[num_texts] = rows[i, TEXT]
+        rooms[num_texts] = rows[i, DRAFT_ROOM]
+        starts[num_texts] = rows[i, DRAFT_START]
+        scans[num_texts] = rows[i, SCAN]
+        num_texts += 1
+    is_from_pool = np.zeros(num_texts, dtype=np.bool_)
+    headers, rooms = headers[:num_texts], rooms[:num_texts]
+    propose_all(
+        headers, rooms, hash_base, budget, max_unindexed, starts, drafts, scans,
+        lengths, draft_lengths, match_lengths, statuses,
+    )  # fmt: skip
+    propose_from_pools(
+        arena, headers, rooms, statuses, starts, drafts, draft_lengths, match_lengths, is_from_pool
+    )
+    for t in range(num_texts):
+        i = row_of[t]
+        if statuses[t] != DONE:
+            rows[i, WHY_OPEN] = statuses[t]
+            num_open += 1
+            continue
+        rows[i, OUTCOME] = NO_MATCH
+        if draft_lengths[t] > 0:
+            rows[i, OUTCOME] = POOL_DRAFT if is_from_pool[t] else DRAFT
+        rows[i, TEXT_LENGTH] = lengths[t]
+        rows[i, DRAFT_LENGTH] = draft_lengths[t]
+        rows[i, MATCH_LENGTH] = match_lengths[t]
+    return num_open
+
+
+@kernel
+def index_texts(
+    records: npt.NDArray[np.int64],
+    slots: npt.NDArray[np.int64],
+    hash_base: np.uint64,
+    budget: int,
+    statuses: npt.NDArray[np.int64],
+) -> None:
+    """Enters unindexed tokens of the texts at some slots, as far as the budget goes.
+
+    Args:
+        records: of the sequence table, see `id_table.py`.
+        slots: whatever text is at a slot by now is indexed, [num_slots].
+        hash_base: of the n-grams' hashes.
+        budget: how many n-grams may be entered.
+        statuses: takes what became of each, see `propose_all`; an empty slot is done, [num_slots].
+    """
+    headers, no_room, slot_of, lengths, draft_lengths, match_lengths, found = np.zeros(
+        (7, len(slots)), dtype=np.int64
+    )
+    num_texts = 0
+    for s in range(len(slots)):
+        statuses[s] = DONE
+        if records[slots[s], HEADER] != 0:
+            headers[num_texts] = records[slots[s], HEADER]
+            slot_of[num_texts] = s
+            num_texts += 1
+    propose_all(
+        headers[:num_texts], no_room, hash_base, budget, 0, no_room,
+        np.empty(0, dtype=np.uint32), no_room, lengths, draft_lengths, match_lengths, found,
+    )  # fmt: skip
+    for t in range(num_texts):
+        statuses[slot_of[t]] = found[t]
