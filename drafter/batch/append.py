@@ -23,6 +23,7 @@ from drafter.batch.scan import (
     NUM_TOKENS,
     ODD,
     OUTCOME,
+    SCAN,
     SLOT,
     TEXT,
     TEXT_LENGTH,
@@ -146,6 +147,7 @@ def make_draft_room(
     rows[i, DRAFT_ROOM] = room
     rows[i, DRAFT_START] = rows[i - 1, DRAFT_START] + rows[i - 1, DRAFT_ROOM] if i > 0 else 0
     rows[i, TEXT_LENGTH] = length
+    rows[i, SCAN] = 0
     rows[i, DRAFT_LENGTH] = 0
     if room == 0:
         rows[i, OUTCOME] = NO_MATCH if rows[i, DRAFT_LIMIT] > 0 else APPENDED

@@ -12,15 +12,12 @@ import numpy.typing as npt
 from drafter.batch import wire
 from drafter.batch.append import make_draft_room
 from drafter.batch.scan import (
-    BACKLOG,
     DRAFT_ROOM,
     END,
     FIELDS,
     INDEXING,
     IRREGULAR,
     NUM_OUTCOMES,
-    NUM_TOKENS,
-    ODD,
     OPEN,
     OUTCOME,
     SCAN,
@@ -58,6 +55,7 @@ class Batch:
         releases: what the message releases, before anything else.
         rows: see `scan.ID_START`.
         tally: how many rows of the answered batch came to each outcome.
+        backlog: (slot, what is left to do) of the answered batch's texts, see `scan.SHORT_TAIL`.
         duration_s: how long it took to answer; set by who did.
     """
 
@@ -74,10 +72,13 @@ class Batch:
         self.releases: Sequence[drafter_pb2.Release] = ()
         self.rows = whole_lines(wire.MAX_SEQUENCES_PER_BATCH, FIELDS)
         self.drafts = np.empty(wire.MAX_MESSAGE_BYTES // wire.MAX_TOKEN_BYTES, dtype=np.uint32)
+        self.backlog: list[tuple[int, int]] = []
         self.tally = np.zeros(NUM_OUTCOMES, dtype=np.int64)
         self.duration_s = 0.0
         self._store = store
-        self._release_spans = np.empty((wire.MAX_RELEASES_PER_BATCH, 2), dtype=np.int64)
+        max_odd = wire.MAX_SEQUENCES_PER_BATCH + wire.MAX_RELEASES_PER_BATCH
+        self._odd_fields = np.empty((max_odd, 3), dtype=np.int64)
+        self._backlog = np.empty((wire.MAX_SEQUENCES_PER_BATCH, 2), dtype=np.int64)
         self._head = np.zeros(3, dtype=np.int64)
         self._response = np.empty(_RESPONSE_BYTES, dtype=np.uint8)
         self._payload = b""
@@ -107,13 +108,13 @@ class Batch:
             assert is_regular, "protobuf writes what the scan reads"
         self.max_draft_tokens = wire.max_draft_tokens(self.num_rows)
         self.releases = ()
-        if self._head[1] > 0 or self._head[2] > 0:
+        if self._head[1] > 0:
             self._parse_odd()
 
     @property
     def is_bulk(self) -> bool:
         """Whether it brings long text, for which nobody should have to wait."""
-        return bool((self.rows[: self.num_rows, NUM_TOKENS] > wire.MAX_LIVE_TOKENS).any())
+        return bool(self._head[2] > wire.MAX_LIVE_TOKENS)
 
     def delta(self, i: int) -> drafter_pb2.SequenceDelta:
         """Returns the delta of a row as protobuf parses it."""
@@ -196,7 +197,7 @@ class Batch:
             refusals = np.frombuffer(bytes(self._refusals), dtype=np.uint8)
             if len(self._response) < _RESPONSE_BYTES + len(refusals):
                 self._response = np.empty(_RESPONSE_BYTES + len(refusals), dtype=np.uint8)
-        num_bytes = write_response(
+        num_bytes, num_backlog = write_response(
             self.payload,
             self.rows,
             self.num_rows,
@@ -205,17 +206,16 @@ class Batch:
             refusals,
             self._response,
             self.tally,
+            self._backlog,
             min_unindexed,
             max_short_tail,
         )
+        self.backlog = self._backlog[:num_backlog].tolist()
         return self._response[:num_bytes].tobytes()
 
-    def slots_with(self, backlog: int) -> list[int]:
-        """Returns the slots of the answered rows that something is left to do for."""
-        rows = self.rows[: self.num_rows]
-        found = np.flatnonzero(rows[:, BACKLOG] & backlog)
-        slots: list[int] = rows[found, SLOT].tolist() if len(found) else []
-        return slots
+    def slots_with(self, kind: int) -> list[int]:
+        """Returns the slots of answered texts that have a backlog of a kind."""
+        return [slot for slot, left in self.backlog if left & kind]
 
     def _scan(self, payload: bytes, *, is_utf8: bool) -> bool:
         self._payload = payload
@@ -226,21 +226,18 @@ class Batch:
             wire.MAX_LIVE_TOKENS,
             is_utf8,
             self.rows,
-            self._release_spans,
+            self._odd_fields,
             self._head,
         )
         self.num_rows = max(count, 0)
         return count != IRREGULAR
 
     def _parse_odd(self) -> None:
-        """Parses the releases and the odd deltas."""
-        rows = self.rows[: self.num_rows]
-        odd = np.flatnonzero(rows[:, SLOT] == ODD)
-        spans = [
-            *self._release_spans[: self._head[1]].tolist(),
-            *rows[odd][:, [START, END]].tolist(),
-        ]
-        fields = b"".join([self._payload[start:end] for start, end in spans])
-        request = drafter_pb2.ProposeRequest.FromString(fields)
+        """Parses the releases and the odd deltas; raises as `scan` does."""
+        fields = self._odd_fields[: self._head[1]].tolist()
+        payload = b"".join([self._payload[start:end] for _, start, end in fields])
+        request = drafter_pb2.ProposeRequest.FromString(payload)
+        wire.check_counts(request)
         self.releases = request.releases
-        self._odd = dict(zip(odd.tolist(), request.sequences, strict=True))
+        odd = [row for row, _, _ in fields if row >= 0]
+        self._odd = dict(zip(odd, request.sequences, strict=True))

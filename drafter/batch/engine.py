@@ -97,11 +97,12 @@ class DraftEngine:
     def finish(self, batch: Batch) -> None:
         """Counts an answered batch, and has done what it left to be done for its texts."""
         self._on_batch(batch.tally.tolist(), batch.duration_s)
-        self.indexer.add(
-            short_tails=batch.slots_with(SHORT_TAIL),
-            long_tails=batch.slots_with(LONG_TAIL),
-            feeding=batch.slots_with(FEED),
-        )
+        if batch.backlog:
+            self.indexer.add(
+                short_tails=batch.slots_with(SHORT_TAIL),
+                long_tails=batch.slots_with(LONG_TAIL),
+                feeding=batch.slots_with(FEED),
+            )
         self.pools.see_to_work()
 
     async def release(self, releases: Sequence[drafter_pb2.Release]) -> None:

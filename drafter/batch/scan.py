@@ -53,10 +53,11 @@ IRREGULAR = -1
     START,  # of the whole field in the message, its tag included
     END,
     WHY_OPEN,  # see `answer_rows`
-    SCAN,  # address of the progress of a long scan; 0: none
-    BACKLOG,  # what is left to do for the text, see `SHORT_TAIL`
-) = range(21)
+) = range(19)
 FIELDS = 24
+
+SCAN = MATCH_LENGTH
+"""Of an open row: address of the progress of a long scan; 0: there is none."""
 
 UNKNOWN, ODD = -1, -2
 """In the place of a slot: no sequence is found yet; and protobuf is to parse the delta."""
@@ -171,8 +172,6 @@ def _scan_delta(
     rows[i, SLOT] = slot if base > 0 else ODD
     rows[i, DRAFT_ROOM] = 0
     rows[i, OUTCOME] = OPEN
-    rows[i, SCAN] = 0
-    rows[i, BACKLOG] = 0
     return True
 
 
@@ -183,7 +182,7 @@ def scan_request(
     max_tokens: int,
     is_utf8: bool,
     rows: npt.NDArray[np.int64],
-    releases: npt.NDArray[np.int64],
+    odd: npt.NDArray[np.int64],
     head: npt.NDArray[np.int64],
 ) -> int:
     """Finds the sequences of a ProposeRequest, and what of each a kernel needs to know.
@@ -194,8 +193,10 @@ def scan_request(
         max_tokens: a sequence with more is odd.
         is_utf8: whether all ids are known to be UTF-8.
         rows: takes a row per sequence, see `ID_START`; more than fit are irregular.
-        releases: takes the [start, end) of each release; more than fit are irregular.
-        head: takes the batch id's bits, how many releases there are, and how many rows are odd.
+        odd: takes (row, start, end) of every field that protobuf is to parse: odd rows, and
+            releases, whose row is -1. More than fit are irregular, [max_odd, 3].
+        head: takes the batch id's bits, how many fields are odd, and how many tokens the sequence
+            with the most brings, [3].
 
     Returns:
         How many sequences there are; `IRREGULAR`: nothing that was written counts.
@@ -224,19 +225,21 @@ def scan_request(
             rows[count, END] = at
             if rows[count, NUM_TOKENS] > max_tokens:
                 rows[count, SLOT] = ODD
-            head[2] += rows[count, SLOT] == ODD
+            head[2] = max(head[2], rows[count, NUM_TOKENS])
             rows[count, ID_HASH] = hash_id(
                 data + rows[count, ID_START], rows[count, ID_BYTES], seed
             )
+            row, is_odd = count, rows[count, SLOT] == ODD
             count += 1
         elif tag == RELEASES << 3 | BYTES:
-            if head[1] == len(releases):
-                return IRREGULAR
-            releases[head[1], 0] = start
-            releases[head[1], 1] = at
-            head[1] += 1
+            row, is_odd = -1, True
         else:
             return IRREGULAR
+        if is_odd:
+            if head[1] == len(odd):
+                return IRREGULAR
+            odd[head[1], 0], odd[head[1], 1], odd[head[1], 2] = row, start, at
+            head[1] += 1
     if _has_same_ids(data, rows, count):
         return IRREGULAR
     return count

@@ -71,6 +71,10 @@ _KEEPS = {
 }
 
 
+check_counts = _BATCH_LIMITS.check_counts
+"""Raises MessageLimitError if a batch's releases, or its deltas, are too many."""
+
+
 def normalize(payload: bytes) -> bytes:
     """Returns a ProposeRequest as protobuf writes it, without unknown fields.
 
@@ -94,7 +98,7 @@ def check_propose_request(request: drafter_pb2.ProposeRequest) -> None:
         MessageLimitError: there are too many of them, or of its releases.
         MalformedBatchError: a sequence is there twice or has no proper id.
     """
-    _BATCH_LIMITS.check_counts(request)
+    check_counts(request)
     sequence_ids = [delta.sequence_id for delta in request.sequences]
     _check_ids(sequence_ids, "sequences")
     if len(set(sequence_ids)) < len(sequence_ids):

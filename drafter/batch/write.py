@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.batch.scan import (
-    BACKLOG,
     BASE_LENGTH,
     BATCH_ID,
     BYTES,
@@ -29,6 +28,7 @@ from drafter.batch.scan import (
     PROPOSALS,
     SEQUENCE_ID,
     SHORT_TAIL,
+    SLOT,
     SOURCE,
     SOURCE_POOL,
     SOURCE_SEQUENCE,
@@ -181,14 +181,15 @@ def write_response(
     refusals: npt.NDArray[np.uint8],
     response: npt.NDArray[np.uint8],
     tally: npt.NDArray[np.int64],
+    backlog: npt.NDArray[np.int64],
     short_tail: int,
     long_tail: int,
-) -> int:
-    """Writes a ProposeResponse as protobuf's own serializer does, and what is left to do per text.
+) -> tuple[int, int]:
+    """Writes a ProposeResponse as protobuf's own serializer does, and finds what is left to do.
 
     Args:
         payload: the request, for the ids.
-        rows: the request's sequences, see `scan.ID_START`; none is `OPEN`. `BACKLOG` is written.
+        rows: the request's sequences, see `scan.ID_START`; none is `OPEN`.
         num_rows: how many there are.
         batch_id: the bits of the request's.
         drafts: tokens; a row's are at its `DRAFT_START`.
@@ -196,12 +197,15 @@ def write_response(
             `TEXT` and `TEXT_LENGTH` say.
         response: is written to; see `RESPONSE_BYTES`.
         tally: takes how many rows came to each outcome, [NUM_OUTCOMES].
+        backlog: takes (slot, what is left to do) of the texts that have a backlog, see
+            `scan.SHORT_TAIL`, [>= num_rows, 2].
         short_tail: a text with so many unindexed tokens is left to be indexed.
         long_tail: one with more than so many is indexed after all others.
 
     Returns:
-        How many bytes were written.
+        (How many bytes were written, how many texts have a backlog).
     """
+    num_backlog = 0
     data, begin = signed(payload.ctypes.data), signed(response.ctypes.data)
     tally[:] = 0
     out = put_number64(begin, BATCH_ID, np.uint64(batch_id))
@@ -214,11 +218,14 @@ def write_response(
             )
             continue
         header = rows[i, TEXT]
-        num_unindexed = lacks(header)
+        num_unindexed, left = lacks(header), 0
         if num_unindexed >= short_tail:
-            rows[i, BACKLOG] = SHORT_TAIL if num_unindexed <= long_tail else LONG_TAIL
+            left = SHORT_TAIL if num_unindexed <= long_tail else LONG_TAIL
         if is_feed_due(header):
-            rows[i, BACKLOG] |= FEED
+            left |= FEED
+        if left != 0:
+            backlog[num_backlog, 0], backlog[num_backlog, 1] = rows[i, SLOT], left
+            num_backlog += 1
         out = put_proposal(
             out,
             data + rows[i, ID_START],
@@ -229,4 +236,4 @@ def write_response(
             signed(drafts.ctypes.data) + 4 * rows[i, DRAFT_START],
             rows[i, DRAFT_LENGTH],
         )
-    return out - begin
+    return out - begin, num_backlog

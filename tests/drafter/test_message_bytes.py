@@ -43,17 +43,25 @@ REQUESTS = st.builds(
 def scan(payload: bytes) -> tuple[list[list[int]], int, int] | None:
     """The rows, the batch id and the number of releases; None: irregular."""
     rows = np.zeros((8, FIELDS), dtype=np.int64)
-    releases = np.zeros((4, 2), dtype=np.int64)
+    odd = np.zeros((12, 3), dtype=np.int64)
     head = np.zeros(3, dtype=np.int64)
     data = np.frombuffer(payload, dtype=np.uint8)
-    count = scan_request(data, SEED, 5, False, rows, releases, head)
+    count = scan_request(data, SEED, 5, False, rows, odd, head)
     if count == IRREGULAR:
         return None
-    assert head[2] == np.count_nonzero(rows[:count, columns.SLOT] == ODD)
-    for start, end in releases[: head[1]].tolist():
-        assert payload[start] == columns.RELEASES << 3 | columns.BYTES
+    num_releases = 0
+    odd_rows = []
+    for row, start, end in odd[: head[1]].tolist():
         assert end <= len(payload)
-    return rows[:count].tolist(), int(head[0].view(np.uint64)), int(head[1])
+        if row < 0:
+            assert payload[start] == columns.RELEASES << 3 | columns.BYTES
+            num_releases += 1
+        else:
+            assert rows[row, [columns.START, columns.END]].tolist() == [start, end]
+            odd_rows.append(row)
+    assert odd_rows == np.flatnonzero(rows[:count, columns.SLOT] == ODD).tolist()
+    assert head[2] == rows[:count, columns.NUM_TOKENS].max(initial=0)
+    return rows[:count].tolist(), int(head[0].view(np.uint64)), num_releases
 
 
 def check(payload: bytes) -> bool:
@@ -239,7 +247,7 @@ def assert_written_as_by_protobuf(rng: random.Random, num_rows: int) -> None:
             proposal.source = pb.SOURCE_POOL if is_pool else pb.SOURCE_SEQUENCE
     response = np.empty(10_000, dtype=np.uint8)
     tally = np.empty(columns.NUM_OUTCOMES, dtype=np.int64)
-    num_bytes = write_response(
+    num_bytes, num_backlog = write_response(
         np.frombuffer(payload, dtype=np.uint8),
         rows,
         num_rows,
@@ -248,9 +256,11 @@ def assert_written_as_by_protobuf(rng: random.Random, num_rows: int) -> None:
         np.frombuffer(refusals, dtype=np.uint8),
         response,
         tally,
+        np.empty((num_rows, 2), dtype=np.int64),
         32,
         256,
     )
+    assert num_backlog == 0, "the text is empty"
     assert response[:num_bytes].tobytes() == expected.SerializeToString()
     assert tally.tolist() == np.bincount(rows[:, columns.OUTCOME], minlength=8).tolist()
 
@@ -267,7 +277,7 @@ def test_a_message_is_normalized_to_one_that_a_scan_reads() -> None:
     rows = np.zeros((8, FIELDS), dtype=np.int64)
     head = np.zeros(3, dtype=np.int64)
     normal = np.frombuffer(wire.normalize(payload), dtype=np.uint8)
-    count = scan_request(normal, SEED, 5, True, rows, np.zeros((4, 2), dtype=np.int64), head)
+    count = scan_request(normal, SEED, 5, True, rows, np.zeros((4, 3), dtype=np.int64), head)
     assert count == 2
     assert rows[:2, columns.NUM_TOKENS].tolist() == [2, 2]
     assert head[0].view(np.uint64) == 2**64 - 1

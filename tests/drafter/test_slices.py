@@ -75,7 +75,7 @@ async def test_a_text_that_is_far_behind_gets_no_draft_until_it_is_indexed(
     indexer = running.drafter.servicer.engine.indexer
     await indexer.close()
     indexer._is_closed = False
-    await running.propose(other)
+    indexer.add(short_tails=[], long_tails=[], feeding=[])
     await running.indexed()
     for response in (await running.stub.Propose(both), await ask_on(stream, both)):
         assert list(response.proposals[0].token_ids) == text[23_910:23_930]
