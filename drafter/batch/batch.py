@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from drafter.batch import wire
 from drafter.batch.append import make_draft_room
+from drafter.batch.budgets import MAX_APPENDED_UNINDEXED, MIN_UNINDEXED
 from drafter.batch.scan import (
     DRAFT_ROOM,
     END,
@@ -42,21 +43,22 @@ _NONE = np.frombuffer(b"", dtype=np.uint8)
 
 
 class Batch:
-    """A batch; of one stream, which has one at a time, or of a unary call.
+    """The batch of a stream, which has one at a time, or of a unary call.
 
-    The arrays are as large as a message may ask for, and take memory where they are written to.
-    Rows hold addresses of texts. Whatever may make a text move or go, which is anything but the
-    batch's own kernels, comes after `hold`; and what others may have done, before `refresh`.
+    The arrays are as large as a message may ask for; they take memory only where they were written
+    to. Rows hold addresses of texts, which only the batch's own kernels leave where they are. So
+    `hold` comes before anything else that may move or free a text, and `refresh` after a pause in
+    which others may have.
 
     Attributes:
-        lease: of the stream; None: its sequences are tied to none.
+        lease: of the stream; None: sequences that it creates are tied to no stream.
         num_rows: how many deltas the message has.
         max_draft_tokens: what the answer has room for, per sequence.
         releases: what the message releases, before anything else.
         rows: see `scan.ID_START`.
         tally: how many rows of the answered batch came to each outcome.
         backlog: (slot, what is left to do) of the answered batch's texts, see `scan.SHORT_TAIL`.
-        duration_s: how long it took to answer; set by who did.
+        duration_s: how long answering took; set by the engine.
     """
 
     def __init__(self, store: HistoryStore, lease: StreamLease | None) -> None:
@@ -64,7 +66,7 @@ class Batch:
 
         Args:
             store: the known sequences.
-            lease: of the stream, if it is one's.
+            lease: of the stream; None: of a unary call.
         """
         self.lease = lease
         self.num_rows = 0
@@ -190,8 +192,8 @@ class Batch:
             self._scans[i] = np.zeros(SCANNED_DRAFT_WORDS, dtype=np.int64)
             self.rows[i, SCAN] = address_of(self._scans[i])
 
-    def write(self, *, min_unindexed: int, max_short_tail: int) -> bytes:
-        """Returns the answer, a ProposeResponse, once no row is open."""
+    def write(self) -> bytes:
+        """Returns the answer, a ProposeResponse, once no row is open; its texts are let go."""
         refusals = _NONE
         if self._refusals:
             refusals = np.frombuffer(bytes(self._refusals), dtype=np.uint8)
@@ -207,9 +209,10 @@ class Batch:
             self._response,
             self.tally,
             self._backlog,
-            min_unindexed,
-            max_short_tail,
+            MIN_UNINDEXED,
+            MAX_APPENDED_UNINDEXED,
         )
+        self._histories.clear()
         self.backlog = self._backlog[:num_backlog].tolist()
         return self._response[:num_bytes].tobytes()
 

@@ -20,7 +20,6 @@ from drafter.batch.budgets import (
     MAX_APPENDED_UNINDEXED,
     MAX_AWAITED_NGRAMS,
     MAX_UNINDEXED,
-    MIN_UNINDEXED,
     NGRAMS_PER_ANSWER,
     ROWS_PER_CALL,
 )
@@ -90,7 +89,7 @@ class DraftEngine:
         else:
             time_slice = self.slices.live()
             await self._append_and_answer(batch, time_slice)
-        response = batch.write(min_unindexed=MIN_UNINDEXED, max_short_tail=MAX_APPENDED_UNINDEXED)
+        response = batch.write()
         batch.duration_s = time.perf_counter() - start_s - time_slice.held_back_s
         return response
 
