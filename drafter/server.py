@@ -1,4 +1,4 @@
-"""The drafter put together: configuration in, a server with everything behind it out."""
+"""Builds a drafter from its configuration."""
 
 import asyncio
 import secrets

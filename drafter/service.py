@@ -1,9 +1,8 @@
 """The DrafterService RPCs: requests to the engine and back.
 
-Owns the life of streams. What bounds a stream: it has one request in flight, read only when the one
-before was answered and handed to the transport; and a client that leaves its answers unread, so
-that the transport takes no more, is disconnected. How batches are answered is known to
-`drafter.batch`.
+Owns the life of streams. A stream has one request in flight: the next is read after the last was
+answered and handed to the transport. A client that leaves its answers unread, so that the transport
+accepts no more, is disconnected. How batches are answered is known to `drafter.batch`.
 """
 
 import asyncio
@@ -83,7 +82,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._state = _State.SERVING
 
     async def drain(self) -> None:
-        """Answers what has been read, and ends all streams and what goes on behind them."""
+        """Answers requests that were read, then ends all streams and the background work."""
         self._state = _State.DRAINING
         self.streams.end_waits()
         await self.streams.all_closed.wait()
@@ -194,7 +193,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         )
 
     def _check_streamed(self, releases: Sequence[drafter_pb2.Release], *, has_warned: bool) -> bool:
-        """Counts a stream's releases that name no sequence; logs, once, what is wrong with one.
+        """Counts a stream's releases that name no sequence; logs the first that is wrong.
 
         A release on a stream has no answer that could refuse it, and one finished sequence must
         not end the stream of all others. With a `keep` that only newer clients know it is forgotten

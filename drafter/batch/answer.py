@@ -1,7 +1,7 @@
-"""Answers a batch's rows: one kernel call finds the drafts of all that are open.
+"""Answers the open rows of a batch in one kernel call.
 
-Owns the order of sources (the sequence's own text, then its pool) and what a call leaves open. How
-a draft is found is known to `drafter.ngram` and `drafter.pool_index`.
+Owns the order of sources (the sequence's own text, then its pool) and which rows a call leaves
+open. How a draft is found is known to `drafter.ngram` and `drafter.pool_index`.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def answer_rows(
     generation: int,
     drafts: npt.NDArray[np.uint32],
 ) -> int:
-    """Answers what is open of rows [first, stop), as far as the budget goes.
+    """Answers the open rows of [first, stop), as far as the budget goes.
 
     Args:
         rows: of the batch. A row that stays open has the reason in `WHY_OPEN`.
@@ -116,7 +116,7 @@ def index_texts(
 
     Args:
         records: of the sequence table, see `id_table.py`.
-        slots: whatever text is at a slot by now is indexed, [num_slots].
+        slots: their present texts are indexed, [num_slots].
         hash_base: of the n-grams' hashes.
         budget: how many n-grams may be entered.
         statuses: takes what became of each, see `propose_all`; an empty slot is done, [num_slots].

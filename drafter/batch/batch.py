@@ -57,7 +57,7 @@ class Batch:
         releases: what the message releases, before anything else.
         rows: see `scan.ID_START`.
         tally: how many rows of the answered batch came to each outcome.
-        backlog: (slot, what is left to do) of the answered batch's texts, see `scan.SHORT_TAIL`.
+        backlog: (slot, remaining work) of the answered batch's texts, see `scan.SHORT_TAIL`.
         duration_s: how long answering took; set by the engine.
     """
 
@@ -115,7 +115,7 @@ class Batch:
 
     @property
     def is_bulk(self) -> bool:
-        """Whether it brings long text, for which nobody should have to wait."""
+        """Whether it brings long text, which live batches must not wait for."""
         return bool(self._head[2] > wire.MAX_LIVE_TOKENS)
 
     def delta(self, i: int) -> drafter_pb2.SequenceDelta:
@@ -145,7 +145,7 @@ class Batch:
             i: the row.
             outcome: `OUT_OF_SYNC` or `INVALID`.
             known_length: from where the client must send again, if it is out of sync.
-            message: what is invalid, if it is that.
+            message: names the invalid field.
         """
         if i >= len(self._histories):
             self.hold(i)

@@ -15,7 +15,7 @@ NGRAMS_PER_ANSWER = 8_192
 FORGOTTEN_AT_ONCE = 64
 """Expired sequences that are forgotten at one go: a few hundred microseconds."""
 
-# What is indexed when.
+# When texts are indexed.
 
 MAX_UNINDEXED = 192
 """Longest unindexed tail tolerated per proposal; it is scanned linearly."""
@@ -33,7 +33,7 @@ MAX_AWAITED_NGRAMS = 16_384
 """A text with more unindexed n-grams is not waited for: its proposal says that it is still being
 indexed. So many take about half a millisecond."""
 
-# What the background indexer does in one step.
+# One step of the background indexer.
 
 NGRAMS_PER_STEP = 1_024
 """Of short tails: a batch that comes meanwhile waits for some 50 us, at each of the event loop's

@@ -1,11 +1,12 @@
-"""Answers batches: scan (`batch.py`), append, answer, write; in slices between other streams'.
+"""Answers batches: append, answer, write, in time slices between those of other streams.
 
-Owns the order of things within a batch and across streams, and what fails alone. Kernels take what
-a verifier's step usually brings, in three calls for the whole batch; whatever is odd (a creation,
-long text, a gap, a text that must grow, a release) goes through protobuf and `drafter.history` in
-its place in the same order. After every slice of about a millisecond the event loop gets its turn;
-replayed text goes behind what is live (`time_slices.py`). What a batch leaves to be indexed is done
-when its answer is on its way (`indexer.py`). Does not know RPCs.
+Owns the order of work within a batch and across streams, and isolates failures. Kernels process the
+rows of a usual verifier step, in four calls for the whole batch: `scan_request`, `append_rows`,
+`answer_rows`, `write_response`. A row that is odd (a creation, long text, a gap, a text that must
+grow) goes through protobuf and `drafter.history` in its place in the same order. After a slice of
+about a millisecond other streams have their turn; bulk yields to live batches (`time_slices.py`).
+Texts that a batch leaves unindexed are indexed after its response is written (`indexer.py`). Does
+not know RPCs.
 """
 
 import time
@@ -44,9 +45,9 @@ class DraftEngine:
 
     Attributes:
         store: the histories.
-        pools: what sequences have to do with shared pools.
-        slices: whose turn it is.
-        indexer: does what answered batches leave to be done.
+        pools: links sequences to shared pools, and feeds those.
+        slices: time slices of all streams.
+        indexer: does the backlog that answered batches leave.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class DraftEngine:
 
         Args:
             store: the histories.
-            pools: what sequences have to do with shared pools.
-            logger: for what no client is told.
-            on_batch: called for every answered batch with how many rows came to each of
-                `scan.OPEN` and so on, and with the seconds that it took.
-            on_failure: called, after it was logged, for what failed alone.
+            pools: links sequences to shared pools, and feeds those.
+            logger: for internal errors.
+            on_batch: called for every answered batch with the number of rows of each outcome
+                (`scan.OPEN` and so on) and with its duration in seconds.
+            on_failure: called for every isolated failure, after it was logged.
         """
         self.store = store
         self.pools = pools
@@ -77,7 +78,7 @@ class DraftEngine:
         self._on_failure = on_failure
 
     async def answer(self, batch: Batch) -> bytes:
-        """Answers a batch that was scanned; call `finish` when the answer is on its way.
+        """Answers a scanned batch; call `finish` after the response was written.
 
         Returns:
             A ProposeResponse.
@@ -94,7 +95,7 @@ class DraftEngine:
         return response
 
     def finish(self, batch: Batch) -> None:
-        """Counts an answered batch, and has done what it left to be done for its texts."""
+        """Records the metrics of an answered batch, and hands its backlog to the indexer."""
         self._on_batch(batch.tally.tolist(), batch.duration_s)
         if batch.backlog:
             self.indexer.add(
@@ -117,7 +118,7 @@ class DraftEngine:
             if time_slice.is_over:
                 await self._pause(batch, i, time_slice)
                 has_expired = self._forget_expired()
-            # Where expired sequences are left, each delta has to look whether its own is one.
+            # While expired sequences are left, the store checks each delta's own.
             stop = i if has_expired else min(i + ROWS_PER_CALL, batch.num_rows)
             i = self._append_run(batch, i, stop)
             if i < stop or has_expired:
@@ -141,11 +142,11 @@ class DraftEngine:
                 MAX_APPENDED_UNINDEXED,
             )
         except Exception:
-            # A mistake of ours. What was appended may be appended again: it agrees.
+            # Our own fault. Tokens that were appended may be appended again: they agree.
             return first
 
     def _append_odd(self, batch: Batch, i: int) -> None:
-        """Appends one row by way of protobuf; whatever is wrong with it harms no other."""
+        """Appends one row by way of protobuf; an error in it affects no other row."""
         # A creation may evict sequences of this batch.
         batch.hold(i)
         message = batch.delta(i)
@@ -157,7 +158,7 @@ class DraftEngine:
         except InvalidDeltaError as error:
             batch.refuse(i, INVALID, message=str(error))
         except Exception:
-            # A mistake of ours, or no memory left: what is known of the sequence is in doubt.
+            # Our own fault, or no memory left: the history may be damaged.
             self._count_failure(message.sequence_id)
             self.store.release(message.sequence_id)
             batch.refuse(i, INVALID, message=_INTERNAL_ERROR)
@@ -187,7 +188,7 @@ class DraftEngine:
                 if num_open > 0:
                     self._unblock(batch, first, stop, time_slice)
             except Exception:
-                # A mistake of ours, or no memory left. Whose fault it is shows when each is alone.
+                # Our own fault, or no memory left. One row per call finds the one that fails.
                 num_open = stop - first
                 if num_open == 1:
                     self._fail(batch, first)
@@ -199,7 +200,7 @@ class DraftEngine:
                 await self._pause(batch, batch.num_rows, time_slice)
 
     def _unblock(self, batch: Batch, first: int, stop: int, time_slice: TimeSlice) -> None:
-        """Does what the open rows of [first, stop) wait for, beside their turn."""
+        """Removes what keeps rows of [first, stop) open, other than the budget."""
         batch.hold(batch.num_rows)
         for i, why in batch.open_rows(first, stop):
             history = batch.history(i)
@@ -211,7 +212,7 @@ class DraftEngine:
                 try:
                     self.store.grow_table(history, why - MUST_GROW)
                 except Exception:
-                    # A mistake of ours, or no memory left: what the index holds is in doubt.
+                    # Our own fault, or no memory left: the index may be damaged.
                     self._fail(batch, i)
                 else:
                     batch.rows[i, TEXT] = history.address
@@ -227,7 +228,7 @@ class DraftEngine:
         batch.refuse(i, INVALID, message=_INTERNAL_ERROR)
 
     def _forget(self, history: History) -> None:
-        """Forgets a sequence that something failed for; called while the exception is handled."""
+        """Forgets a sequence after a failure; called while the exception is handled."""
         self._count_failure(history.sequence_id)
         if history.is_kept:
             self.store.release(history.sequence_id)
@@ -237,13 +238,13 @@ class DraftEngine:
         self._on_failure(Failure.SEQUENCE)
 
     async def _pause(self, batch: Batch, num_appended: int, time_slice: TimeSlice) -> None:
-        """Lets others have their turn; `num_appended` rows hold addresses of texts."""
+        """Yields to other streams; the first `num_appended` rows hold addresses of texts."""
         batch.hold(num_appended)
         await time_slice.pause()
         batch.refresh()
 
     def _forget_expired(self) -> bool:
-        """Forgets what expired; returns whether more of that may be left."""
+        """Forgets expired sequences; returns whether more may be left."""
         return self.store.forget_expired(FORGOTTEN_AT_ONCE) == FORGOTTEN_AT_ONCE
 
     async def _release(
@@ -258,7 +259,7 @@ class DraftEngine:
                     keep = wire.keep_from_proto(release.keep)
                     self.pools.keep(history, keep, release.feed_id, release.length)
             except Exception:
-                # A mistake of ours, or no memory left for the text: the sequence is forgotten, and
-                # the others are released.
+                # Our own fault, or no memory left for the text. The sequence is forgotten, and the
+                # others are released.
                 self._logger.exception("release_failed", sequence_id=release.sequence_id)
                 self._on_failure(Failure.RELEASE)

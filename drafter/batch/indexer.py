@@ -1,8 +1,8 @@
-"""The background indexer: does what answered batches leave to be done, a little at a time.
+"""The background indexer: works on the backlog that answered batches leave, in small steps.
 
 Owns the backlog, in three parts: texts with short unindexed tails, which come first, since a longer
-tail makes each proposal slower; texts that are to feed their pools; and texts with long tails,
-which leave the event loop alone between steps. Does not know batches.
+tail makes each proposal slower; texts that are due to feed their pools; and texts with long tails,
+after each step of which the event loop is left alone for a while. Does not know batches.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from drafter.ngram.text import HASH_BASE
 
 
 class Indexer:
-    """Owned by the event loop. The backlog names slots; whatever text is there by now is served.
+    """Owned by the event loop. The backlog holds slots; the text that is in a slot by then counts.
 
     Attributes:
-        task: does the work; None: there was none yet.
+        task: runs while there is a backlog; None: there was none yet.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Indexer:
 
         Args:
             store: the histories.
-            pools: what sequences have to do with shared pools.
-            slices: long tails get theirs.
-            on_failure: called, while the exception is handled, with the history of a sequence that
-                could not be indexed; it is to be forgotten.
+            pools: feeds shared pools.
+            slices: long tails wait for theirs.
+            on_failure: called, while the exception is handled, with a history that could not be
+                indexed or fed; must forget its sequence.
         """
         self.task: asyncio.Task[None] | None = None
         self._store = store
@@ -65,18 +65,18 @@ class Indexer:
 
     @property
     def has_work(self) -> bool:
-        """Whether something is left to do."""
+        """Whether there is a backlog."""
         return bool(self._short_tails or self._long_tails or self._feeding)
 
     def add(
         self, *, short_tails: Iterable[int], long_tails: Iterable[int], feeding: Iterable[int]
     ) -> None:
-        """Adds to the backlog, and sees to it; returns at once.
+        """Adds to the backlog, and starts the task; returns at once.
 
         Args:
             short_tails: slots of texts with short unindexed tails.
             long_tails: slots of texts with long ones.
-            feeding: slots of texts that are to feed their pools.
+            feeding: slots of texts that are due to feed their pools.
         """
         self._short_tails.update(dict.fromkeys(short_tails))
         self._long_tails.update(dict.fromkeys(long_tails))
@@ -85,14 +85,14 @@ class Indexer:
             self.task = asyncio.create_task(self._work())
 
     async def close(self) -> None:
-        """Ends the work, done or not."""
+        """Cancels the task; a backlog may be left."""
         self._is_closed = True
         if self.task is not None:
             self.task.cancel()
             await asyncio.wait([self.task])
 
     async def _work(self) -> None:
-        """Works step by step; whatever else there is to do on the event loop comes first."""
+        """Works step by step; other tasks of the event loop run between steps."""
         while self.has_work:
             if self._short_tails:
                 await asyncio.sleep(0)
@@ -108,16 +108,16 @@ class Indexer:
                 self._slices.end_bulk_slice()
 
     def _index(self, tails: dict[int, None], num_texts: int, num_ngrams: int) -> None:
-        """Enters n-grams of the first texts; those that are done leave the backlog.
+        """Enters n-grams of the first texts; texts that are up to date leave the backlog.
 
-        A sequence that cannot be indexed is forgotten; the others go on.
+        A sequence that cannot be indexed is forgotten; the others are indexed.
         """
         slots = np.array(list(itertools.islice(tails, num_texts)), dtype=np.int64)
         statuses = np.empty(len(slots), dtype=np.int64)
         try:
             index_texts(self._store.table.records, slots, HASH_BASE, num_ngrams, statuses)
         except Exception:
-            # A mistake of ours, or no memory left. Whose fault it is shows when each is alone.
+            # Our own fault, or no memory left. One text per call finds the one that fails.
             if len(slots) > 1:
                 self._index(tails, 1, num_ngrams)
             else:
@@ -134,11 +134,11 @@ class Indexer:
                 try:
                     self._store.grow_table(history, status - MUST_GROW)
                 except Exception:
-                    # A mistake of ours, or no memory left: what the index holds is in doubt.
+                    # Our own fault, or no memory left: the index may be damaged.
                     self._forget(slot)
 
     def _feed(self) -> None:
-        """Feeds their pools what some sequences have grown by."""
+        """Feeds pools the new tokens of some sequences."""
         for slot in list(itertools.islice(self._feeding, FED_AT_ONCE)):
             del self._feeding[slot]
             history = self._store.by_slot[slot]
@@ -146,7 +146,7 @@ class Indexer:
                 try:
                     self._pools.feed(history)
                 except Exception:
-                    # A mistake of ours, or no memory left.
+                    # Our own fault, or no memory left.
                     self._forget(slot)
 
     def _forget(self, slot: int) -> None:

@@ -49,7 +49,7 @@ IRREGULAR = -1
     TEXT_LENGTH,  # the known tokens that the draft continues; of a refusal, its bytes
     MATCH_LENGTH,
     DRAFT_LENGTH,
-    # What few rows need:
+    # Used by few rows:
     START,  # of the whole field in the message, its tag included
     END,
     WHY_OPEN,  # see `answer_rows`
@@ -68,7 +68,7 @@ two are refusals: their proposals are made by protobuf."""
 NUM_OUTCOMES = 8
 
 SHORT_TAIL, LONG_TAIL, FEED = 1, 2, 4
-"""What is left to do for a text: index a short unindexed tail, or a long one; feed its pool."""
+"""Remaining work for a text: index a short unindexed tail, or a long one; feed its pool."""
 
 MAX_VARINT_BYTES = 5
 _HIGH_BITS = np.uint64(0x8080808080808080)

@@ -188,7 +188,7 @@ def refusal(sequence_id: str, outcome: int, known_length: int, message: str) -> 
         sequence_id: the delta's.
         outcome: `OUT_OF_SYNC` or `INVALID`, see `scan.OPEN`.
         known_length: from where the client must send again.
-        message: what is invalid.
+        message: names the invalid field.
     """
     response = drafter_pb2.ProposeResponse()
     status = drafter_pb2.STATUS_INVALID

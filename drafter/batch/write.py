@@ -1,7 +1,7 @@
 """Writes a batch's response without an object per sequence.
 
-Owns how a `ProposeResponse` looks in bytes, the same as protobuf's own serializer writes, and which
-texts have work left that nobody waits for. Does not know how drafts are found (`answer.py`).
+Owns the bytes of a `ProposeResponse`, which are those of protobuf's own serializer, and finds the
+texts with remaining work. Does not know how drafts are found (`answer.py`).
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ PROPOSAL_BYTES = 40
 
 @kernel
 def _put_varint(out: int, value: int) -> int:
-    """Writes a number to an address, and returns the address behind it."""
+    """Writes a number to an address; returns the address after it."""
     while value >= 0x80:
         store_u8(out, np.uint8((value & 0x7F) | 0x80))
         value >>= 7
@@ -143,7 +143,7 @@ def put_proposal(
         num_tokens: its length.
 
     Returns:
-        The address behind what was written.
+        The address after the field.
     """
     is_draft = outcome == DRAFT or outcome == POOL_DRAFT  # faster than `in`
     status = STATUS_OK
@@ -185,7 +185,7 @@ def write_response(
     short_tail: int,
     long_tail: int,
 ) -> tuple[int, int]:
-    """Writes a ProposeResponse as protobuf's own serializer does, and finds what is left to do.
+    """Writes a ProposeResponse as protobuf's own serializer does, and finds the backlog.
 
     Args:
         payload: the request, for the ids.
@@ -197,13 +197,13 @@ def write_response(
             `TEXT` and `TEXT_LENGTH` say.
         response: is written to; see `RESPONSE_BYTES`.
         tally: takes how many rows came to each outcome, [NUM_OUTCOMES].
-        backlog: takes (slot, what is left to do) of the texts that have a backlog, see
+        backlog: takes (slot, remaining work) of the texts that have some, see
             `scan.SHORT_TAIL`, [>= num_rows, 2].
         short_tail: a text with so many unindexed tokens is left to be indexed.
         long_tail: one with more than so many is indexed after all others.
 
     Returns:
-        (How many bytes were written, how many texts have a backlog).
+        (How many bytes were written, how many texts have remaining work).
     """
     num_backlog = 0
     data, begin = signed(payload.ctypes.data), signed(response.ctypes.data)
