@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import retry_after_ms
-from servicekit.interceptors import MAX_RECEIVED_AT_ONCE, MAX_RECEIVED_AT_ONCE_OF_ONE
+from servicekit.interceptors.bounds import MAX_RECEIVED_AT_ONCE, MAX_RECEIVED_PER_CONNECTION
 
 ONE_REQUEST = ["unary_unary", "unary_stream"]
 
@@ -110,7 +110,7 @@ async def test_requests_that_a_connection_does_not_send_hold_up_only_itself(
     rig = await start_rig({shape: getattr(method, shape)})
     # Calls that say that they will send a request, and do not.
     begin = rig.method(shape.replace("unary_", "stream_", 1))
-    silent = [begin() for _ in range(MAX_RECEIVED_AT_ONCE_OF_ONE)]
+    silent = [begin() for _ in range(MAX_RECEIVED_PER_CONNECTION)]
     async with asyncio.timeout(20):
         await asyncio.gather(*(each.wait_for_connection() for each in silent))
         await all_have_come(rig.channel)
@@ -135,14 +135,14 @@ async def test_only_so_many_requests_are_received_at_a_time(start_rig: Any, shap
     rig = await start_rig({shape: getattr(method, shape)})
     async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
         silent, channels = [], []
-        for i in range(MAX_RECEIVED_AT_ONCE // MAX_RECEIVED_AT_ONCE_OF_ONE):
+        for i in range(MAX_RECEIVED_AT_ONCE // MAX_RECEIVED_PER_CONNECTION):
             # gRPC shares a connection between channels of equal options.
             own = [("test.channel", i)]
             channel = await stack.enter_async_context(
                 grpc.aio.insecure_channel(rig.server.address, options=own)
             )
             begin = calls_on(channel, shape.replace("unary_", "stream_", 1))
-            silent += [begin() for _ in range(MAX_RECEIVED_AT_ONCE_OF_ONE)]
+            silent += [begin() for _ in range(MAX_RECEIVED_PER_CONNECTION)]
             channels.append(channel)
         await asyncio.gather(*(each.wait_for_connection() for each in silent))
         await asyncio.gather(*map(all_have_come, channels))

@@ -38,7 +38,8 @@ from prometheus_client import CollectorRegistry
 
 from servicekit.config import ServerOptions, load_config
 from servicekit.logs import configure_logs, get_logger
-from servicekit.server import Server, run, serve_until_signalled
+from servicekit.process import run, serve_until_signalled
+from servicekit.server import Server
 
 
 class Options(pydantic.BaseModel, frozen=True, extra="forbid"):

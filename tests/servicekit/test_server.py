@@ -20,7 +20,8 @@ from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.limits import MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
 from servicekit.logs import get_logger
-from servicekit.server import Server, run, serve_until_signalled
+from servicekit.process import run, serve_until_signalled
+from servicekit.server import Server
 
 
 def make_server(**options: Any) -> Server:
