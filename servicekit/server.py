@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from servicekit import health
 from servicekit.address import Address, parse_address
-from servicekit.certificates import first_expiry
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.errors import ErrorTable
 from servicekit.interceptors.bounds import BoundsInterceptor
@@ -27,8 +26,8 @@ from servicekit.interceptors.rpc_metrics import MetricsInterceptor
 from servicekit.limits import KEEPALIVE, MAX_RECEIVE_BYTES, PING_TOLERANCE
 from servicekit.logs import Logger
 from servicekit.message_limits import LimitOptions, limits_of_methods
-from servicekit.metrics import MetricsServer, start_metrics_server
-from servicekit.tls import server_credentials
+from servicekit.metrics import MetricsServer
+from servicekit.tls import first_expiry, server_credentials
 
 # Probes are few; a plaintext port that anyone may reach needs no more.
 _MAX_PROBE_STREAMS = 64
@@ -145,7 +144,7 @@ class Server:
                 )
             if options.metrics_listen is not None:
                 try:
-                    self._metrics = start_metrics_server(
+                    self._metrics = MetricsServer(
                         self._registry, options.metrics_listen, self.logger
                     )
                 except OSError as error:
