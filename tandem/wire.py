@@ -1,7 +1,7 @@
 """Translates between the client's values and the wire contract, in both directions.
 
-The only module of the client that sees protobuf messages. A value that no message can hold (a
-negative count, a seed of 2**64) becomes the same `TandemError` that a server would answer with.
+A value that no message can hold (a negative count, a seed of 2**64) raises the `TandemError` that a
+server would answer with. Messages to a drafter are those of `tandem.draft_exchange`.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ SOURCES: dict[int, generation.DraftSource] = {
 
 
 def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateRequest:
-    """The message that asks for this.
+    """The message of a request.
 
     Raises:
         TandemError: INVALID_ARGUMENT naming a field whose value does not fit its wire type.
@@ -57,7 +57,7 @@ def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateReq
 
 
 def to_event(response: gateway_pb2.GenerateResponse) -> generation.Event | None:
-    """The event in this message; None for one that a newer server sent and we do not know."""
+    """The event in this message; None for an unknown one, which a newer server may send."""
     match response.WhichOneof("event"):
         case "started":
             started = response.started
@@ -100,7 +100,7 @@ def to_models(response: gateway_pb2.ListModelsResponse) -> tuple[generation.Mode
 
 def to_error(error: grpc.RpcError) -> generation.TandemError:
     """The typed error of a failed call, with the field and the retry advice that it carried."""
-    # Both faces' errors are calls: grpc.Call and grpc.aio.AioRpcError share these methods.
+    # Errors of both clients have these methods: grpc.Call's and grpc.aio.AioRpcError's.
     failed: Any = error
     field, retry_after_s = "", None
     text = failed.details() or ""
@@ -110,16 +110,16 @@ def to_error(error: grpc.RpcError) -> generation.TandemError:
             field = violations.field_violations[0].field
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    # A server may name the field in its message as well; str(TandemError) would say it twice.
+    # A server may name the field in its message too; str(TandemError) would repeat it.
     text = text.removeprefix(f"{field}: ") if field else text
     return generation.TandemError(failed.code(), text, field=field, retry_after_s=retry_after_s)
 
 
 def assign(target: message.Message, name: str, value: Any, *, path: str = "") -> None:
-    """Sets a field unless the value is None, turning protobuf's refusals into ours.
+    """Sets a field unless the value is None.
 
     Raises:
-        TandemError: INVALID_ARGUMENT naming `path`, or `name` without one.
+        TandemError: INVALID_ARGUMENT naming `path` (or `name`); the value does not fit the field.
     """
     if value is None:
         return
@@ -149,7 +149,7 @@ def enum_value(enumeration: Any, prefix: str, name: str, path: str) -> Any:
 
 
 def _refusal(value: Any, error: Exception) -> str:
-    """One line that shows the value, shortened: prompts are long."""
+    """One line that shows the value, shortened because prompts are long."""
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     return f"{shown} cannot be sent: {' '.join(str(error).split())}"
