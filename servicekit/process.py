@@ -39,17 +39,17 @@ async def serve_until_signalled(
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains and stops; the server is stopped on return.
 
-    Says SERVING, prints the ready line on stdout, and waits. At the first signal it says
-    NOT_SERVING; after `drain_delay_s` it takes no more calls and drains, which takes at most
-    `drain_timeout_s`. A second signal stops at once.
+    Sets health to SERVING, prints the ready line on stdout, and waits. At the first signal health
+    becomes NOT_SERVING; after `drain_delay_s` the server refuses calls and drains for at most
+    `drain_timeout_s`. A second signal stops it at once.
 
     Args:
         server: a started server.
-        drain: returns when what the service has begun is done or handed over. It ends the
-            service's own long-lived streams: after it, calls in flight get one more second. None:
-            calls in flight get all of `drain_timeout_s`.
-        ready_line: what to print; None for `ready grpc=ADDRESS`.
-        failed: ends the serving, without drain, when it is done, with its exception.
+        drain: returns when the service's work is finished or handed over. It ends the service's
+            own long-lived streams: afterwards calls in flight get one more second. None: calls
+            in flight get all of `drain_timeout_s`.
+        ready_line: returns the line to print; None prints `ready grpc=ADDRESS`.
+        failed: when it is done, serving ends with its exception and without drain.
 
     Raises:
         Exception: that of `failed`, or of `drain`.
@@ -79,7 +79,7 @@ def run(main: Callable[[], Awaitable[None]]) -> int:
         The exit code: 0 at the end, 1 after an exception, which is logged, 2 after a ConfigError,
         which is printed in one line on stderr, 128 + n after signal n.
     """
-    # As process 1 of a container, a process without a handler does not get SIGTERM at all.
+    # Process 1 of a container does not get SIGTERM at all unless it has a handler.
     previous = signal.getsignal(signal.SIGTERM)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -100,8 +100,8 @@ def run(main: Callable[[], Awaitable[None]]) -> int:
 
 
 async def _cancel_at_sigterm(main: Callable[[], Awaitable[None]]) -> None:
-    # The first cancels main, which can clean up. A second one means now: also where the loop is
-    # blocked, or the interpreter waits for a thread that is not going to end.
+    # The first SIGTERM cancels main, which can clean up. The second ends the process at once, even
+    # if the loop is blocked or the interpreter waits for a thread that never ends.
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     is_first = True
@@ -130,34 +130,34 @@ async def _drain_and_stop(server: Server, drain: Callable[[], Awaitable[None]] |
     await asyncio.sleep(server.options.drain_delay_s)
     deadline_s = loop.time() + server.options.drain_timeout_s
     if drain is not None:
-        # Before the drain, not after it: clients whose channels are open would send their calls
-        # here, and hear that they are refused, until the last stream has ended.
+        # Before the drain: otherwise clients with open channels would keep sending their calls
+        # here, to be refused, until the last stream has ended.
         server.refuse_calls(server.options.drain_timeout_s)
         try:
             async with asyncio.timeout_at(deadline_s) as limit:
                 await drain()
         except TimeoutError:
-            # Not by the clock: uvloop's timers go by whole milliseconds and may fire early.
+            # Not compared with the clock: uvloop's timers count milliseconds and may fire early.
             if not limit.expired():
-                raise  # the drain's own
+                raise  # raised by the drain itself
             server.logger.warning("drain_timed_out", timeout_s=server.options.drain_timeout_s)
         deadline_s = min(deadline_s, loop.time() + _GRACE_AFTER_DRAIN_S)
     await server.stop(max(0.0, deadline_s - loop.time()))
 
 
 async def _first_of(*awaitables: "Awaitable[object] | None") -> None:
-    """Waits for one to end and cancels the others; raises what it raised.
+    """Waits until one ends and cancels the others; raises its exception.
 
-    Futures are only watched: they belong to the caller and are not cancelled.
+    Futures belong to the caller and are not cancelled.
     """
-    theirs = {a for a in awaitables if isinstance(a, asyncio.Future)}
-    ours = {asyncio.ensure_future(a) for a in awaitables if a is not None and a not in theirs}
-    watched: set[asyncio.Future[Any]] = {*ours, *theirs}
+    futures = {a for a in awaitables if isinstance(a, asyncio.Future)}
+    tasks = {asyncio.ensure_future(a) for a in awaitables if a is not None and a not in futures}
+    watched: set[asyncio.Future[Any]] = {*tasks, *futures}
     try:
         done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in ours:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*ours, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
     for future in done:
         future.result()

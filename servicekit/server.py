@@ -37,8 +37,8 @@ _MAX_PROBE_BYTES = 4096
 class Server:
     """One process's listening ports. Owned by the event loop's thread; made inside the loop.
 
-    Health says NOT_SERVING until `set_serving`. No interceptor stands before the plaintext
-    health port, and nothing but grpc.health.v1 is behind it.
+    Health says NOT_SERVING until `set_serving`. The plaintext health port serves grpc.health.v1
+    only, without interceptors.
 
     Raises:
         ConfigError: see `tls.server_credentials`.
@@ -54,16 +54,16 @@ class Server:
         logger: Logger,
         limit_options: LimitOptions | None = None,
     ) -> None:
-        """Wires it up.
+        """Makes the gRPC servers; binds nothing yet.
 
         Args:
             options: the server's part of a service's configuration.
             service_names: the services that it will offer.
             error_table: which exception becomes which status.
-            registry: takes the metrics.
-            logger: for what no caller is told.
-            limit_options: where the services' .proto files say how much a request may hold. None:
-                as much as the transport takes.
+            registry: where the metrics are registered.
+            logger: for errors that callers do not see.
+            limit_options: the options of the .proto files that limit requests; None leaves the
+                transport's limit only.
         """
         self.options = options
         self.logger = logger
@@ -105,35 +105,36 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where gRPC is served, with the real port. Only after `start`."""
+        """The address of gRPC, with the real port. Only after `start`."""
         assert self._address is not None, "the server has not started"
         return self._address
 
     @property
     def health_address(self) -> str | None:
-        """Where plaintext health is served, with the real port; None if nowhere."""
+        """The address of plaintext health, with the real port; None if it is not served."""
         return self._health_address
 
     @property
     def metrics_address(self) -> str | None:
-        """Where metrics are served, with the real port; None if nowhere."""
+        """The address of metrics, with the real port; None if they are not served."""
         return None if self._metrics is None else self._metrics.address
 
     def export_expiry(self, certificate: str, path: Path) -> None:
-        """Exports when a certificate that was loaded from `path` expires.
+        """Exports when the certificate in a file expires.
 
         Args:
-            certificate: what it is to this process, the metric's label: "server" is the one that
-                it serves with, "peer" the one that it shows to the services that it calls.
+            certificate: the metric's label: "server" for this server's own certificate, "peer"
+                for the one that it shows to the services that it calls.
             path: its file, PEM.
         """
         self._certificate_expiry.labels(certificate).set(first_expiry(path.read_bytes()))
 
     async def start(self) -> None:
-        """Binds every port and begins to answer; health still says NOT_SERVING.
+        """Binds every port and answers calls; health still says NOT_SERVING.
 
         Raises:
-            ConfigError: an address cannot be bound; it names the flag. Nothing is left running.
+            ConfigError: an address cannot be bound; the error names the flag. Nothing is left
+                running.
         """
         options = self.options
         try:
@@ -155,7 +156,7 @@ class Server:
             if self._probes is not None:
                 await self._probes.start()
         except BaseException:
-            # A gRPC server lets go of its ports only when it stops, and stops only if it started.
+            # A gRPC server frees its ports only when it stops, and stops only if it started.
             for server in (self.grpc, self._probes):
                 if server is not None:
                     await server.start()
@@ -178,17 +179,17 @@ class Server:
         self._health.set_serving(False)
 
     def set_alive(self, alive: bool) -> None:
-        """What `health.LIVENESS_NAME` says; true until then."""
+        """Sets the health of `health.LIVENESS_NAME`, which is alive at first."""
         self._health.set_alive(alive)
 
     def retire(self) -> None:
-        """Health says NOT_SERVING for good, whatever `set_serving` is called for later."""
+        """Health says NOT_SERVING from now on, even after `set_serving`."""
         self._health.retire()
 
     def refuse_calls(self, grace_s: float) -> None:
-        """Takes no more calls on the main port, and tells every client to go elsewhere (GOAWAY).
+        """Refuses new calls on the main port and sends every client a GOAWAY.
 
-        Calls in flight go on, `grace_s` at most. The other ports answer as before.
+        Calls in flight may take `grace_s` more. The other ports answer as before.
         """
         if self._refusing is None:
             self._refusing = asyncio.create_task(self.grpc.stop(grace_s))
@@ -196,7 +197,7 @@ class Server:
     async def stop(self, grace_s: float) -> None:
         """Refuses new calls, gives those in flight `grace_s` to end, cancels them, closes.
 
-        May be called again, also meanwhile: the shorter grace counts.
+        May be called again, also while it runs: the shorter grace counts.
         """
         self._health.close()
         await self.grpc.stop(grace_s)
@@ -213,9 +214,9 @@ def _arguments(max_concurrent_streams: int, max_receive_bytes: int) -> list[tupl
     return [
         *KEEPALIVE,
         *PING_TOLERANCE,
-        # A port that another process has is an error, not something to share with it.
+        # A port that another process uses is an error; by default gRPC would share it.
         ("grpc.so_reuseport", 0),
-        # Without a limit, a client that opens and resets calls in a hurry hurts all others.
+        # Without a limit, a client that rapidly opens and resets calls slows all others.
         ("grpc.max_concurrent_streams", max_concurrent_streams),
         ("grpc.max_receive_message_length", max_receive_bytes),
     ]
@@ -237,9 +238,9 @@ def _bind(
 
 
 def _check_free(address: Address) -> None:
-    # gRPC says only that it failed, not why; and of a name with several addresses it is content
-    # with one, so that `localhost` would quietly be half ours and half another process's. But an
-    # address that this machine does not have, as ::1 where IPv6 is off, is no one else's either.
+    # gRPC does not report why binding failed. Of a name with several addresses it accepts a single
+    # one, so that another process could silently keep the other half of `localhost`. An address
+    # that this machine does not have, such as ::1 without IPv6, is skipped.
     found = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )

@@ -18,11 +18,11 @@ from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 
 
 def server_credentials(options: ServerOptions) -> grpc.ServerCredentials | None:
-    """What the main port speaks: TLS, mTLS where `--tls-client-ca` is given, None for plaintext.
+    """The main port's credentials: TLS, mTLS with `--tls-client-ca`, or None for plaintext.
 
     Raises:
-        ConfigError: a file is missing or not what it should be, half of a pair is missing, or
-            the address is not loopback and plaintext was not asked for.
+        ConfigError: a file is missing or invalid, half of a pair is missing, or the address is not
+            loopback and `--allow-plaintext` is not given.
     """
     if options.tls_cert is None and options.tls_key is None:
         if options.tls_client_ca is not None:
@@ -39,15 +39,15 @@ def server_credentials(options: ServerOptions) -> grpc.ServerCredentials | None:
 
 
 def check_plaintext(options: ServerOptions, flag: str, listen: str) -> None:
-    """Checks that a port may speak plaintext, where no certificate is given.
+    """Checks that a port without a certificate may speak plaintext.
 
     Args:
         options: the server's.
-        flag: what gave the address.
+        flag: the flag of the address.
         listen: the address.
 
     Raises:
-        ConfigError: the address is not loopback and plaintext was not asked for.
+        ConfigError: the address is not loopback and `--allow-plaintext` is not given.
     """
     if not options.allow_plaintext and not parse_address(listen).is_loopback:
         raise ConfigError(
@@ -57,7 +57,7 @@ def check_plaintext(options: ServerOptions, flag: str, listen: str) -> None:
 
 
 def channel_credentials(target: str, options: ChannelOptions) -> grpc.ChannelCredentials | None:
-    """What to speak to `target`: TLS where `--peer-tls-ca` is given, None for plaintext.
+    """The credentials of a channel: TLS with `--peer-tls-ca`, or None for plaintext.
 
     Raises:
         ConfigError: as `server_credentials`, for the target.
