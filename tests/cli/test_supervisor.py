@@ -20,7 +20,7 @@ FAST = Policy(
     start_timeout_s=60,
     stop_timeout_s=60,
     first_backoff_s=0.01,
-    longest_backoff_s=0.03,
+    max_backoff_s=0.03,
     healthy_after_s=60,
 )
 

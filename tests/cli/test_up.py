@@ -238,7 +238,7 @@ def test_a_folder_without_a_model_is_wrong_usage(
 ) -> None:
     assert main(["up", "--model", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert error == f"tandem up: --model: {tmp_path} is no model folder: it has no config.json\n"
+    assert error == f"tandem up: --model: {tmp_path} is not a model folder: it has no config.json\n"
 
 
 def test_without_the_bundled_model_a_model_must_be_named(

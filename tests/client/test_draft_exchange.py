@@ -33,8 +33,8 @@ def sequence(params: NgramParams | None = None, max_length: int = 0) -> DraftedS
     )
 
 
-def query(of: DraftedSequence, token_ids: Sequence[int], most: int = 4) -> DraftQuery:
-    return DraftQuery(sequence=of, token_ids=token_ids, max_draft_tokens=most)
+def query(of: DraftedSequence, token_ids: Sequence[int], max_draft_tokens: int = 4) -> DraftQuery:
+    return DraftQuery(sequence=of, token_ids=token_ids, max_draft_tokens=max_draft_tokens)
 
 
 def carry(queries: Sequence[DraftQuery], answer: Answer) -> tuple[Draft, ...]:
@@ -81,7 +81,7 @@ def test_a_long_history_goes_in_pieces_and_only_the_last_asks_for_a_draft() -> N
         wanted.extend(delta.max_draft_tokens for delta in request.sequences)
         return model.answer(request)
 
-    carry([query(drafted, token_ids, most=4)], answer)
+    carry([query(drafted, token_ids, max_draft_tokens=4)], answer)
     assert wanted == [0, 0, 4]
     assert model.known[drafted.sequence_id] == token_ids
 
@@ -147,7 +147,7 @@ def test_whatever_is_forgotten_the_drafter_ends_with_the_histories(seed: int, st
             i = rng.choice(chosen)
             lost = exchange([query(drafted[i], texts[i])])
             model.answer(next(lost))
-        queries = [query(drafted[i], texts[i], most=rng.randint(0, 2)) for i in chosen]
+        queries = [query(drafted[i], texts[i], max_draft_tokens=rng.randint(0, 2)) for i in chosen]
         for draft in carry(queries, model.answer):
             assert draft == Draft()
         for i in chosen:
@@ -270,7 +270,7 @@ def test_one_refused_sequence_leaves_the_others_their_drafts() -> None:
     [
         ("token_ids", query(sequence(), [1, -1])),
         ("token_ids", query(sequence(), [1, 2**32])),
-        ("max_draft_tokens", query(sequence(), [1], most=-1)),
+        ("max_draft_tokens", query(sequence(), [1], max_draft_tokens=-1)),
         ("max_length", query(sequence(max_length=-1), [1])),
         ("params.min_ngram", query(sequence(NgramParams(min_ngram=-1)), [1])),
         ("params.tie", query(sequence(NgramParams(tie="first")), [1])),  # type: ignore[arg-type]
