@@ -1,4 +1,4 @@
-"""What is said to a drafter, without a channel: pieces, replays, limits, refusals."""
+"""The messages to a drafter, without a channel: pieces, replays, limits, refusals."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ def query(of: DraftedSequence, token_ids: Sequence[int], max_draft_tokens: int =
     return DraftQuery(sequence=of, token_ids=token_ids, max_draft_tokens=max_draft_tokens)
 
 
-def carry(queries: Sequence[DraftQuery], answer: Answer) -> tuple[Draft, ...]:
-    """What a client does, with function calls for RPCs."""
+def run_exchange(queries: Sequence[DraftQuery], answer: Answer) -> tuple[Draft, ...]:
+    """Runs an exchange with function calls instead of RPCs."""
     conversation = exchange(queries)
     try:
         request = next(conversation)
@@ -49,8 +49,8 @@ def carry(queries: Sequence[DraftQuery], answer: Answer) -> tuple[Draft, ...]:
         return drafts
 
 
-def counted(model: DrafterModel) -> Callable[[], int]:
-    """Tokens received since it was last asked."""
+def count_received(model: DrafterModel) -> Callable[[], int]:
+    """Returns a function that counts the tokens received since its last call."""
     last = 0
 
     def count() -> int:
@@ -63,12 +63,12 @@ def counted(model: DrafterModel) -> Callable[[], int]:
 
 def test_only_new_tokens_are_sent_after_a_few_known_ones() -> None:
     model, drafted, token_ids = DrafterModel(), sequence(), list(range(5000))
-    received = counted(model)
-    carry([query(drafted, token_ids)], model.answer)
+    received = count_received(model)
+    run_exchange([query(drafted, token_ids)], model.answer)
     assert received() == 5000
     for _ in range(5):
         token_ids += [7, 8, 9]
-        carry([query(drafted, token_ids)], model.answer)
+        run_exchange([query(drafted, token_ids)], model.answer)
         assert received() == 3 + 8
     assert model.known[drafted.sequence_id] == token_ids
 
@@ -81,7 +81,7 @@ def test_a_long_history_goes_in_pieces_and_only_the_last_asks_for_a_draft() -> N
         wanted.extend(delta.max_draft_tokens for delta in request.sequences)
         return model.answer(request)
 
-    carry([query(drafted, token_ids, max_draft_tokens=4)], answer)
+    run_exchange([query(drafted, token_ids, max_draft_tokens=4)], answer)
     assert wanted == [0, 0, 4]
     assert model.known[drafted.sequence_id] == token_ids
 
@@ -91,7 +91,7 @@ def test_many_long_histories_are_split_into_messages_that_fit() -> None:
     largest = 2**32 - 1
     queries = [query(sequence(), [largest] * 10_000) for _ in range(40)]
     queries += [query(sequence(), [largest]) for _ in range(3000)]
-    drafts = carry(queries, model.answer)  # the model asserts the limits
+    drafts = run_exchange(queries, model.answer)  # the model asserts the limits
     assert drafts == (Draft(),) * 3040
     assert all(model.known[q.sequence.sequence_id] == list(q.token_ids) for q in queries)
 
@@ -99,31 +99,31 @@ def test_many_long_histories_are_split_into_messages_that_fit() -> None:
 @pytest.mark.parametrize("know", [0, 1, 5, 900])
 def test_a_forgotten_history_is_sent_again_from_what_is_known(know: int) -> None:
     model, drafted, token_ids = DrafterModel(), sequence(), list(range(1000))
-    carry([query(drafted, token_ids)], model.answer)
-    received = counted(model)
+    run_exchange([query(drafted, token_ids)], model.answer)
+    received = count_received(model)
     received()
     if know:
         del model.known[drafted.sequence_id][know:]
     else:
         model.known.clear()
     token_ids.append(5)
-    carry([query(drafted, token_ids)], model.answer)
+    run_exchange([query(drafted, token_ids)], model.answer)
     assert model.known[drafted.sequence_id] == token_ids
     assert received() <= 9 + (1001 - max(know - 8, 0))
 
 
 def test_a_history_that_was_cut_back_is_drafted_for_anew() -> None:
     model, drafted = DrafterModel(), sequence()
-    carry([query(drafted, list(range(1000)))], model.answer)
-    carry([query(drafted, list(range(300)))], model.answer)
+    run_exchange([query(drafted, list(range(1000)))], model.answer)
+    run_exchange([query(drafted, list(range(300)))], model.answer)
     assert model.known[drafted.sequence_id] == list(range(300))
 
 
 def test_a_history_that_was_written_anew_is_noticed() -> None:
     model, drafted = DrafterModel(), sequence()
-    carry([query(drafted, list(range(1000)))], model.answer)
+    run_exchange([query(drafted, list(range(1000)))], model.answer)
     changed = [*range(990), *[3] * 40]
-    carry([query(drafted, changed)], model.answer)
+    run_exchange([query(drafted, changed)], model.answer)
     assert model.known[drafted.sequence_id] == changed
 
 
@@ -148,7 +148,7 @@ def test_whatever_is_forgotten_the_drafter_ends_with_the_histories(seed: int, st
             lost = exchange([query(drafted[i], texts[i])])
             model.answer(next(lost))
         queries = [query(drafted[i], texts[i], max_draft_tokens=rng.randint(0, 2)) for i in chosen]
-        for draft in carry(queries, model.answer):
+        for draft in run_exchange(queries, model.answer):
             assert draft == Draft()
         for i in chosen:
             assert model.known.get(drafted[i].sequence_id, []) == texts[i]
@@ -164,9 +164,12 @@ def test_a_drafter_that_keeps_forgetting_is_done_without() -> None:
 
     drafted, healthy = sequence(), sequence()
     long, model = list(range(20_000)), DrafterModel()
-    assert carry([query(drafted, long)], forgetful) == (Draft(),)
+    assert run_exchange([query(drafted, long)], forgetful) == (Draft(),)
     assert num_requests < 10
-    assert carry([query(healthy, [1]), query(drafted, long)], model.answer) == (Draft(), Draft())
+    assert run_exchange([query(healthy, [1]), query(drafted, long)], model.answer) == (
+        Draft(),
+        Draft(),
+    )
     assert model.known[drafted.sequence_id] == long
 
 
@@ -186,9 +189,9 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
         pool_keep="all",
     )
     drafted = sequence(params, max_length=50)
-    carry([query(drafted, [1, 2, 3])], model.answer)
+    run_exchange([query(drafted, [1, 2, 3])], model.answer)
     model.known.clear()
-    carry([query(drafted, [1, 2, 3, 4])], model.answer)
+    run_exchange([query(drafted, [1, 2, 3, 4])], model.answer)
     assert len(model.created) == 2
     for delta in model.created:
         assert delta.params.HasField("min_ngram")
@@ -211,7 +214,7 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
 
 def test_what_is_absent_is_not_sent() -> None:
     model = DrafterModel()
-    carry([query(sequence(), [1])], model.answer)
+    run_exchange([query(sequence(), [1])], model.answer)
     assert model.created[0].params == pb.NgramParams()
 
 
@@ -227,7 +230,7 @@ def test_a_draft_says_where_it_comes_from() -> None:
         )
         return pb.ProposeResponse(batch_id=request.batch_id, proposals=[proposal])
 
-    (draft,) = carry([query(sequence(), [1, 2])], answer)
+    (draft,) = run_exchange([query(sequence(), [1, 2])], answer)
     assert draft == Draft(token_ids=(5, 6), matched_ngram_length=7, source=DraftSource.POOL)
 
 
@@ -242,7 +245,7 @@ def test_a_drafter_that_is_still_indexing_has_taken_the_history_and_says_so() ->
         return pb.ProposeResponse(batch_id=request.batch_id, proposals=[proposal])
 
     indexed = sequence()
-    (draft,) = carry([query(indexed, [1, 2])], answer)
+    (draft,) = run_exchange([query(indexed, [1, 2])], answer)
     assert draft == Draft(is_indexing=True)
     assert indexed.num_sent == 2
 
@@ -258,7 +261,7 @@ def test_one_refused_sequence_leaves_the_others_their_drafts() -> None:
                 proposal.message = "params.min_ngram: 0 is under 1"
         return response
 
-    refused, taken = carry([query(bad, [1]), query(good, [1])], answer)
+    refused, taken = run_exchange([query(bad, [1]), query(good, [1])], answer)
     assert refused.error is not None
     assert refused.error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert (refused.error.field, refused.error.message) == ("params.min_ngram", "0 is under 1")
@@ -278,7 +281,7 @@ def test_one_refused_sequence_leaves_the_others_their_drafts() -> None:
 )
 def test_what_no_message_can_hold_is_refused_by_name(field: str, bad: DraftQuery) -> None:
     with pytest.raises(TandemError) as error:
-        carry([bad], DrafterModel().answer)
+        run_exchange([bad], DrafterModel().answer)
     assert error.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert error.value.field == field
 
@@ -286,10 +289,10 @@ def test_what_no_message_can_hold_is_refused_by_name(field: str, bad: DraftQuery
 def test_a_sequence_is_asked_for_once_and_not_after_its_release() -> None:
     drafted = sequence()
     with pytest.raises(ValueError, match="twice"):
-        carry([query(drafted, [1]), query(drafted, [1])], DrafterModel().answer)
+        run_exchange([query(drafted, [1]), query(drafted, [1])], DrafterModel().answer)
     drafted.is_released = True
     with pytest.raises(ValueError, match="released"):
-        carry([query(drafted, [1])], DrafterModel().answer)
+        run_exchange([query(drafted, [1])], DrafterModel().answer)
 
 
 def test_an_answer_to_something_else_is_an_error() -> None:
@@ -298,7 +301,7 @@ def test_an_answer_to_something_else_is_an_error() -> None:
         pb.ProposeResponse(batch_id=1, proposals=[pb.Proposal(sequence_id="x")]),
     ):
         with pytest.raises(TandemError) as error:
-            carry([query(sequence(), [1])], lambda _, wrong=wrong: wrong)  # type: ignore[misc]
+            run_exchange([query(sequence(), [1])], lambda _, wrong=wrong: wrong)  # type: ignore[misc]
         assert error.value.code is grpc.StatusCode.INTERNAL
 
 
@@ -316,4 +319,4 @@ def test_releases_are_split_into_messages_that_fit() -> None:
 
 
 def test_no_queries_need_no_messages() -> None:
-    assert carry([], DrafterModel().answer) == ()
+    assert run_exchange([], DrafterModel().answer) == ()

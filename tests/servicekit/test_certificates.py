@@ -8,10 +8,8 @@ import trustme
 from cryptography import x509
 from prometheus_client import CollectorRegistry
 
-from servicekit.config import ServerOptions
-from servicekit.logs import get_logger
-from servicekit.server import Server
 from servicekit.tls import first_expiry
+from tests.servicekit.factories import make_server
 
 UTC = datetime.UTC
 
@@ -66,21 +64,10 @@ async def test_a_server_with_tls_exports_when_its_certificate_expires(tmp_path: 
     (tmp_path / "key").write_bytes(certificate.private_key_pem.bytes())
     (tmp_path / "cert").write_bytes(chain_of(certificate))
     registry = CollectorRegistry()
-    with_tls = ServerOptions(tls_cert=tmp_path / "cert", tls_key=tmp_path / "key")
-    make_server(with_tls, registry)
+    make_server(tls_cert=tmp_path / "cert", tls_key=tmp_path / "key", registry=registry)
     name = "tandem_certificate_expiry_timestamp_seconds"
     expected = datetime.datetime(2031, 5, 6, tzinfo=UTC).timestamp()
     assert registry.get_sample_value(name, {"certificate": "server"}) == expected
     registry = CollectorRegistry()
-    make_server(ServerOptions(), registry)
+    make_server(registry=registry)
     assert registry.get_sample_value(name, {"certificate": "server"}) is None
-
-
-def make_server(options: ServerOptions, registry: CollectorRegistry) -> Server:
-    return Server(
-        options,
-        service_names=[],
-        error_table={},
-        registry=registry,
-        logger=get_logger("test"),
-    )

@@ -14,16 +14,16 @@ async def asked(*arguments: str) -> int:
 
 
 async def test_it_exits_with_what_health_says(
-    start_rig: Any, capsys: pytest.CaptureFixture[str]
+    start_server: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rig = await start_rig()
-    address = rig.server.address
+    running = await start_server()
+    address = running.server.address
     assert await asked(address) == 1
     assert capsys.readouterr().err == f"{address}: NOT_SERVING\n"
     assert await asked(address, "--service", LIVENESS_NAME) == 0
-    rig.server.set_serving()
+    running.server.set_serving()
     assert await asked(address) == 0
-    rig.server.set_alive(False)
+    running.server.set_alive(False)
     assert await asked(address, "--service", LIVENESS_NAME) == 1
     capsys.readouterr()
     assert await asked(address, "--service", "test.v1.Nobody") == 1

@@ -42,7 +42,7 @@ from servicekit.process import run, serve_until_signalled
 from servicekit.server import Server
 
 
-class Options(pydantic.BaseModel, frozen=True, extra="forbid"):
+class ScriptOptions(pydantic.BaseModel, frozen=True, extra="forbid"):
     server: ServerOptions = ServerOptions()
     mode: str = "serve"
     linger_s: float = 0.0
@@ -93,7 +93,7 @@ async def main(options):
 
 
 if __name__ == "__main__":
-    options = load_config(Options, service="script")
+    options = load_config(ScriptOptions, service="script")
     configure_logs(options.server.log_level, "script")
     sys.exit(run(lambda: main(options)))
 '''
