@@ -139,7 +139,7 @@ def _check(queries: Sequence[DraftQuery]) -> None:
         if query.sequence.is_released:
             raise ValueError(f"sequence {sequence_id} was released")
         if sequence_id in seen:
-            raise ValueError(f"sequence {sequence_id} is asked for twice")
+            raise ValueError(f"sequence {sequence_id} is queried twice")
         seen.add(sequence_id)
 
 
@@ -185,9 +185,9 @@ def _set_params(message: drafter_pb2.NgramParams, params: NgramParams) -> None:
 def _proposals(
     request: drafter_pb2.ProposeRequest, response: drafter_pb2.ProposeResponse
 ) -> Sequence[drafter_pb2.Proposal]:
-    asked = [delta.sequence_id for delta in request.sequences]
+    requested = [delta.sequence_id for delta in request.sequences]
     answered = [proposal.sequence_id for proposal in response.proposals]
-    if response.batch_id != request.batch_id or answered != asked:
+    if response.batch_id != request.batch_id or answered != requested:
         raise TandemError(
             grpc.StatusCode.INTERNAL, "the drafter's answer does not match the request"
         )

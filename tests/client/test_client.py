@@ -93,7 +93,7 @@ async def test_generate_joins_the_stream(gateway: StandInGateway, connect: Any) 
     assert generation.usage.acceptance_per_position == (1.0, 1.0, 0.0)
 
 
-async def test_choices_are_told_apart(gateway: StandInGateway, connect: Any) -> None:
+async def test_choices_are_joined_separately(gateway: StandInGateway, connect: Any) -> None:
     def chunk(index: int, token_id: int) -> gateway_pb2.GenerateResponse:
         return gateway_pb2.GenerateResponse(
             chunk=gateway_pb2.Chunk(choice_index=index, token_ids=[token_id], text=str(token_id))
@@ -215,7 +215,7 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, connect: An
     unset = {field.name for field in expected.DESCRIPTOR.fields} - {
         field.name for field, _ in expected.ListFields()
     }
-    # Adapters and media are there to be refused, for clients of other systems.
+    # Adapters and media exist in the contract only to be refused.
     assert unset == {"text", "adapter_id", "media"}, (
         "a new field of the wire contract needs a place in the client"
     )
@@ -256,7 +256,7 @@ async def test_a_refusal_carries_code_message_and_field(
     assert caught.value.retry_after_s is None
 
 
-async def test_a_field_that_the_message_names_too_is_not_said_twice(
+async def test_a_field_that_the_message_names_too_is_not_repeated(
     gateway: StandInGateway, connect: Any
 ) -> None:
     gateway.failure = refusal(grpc.StatusCode.INVALID_ARGUMENT, "n: must be at most 16", field="n")
@@ -285,7 +285,7 @@ async def test_a_failure_without_details_is_an_error_without_field(
     assert (caught.value.code, caught.value.field) == (grpc.StatusCode.UNAVAILABLE, "")
 
 
-async def test_what_came_before_a_failure_was_yielded(gateway: StandInGateway) -> None:
+async def test_events_before_a_failure_are_yielded(gateway: StandInGateway) -> None:
     gateway.script = gateway.script[:2]
     gateway.failure = refusal(grpc.StatusCode.UNAVAILABLE, "gone")
     events: list[Event] = []
@@ -364,7 +364,7 @@ async def test_a_choice_that_is_not_finished_is_an_error(
     assert caught.value.code is grpc.StatusCode.INTERNAL
 
 
-async def test_an_event_of_a_newer_server_is_passed_over(
+async def test_an_unknown_event_of_a_newer_server_is_skipped(
     gateway: StandInGateway, connect: Any
 ) -> None:
     gateway.script.insert(1, gateway_pb2.GenerateResponse())
@@ -392,7 +392,7 @@ async def test_an_event_of_a_newer_server_is_passed_over(
         ),
     ],
 )
-async def test_what_no_message_can_hold_is_refused_like_by_a_server(
+async def test_a_value_that_no_message_can_hold_is_refused_as_by_a_server(
     gateway: StandInGateway, connect: Any, request_: GenerationRequest, field: str
 ) -> None:
     with pytest.raises(TandemError) as caught:
@@ -411,7 +411,7 @@ async def test_models_are_listed(gateway: StandInGateway, connect: Any) -> None:
 
 @pytest.fixture
 async def mtls(tmp_path: Path) -> AsyncIterator[tuple[str, TlsOptions]]:
-    """A stand-in gateway that wants client certificates, and the files that satisfy it."""
+    """A stand-in gateway that requires client certificates, and files that it accepts."""
     authority = trustme.CA()
     served = authority.issue_cert("localhost")
     own = authority.issue_cert("client")
@@ -434,7 +434,7 @@ async def mtls(tmp_path: Path) -> AsyncIterator[tuple[str, TlsOptions]]:
     await server.stop(0)
 
 
-async def test_mtls_lets_the_right_client_in(mtls: tuple[str, TlsOptions]) -> None:
+async def test_mtls_serves_a_client_with_a_certificate(mtls: tuple[str, TlsOptions]) -> None:
     target, options = mtls
     async with AsyncTandemClient(target, tls=options) as client:
         assert (await client.generate(REQUEST)).text == "néw\nname"
@@ -446,7 +446,7 @@ async def test_mtls_lets_the_right_client_in(mtls: tuple[str, TlsOptions]) -> No
     assert await asyncio.to_thread(blocking) == "néw\nname"
 
 
-async def test_mtls_keeps_a_client_without_certificate_out(mtls: tuple[str, TlsOptions]) -> None:
+async def test_mtls_refuses_a_client_without_a_certificate(mtls: tuple[str, TlsOptions]) -> None:
     target, options = mtls
     async with AsyncTandemClient(target, tls=TlsOptions(ca=options.ca)) as client:
         with pytest.raises(TandemError) as caught:

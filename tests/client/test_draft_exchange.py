@@ -75,14 +75,14 @@ def test_only_new_tokens_are_sent_after_a_few_known_ones() -> None:
 
 def test_a_long_history_goes_in_pieces_and_only_the_last_asks_for_a_draft() -> None:
     model, drafted, token_ids = DrafterModel(), sequence(), list(range(20_000))
-    wanted: list[int] = []
+    requested: list[int] = []
 
     def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
-        wanted.extend(delta.max_draft_tokens for delta in request.sequences)
+        requested.extend(delta.max_draft_tokens for delta in request.sequences)
         return model.answer(request)
 
     run_exchange([query(drafted, token_ids, max_draft_tokens=4)], answer)
-    assert wanted == [0, 0, 4]
+    assert requested == [0, 0, 4]
     assert model.known[drafted.sequence_id] == token_ids
 
 
@@ -119,7 +119,7 @@ def test_a_history_that_was_cut_back_is_drafted_for_anew() -> None:
     assert model.known[drafted.sequence_id] == list(range(300))
 
 
-def test_a_history_that_was_written_anew_is_noticed() -> None:
+def test_a_history_that_was_rewritten_is_noticed() -> None:
     model, drafted = DrafterModel(), sequence()
     run_exchange([query(drafted, list(range(1000)))], model.answer)
     changed = [*range(990), *[3] * 40]
@@ -143,7 +143,7 @@ def test_whatever_is_forgotten_the_drafter_ends_with_the_histories(seed: int, st
         forgotten = drafted[rng.randrange(3)].sequence_id
         if rng.random() < 0.3:
             model.known.pop(forgotten, None)
-        if rng.random() < 0.2:  # an answer is lost: the drafter knows more than we heard of
+        if rng.random() < 0.2:  # an answer is lost: the drafter has more than the client knows
             i = rng.choice(chosen)
             lost = exchange([query(drafted[i], texts[i])])
             model.answer(next(lost))
@@ -154,7 +154,7 @@ def test_whatever_is_forgotten_the_drafter_ends_with_the_histories(seed: int, st
             assert model.known.get(drafted[i].sequence_id, []) == texts[i]
 
 
-def test_a_drafter_that_keeps_forgetting_is_done_without() -> None:
+def test_a_drafter_that_keeps_losing_histories_costs_a_draft_only() -> None:
     num_requests = 0
 
     def forgetful(request: pb.ProposeRequest) -> pb.ProposeResponse:
@@ -212,7 +212,7 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
         assert delta.max_length == 50
 
 
-def test_what_is_absent_is_not_sent() -> None:
+def test_absent_parameters_are_not_sent() -> None:
     model = DrafterModel()
     run_exchange([query(sequence(), [1])], model.answer)
     assert model.created[0].params == pb.NgramParams()
@@ -234,7 +234,7 @@ def test_a_draft_says_where_it_comes_from() -> None:
     assert draft == Draft(token_ids=(5, 6), matched_ngram_length=7, source=DraftSource.POOL)
 
 
-def test_a_drafter_that_is_still_indexing_has_taken_the_history_and_says_so() -> None:
+def test_a_drafter_that_is_still_indexing_has_accepted_the_history() -> None:
     def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
         [delta] = request.sequences
         proposal = pb.Proposal(
@@ -279,14 +279,14 @@ def test_one_refused_sequence_leaves_the_others_their_drafts() -> None:
         ("params.tie", query(sequence(NgramParams(tie="first")), [1])),  # type: ignore[arg-type]
     ],
 )
-def test_what_no_message_can_hold_is_refused_by_name(field: str, bad: DraftQuery) -> None:
+def test_a_value_that_no_message_can_hold_is_refused_by_name(field: str, bad: DraftQuery) -> None:
     with pytest.raises(TandemError) as error:
         run_exchange([bad], DrafterModel().answer)
     assert error.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert error.value.field == field
 
 
-def test_a_sequence_is_asked_for_once_and_not_after_its_release() -> None:
+def test_a_sequence_in_a_batch_twice_or_released_is_an_error() -> None:
     drafted = sequence()
     with pytest.raises(ValueError, match="twice"):
         run_exchange([query(drafted, [1]), query(drafted, [1])], DrafterModel().answer)
@@ -307,7 +307,7 @@ def test_an_answer_to_something_else_is_an_error() -> None:
 
 def test_releases_are_split_into_messages_that_fit() -> None:
     drafted = [sequence() for _ in range(5000)]
-    # The longest feed id that there may be.
+    # The longest feed id that is allowed.
     requests = list(release_requests(drafted, keep=Keep.ALL, feed_id="f" * 256))
     limits = MessageLimits(pb.ReleaseRequest.DESCRIPTOR, limits_pb2)
     for request in requests:

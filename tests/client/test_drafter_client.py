@@ -94,7 +94,7 @@ async def test_growing_histories_get_the_drafts_that_brute_force_finds(
     assert drafter.num_sequences == 2
 
 
-async def test_no_draft_passes_the_models_limit(drafter: ServedDrafter, connect: Any) -> None:
+async def test_no_draft_exceeds_the_models_limit(drafter: ServedDrafter, connect: Any) -> None:
     client = connect(drafter.address)
     sequence = client.open(params=NgramParams(min_ngram=1), max_length=8)
     token_ids = [1, 2, 3, 1, 2, 3]
@@ -113,7 +113,7 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     await client.propose(sequence, text, max_draft_tokens=5)
     [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
     assert history.token_ids.tolist() == text
-    # So long a text is drafted from when it is indexed.
+    # Drafts from a text this long come only after it is indexed.
     indexing = drafter.drafter.servicer.batches.indexing
     assert indexing is not None
     await asyncio.wait_for(indexing, 20)
@@ -122,7 +122,7 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     )
 
 
-async def test_another_drafter_at_the_same_address_is_told_everything(connect: Any) -> None:
+async def test_another_drafter_at_the_same_address_gets_the_whole_history(connect: Any) -> None:
     async with served_drafter() as first:
         address = first.address
         client = connect(address)
@@ -181,7 +181,7 @@ async def test_a_released_text_may_be_kept_for_others_to_draft_from(
     first = client.open(params=params, prompt_length=2)
     await client.propose(first, [8, 9, *range(100, 120)], max_draft_tokens=0)
     await client.release(first, keep=Keep.OUTPUT, feed_id="once")
-    drafter.drafter.pools.finish()  # it is taken in between batches
+    drafter.drafter.pools.finish()  # pools are fed between batches
     second, stranger = client.open(params=params), client.open()
     draft = await client.propose(second, [7, 105, 106], max_draft_tokens=3)
     assert draft == Draft(
@@ -235,7 +235,9 @@ async def test_a_late_answer_is_an_error_and_the_next_call_is_fine(connect: Any)
         assert late.model.known[sequence.sequence_id] == [1, 2, 3]
 
 
-async def test_a_streams_sequences_outlive_it_by_the_grace_only(drafter: ServedDrafter) -> None:
+async def test_sequences_outlive_their_stream_by_the_grace_period_only(
+    drafter: ServedDrafter,
+) -> None:
     async with AsyncDrafterClient(drafter.address, streaming=True) as client:
         sequence, text = client.open(), [1, 2, 3, 4, 1, 2]
         await client.propose(sequence, text, max_draft_tokens=1)
@@ -263,7 +265,9 @@ async def test_many_tasks_share_a_stream(drafter: ServedDrafter) -> None:
         await asyncio.gather(*[draft_for(client.open(), seed) for seed in range(8)])
 
 
-async def test_a_cancelled_task_harms_no_other_on_the_stream(drafter: ServedDrafter) -> None:
+async def test_a_cancelled_task_does_not_disturb_others_on_the_stream(
+    drafter: ServedDrafter,
+) -> None:
     async with AsyncDrafterClient(drafter.address, streaming=True) as client:
         sequence, text = client.open(), repeating_text(4, 50)
         for cancel_after in range(4):

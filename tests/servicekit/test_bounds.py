@@ -1,4 +1,4 @@
-"""How much a server takes on at a time, whatever its service."""
+"""Bounds on the calls and requests of a server, for any service."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,8 @@ from servicekit.interceptors.bounds import MAX_RECEIVED_AT_ONCE, MAX_RECEIVED_PE
 ONE_REQUEST = ["unary_unary", "unary_stream"]
 
 
-class Waiting:
-    """A method that answers when it may."""
+class WaitingMethod:
+    """A method that answers once `may_answer` is set."""
 
     def __init__(self) -> None:
         self.num_begun = 0
@@ -51,13 +51,13 @@ async def answer_of(ongoing: Any) -> str:
 async def test_calls_beyond_the_bound_are_refused_but_not_health_checks(
     start_server: Any, shape: str
 ) -> None:
-    method = Waiting()
+    method = WaitingMethod()
     running = await start_server(
         {shape: getattr(method, shape)}, options=ServerOptions(max_concurrent_calls=2)
     )
     ongoing = [running.method(shape)(StringValue(value="a")) for _ in range(2)]
     await method.until_begun(2)
-    # Another connection is bound by the same sum.
+    # The bound is on the calls of all connections together.
     async with open_channel(running.server.address, ChannelOptions()) as other:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await answer_of(
@@ -76,8 +76,8 @@ async def test_calls_beyond_the_bound_are_refused_but_not_health_checks(
     assert await answer_of(running.method(shape)(StringValue(value="c"))) == "c!"
 
 
-async def nothing_is_begun(method: Waiting, channel: grpc.aio.Channel) -> None:
-    """By the time that a later call has been answered many times over, one would have been."""
+async def nothing_is_begun(method: WaitingMethod, channel: grpc.aio.Channel) -> None:
+    """Checks that no call has begun: one would have, while 50 health checks are answered."""
     health = health_pb2_grpc.HealthStub(channel)
     for _ in range(50):
         assert (await health.Check(health_pb2.HealthCheckRequest())).status
@@ -87,13 +87,13 @@ async def nothing_is_begun(method: Waiting, channel: grpc.aio.Channel) -> None:
 async def all_have_come(channel: grpc.aio.Channel) -> None:
     """Returns when the server has seen every call that was begun on this connection.
 
-    A later call on the same connection comes after them. That they are sent says nothing.
+    A later call on the same connection arrives after them.
     """
     assert (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status
 
 
 def calls_on(channel: grpc.aio.Channel, shape: str) -> Any:
-    """The method of that shape over a channel of its own."""
+    """The method of that shape over this channel."""
     return getattr(channel, shape)(
         "/test.v1.EchoService/Echo",
         request_serializer=StringValue.SerializeToString,
@@ -105,10 +105,10 @@ def calls_on(channel: grpc.aio.Channel, shape: str) -> Any:
 async def test_requests_that_a_connection_does_not_send_hold_up_only_itself(
     start_server: Any, shape: str
 ) -> None:
-    method = Waiting()
+    method = WaitingMethod()
     method.may_answer.set()
     running = await start_server({shape: getattr(method, shape)})
-    # Calls that say that they will send a request, and do not.
+    # Calls that announce a request and do not send it.
     begin = running.method(shape.replace("unary_", "stream_", 1))
     silent = [begin() for _ in range(MAX_RECEIVED_PER_CONNECTION)]
     async with asyncio.timeout(20):
@@ -120,7 +120,7 @@ async def test_requests_that_a_connection_does_not_send_hold_up_only_itself(
             assert await answer_of(calls_on(other, shape)(StringValue(value="b"))) == "b!"
         silent.pop().cancel()
         assert await answer_of(late) == "late!"
-        # Who sends it at last is answered.
+        # A call whose request arrives late is answered.
         await silent[0].write(StringValue(value="at last"))
         await silent[0].done_writing()
         assert await answer_of(silent[0]) == "at last!"
@@ -130,7 +130,7 @@ async def test_requests_that_a_connection_does_not_send_hold_up_only_itself(
 
 @pytest.mark.parametrize("shape", ONE_REQUEST)
 async def test_only_so_many_requests_are_received_at_a_time(start_server: Any, shape: str) -> None:
-    method = Waiting()
+    method = WaitingMethod()
     method.may_answer.set()
     running = await start_server({shape: getattr(method, shape)})
     async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
@@ -156,7 +156,7 @@ async def test_only_so_many_requests_are_received_at_a_time(start_server: Any, s
 
 @pytest.mark.parametrize("shape", ONE_REQUEST)
 async def test_a_request_that_does_not_come_ends_its_call(start_server: Any, shape: str) -> None:
-    method = Waiting()
+    method = WaitingMethod()
     method.may_answer.set()
     running = await start_server(
         {shape: getattr(method, shape)}, options=ServerOptions(request_timeout_s=0.2)

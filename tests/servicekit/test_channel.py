@@ -1,4 +1,4 @@
-"""Channels: a peer that is frozen is noticed, one that comes back is found, from both ends."""
+"""Channels: both ends notice a frozen peer, and a client finds a server that returns."""
 
 import asyncio
 import contextlib
@@ -20,8 +20,8 @@ from servicekit import limits
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 
-# How many times shorter than the real ones the test's intervals are (gRPC pings once per second at
-# most), and its timeouts (which must bear with a busy machine).
+# The factors by which intervals (gRPC pings at most once per second) and timeouts (which must allow
+# for a busy machine) are shorter than the real ones.
 HASTE = 50
 HASTE_OF_TIMEOUTS = 5
 
@@ -115,8 +115,8 @@ async def test_a_client_keeps_an_idle_call_open_and_notices_a_frozen_server(
     assert peer.stdout is not None
     async with open_channel(peer.stdout.readline().strip(), ChannelOptions()) as channel:
         call = call_echo(channel)
-        # Long enough for a server to lose its patience at the fourth ping, or for the client to
-        # stop pinging because nothing else is being sent.
+        # Long enough for the server to refuse a fourth ping, or for the client to stop pinging
+        # because it sends nothing else.
         done, _ = await asyncio.wait([asyncio.ensure_future(call.code())], timeout=6)
         assert not done
         peer.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""grpc.health.v1: what is said to those who ask and to those who watch."""
+"""grpc.health.v1: what checks and watches are answered."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ def request(service: str = "") -> Any:
     return health_pb2.HealthCheckRequest(service=service)
 
 
-async def test_a_started_server_does_not_serve_until_it_says_so(start_server: Any) -> None:
+async def test_a_started_server_is_not_serving_until_set_serving(start_server: Any) -> None:
     running = await start_server()
     stub = health_pb2_grpc.HealthStub(running.channel)
     for expected in (NOT_SERVING, SERVING, NOT_SERVING):
@@ -43,7 +43,7 @@ async def test_an_unknown_service_is_not_found(start_server: Any) -> None:
     watch.cancel()
 
 
-async def test_liveness_is_a_state_of_its_own(start_server: Any) -> None:
+async def test_liveness_is_independent_of_serving(start_server: Any) -> None:
     running = await start_server()
     stub = health_pb2_grpc.HealthStub(running.channel)
 
@@ -82,7 +82,7 @@ async def test_every_watcher_sees_every_change_also_after_another_has_left(
         watch.cancel()
 
 
-async def test_watchers_hear_of_the_end_and_do_not_hold_it_up(start_server: Any) -> None:
+async def test_watches_end_when_the_server_stops_and_do_not_delay_it(start_server: Any) -> None:
     running = await start_server()
     stub = health_pb2_grpc.HealthStub(running.channel)
     running.server.set_serving()

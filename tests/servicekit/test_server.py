@@ -80,7 +80,7 @@ async def test_a_name_of_which_one_address_is_taken_is_refused() -> None:
             await server.start()
 
 
-async def test_a_name_of_which_this_machine_lacks_an_address_is_served_on_the_others(
+async def test_a_name_with_an_address_of_another_machine_is_served_on_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     both = [
@@ -164,7 +164,7 @@ async def test_messages_up_to_the_limit_arrive_and_longer_ones_are_refused(
         return StringValue(value=str(len(request.value)))
 
     running = await start_server({"unary_unary": echo})
-    # What the services' own rules refuse must reach them, to be refused with a field's name.
+    # A service must receive messages over its own limit, to refuse them with a field's name.
     for num_bytes in (MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES + 1000):
         response = await running.method("unary_unary")(StringValue(value="x" * num_bytes))
         assert response.value == str(num_bytes)
@@ -206,7 +206,7 @@ async def test_calls_beyond_the_limit_of_a_connection_wait(start_server: Any) ->
     calls = [running.method("unary_unary")(StringValue()) for _ in range(3)]
     async with asyncio.timeout(20):
         await two_started.wait()
-        # Another connection is not held up by this one's calls; by then a third would be here.
+        # This connection's calls do not delay another connection; by then a third call would run.
         assert (
             await check_health(running.server.address) == health_pb2.HealthCheckResponse.NOT_SERVING
         )

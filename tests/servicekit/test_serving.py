@@ -204,11 +204,11 @@ async def test_while_streams_finish_new_calls_of_open_channels_go_elsewhere(
         kill_self()
         assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         if drain_delay_s:
-            # Those who still find this address are served.
+            # Clients that still find this address are served.
             late = ask(b"")
             assert await late.read() == b"first of one"
         await draining.wait()
-        # A call that was under way when the server turned away may be told so: it was not begun.
+        # A call on its way when the server began to refuse may be refused: it has not begun.
         answer = None
         while answer is None:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -357,7 +357,7 @@ async def test_a_cancelled_serving_stops_the_server(serve: Any) -> None:
     await assert_stopped(server)
 
 
-# What a process's exit code says.
+# Exit codes.
 
 
 def test_the_end_of_main_is_exit_code_0() -> None:

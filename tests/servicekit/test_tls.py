@@ -1,4 +1,4 @@
-"""TLS and mTLS from files: who gets in, who doesn't, and what a wrong file says."""
+"""TLS and mTLS from files: which clients are served, and the errors of wrong files."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -69,7 +69,9 @@ async def assert_refused(address: str, **options: Any) -> None:
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_tls_serves_who_trusts_the_authority_and_speaks_tls(files: dict[str, Path]) -> None:
+async def test_tls_serves_clients_that_trust_the_authority_and_speak_tls(
+    files: dict[str, Path],
+) -> None:
     async with served(files, mtls=False) as server:
         ca = files["ca.pem"]
         assert await check_health(server.address, peer_tls_ca=ca) == 1
@@ -79,7 +81,7 @@ async def test_tls_serves_who_trusts_the_authority_and_speaks_tls(files: dict[st
         await assert_refused(server.address, peer_tls_ca=files["rogue-ca.pem"])
 
 
-async def test_a_certificate_for_another_name_is_not_believed(files: dict[str, Path]) -> None:
+async def test_a_certificate_for_another_name_is_refused(files: dict[str, Path]) -> None:
     elsewhere = {
         **files,
         "server.pem": files["elsewhere.pem"],
@@ -98,7 +100,7 @@ async def test_mtls_serves_clients_of_the_authority_and_no_others(files: dict[st
         await assert_refused(server.address, peer_tls_ca=ca)
         await assert_refused(server.address, peer_tls_ca=ca, **rogue)
         await assert_refused(server.address)
-        # None of them did it any harm.
+        # The refused clients do not disturb the server.
         assert await check_health(server.address, peer_tls_ca=ca, **client) == 1
 
 
@@ -175,7 +177,7 @@ def test_a_wrong_file_of_a_client_is_named_with_its_flag(
     assert message in caught.value.message
 
 
-def test_a_server_speaks_plaintext_on_loopback_or_where_it_is_told_to() -> None:
+def test_a_server_speaks_plaintext_on_loopback_or_where_a_flag_allows_it() -> None:
     for listen in ("127.0.0.1:0", "localhost:0", "[::1]:0"):
         assert server_credentials(ServerOptions(listen=listen)) is None
     for listen in ("0.0.0.0:0", "[::]:0", "10.0.0.1:0", "example.org:0"):
@@ -187,7 +189,7 @@ def test_a_server_speaks_plaintext_on_loopback_or_where_it_is_told_to() -> None:
         assert server_credentials(ServerOptions(listen=listen, allow_plaintext=True)) is None
 
 
-def test_a_client_speaks_plaintext_to_loopback_or_where_it_is_told_to(
+def test_a_client_speaks_plaintext_to_loopback_or_where_a_flag_allows_it(
     files: dict[str, Path],
 ) -> None:
     for target in ("127.0.0.1:1", "dns:///localhost:1", "unix:/x"):
