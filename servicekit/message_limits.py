@@ -180,14 +180,8 @@ class MessageLimits:
 
     @property
     def _has_any(self) -> bool:
-        return bool(
-            self._counts
-            or self._strings
-            or self._string_lists
-            or self._messages
-            or self._message_lists
-            or self._oneofs
-        )
+        fields = (self._counts, self._strings, self._string_lists)
+        return any((*fields, self._messages, self._message_lists, self._oneofs))
 
 
 def limits_of_methods(

@@ -20,7 +20,6 @@ cancellation) cancels its call, and the servers free its resources within one st
 """
 
 from collections.abc import AsyncGenerator, Generator
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -150,12 +149,7 @@ class TandemClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -223,10 +217,5 @@ class AsyncTandemClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

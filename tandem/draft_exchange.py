@@ -18,7 +18,6 @@ import grpc
 from tandem.drafting import (
     Draft,
     DraftedSequence,
-    DrafterLoad,
     DraftQuery,
     Keep,
     NgramParams,
@@ -113,23 +112,6 @@ def release_requests(
     ]
     for start in range(0, len(releases), _MAX_RELEASES):
         yield drafter_pb2.ReleaseRequest(releases=releases[start : start + _MAX_RELEASES])
-
-
-def load_request() -> drafter_pb2.GetDrafterLoadRequest:
-    """The message that asks how full the drafter is."""
-    return drafter_pb2.GetDrafterLoadRequest()
-
-
-def to_load(response: drafter_pb2.GetDrafterLoadResponse) -> DrafterLoad:
-    """The client's value of the answer."""
-    return DrafterLoad(
-        instance_id=response.instance_id,
-        num_sequences=response.num_sequences,
-        max_sequences=response.max_sequences,
-        history_bytes=response.history_bytes,
-        max_history_bytes=response.max_history_bytes,
-        pool_bytes=response.pool_bytes,
-    )
 
 
 def _check(queries: Sequence[DraftQuery]) -> None:

@@ -15,7 +15,6 @@ against the model. A failed call raises `TandemError`; it may be repeated at any
 
 import contextlib
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -145,10 +144,12 @@ class DrafterClient:
             TandemError: the call failed.
         """
         try:
-            response = self._stub.GetDrafterLoad(draft_exchange.load_request(), timeout=timeout_s)
+            response = self._stub.GetDrafterLoad(
+                drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
+            )
         except grpc.RpcError as error:
             raise wire.to_error(error) from error
-        return draft_exchange.to_load(response)
+        return wire.to_value(DrafterLoad, response)
 
     def close(self) -> None:
         """Releases every sequence, if the drafter can be reached, and closes the channel."""
@@ -161,12 +162,7 @@ class DrafterClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -248,11 +244,11 @@ class AsyncDrafterClient:
         """See `DrafterClient.load`."""
         try:
             response = await self._stub.GetDrafterLoad(
-                draft_exchange.load_request(), timeout=timeout_s
+                drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
             )
         except grpc.RpcError as error:
             raise wire.to_error(error) from error
-        return draft_exchange.to_load(response)
+        return wire.to_value(DrafterLoad, response)
 
     async def close(self) -> None:
         """See `DrafterClient.close`."""
@@ -269,12 +265,7 @@ class AsyncDrafterClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _exchange(

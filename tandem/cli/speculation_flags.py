@@ -4,6 +4,7 @@ Owns their names. Their meaning is that of `protos/tandem/v1/sampling.proto`.
 """
 
 import argparse
+import dataclasses
 
 from tandem.generation import SpeculationParams
 
@@ -83,21 +84,8 @@ def add_speculation_flags(parser: argparse.ArgumentParser) -> None:
 
 def speculation_params(arguments: argparse.Namespace) -> SpeculationParams:
     """The parameters that the flags set."""
+    names = {field.name for field in dataclasses.fields(SpeculationParams)} - {"enabled"}
     return SpeculationParams(
         enabled=False if arguments.no_speculation else None,
-        preset=arguments.preset,
-        num_speculative_tokens=arguments.num_speculative_tokens,
-        prompt_lookup_min=arguments.prompt_lookup_min,
-        prompt_lookup_max=arguments.prompt_lookup_max,
-        algorithm=arguments.algorithm,
-        overlap=arguments.overlap,
-        tie=arguments.tie,
-        tokens_per_match=arguments.tokens_per_match,
-        chained=arguments.chained,
-        hint_tokens=arguments.hint_tokens,
-        pool=arguments.pool,
-        pool_min_ngram=arguments.pool_min_ngram,
-        pool_keep=arguments.pool_keep,
-        pool_feed_tokens=arguments.pool_feed_tokens,
-        pool_keep_cancelled=arguments.pool_keep_cancelled,
+        **{name: getattr(arguments, name) for name in names},
     )
