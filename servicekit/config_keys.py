@@ -77,17 +77,11 @@ def list_options(model: type[pydantic.BaseModel], *, service: str) -> list[Optio
     options = list(_walk(model, (), pydantic_core.PydanticUndefined, service))
     first_by_name: dict[str, Option] = {}
     for option in options:
+        where = f"{model.__name__}: {'.'.join(option.path)}"
         first = first_by_name.setdefault(option.name, option)
-        assert first is option, (
-            f"{model.__name__}: {'.'.join(option.path)} and {'.'.join(first.path)} "
-            f"would both be {option.flag}"
-        )
-        assert option.name not in ("config", "help"), (
-            f"{model.__name__}: {'.'.join(option.path)}: {option.flag} is taken"
-        )
-        assert not option.name.startswith("no_"), (
-            f"{model.__name__}: {'.'.join(option.path)}: --no-... switches bools off"
-        )
+        assert first is option, f"{where} and {'.'.join(first.path)} would both be {option.flag}"
+        assert option.name not in ("config", "help"), f"{where}: {option.flag} is taken"
+        assert not option.name.startswith("no_"), f"{where}: --no-... switches bools off"
     return options
 
 

@@ -49,15 +49,12 @@ def read_flags(
         shown = _show(option.default)
         text = f"{option.description} ({option.variable}; {shown})".strip().replace("%", "%%")
         if option.is_bool:
-            parser.add_argument(
-                option.flag,
-                dest=option.name,
-                action=argparse.BooleanOptionalAction,
-                default=argparse.SUPPRESS,
-                help=text,
-            )
+            form: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         else:
-            parser.add_argument(option.flag, dest=option.name, metavar=_metavar(option), help=text)
+            form = {"metavar": _metavar(option)}
+        parser.add_argument(
+            option.flag, dest=option.name, default=argparse.SUPPRESS, help=text, **form
+        )
     parsed, unknown = parser.parse_known_args(list(argv))
     if unknown:
         flag = unknown[0].partition("=")[0]
