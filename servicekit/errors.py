@@ -52,7 +52,7 @@ class MalformedRequestError(RequestError):
     """The bytes of a request are not the message that the method expects."""
 
     def __init__(self, method: str) -> None:
-        super().__init__(f"the request is not a message that {method} takes")
+        super().__init__(f"the request is not a message that {method} accepts")
 
 
 class MessageLimitError(RequestError):

@@ -93,7 +93,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 last_status = status
                 yield health_pb2.HealthCheckResponse(status=status)
             elif self._closed:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server stops")
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
             else:
                 await changed.wait()
 

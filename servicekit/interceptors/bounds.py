@@ -81,7 +81,7 @@ class BoundsInterceptor(CallInterceptor):
             if self._num_calls >= self._max_concurrent_calls:
                 raise _call_failed(
                     _TooManyCallsError(
-                        f"{self._num_calls} calls are being answered, the most at a time",
+                        f"{self._num_calls} calls are in flight, the maximum",
                         retry_after_ms=_RETRY_AFTER_MS,
                     )
                 )

@@ -52,7 +52,7 @@ class RequestIdInterceptor(CallInterceptor):
                     # nothing and the caller would wait forever. Answering a caller who is gone
                     # does no harm.
                     if not context.done():
-                        await context.abort(grpc.StatusCode.CANCELLED, "the server gave it up")
+                        await context.abort(grpc.StatusCode.CANCELLED, "cancelled by the server")
                     raise
                 adopted = logs.request_id()
             trailing = tuple(pair for pair in context.trailing_metadata() if pair != sent_back)

@@ -339,7 +339,7 @@ async def test_bytes_that_are_no_message_are_the_callers_mistake(
     request = garbage if shape.startswith("unary") else iter([garbage])
     _, error = await failure(shape, running.raw_method(shape)(request))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "not a message that /test.v1.EchoService/Echo takes" in (error.details() or "")
+    assert "not a message that /test.v1.EchoService/Echo accepts" in (error.details() or "")
     assert running.num_requests("INVALID_ARGUMENT") == 1
     assert running.log_entries == []
     assert caplog.records == []
