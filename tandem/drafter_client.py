@@ -32,8 +32,6 @@ from tandem.drafting import (
 from tandem.propose_stream import ProposeStream
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 
-_DEFAULT_PARAMS = NgramParams()
-
 # How long `close` may take to release sequences; the drafter also expires them by itself.
 _CLOSE_TIMEOUT_S = 1.0
 
@@ -54,7 +52,7 @@ class DrafterClient:
     def open(
         self,
         *,
-        params: NgramParams = _DEFAULT_PARAMS,
+        params: NgramParams = NgramParams(),  # noqa: B008 - immutable
         prompt_length: int | None = None,
         max_length: int = 0,
     ) -> DraftedSequence:
@@ -191,7 +189,7 @@ class AsyncDrafterClient:
     def open(
         self,
         *,
-        params: NgramParams = _DEFAULT_PARAMS,
+        params: NgramParams = NgramParams(),  # noqa: B008 - immutable
         prompt_length: int | None = None,
         max_length: int = 0,
     ) -> DraftedSequence:

@@ -289,6 +289,7 @@ class Finished:
 
 
 Event: TypeAlias = Started | Traced | Chunk | Finished
+"""One event of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,7 @@ def _member(member: griffe.Class | griffe.Attribute) -> Iterator[str]:
     yield f"### {member.name}\n\n"
     if isinstance(member, griffe.Attribute):
         yield f"`{member.name} = {member.value}`\n\n"
+        yield from _text(member)
         return
     yield from _text(member)
     members = public_members(member)
