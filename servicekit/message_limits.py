@@ -8,7 +8,8 @@ type: the options of a field that carry its limits are given (`LimitOptions`).
     limits.check_size(serialized)
     limits.check(GenerateRequest.FromString(serialized))
 
-Only strings are copied out of a message.
+Only strings are copied out of a message. Not protovalidate, which cannot refuse a message by its
+size before it is parsed.
 """
 
 from collections.abc import Iterable
