@@ -1,6 +1,8 @@
 """The Prometheus exporter."""
 
 import asyncio
+import contextlib
+import gzip
 import http.client
 import socket
 
@@ -53,6 +55,19 @@ def test_a_scraper_that_asks_for_open_metrics_gets_it(registry: CollectorRegistr
         _, content_type, body = fetch(server, Accept="application/openmetrics-text;version=1.0.0")
         assert content_type.startswith("application/openmetrics-text")
         assert body.endswith("# EOF\n")
+    finally:
+        server.stop()
+
+
+def test_a_scraper_that_accepts_gzip_gets_it(registry: CollectorRegistry) -> None:
+    server = MetricsServer(registry, "127.0.0.1:0")
+    try:
+        connection = http.client.HTTPConnection(server.address, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+            response = connection.getresponse()
+            assert response.getheader("Content-Encoding") == "gzip"
+            assert b"eggs_total" in gzip.decompress(response.read())
     finally:
         server.stop()
 
