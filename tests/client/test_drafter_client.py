@@ -113,7 +113,7 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     await client.propose(sequence, text, max_draft_tokens=5)
     [history] = [known for known in drafter.drafter.store.by_slot if known is not None]
     assert history.token_ids.tolist() == text
-    # Drafts from a text this long come only after it is indexed.
+    # So long a text is drafted from when it is indexed.
     indexing = drafter.drafter.servicer.batches.indexing
     assert indexing is not None
     await asyncio.wait_for(indexing, 20)
