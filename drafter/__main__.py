@@ -10,7 +10,7 @@ from drafter.config import SERVICE, DrafterConfig
 from drafter.server import DrafterServer
 from servicekit.config import load_config
 from servicekit.logs import configure_logs, get_logger
-from servicekit.server import run, serve_until_signalled
+from servicekit.process import run, serve_until_signalled
 
 
 async def serve(config: DrafterConfig) -> None:

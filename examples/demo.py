@@ -1,9 +1,9 @@
-"""What `make demo` runs: a rename by a real model, with and without speculation.
+"""`make demo`: a rename by a real model, with and without speculation.
 
 Starts drafter, verifier and gateway with the bundled model, renames an identifier in a snippet that
-the model has never seen, shows which tokens were drafted and accepted, and how much faster that
-was. The output is the same either way. Accepted tokens are coloured; without a terminal, or with
-NO_COLOR set, they are put between « and ».
+the model has never seen, and shows which tokens were drafted and accepted and how much time that
+saved. The output is the same either way. Accepted tokens are coloured; without a terminal, or with
+NO_COLOR set, they stand between « and ».
 """
 
 import argparse
@@ -31,9 +31,9 @@ from tandem.client import (
 )
 from tandem.local import LocalTandemError, local_tandem
 
-# One of the quarter of the tasks whose whole answer the model gets right.
+# A task that the model solves exactly, as it does a third of them.
 EXACT_TASK = 53
-# Each way is timed so often, in turns, since other work on the machine disturbs single runs.
+# Each way is timed this often, alternately, since other work on the machine disturbs single runs.
 ROUNDS = 3
 
 
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def num_joined_steps(self) -> int:
-        """Steps that share a chunk with others, because we read slower than the model wrote."""
+        """Steps that share a chunk, because this client read slower than the model wrote."""
         return sum(chunk.num_steps for chunk in self.chunks if chunk.num_steps > 1)
 
 

@@ -1,6 +1,6 @@
-"""Drive a verifier with drafts of your own, without gateway and drafter.
+"""Use a verifier with drafts of your own, without gateway and drafter.
 
-Beside `python -m verifier --model examples/demo_model/model`; its HOST:PORT may be given.
+Needs a running `python -m verifier --model examples/demo_model/model`; takes its HOST:PORT.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tandem.v1.verifier_pb2 import Command, Draft, Hello, Open, SessionRequest
 
 
 def propose(token_ids: list[int]) -> list[int]:
-    """Yours to replace: the output stays the same, only the number of steps changes."""
+    """Replace this by your own drafts: only the number of steps changes, never the output."""
     for start in range(len(token_ids) - 3, -1, -1):
         if token_ids[start : start + 2] == token_ids[-2:]:
             return token_ids[start + 2 : start + 10]
@@ -25,7 +25,7 @@ def propose(token_ids: list[int]) -> list[int]:
 
 
 async def generate(target: str, prompt: list[int], max_new_tokens: int) -> tuple[list[int], int]:
-    """The output's token ids, and in how many steps they came."""
+    """The output's token ids, and the number of steps."""
     opening = Open(sequence_id=secrets.token_hex(16), token_ids=prompt)
     opening.max_new_tokens, opening.draft_wait = max_new_tokens, verifier_pb2.DRAFT_WAIT_ALWAYS
     hello = Hello(protocol_version=1, gateway_id="orchestrator")

@@ -1,8 +1,8 @@
-"""Drive a verifier without a session: one Score call per step, with a prompt that grows.
+"""Use a verifier without a session: one Score call per step, with a growing prompt.
 
-Beside `python -m verifier --model examples/demo_model/model`; its HOST:PORT may be given. Between
-calls the prefix cache keeps the K/V of all whole blocks, so each computes little more than its
-drafts; without the cache (`--no-prefix-cache`) the output is the same, slower.
+Needs a running `python -m verifier --model examples/demo_model/model`; takes its HOST:PORT. The
+prefix cache keeps the K/V of whole blocks between calls, so a call computes little more than its
+drafts. Without the cache (`--no-prefix-cache`) the output is the same but slower.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 
 
 async def generate(target: str, prompt: list[int], max_new_tokens: int) -> tuple[list[int], int]:
-    """The output's token ids by greedy decoding, and in how many calls they came."""
+    """The output's token ids by greedy decoding, and the number of calls."""
     token_ids, num_calls = list(prompt), 0
     async with grpc.aio.insecure_channel(target) as channel:
         verifier = verifier_pb2_grpc.VerifierServiceStub(channel)

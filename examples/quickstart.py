@@ -1,14 +1,14 @@
-"""One real request through a whole Tandem, with its flow step by step.
+"""One request through drafter, verifier and gateway, shown step by step.
 
     python examples/quickstart.py
     python examples/quickstart.py --model FOLDER
     python examples/quickstart.py --trace
 
-Starts drafter, verifier and gateway on free ports, streams one completion, shows for every step of
-the model how many tokens were drafted, which of them were accepted and what the step appended to
-them, sums up, and stops everything. The bundled model renames an identifier in a held-out snippet
-of Python; another model continues a text. With --trace, all that the engine did in each step is
-shown: its tokens, positions, slots, proposals and drafts.
+Starts the services on free ports, streams one completion, shows for every step of the model how
+many tokens were drafted, which were accepted and what the step appended, prints a summary, and
+stops the services. The bundled model renames an identifier in a held-out snippet of Python; another
+model continues a text. With --trace, each step is shown in full: its tokens, positions, slots,
+proposals and drafts.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from tandem.client import (
 from tandem.local import LocalTandemError, local_tandem
 from tandem.trace_text import TraceText, summary_text
 
-# One of the quarter of the held-out tasks whose whole answer the model gets right.
+# A held-out task that the model solves exactly.
 EXACT_TASK = 53
 REPEATING_TEXT = """\
 {"name": "Ada Lovelace", "born": 1815, "field": "mathematics"}
@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--prompt", help="text to continue (default: one that suits the model)")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="most output tokens")
     add_speculation_flags(parser)
-    parser.add_argument("--trace", action="store_true", help="show all that each step did")
+    parser.add_argument("--trace", action="store_true", help="show each step in full")
     arguments = parser.parse_args()
     options = ["--device", arguments.device]
     options += ["--dtype", arguments.dtype] if arguments.dtype else []
@@ -116,7 +116,7 @@ def show_flow(client: TandemClient, request: GenerationRequest, model: Path) -> 
 
 
 def read_ahead(events: Iterator[Event]) -> Iterator[Event]:
-    """The same events, read by a thread: printing then never makes the stream wait."""
+    """The same events, read by a thread, so that printing never delays the stream."""
     read: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
 
     def read_all() -> None:
@@ -135,7 +135,7 @@ def read_ahead(events: Iterator[Event]) -> Iterator[Event]:
 
 
 def numbered(first: int, last: int) -> str:
-    """A chunk covers more than one step when we read slower than the model writes."""
+    """A chunk covers several steps if this client reads slower than the model writes."""
     return str(first) if first == last else f"{first}-{last}"
 
 
@@ -147,7 +147,7 @@ def flow(chunk: Chunk, token_text: TokenText) -> str:
 def texts(chunk: Chunk, token_text: TokenText) -> str:
     if chunk.num_steps > 1:
         return repr(token_text.add(chunk.token_ids))
-    # One step's tokens: the accepted drafts, then the one that the model itself decided.
+    # One step's tokens: the accepted drafts, then the recovered or bonus token.
     accepted = token_text.add(chunk.token_ids[: chunk.num_accepted_tokens])
     appended = token_text.add(chunk.token_ids[chunk.num_accepted_tokens :])
     return f"{accepted!r} + {appended!r}" if accepted else repr(appended)

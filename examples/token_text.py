@@ -1,7 +1,7 @@
-"""The text of single tokens, for showing which part of an output was drafted.
+"""The text of single tokens, to show which part of an output was drafted.
 
-A gateway sends the text of a chunk as a whole; the examples also want to know where in it one token
-ends and the next begins, so they read the model's tokenizer themselves.
+A gateway sends the text of a chunk as a whole. The examples also need to know where a token ends in
+it, so they use the model's tokenizer themselves.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class TokenText:
         self._text = ""
 
     def add(self, token_ids: Iterable[int]) -> str:
-        """What these tokens add; a character's last byte shows it, special tokens are silent."""
+        """The text that these tokens add: whole characters only, nothing for special tokens."""
         self._token_ids.extend(token_ids)
         text: str = self._tokenizer.decode(self._token_ids, skip_special_tokens=True)
         if text.endswith("\N{REPLACEMENT CHARACTER}"):

@@ -3,15 +3,15 @@
     python examples/transformers_prompt_lookup.py
     python examples/transformers_prompt_lookup.py --drafter HOST:PORT
 
-Decodes a few held-out prompts with the bundled model in float32, greedily: plainly, with
+Decodes a few held-out prompts greedily with the bundled model in float32: without drafts, with
 transformers' own prompt lookup in this process, and with a drafter over gRPC (started here unless
 named), with the same options and with better ones. Shows that the output is the same, and the
 tokens per model step.
 
-`RemotePromptLookup` is a `CandidateGenerator` of transformers. It is plugged in through the public
-`custom_generate` hook: `generate` prepares everything as ever and then calls `verify_drafts` to
+`RemotePromptLookup` is a `CandidateGenerator` of transformers, used through the public
+`custom_generate` hook: `generate` prepares its arguments as usual and then calls `verify_drafts` to
 decode. Only transformers' public interface is used. (Its own loop for candidate generators can be
-reached only through the private `_assisted_decoding` and `_get_candidate_generator`.)
+called only through the private `_assisted_decoding` and `_get_candidate_generator`.)
 """
 
 import argparse
@@ -36,18 +36,18 @@ from tandem.client import DrafterClient, NgramParams, TandemError
 from tandem.ready_line import parse_ready_line
 
 NUM_DRAFT_TOKENS = 10
-# A drafter that answers later than this costs one step without a draft, nothing else.
+# If the drafter answers later than this, the step runs without a draft.
 DRAFT_TIMEOUT_S = 1.0
 
-# What transformers' prompt lookup does: n-grams of 2, then 1, the earliest occurrence.
+# As transformers' prompt lookup: n-grams of 2, then 1, the earliest occurrence.
 AS_TRANSFORMERS = NgramParams(min_ngram=1, max_ngram=2, overlap="allowed", tie="earliest")
 LONGER_NGRAMS = NgramParams(min_ngram=1, max_ngram=5)
 
 
 class RemotePromptLookup(CandidateGenerator):
-    """Candidates from a drafter's history of this one sequence; for one `generate` call.
+    """Candidates from a drafter, for the one sequence of a `generate` call.
 
-    The client finds out what the drafter has not got, so each call gives the whole of `input_ids`.
+    Each call passes the whole of `input_ids`; the client sends only what the drafter lacks.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class RemotePromptLookup(CandidateGenerator):
     ) -> None:
         self._drafter = drafter
         self._num_draft_tokens = num_draft_tokens
-        # The model adds a token of its own to every draft.
+        # Every step adds one token after the draft.
         self._sequence = drafter.open(params=params, max_length=max_length - 1)
 
-    def get_candidates(  # type: ignore[override]  # it says that there are always logits
+    def get_candidates(  # type: ignore[override]  # its annotation has no None
         self, input_ids: torch.LongTensor, **_: Any
     ) -> tuple[torch.LongTensor, torch.Tensor | None]:
         """Returns input_ids [1, L] with the draft appended, [1, L + K], and no logits."""
@@ -81,7 +81,7 @@ class RemotePromptLookup(CandidateGenerator):
         return torch.cat([input_ids, draft_ids], dim=1), None  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Lets the drafter forget the sequence."""
+        """Releases the sequence."""
         self._drafter.release(self._sequence, timeout_s=DRAFT_TIMEOUT_S)
 
 
@@ -95,23 +95,23 @@ def verify_drafts(
     candidate_generator: CandidateGenerator,
     **model_kwargs: Any,
 ) -> torch.LongTensor:
-    """Decodes greedily, several tokens a step; what `generate` calls as `custom_generate`.
+    """Decodes greedily, several tokens a step; the `custom_generate` of `generate`.
 
     Args:
         model: a causal model with full attention, whose cache can be cropped.
         input_ids: the prompt, [1, L].
         logits_processor: of `generate`.
-        stopping_criteria: of `generate`; asked after every single token.
+        stopping_criteria: of `generate`; evaluated after every token.
         generation_config: of `generate`.
-        candidate_generator: of our caller; `generate` passes on what this signature names.
-        model_kwargs: the cache and the attention mask that `generate` has prepared.
+        candidate_generator: an argument of `generate`, which passes on the names of this signature.
+        model_kwargs: the cache and the attention mask, prepared by `generate`.
 
     Returns:
         Prompt and output, [1, L + N].
     """
     attention_mask = model_kwargs.get("attention_mask")
     if len(input_ids) != 1 or not (attention_mask is None or attention_mask.all()):
-        raise ValueError("one prompt without padding, please: drafts differ in length")
+        raise ValueError("needs one prompt without padding: drafts differ in length")
     if generation_config.do_sample:
         raise ValueError("this loop is greedy; set do_sample=False")
     cache = model_kwargs["past_key_values"]
@@ -125,7 +125,7 @@ def verify_drafts(
             use_cache=True,
             logits_to_keep=num_draft_tokens + 1,
         )
-        # Row j chooses the token at length + j, given j drafted tokens that were all right.
+        # Row j decides the token at length + j, after j accepted drafts.
         for j, logits in enumerate(outputs.logits[0].float()):
             token = logits_processor(input_ids, logits[None]).argmax(dim=-1, keepdim=True)
             input_ids = torch.cat([input_ids, token], dim=1)  # type: ignore[assignment]
@@ -133,8 +133,7 @@ def verify_drafts(
                 return input_ids
             if j == num_draft_tokens or token != candidate_ids[:, length + j]:
                 break
-        # Forget what was computed on wrong drafts. The last token is the model's own choice, which
-        # was not computed on.
+        # Drop the K/V of rejected drafts. The last token has no K/V yet: the model just chose it.
         num_wrong = cache.get_seq_length() - (input_ids.shape[1] - 1)
         if num_wrong:
             cache.crop(-num_wrong)
@@ -142,7 +141,7 @@ def verify_drafts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """The outputs for all prompts, and what they took."""
+    """The outputs for all prompts, and the number of model steps."""
 
     outputs: tuple[tuple[int, ...], ...]
     num_steps: int
@@ -201,7 +200,7 @@ def fixed_options(_: int, **options: Any) -> Iterator[dict[str, Any]]:
 def remote_options(
     max_length: int, *, drafter: DrafterClient, params: NgramParams
 ) -> Iterator[dict[str, Any]]:
-    """What makes `generate` use a drafter's candidates."""
+    """The options with which `generate` uses a drafter's candidates."""
     lookup = RemotePromptLookup(drafter, params=params, max_length=max_length)
     yield {"custom_generate": verify_drafts, "candidate_generator": lookup}
     lookup.close()
@@ -209,13 +208,13 @@ def remote_options(
 
 @contextlib.contextmanager
 def local_drafter() -> Iterator[str]:
-    """A drafter process on a free port for as long as the block; yields its address."""
+    """A drafter process on a free port during the block; yields its address."""
     command = [sys.executable, "-m", "drafter", "--listen", "127.0.0.1:0"]
     command += ["--metrics-listen", "127.0.0.1:0", "--log-level", "warning"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            # The line comes when its kernels are compiled; its output ends if it fails.
+            # The line comes once its kernels are compiled; the output ends if it fails.
             addresses = parse_ready_line(process.stdout.readline())
             if addresses is None:
                 raise RuntimeError(f"the drafter did not start: it ended with {process.wait()}")
@@ -231,7 +230,7 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=200, metavar="N")
     arguments = parser.parse_args()
 
-    torch.set_num_threads(1)  # so small a model loses more to threads that wait than it gains
+    torch.set_num_threads(1)  # for so small a model, waiting for other threads costs more
     model = load_model(MODEL_FOLDER, torch.float32)
     tokenizer = load_tokenizer(MODEL_FOLDER)
     (end_id,) = tokenizer.encode(END).ids

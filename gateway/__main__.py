@@ -9,7 +9,7 @@ from gateway.config import SERVICE, GatewayConfig
 from gateway.server import GatewayServer
 from servicekit.config import load_config
 from servicekit.logs import configure_logs, get_logger
-from servicekit.server import run, serve_until_signalled
+from servicekit.process import run, serve_until_signalled
 
 # While a thread makes text of tokens, hints wait for their turn: 5 ms by default.
 _SWITCH_INTERVAL_S = 0.0005

@@ -1,7 +1,7 @@
 """The address HOST:PORT that a server listens on or a client dials.
 
-Owns reading, writing and judging addresses. Knows no socket and no gRPC. Targets follow
-gRPC's name syntax (https://github.com/grpc/grpc/blob/master/doc/naming.md).
+Owns parsing and formatting addresses, and whether they are loopback. Knows no socket and no gRPC.
+Targets follow gRPC's name syntax (https://github.com/grpc/grpc/blob/master/doc/naming.md).
 """
 
 import dataclasses
@@ -20,17 +20,17 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only processes of this machine can be at the other end."""
+        """Whether only processes of this machine can be the peer."""
         if self.host == "localhost":
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
-            return False  # a name: who knows where it leads
+            return False  # a name, which may resolve to any machine
 
 
 def parse_address(text: str) -> Address:
-    """Reads `127.0.0.1:50051`, `host.example:443` or `[::1]:0`.
+    """Parses `127.0.0.1:50051`, `host.example:443` or `[::1]:0`.
 
     Raises:
         ValueError: `text` is not HOST:PORT.
@@ -52,15 +52,15 @@ def parse_address(text: str) -> Address:
 
 
 def is_loopback_target(target: str) -> bool:
-    """Whether a gRPC target leads only to this machine.
+    """Whether a gRPC target can only be on this machine.
 
-    `127.0.0.1:1`, `ipv4:127.0.0.1:1,127.0.0.1:2`, `dns:///localhost:1` and `unix:/x` do.
+    So are `127.0.0.1:1`, `ipv4:127.0.0.1:1,127.0.0.1:2`, `dns:///localhost:1` and `unix:/x`.
     """
     scheme, colon, rest = target.partition(":")
     if colon and scheme in ("unix", "unix-abstract"):
         return True
     if colon and scheme in ("dns", "ipv4", "ipv6"):
-        # dns://authority/name: the name server may be anyone, but it isn't asked for localhost.
+        # dns://authority/name: the authority is a name server, which localhost does not need.
         target = rest.rpartition("/")[2]
     try:
         return all(parse_address(address).is_loopback for address in target.split(","))

@@ -1,6 +1,6 @@
-"""Client channels that notice a dead peer and come back when it does.
+"""Client channels that notice a dead peer and reconnect when it returns.
 
-Owns the channel arguments that every client of a service should have. Knows no service.
+Owns the channel arguments that all clients of services share. Knows no service.
 Argument names: https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
 """
 
@@ -10,8 +10,8 @@ from servicekit.config import ChannelOptions
 from servicekit.limits import KEEPALIVE, MAX_RECEIVE_BYTES
 from servicekit.tls import channel_credentials
 
-# How long one attempt to connect may take, and how the pauses between attempts grow: a peer that
-# restarts is found again within seconds, one that is gone is not hammered.
+# How long one attempt to connect may take, and how the pauses between attempts grow: a restarted
+# peer is found within seconds, and an absent one does not get many attempts.
 _CONNECT_TIMEOUT_MS = 5_000
 _INITIAL_BACKOFF_MS = 200
 _MAX_BACKOFF_MS = 3_000
@@ -25,7 +25,7 @@ def open_channel(
     Args:
         target: HOST:PORT or any gRPC name (`dns:///...`, `unix:...`).
         options: the TLS files; plaintext only to loopback unless they say otherwise.
-        user_agent: put before gRPC's own.
+        user_agent: stands before gRPC's own.
 
     Raises:
         ConfigError: see `tls.channel_credentials`.
@@ -37,9 +37,9 @@ def open_channel(
         ("grpc.min_reconnect_backoff_ms", _CONNECT_TIMEOUT_MS),
         ("grpc.initial_reconnect_backoff_ms", _INITIAL_BACKOFF_MS),
         ("grpc.max_reconnect_backoff_ms", _MAX_BACKOFF_MS),
-        # A new channel is a new connection, free of another one's backoff and its load.
+        # A new channel gets a connection of its own, without another channel's backoff and load.
         ("grpc.use_local_subchannel_pool", 1),
-        # The environment's HTTP proxy is for the outside world.
+        # The environment's HTTP proxy is meant for the internet, not for services.
         ("grpc.enable_http_proxy", 0),
     ]
     if user_agent is not None:

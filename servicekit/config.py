@@ -1,16 +1,19 @@
 """Configuration: flags, environment and a YAML file into one validated, frozen model.
 
-Owns where a value comes from and how an error names it. Knows no key: the models bring them.
-A service's model composes `ServerOptions` as its field `server`, `ChannelOptions` where it dials
-others, and adds its own fields; the fields of nested models share one flat namespace of flags.
+Owns which source of a value wins and how an error names it. Knows no key: the models have them. A
+service's model composes `ServerOptions` as its field `server`, `ChannelOptions` if it calls other
+services, and adds its own fields; the fields of nested models share one flat namespace of flags.
 
     field `max_streams`    flag --max-streams    variable TANDEM_<SERVICE>_MAX_STREAMS
                            YAML key max_streams
     precedence             flag > environment > YAML > the enclosing model's default > the field's
 
-A list is comma-separated in a flag or variable; a bool is --x / --no-x, and true or false in a
-variable; an empty value sets a key that may be absent to absent. Variables that no field has are
-not errors: Kubernetes puts <SERVICE>_PORT and the like there for every service that it knows.
+A list is comma-separated in a flag or variable. A bool is --x / --no-x, and true or false in a
+variable. An empty value sets an optional key to None. Unknown variables are not errors: Kubernetes
+sets <SERVICE>_PORT and the like for every service that it knows.
+
+Not pydantic-settings: it flattens no nested models, ignores a missing YAML file and a repeated key,
+reads lists from variables as JSON only, and its errors do not name the source of a value.
 """
 
 import os
@@ -32,17 +35,17 @@ M = TypeVar("M", bound=pydantic.BaseModel)
 
 
 class ServerOptions(pydantic.BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The options that every server has; compose it as field `server`."""
+    """The options that every server has."""
 
     listen: str = "127.0.0.1:0"
     """Address to serve gRPC on, HOST:PORT; port 0 picks a free one."""
 
     metrics_listen: str | None = None
-    """Address to serve Prometheus metrics on, over HTTP; none if empty."""
+    """Address to serve Prometheus metrics on, over HTTP; not served if empty."""
 
     health_listen: str | None = None
-    """Address to serve grpc.health.v1 alone on, always in plaintext, for probes that have no
-    certificate; none if empty."""
+    """Address to serve only grpc.health.v1 on, always in plaintext, for probes that have no
+    certificate; not served if empty."""
 
     tls_cert: Path | None = None
     """File with the server's certificate chain (PEM); the port then speaks TLS."""
@@ -51,33 +54,33 @@ class ServerOptions(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """File with the private key of --tls-cert (PEM)."""
 
     tls_client_ca: Path | None = None
-    """File with the authorities (PEM) one of which must have signed a client's certificate; the
-    port then speaks mTLS."""
+    """File with the authorities (PEM) that sign clients' certificates; the port speaks mTLS."""
 
     allow_plaintext: bool = False
     """Listen without TLS on an address that is not loopback."""
 
     drain_delay_s: float = pydantic.Field(default=0.0, ge=0, allow_inf_nan=False)
-    """How long after SIGTERM new calls are still taken while health says NOT_SERVING already, in
-    seconds: until nobody finds this address by its name any more."""
+    """How long new calls are still accepted after SIGTERM, while health already says NOT_SERVING,
+    in seconds: until name services no longer return this address."""
 
     drain_timeout_s: float = pydantic.Field(default=30.0, ge=0, allow_inf_nan=False)
-    """How long to let requests finish after SIGTERM and the delay, in seconds."""
+    """How long requests may take to finish after SIGTERM and --drain-delay-s, in seconds."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe level that is logged."""
+    """Lowest level that is logged."""
 
     max_concurrent_streams: int = pydantic.Field(default=1024, ge=1, le=2**31 - 1)
-    """Most calls in flight on one connection; further ones wait at the client."""
+    """Maximum number of calls in flight on one connection; further ones wait at the client."""
 
     max_concurrent_calls: int = pydantic.Field(default=4096, ge=1)
-    """Most calls at a time over all connections, health checks aside; further ones are refused."""
+    """Maximum number of calls in flight in total, without health checks; further ones are
+    refused."""
 
     request_timeout_s: float = pydantic.Field(default=30.0, gt=0, allow_inf_nan=False)
     """How long a call may take to send its one request, in seconds."""
 
     reflection: bool = True
-    """Offer gRPC reflection: the services' names and messages, to whoever may connect."""
+    """Offer gRPC reflection: names and messages of the services, to every client."""
 
     @pydantic.field_validator("listen", "metrics_listen", "health_listen")
     @classmethod
@@ -90,20 +93,20 @@ class ServerOptions(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
 class ChannelOptions(
     pydantic.BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
 ):
-    """How to reach other services; compose it where a service dials any."""
+    """The options of a service that calls others."""
 
     peer_tls_ca: Path | None = None
-    """File with the authorities (PEM) that sign the certificates of the services that this one
-    calls; calls then go over TLS."""
+    """File with the authorities (PEM) that sign the certificates of the services to call; calls
+    then go over TLS."""
 
     peer_tls_cert: Path | None = None
-    """File with the certificate chain (PEM) to show to services that ask for one (mTLS)."""
+    """File with the certificate chain (PEM) for services that ask for one (mTLS)."""
 
     peer_tls_key: Path | None = None
     """File with the private key of --peer-tls-cert (PEM)."""
 
     peer_allow_plaintext: bool = False
-    """Call services that are not on loopback without TLS."""
+    """Call services without TLS on addresses that are not loopback."""
 
 
 def load_config(
@@ -115,14 +118,14 @@ def load_config(
 ) -> M:
     """Reads the configuration of a service, or ends the process.
 
-    On an error, prints one line that names the key in the form in which it was given, and exits
-    with 2. On --help, prints every flag with its variable and default, and exits with 0.
+    On an error, prints one line that names the key as it was given, and exits with 2. On --help,
+    prints every flag with its variable and default, and exits with 0.
 
     Args:
-        model: what to fill; see the module's docstring.
-        service: names the environment variables (`shop`: TANDEM_SHOP_...) and the program.
-        argv: the command line without the program; None for this process's.
-        environ: the environment; None for this process's.
+        model: the model to fill; see the module's docstring.
+        service: name of the program and of the environment variables (`shop`: TANDEM_SHOP_...).
+        argv: the command line without the program; None is this process's.
+        environ: the environment; None is this process's.
     """
     try:
         return parse_config(
@@ -144,7 +147,7 @@ def parse_config(
     Raises:
         ConfigError: unknown key, wrong value, missing value, unreadable file.
         SystemExit: on --help, after printing it.
-        AssertionError: the model itself cannot be configured (two fields of one name, say).
+        AssertionError: the model cannot be configured, e.g. two fields have one name.
     """
     options = list_options(model, service=service)
     by_flag, config_file = read_flags(options, service=service, argv=argv)
@@ -175,8 +178,9 @@ def _validate(model: type[M], options: Sequence[Option], given: Mapping[str, Giv
     except pydantic.ValidationError as invalid:
         error = invalid.errors(include_url=False)[0]
     location = tuple(str(part) for part in error["loc"])
-    # A location goes deeper than its option in a list or a union, and less deep when a model
-    # as a whole is refused: then several keys disagree and the message names them.
+    # The location of an error inside a list or a union is deeper than its option. The location of
+    # an error of a whole model is less deep: its keys contradict each other and its message names
+    # them.
     key = next(
         (
             key_by_path[location[:end]]

@@ -1,7 +1,7 @@
 """The keys of a configuration: one flat namespace from nested models.
 
-Owns which keys a model has, and what each is called as a flag and as an environment variable.
-Knows no values; `servicekit.config` is the way in.
+Owns which keys a model has, and the flag and environment variable of each. Knows no values; callers
+use `servicekit.config`.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ ENVIRONMENT_PREFIX = "TANDEM"
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be run with.
+    """An invalid configuration.
 
     Args:
-        key: what is wrong, in the form in which it was given: `--listen`,
-            `TANDEM_SHOP_LISTEN`, `shop.yaml: listen`; "" when several keys disagree.
-        message: why, with the offending value.
+        key: the wrong key as it was given: `--listen`, `TANDEM_SHOP_LISTEN`,
+            `shop.yaml: listen`; "" if several keys contradict each other.
+        message: the reason, with the offending value.
     """
 
     def __init__(self, key: str, message: str) -> None:
@@ -39,23 +39,23 @@ class Option:
     name: str
     """The field's name, and the YAML key."""
     path: tuple[str, ...]
-    """Where the field is: the names of the nested models, then its own."""
+    """The names of the nested models that hold the field, then its own."""
     flag: str
     variable: str
     description: str
     type: Any
     """The field's annotation."""
     default: Any
-    """`pydantic_core.PydanticUndefined` where a value must be given."""
+    """`pydantic_core.PydanticUndefined` if a value is required."""
 
     @property
     def is_optional(self) -> bool:
-        """Whether the key may be absent (None)."""
+        """Whether the value may be None."""
         return type(None) in alternatives(self.type)
 
     @property
     def is_bool(self) -> bool:
-        """Whether the flag is a pair --x / --no-x."""
+        """Whether the flag is --x or --no-x."""
         return bool in alternatives(self.type)
 
     @property
@@ -77,17 +77,11 @@ def list_options(model: type[pydantic.BaseModel], *, service: str) -> list[Optio
     options = list(_walk(model, (), pydantic_core.PydanticUndefined, service))
     first_by_name: dict[str, Option] = {}
     for option in options:
+        where = f"{model.__name__}: {'.'.join(option.path)}"
         first = first_by_name.setdefault(option.name, option)
-        assert first is option, (
-            f"{model.__name__}: {'.'.join(option.path)} and {'.'.join(first.path)} "
-            f"would both be {option.flag}"
-        )
-        assert option.name not in ("config", "help"), (
-            f"{model.__name__}: {'.'.join(option.path)}: {option.flag} is taken"
-        )
-        assert not option.name.startswith("no_"), (
-            f"{model.__name__}: {'.'.join(option.path)}: --no-... switches bools off"
-        )
+        assert first is option, f"{where} and {'.'.join(first.path)} would both be {option.flag}"
+        assert option.name not in ("config", "help"), f"{where}: {option.flag} is taken"
+        assert not option.name.startswith("no_"), f"{where}: --no-... switches bools off"
     return options
 
 
@@ -132,7 +126,7 @@ def _walk(
 
 
 def _default(field: FieldInfo, name: str, defaults: object) -> object:
-    # A nested model's own defaults give way to those of the instance that its parent defaults to:
+    # The instance that a parent defaults to wins over the nested model's own defaults, as in
     # `server: ServerOptions = ServerOptions(listen="127.0.0.1:50051")`.
     if isinstance(defaults, pydantic.BaseModel):
         return getattr(defaults, name)

@@ -1,7 +1,7 @@
 """The sources of a configuration: the command line, the environment, a YAML file.
 
-Owns reading each into values with the key that gave them, in the form in which it was given.
-Knows neither precedence nor validation; `servicekit.config` is the way in.
+Owns reading values from each, with the key that gave them. Knows neither precedence nor
+validation; callers use `servicekit.config`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from servicekit.config_keys import ConfigError, Option, alternatives, variable_n
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """A value and the key that gave it, in the form in which it was given."""
+    """A value, and the flag, variable or YAML key that gave it."""
 
     key: str
     value: object
@@ -49,15 +49,12 @@ def read_flags(
         shown = _show(option.default)
         text = f"{option.description} ({option.variable}; {shown})".strip().replace("%", "%%")
         if option.is_bool:
-            parser.add_argument(
-                option.flag,
-                dest=option.name,
-                action=argparse.BooleanOptionalAction,
-                default=argparse.SUPPRESS,
-                help=text,
-            )
+            form: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         else:
-            parser.add_argument(option.flag, dest=option.name, metavar=_metavar(option), help=text)
+            form = {"metavar": _metavar(option)}
+        parser.add_argument(
+            option.flag, dest=option.name, default=argparse.SUPPRESS, help=text, **form
+        )
     parsed, unknown = parser.parse_known_args(list(argv))
     if unknown:
         flag = unknown[0].partition("=")[0]
@@ -87,7 +84,7 @@ def read_yaml(key: str, file: str, options: Sequence[Option]) -> dict[str, Given
     """The values of a YAML file, by name.
 
     Args:
-        key: what named the file: `--config` or the variable.
+        key: the key that names the file: `--config` or the variable.
         file: its path.
         options: the keys that it may hold.
 
@@ -117,7 +114,7 @@ def read_yaml(key: str, file: str, options: Sequence[Option]) -> dict[str, Given
             raise ConfigError(yaml_key, "unknown key")
         parts = value if isinstance(value, list) else [value]
         if any(isinstance(part, bool) for part in parts) and not option.is_bool:
-            # pydantic would take yes for the number 1.
+            # pydantic would convert yes to the number 1.
             raise ConfigError(yaml_key, f"{value} is a bool")
         if isinstance(value, str):
             value = _from_text(option, value)
@@ -135,7 +132,7 @@ def _from_text(option: Option, text: str) -> object:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        # argparse says "argument --listen: expected one argument", or no key at all.
+        # argparse's messages are "argument --listen: expected one argument", or have no key.
         key, _, rest = message.removeprefix("argument ").partition(": ")
         if message.startswith("argument ") and rest:
             raise ConfigError(key.split("/")[0].split(",")[0], rest)
@@ -164,7 +161,7 @@ def _metavar(option: Option) -> str:
 
 
 class _YAMLLoader(yaml.SafeLoader):
-    """Refuses a key given twice; PyYAML would silently take the last."""
+    """Refuses a repeated key; PyYAML itself silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

@@ -1,12 +1,12 @@
 """Domain exceptions to gRPC statuses, and back.
 
-Owns the shape of an error on the wire: a google.rpc.Status whose details carry a BadRequest
-field violation and a RetryInfo (AIP-193, https://google.aip.dev/193). Which exception means
-which code is each service's own table; what is not in the table is INTERNAL and says nothing.
+Owns the form of an error on the wire: a google.rpc.Status whose details carry a BadRequest field
+violation and a RetryInfo (AIP-193, https://google.aip.dev/193). Each service has its own table of
+exceptions and codes. An exception that is not in the table becomes INTERNAL without its message.
 
-    RequestError                  anything wrong with one request; services derive their own
-      +- MalformedRequestError    bytes that are not the message that the method takes
-      +- MessageLimitError        a message that holds more than its .proto file lets it
+    RequestError                  one request is wrong; services derive their own
+      +- MalformedRequestError    its bytes are not the message that the method expects
+      +- MessageLimitError        it exceeds a limit of its .proto file
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,15 +16,15 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-#: Which code each exception of a service means. Looked up along the exception's MRO: an entry for
-#: a base class covers its subclasses, and the nearest entry wins.
+#: The code of each exception of a service. Looked up along the exception's MRO: an entry for a base
+#: class covers its subclasses, and the nearest entry wins.
 ErrorTable = Mapping[type[Exception], grpc.StatusCode]
 
 #: The metadata key under which gRPC carries a serialized google.rpc.Status.
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
 # A status travels in HTTP/2 headers, which peers limit to 8 KiB: the message once percent-encoded
-# (up to 3 bytes for 1) and twice in base64. A longer one would reach nobody.
+# (up to 3 bytes for 1) and twice in base64. A longer one would not arrive.
 _MAX_MESSAGE_BYTES = 768
 _MAX_FIELD_BYTES = 256
 
@@ -32,13 +32,13 @@ _Detail = TypeVar("_Detail", bound=Message)
 
 
 class RequestError(Exception):
-    """A request that cannot be served as asked.
+    """A request that cannot be served.
 
     Args:
-        message: what is wrong, for the caller's eyes; it carries the offending value.
-        field: path of the offending field in the request message, `sampling.top_p` say; "" when
-            no single field is to blame.
-        retry_after_ms: when the same request may succeed; None when repeating it won't help.
+        message: the reason, for the caller; it carries the offending value.
+        field: path of the offending field in the request, e.g. `sampling.top_p`; "" if it is not
+            one field.
+        retry_after_ms: when the same request may succeed; None if repeating it does not help.
     """
 
     def __init__(self, message: str, *, field: str = "", retry_after_ms: int | None = None) -> None:
@@ -49,18 +49,18 @@ class RequestError(Exception):
 
 
 class MalformedRequestError(RequestError):
-    """The bytes of a request are not the message that the method takes."""
+    """The bytes of a request are not the message that the method expects."""
 
     def __init__(self, method: str) -> None:
-        super().__init__(f"the request is not a message that {method} takes")
+        super().__init__(f"the request is not a message that {method} accepts")
 
 
 class MessageLimitError(RequestError):
-    """A field of a request, or the request as a whole, is over its limit.
+    """A field of a request, or the request as a whole, exceeds its limit.
 
     Args:
-        field: its path, `stop_sequences[3]` say; "" if no field is to blame.
-        reason: how much there is, and the limit.
+        field: its path, e.g. `stop_sequences[3]`; "" if it is not one field.
+        reason: the size and the limit.
     """
 
     def __init__(self, field: str, reason: str) -> None:
@@ -69,7 +69,7 @@ class MessageLimitError(RequestError):
 
 
 def find_code(error: Exception, table: ErrorTable) -> grpc.StatusCode | None:
-    """The code that the table gives to the error, nearest class first; None if it has none."""
+    """The error's code in the table, nearest class first; None if it has none."""
     if isinstance(error, MalformedRequestError | MessageLimitError):
         return grpc.StatusCode.INVALID_ARGUMENT
     for cls in type(error).__mro__:
@@ -80,10 +80,10 @@ def find_code(error: Exception, table: ErrorTable) -> grpc.StatusCode | None:
 
 
 def to_status(error: Exception, table: ErrorTable) -> status_pb2.Status:
-    """The google.rpc.Status that tells a caller of the error.
+    """The google.rpc.Status of an error.
 
-    An error that the table does not know becomes INTERNAL `internal error`, whatever it says:
-    its text was not written for callers. `grpc_status.rpc_status.to_status` accepts the result.
+    An error that is not in the table becomes INTERNAL `internal error`: its own text was not
+    written for callers. `grpc_status.rpc_status.to_status` accepts the result.
     """
     code = find_code(error, table)
     if code is None:
@@ -109,12 +109,12 @@ def to_status(error: Exception, table: ErrorTable) -> status_pb2.Status:
 
 
 def code_number(code: grpc.StatusCode) -> int:
-    """The google.rpc.Code number, as events on multiplexed streams carry it."""
+    """The number of google.rpc.Code, which events on multiplexed streams carry."""
     return code.value[0]
 
 
 def field_violation(rpc_error: grpc.RpcError) -> tuple[str, str] | None:
-    """The (field, description) that a failed call blames, or None."""
+    """The (field, description) of a failed call's field violation, or None."""
     bad_request = _detail(rpc_error, error_details_pb2.BadRequest)
     if bad_request is None or not bad_request.field_violations:
         return None
@@ -123,7 +123,7 @@ def field_violation(rpc_error: grpc.RpcError) -> tuple[str, str] | None:
 
 
 def retry_after_ms(rpc_error: grpc.RpcError) -> int | None:
-    """After how long a failed call asks to be tried again, or None."""
+    """The retry delay that a failed call carries, or None."""
     retry = _detail(rpc_error, error_details_pb2.RetryInfo)
     return None if retry is None else retry.retry_delay.ToMilliseconds()
 
@@ -137,7 +137,7 @@ def _detail(rpc_error: grpc.RpcError, kind: type[_Detail]) -> _Detail | None:
         if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
             try:
                 status = status_pb2.Status.FromString(value)
-            except DecodeError:  # the peer need not be one of ours
+            except DecodeError:  # the peer may be any server
                 return None
             for packed in status.details:
                 detail = kind()
@@ -147,7 +147,7 @@ def _detail(rpc_error: grpc.RpcError, kind: type[_Detail]) -> _Detail | None:
 
 
 def _shorten(text: str, max_bytes: int) -> str:
-    encoded = text.encode(errors="replace")  # Python's strings may hold what Unicode doesn't
+    encoded = text.encode(errors="replace")  # Python's strings may hold lone surrogates
     if len(encoded) <= max_bytes:
         return encoded.decode()
     return encoded[: max_bytes - 3].decode(errors="ignore") + "..."

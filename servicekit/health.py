@@ -1,12 +1,11 @@
 """The grpc.health.v1 service.
 
-Owns whether this process says that it serves, and that it lives. Knows nothing of what either
-takes: the server tells it. Specification: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
+Owns the answers: whether this process serves, and whether it lives. The server decides both.
+Specification: https://github.com/grpc/grpc/blob/master/doc/health-checking.md
 
-grpcio-health-checking brings the messages and a servicer; this one replaces its servicer, in
-which a watcher that leaves takes the other watchers' notifications with it, transitions are
-coroutines, and no watch ever ends, so that every watching client holds up the stop of the server
-for the whole grace period.
+grpcio-health-checking has the messages and a servicer. This module replaces the servicer because
+there a watcher that leaves can make other watchers miss notifications, transitions are coroutines,
+and watches never end, so that each of them delays the server's stop by the whole grace period.
 """
 
 import asyncio
@@ -18,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 SERVICE_NAME = "grpc.health.v1.Health"
 
-#: What liveness probes ask for: NOT_SERVING when nothing but a restart would help. Unlike the rest
-#: it says SERVING from the start, also while the process loads, is overloaded or drains.
+#: The service that liveness probes ask for. It is NOT_SERVING only when the process must be
+#: restarted; it is SERVING also while the process loads, is overloaded or drains.
 LIVENESS_NAME = "tandem.liveness"
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -27,8 +26,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 # Derived, so that methods which later versions of the protocol add answer UNIMPLEMENTED.
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Answers for the whole server ("") and for each of its services, all in one state, and for
-    `LIVENESS_NAME` in its own.
+    """One state for the whole server ("") and all of its services, another for `LIVENESS_NAME`.
 
     Owned by the event loop's thread; starts NOT_SERVING, and alive.
     """
@@ -39,34 +37,34 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._alive = True
         self._retired = False
         self._closed = False
-        # Set, and replaced by a new one, at every transition: all watchers wake up at once.
+        # Set and replaced at every transition, which wakes up all watchers at once.
         self._changed = asyncio.Event()
 
     @property
     def is_serving(self) -> bool:
-        """What a check would be told."""
+        """Whether a check is answered with SERVING."""
         return self._serving
 
     def set_serving(self, serving: bool) -> None:
-        """Tells all that ask, and all that watch; after `retire`, SERVING is not said again."""
+        """Sets the answer to checks and notifies watchers; SERVING is ignored after `retire`."""
         serving = serving and not self._retired
         if serving != self._serving:
             self._serving = serving
             self._wake_watchers()
 
     def set_alive(self, alive: bool) -> None:
-        """What liveness probes are told; readiness is not touched."""
+        """Sets the answer to liveness probes; does not change readiness."""
         if alive != self._alive:
             self._alive = alive
             self._wake_watchers()
 
     def retire(self) -> None:
-        """Says NOT_SERVING for good."""
+        """Answers NOT_SERVING from now on."""
         self._retired = True
         self.set_serving(False)
 
     def close(self) -> None:
-        """Says NOT_SERVING for good and ends every watch, so that the server can stop."""
+        """Answers NOT_SERVING from now on and ends every watch, so that the server can stop."""
         self.retire()
         self._closed = True
         self._wake_watchers()
@@ -95,7 +93,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 last_status = status
                 yield health_pb2.HealthCheckResponse(status=status)
             elif self._closed:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server stops")
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is stopping")
             else:
                 await changed.wait()
 

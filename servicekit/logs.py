@@ -1,8 +1,8 @@
 """Structured logs: one JSON object per line on stderr.
 
-Owns how log lines look and where they go. Standard output is not for logs: it carries the ready
-line. Lines of other libraries, which use the standard `logging`, come out in the same form.
-Log lines hold identifiers and figures, never what a request says.
+Owns the form of log lines and where they go. Standard output carries the ready line, so it has no
+logs. Other libraries' lines, from the standard `logging`, get the same form. Log lines hold
+identifiers and numbers, never the content of a request.
 """
 
 import logging
@@ -12,8 +12,7 @@ from typing import cast
 
 import structlog
 
-#: What the package and its users log with: methods `debug` to `exception`, an event name and
-#: key-value pairs.
+#: A structured logger: methods `debug` to `exception`, each with an event name and key-value pairs.
 Logger = structlog.typing.FilteringBoundLogger
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -22,8 +21,8 @@ LEVELS = ("debug", "info", "warning", "error")
 def configure_logs(level: str, service: str) -> None:
     """Sends all log lines of this process, as JSON, to stderr.
 
-    A line holds `ts` (UTC, ISO 8601), `level`, `event`, `service`, `logger`, whatever was bound
-    (the request id), and `exception` with the traceback.
+    A line holds `ts` (UTC, ISO 8601), `level`, `event`, `service`, `logger`, bound values (the
+    request id), and `exception` with the traceback.
 
     Args:
         level: one of LEVELS; lines below it are dropped.
@@ -50,7 +49,6 @@ def configure_logs(level: str, service: str) -> None:
         add_names,
         structlog.processors.format_exc_info,
     ]
-    # The order of the keys is the order in which people read them.
     ordered = structlog.processors.JSONRenderer()
 
     def first_keys_first(
@@ -82,20 +80,20 @@ def configure_logs(level: str, service: str) -> None:
 
 
 def get_logger(name: str) -> Logger:
-    """A logger whose lines say `logger: name`; may be made before `configure_logs`."""
+    """A logger whose lines have `logger: name`; may be made before `configure_logs`."""
     return cast(Logger, structlog.get_logger(logger_name=name))
 
 
 def request_id() -> str:
-    """The id of the call that the current task answers, on all of its log lines; "" if none."""
+    """The request id of the call that the current task answers; "" if none."""
     return str(structlog.contextvars.get_contextvars().get(_REQUEST_ID, ""))
 
 
 def adopt_request_id(given: str) -> str:
-    """The one id of the call, on all of its log lines from now on: the first that there is.
+    """Binds and returns the id of the current call, for all of its later log lines.
 
     Args:
-        given: in the request itself; if "", that of the call's metadata counts, or a new one.
+        given: the id in the request itself; "" keeps the id of the call's metadata, or makes one.
     """
     adopted = given or request_id() or secrets.token_hex(16)
     structlog.contextvars.bind_contextvars(**{_REQUEST_ID: adopted})

@@ -1,14 +1,15 @@
-"""What a request message may hold, as its .proto file says, enforced on what arrives.
+"""Limits of request messages, stated in their .proto files and enforced on arrival.
 
-Owns the reading of the limits from a message type's descriptor, once, and their checks: how many
-elements a repeated field or a map has, how many bytes a string, how many bytes the message as a
-whole. Knows no message type: which options of a field carry its limits is given (`LimitOptions`).
+Owns reading the limits from a message type's descriptor, once, and checking them: the elements of a
+repeated field or a map, the bytes of a string, the bytes of the whole message. Knows no message
+type: the options of a field that carry its limits are given (`LimitOptions`).
 
     limits = MessageLimits(GenerateRequest.DESCRIPTOR, limits_pb2)
     limits.check_size(serialized)
     limits.check(GenerateRequest.FromString(serialized))
 
-Nothing is copied out of a message but its strings.
+Only strings are copied out of a message. Not protovalidate, which cannot refuse a message by its
+size before it is parsed.
 """
 
 from collections.abc import Iterable
@@ -24,17 +25,17 @@ from servicekit.errors import MessageLimitError
 _VARINT = 0
 _LENGTH_DELIMITED = 2
 _FIXED_BYTES = {1: 8, 5: 4}
-# How far into a message that is too large its largest field is looked for: a few milliseconds.
-_MOST_FIELDS_READ = 4096
+# How many fields of a message that is too large are read to find the largest: a few milliseconds.
+_MAX_FIELDS_READ = 4096
 
 
 class LimitOptions(Protocol):
-    """The extensions of a field's and a message's options that carry limits; 0 is none.
+    """The extensions of a field's and a message's options that carry limits; 0 is no limit.
 
     Attributes:
-        max_items: most elements of a repeated field, or entries of a map.
-        max_bytes: most bytes of a string or bytes field, or of each of its elements.
-        max_message_bytes: most bytes of a message, serialized.
+        max_items: maximum elements of a repeated field, or entries of a map.
+        max_bytes: maximum bytes of a string or bytes field, or of each of its elements.
+        max_message_bytes: maximum bytes of a message, serialized.
     """
 
     max_items: Any
@@ -43,11 +44,11 @@ class LimitOptions(Protocol):
 
 
 class UnlimitedFieldError(Exception):
-    """A field that could hold any amount has no limit: a mistake in the .proto file."""
+    """A field of variable size has no limit: a mistake in the .proto file."""
 
 
 class MessageLimits:
-    """The limits of one message type and of all that it can hold. Immutable.
+    """The limits of one message type and of the messages in it. Immutable.
 
     Raises:
         UnlimitedFieldError: a field that needs a limit has none.
@@ -56,13 +57,13 @@ class MessageLimits:
     def __init__(self, descriptor: Descriptor, options: LimitOptions) -> None:
         self._descriptor = descriptor
         self._max_message_bytes: int = descriptor.GetOptions().Extensions[options.max_message_bytes]
-        # By name, with the limit, or with the limits of the messages in it.
+        # Fields by name, with their limit or with the limits of their messages.
         self._counts: list[tuple[str, int]] = []
         self._strings: list[tuple[str, int]] = []
         self._string_lists: list[tuple[str, int]] = []
         self._messages: list[tuple[str, MessageLimits]] = []
         self._message_lists: list[tuple[str, MessageLimits]] = []
-        # By the name of the `oneof`, of whose messages at most one is there.
+        # By the name of the `oneof`, of which a message has at most one field.
         self._oneofs: list[tuple[str, dict[str, MessageLimits]]] = []
         for oneof in descriptor.oneofs:
             self._oneofs.append((oneof.name, {}))
@@ -71,59 +72,56 @@ class MessageLimits:
         self._oneofs = [(name, members) for name, members in self._oneofs if members]
 
     def max_items(self, field: str) -> int:
-        """Most elements of a repeated field of this message, by its name."""
+        """Maximum elements of a repeated field of this message, by its name."""
         return dict(self._counts)[field]
 
     def max_bytes(self, field: str) -> int:
-        """Most bytes of a string field of this message, by its name."""
+        """Maximum bytes of a string field of this message, by its name."""
         return dict([*self._strings, *self._string_lists])[field]
 
     @property
     def max_message_bytes(self) -> int:
-        """Most bytes of this message; 0 for no limit but the transport's."""
+        """Maximum bytes of this message; 0 is the transport's limit only."""
         return self._max_message_bytes
 
     def check_size(self, serialized: bytes) -> None:
-        """Checks a message as it came, before it is parsed; hot path.
+        """Checks the size of a message before it is parsed; hot path.
 
         Raises:
-            MessageLimitError: it is too large; it names the field with most of it.
+            MessageLimitError: it is too large; the error names its largest field.
         """
-        most = self._max_message_bytes
-        if most and len(serialized) > most:
+        limit = self._max_message_bytes
+        if limit and len(serialized) > limit:
             raise MessageLimitError(
                 _largest_field(self._descriptor, serialized),
-                f"the message has {len(serialized)} bytes, over the limit of {most}",
+                f"the message has {len(serialized)} bytes, over the limit of {limit}",
             )
 
     def check_counts(self, message: Message) -> None:
-        """Checks how much the message's own repeated fields hold, and not what.
+        """Checks the number of elements of the message's own repeated fields only.
 
         Raises:
-            MessageLimitError: too much; it names the field.
+            MessageLimitError: there are too many; the error names the field.
         """
-        for name, most in self._counts:
+        for name, limit in self._counts:
             num_items = len(getattr(message, name))
-            if num_items > most:
-                raise MessageLimitError(name, f"{num_items} items are over the limit of {most}")
+            if num_items > limit:
+                raise MessageLimitError(name, f"{num_items} items are over the limit of {limit}")
 
     def check(self, message: Message) -> None:
-        """Checks the message and all that is in it; hot path.
+        """Checks the message and the messages in it; hot path.
 
         Raises:
-            MessageLimitError: something is over its limit; it names the field by its path.
+            MessageLimitError: a field is over its limit; the error names its path.
         """
-        for name, most in self._counts:
-            num_items = len(getattr(message, name))
-            if num_items > most:
-                raise MessageLimitError(name, f"{num_items} items are over the limit of {most}")
-        for name, most in self._strings:
+        self.check_counts(message)
+        for name, limit in self._strings:
             value = getattr(message, name)
-            if len(value) > most or not value.isascii():
-                _check_bytes(name, value, most)
-        for name, most in self._string_lists:
+            if len(value) > limit or not value.isascii():
+                _check_bytes(name, value, limit)
+        for name, limit in self._string_lists:
             for index, value in enumerate(getattr(message, name)):
-                _check_bytes(f"{name}[{index}]", value, most)
+                _check_bytes(f"{name}[{index}]", value, limit)
         for name, members in self._oneofs:
             which = message.WhichOneof(name)
             limits = members.get(which)
@@ -137,11 +135,11 @@ class MessageLimits:
                 limits.check_within(element, name, index)
 
     def check_within(self, message: Message, name: str, index: int | None = None) -> None:
-        """Checks a message that is in another one: in its field `name`, at `index` if repeated.
+        """Checks a message in field `name` of another one, at `index` if it is repeated.
 
         Raises:
-            MessageLimitError: something is over its limit; it names the field by its path from
-                that other message on.
+            MessageLimitError: a field is over its limit; the error names its path from that other
+                message on.
         """
         try:
             self.check(message)
@@ -165,7 +163,7 @@ class MessageLimits:
         if field.message_type is None:
             return
         if field.message_type.GetOptions().map_entry:
-            # Entries are numbers only, so far: their count bounds them.
+            # So far entries hold numbers only, so their count is limit enough.
             for part in field.message_type.fields:
                 if part.message_type is not None or part.type in (
                     FieldDescriptor.TYPE_STRING,
@@ -183,14 +181,8 @@ class MessageLimits:
 
     @property
     def _has_any(self) -> bool:
-        return bool(
-            self._counts
-            or self._strings
-            or self._string_lists
-            or self._messages
-            or self._message_lists
-            or self._oneofs
-        )
+        fields = (self._counts, self._strings, self._string_lists)
+        return any((*fields, self._messages, self._message_lists, self._oneofs))
 
 
 def limits_of_methods(
@@ -208,16 +200,16 @@ def limits_of_methods(
     return limits
 
 
-def _check_bytes(path: str, value: str | bytes, most: int) -> None:
+def _check_bytes(path: str, value: str | bytes, limit: int) -> None:
     num_bytes = len(value) if isinstance(value, bytes) or value.isascii() else len(value.encode())
-    if num_bytes > most:
-        raise MessageLimitError(path, f"{num_bytes} bytes are over the limit of {most}")
+    if num_bytes > limit:
+        raise MessageLimitError(path, f"{num_bytes} bytes are over the limit of {limit}")
 
 
 def _largest_field(descriptor: Descriptor, serialized: bytes) -> str:
-    """The path of the field that has most of the bytes; "" if they are no such message.
+    """The path of the field with most bytes; "" if they are not such a message.
 
-    Goes on into a field that is one message.
+    Goes on inside a field that holds one message.
     """
     path: list[str] = []
     part = memoryview(serialized)
@@ -236,13 +228,13 @@ def _largest_field(descriptor: Descriptor, serialized: bytes) -> str:
 def _weigh(serialized: memoryview) -> tuple[dict[int, int], dict[int, memoryview]]:
     """Bytes per field number, and the longest length-delimited value of each.
 
-    Ends at what is no field, and after `_MOST_FIELDS_READ`.
+    Stops where the bytes are not a field, and after `_MAX_FIELDS_READ`.
     """
     num_bytes: dict[int, int] = {}
     longest: dict[int, memoryview] = {}
     at = 0
     try:
-        for _ in range(_MOST_FIELDS_READ):
+        for _ in range(_MAX_FIELDS_READ):
             start = at
             tag, at = _read_varint(serialized, at)
             number, kind = tag >> 3, tag & 7
@@ -257,13 +249,13 @@ def _weigh(serialized: memoryview) -> tuple[dict[int, int], dict[int, memoryview
             else:
                 at += _FIXED_BYTES[kind]
             num_bytes[number] = num_bytes.get(number, 0) + at - start
-    except LookupError:  # the end, or a kind that no field has
+    except LookupError:  # the end, or an unknown kind of field
         pass
     return num_bytes, longest
 
 
 def _read_varint(serialized: memoryview, at: int) -> tuple[int, int]:
-    """The number that begins at `at`, and where the next thing begins."""
+    """The number that begins at `at`, and the position behind it."""
     value = shift = 0
     while True:
         byte = serialized[at]

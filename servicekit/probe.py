@@ -1,7 +1,8 @@
-"""Asks a server once how it is: `python -m servicekit.probe HOST:PORT [--service NAME]`.
+"""Checks the health of a server once: `python -m servicekit.probe HOST:PORT [--service NAME]`.
 
-For health checks that can only run a command; Kubernetes asks by itself. Exits with 0 if the answer
-is SERVING, else prints one line and exits with 1. Knows no TLS: it is for `--health-listen`.
+For container engines that can only run a command; Kubernetes makes the call itself. Exits with 0 if
+the answer is SERVING, else prints one line and exits with 1. Speaks no TLS: it is for the port of
+`--health-listen`.
 """
 
 import argparse
@@ -16,10 +17,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m servicekit.probe", description=__doc__)
     parser.add_argument("address", metavar="HOST:PORT")
-    parser.add_argument("--service", default="", help="whose health; the whole server's if empty")
-    parser.add_argument("--timeout-s", type=float, default=2.0, help="for the answer")
+    parser.add_argument("--service", default="", help="service to check; the server if empty")
+    parser.add_argument("--timeout-s", type=float, default=2.0, help="for the answer, in seconds")
     options = parser.parse_args(argv)
-    # The environment's HTTP proxy is for the outside world.
+    # The environment's HTTP proxy is meant for the internet, not for services.
     arguments = [("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(options.address, options=arguments) as channel:
         try:

@@ -1,7 +1,7 @@
-"""A histogram for many small whole numbers at a time.
+"""A histogram that observes many small integers at once.
 
-prometheus_client's own takes one observation per call, with a lock and some microseconds each. That
-is too much for one figure per sequence and step; here a step's figures cost one lock together.
+prometheus_client's own observes one value per call, with a lock and some microseconds each. That is
+too slow for one value per sequence and step; here all values of a step share one lock.
 """
 
 import threading
@@ -14,18 +14,18 @@ from prometheus_client.registry import Collector
 
 
 class TallyHistogram(Collector):
-    """A histogram metric without labels, in the registry that it is given. For any thread."""
+    """A histogram metric without labels. For any thread."""
 
     def __init__(
         self, name: str, documentation: str, *, bounds: Sequence[int], registry: CollectorRegistry
     ) -> None:
-        """Begins at 0.
+        """Registers the metric.
 
         Args:
             name: without the suffixes that scrapes show.
             documentation: the help text.
-            bounds: the buckets' inclusive upper bounds, ascending; one without bound is added.
-            registry: where it is scraped from.
+            bounds: inclusive upper bounds of the buckets, ascending; +Inf is added.
+            registry: where it is registered.
         """
         self._name = name
         self._documentation = documentation
@@ -36,7 +36,7 @@ class TallyHistogram(Collector):
         registry.register(self)
 
     def observe_all(self, values: Iterable[int]) -> None:
-        """Counts the values, 0 or more each."""
+        """Counts the values, each 0 or more."""
         with self._lock:
             for value in values:
                 self._counts[bisect_left(self._bounds, value)] += 1

@@ -1,7 +1,4 @@
-"""How a client reaches a server: TLS, and a channel's settings.
-
-Owns the channel arguments that every client here should have. Knows no service.
-"""
+"""Client channels: TLS, and the settings that every client shares. Knows no service."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +6,7 @@ from pathlib import Path
 import grpc
 
 _CHANNEL_OPTIONS = (
-    # Notices a server that is gone without a word, while a call is open.
+    # While a call is open, notices a server that vanished without closing the connection.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
@@ -23,11 +20,12 @@ _LOOPBACK = ("127.", "localhost", "[::1]")
 class TlsOptions:
     """How to reach a server that speaks TLS. Files are PEM."""
 
-    # Certificates to trust. None: the system's.
     ca: Path | None = None
-    # Our own certificate and key, for a server that wants mTLS: both or none.
+    """Certificates to trust; None trusts the system's."""
     certificate: Path | None = None
+    """The client's own certificate, for a server that asks for one (mTLS); needs `key`."""
     key: Path | None = None
+    """The private key of `certificate`."""
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Reads the files.
@@ -60,5 +58,5 @@ def open_async_channel(target: str, tls: TlsOptions | None) -> grpc.aio.Channel:
 
 
 def _options(target: str) -> tuple[tuple[str, int | str], ...]:
-    """The channel's settings; a proxy from the environment is never asked for this machine."""
+    """The channel's settings; to this machine it never uses the environment's proxy."""
     return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(not target.startswith(_LOOPBACK))))

@@ -1,4 +1,4 @@
-"""The client of a Tandem gateway, in two faces: `TandemClient` blocks, `AsyncTandemClient` awaits.
+"""The clients of a Tandem gateway: `TandemClient` blocks, `AsyncTandemClient` is for asyncio.
 
     # The bundled model renames an identifier: this prints bill = price + tax.
     prompt = "<|code|>total = price + tax<|rename|>total<|to|>bill<|out|>"
@@ -11,16 +11,15 @@
             async for event in events:
                 ...
 
-`DrafterClient` and `AsyncDrafterClient` talk to a drafter alone, see `tandem.drafter_client`.
+`DrafterClient` and `AsyncDrafterClient` call a drafter without a gateway, for engines that verify
+drafts by themselves.
 
-Owns the channel. A failed call raises `TandemError` and nothing else; leaving a stream early, by
-closing its iterator, by an exception or by a task's cancellation, cancels the call, and the server
-frees what it held within one step of the model. Everything that a caller needs is importable from
-here.
+Everything that a caller needs is importable from here. A failed call raises `TandemError` and
+nothing else. A stream that is left early (its iterator is closed, an exception, a task's
+cancellation) cancels its call, and the servers free its resources within one step of the model.
 """
 
 from collections.abc import AsyncGenerator, Generator
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -109,10 +108,10 @@ class TandemClient:
     def stream(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> Generator[Event, None, None]:
-        """One Started, then Chunks, then one Finished per choice.
+        """Yields one Started, then Chunks, then one Finished per choice.
 
         Raises:
-            TandemError: the request failed; what was yielded before stays valid.
+            TandemError: the request failed; events yielded before stay valid.
         """
         call = self._stub.Generate(wire.to_request(request), timeout=timeout_s)
         try:
@@ -125,7 +124,7 @@ class TandemClient:
             call.cancel()
 
     def generate(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Generation:
-        """The whole result at once.
+        """Returns the whole result at once.
 
         Raises:
             TandemError: the request failed.
@@ -136,6 +135,7 @@ class TandemClient:
         return collector.generation()
 
     def list_models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        """Returns the models that the gateway serves."""
         try:
             response = self._stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
@@ -149,17 +149,12 @@ class TandemClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class AsyncTandemClient:
-    """The same for asyncio; belongs to the event loop that it was made in.
+    """Asyncio client; belongs to the event loop that it was made in.
 
     Args:
         target: HOST:PORT of the gateway's gRPC.
@@ -173,13 +168,13 @@ class AsyncTandemClient:
     async def stream(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
-        """One Started, then Chunks, then one Finished per choice.
+        """Yields one Started, then Chunks, then one Finished per choice.
 
         Leave it early through `contextlib.aclosing`: a `break` alone leaves the call open until
         the event loop finalises the iterator.
 
         Raises:
-            TandemError: the request failed; what was yielded before stays valid.
+            TandemError: the request failed; events yielded before stay valid.
         """
         call = self._stub.Generate(wire.to_request(request), timeout=timeout_s)
         try:
@@ -189,13 +184,13 @@ class AsyncTandemClient:
         except grpc.RpcError as error:
             raise wire.to_error(error) from error
         finally:
-            # grpc.aio never collects an abandoned call: its handler would run on.
+            # Otherwise its handler would run on: grpc.aio does not end abandoned calls.
             call.cancel()
 
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> Generation:
-        """The whole result at once.
+        """Returns the whole result at once.
 
         Raises:
             TandemError: the request failed.
@@ -206,6 +201,7 @@ class AsyncTandemClient:
         return collector.generation()
 
     async def list_models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        """Returns the models that the gateway serves."""
         try:
             response = await self._stub.ListModels(
                 gateway_pb2.ListModelsRequest(), timeout=timeout_s
@@ -221,10 +217,5 @@ class AsyncTandemClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

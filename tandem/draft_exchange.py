@@ -1,13 +1,13 @@
-"""What is said to a drafter to have histories drafted for: the messages, without a channel.
+"""The messages that ask a drafter for drafts, without a channel.
 
-Owns the order of messages: which tokens are sent, in pieces that the wire allows, and what is sent
-again when the drafter has forgotten. Each exchange is a generator that yields requests, is sent the
-answers and returns the drafts; the blocking and the asyncio client differ in how they carry these.
+Owns which tokens are sent, in pieces that the wire allows, and which are sent again when the
+drafter has lost them. An exchange is a generator that yields requests, is sent their answers and
+returns the drafts; the blocking and the asyncio client differ only in how they carry the messages.
 
-A history is given whole, but only what the drafter does not have is looked at and sent, after a
-few tokens that it should have: a history that was changed, say cut back and written anew,
-contradicts the known one in these, and is sent again from its beginning. So nothing is kept here
-of a history but its length.
+Of a history only the tokens that the drafter lacks are read and sent, after a few that it should
+have. If the history was changed meanwhile (cut back and continued differently), those few
+contradict the drafter's, and the history is sent again from its beginning. So only the length of a
+history is kept here.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -18,7 +18,6 @@ import grpc
 from tandem.drafting import (
     Draft,
     DraftedSequence,
-    DrafterLoad,
     DraftQuery,
     Keep,
     NgramParams,
@@ -31,17 +30,17 @@ Exchange: TypeAlias = Generator[
     drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse, tuple[Draft, ...]
 ]
 
-# The wire's limits (drafter.proto), but that the numbers of sequences and releases leave room for
-# their ids and parameters in the 1 MiB of a message, as the number of tokens does.
+# Within the limits of drafter.proto. Fewer sequences and releases than it allows, so that their ids
+# and parameters fit the 1 MiB of a message beside the tokens.
 _MAX_DELTA_TOKENS = 8_192
 _MAX_REQUEST_TOKENS = 65_536
 _MAX_REQUEST_SEQUENCES = 1_024
 _MAX_RELEASES = 2_048
 
-# Known tokens that are sent again, so that a changed history is noticed.
+# Tokens that the drafter has and that are sent again, so that it notices a changed history.
 _OVERLAP_TOKENS = 8
 
-# A drafter that forgets a sequence while it is being told of it is over its bounds: do without.
+# A drafter that loses a sequence while it is being sent is over its bounds: go on without a draft.
 _MAX_REWINDS = 2
 
 _ENUMS = {
@@ -50,18 +49,18 @@ _ENUMS = {
     "algorithm": (drafter_pb2.Algorithm, "ALGORITHM"),
     "pool_keep": (drafter_pb2.Keep, "KEEP"),
 }
-_TAKEN = (drafter_pb2.STATUS_OK, drafter_pb2.STATUS_NO_MATCH, drafter_pb2.STATUS_INDEXING)
+_ACCEPTED = (drafter_pb2.STATUS_OK, drafter_pb2.STATUS_NO_MATCH, drafter_pb2.STATUS_INDEXING)
 
 
 def exchange(queries: Sequence[DraftQuery]) -> Exchange:
     """Yields requests, is sent their answers, returns one draft per query, in order.
 
-    May be given up at any point: what the drafter has taken meanwhile does no harm.
+    May be abandoned at any point: the tokens that the drafter has received do no harm.
 
     Raises:
-        ValueError: a sequence is there twice, or was released.
-        TandemError: INVALID_ARGUMENT, a value that no message can hold; INTERNAL, the answer makes
-            no sense.
+        ValueError: a sequence appears twice, or was released.
+        TandemError: INVALID_ARGUMENT, a value that no message can hold; INTERNAL, the answer does
+            not fit the request.
     """
     drafts: list[Draft] = [Draft()] * len(queries)
     open_queries = dict(enumerate(queries))
@@ -82,7 +81,7 @@ def exchange(queries: Sequence[DraftQuery]) -> Exchange:
         for (i, end), proposal in zip(ends.items(), proposals, strict=True):
             query = open_queries[i]
             sequence = query.sequence
-            if proposal.status in _TAKEN:
+            if proposal.status in _ACCEPTED:
                 sequence.num_sent = end
                 if end < len(query.token_ids):
                     continue
@@ -115,23 +114,6 @@ def release_requests(
         yield drafter_pb2.ReleaseRequest(releases=releases[start : start + _MAX_RELEASES])
 
 
-def load_request() -> drafter_pb2.GetDrafterLoadRequest:
-    """The message that asks how full the drafter is."""
-    return drafter_pb2.GetDrafterLoadRequest()
-
-
-def to_load(response: drafter_pb2.GetDrafterLoadResponse) -> DrafterLoad:
-    """What it answers."""
-    return DrafterLoad(
-        instance_id=response.instance_id,
-        num_sequences=response.num_sequences,
-        max_sequences=response.max_sequences,
-        history_bytes=response.history_bytes,
-        max_history_bytes=response.max_history_bytes,
-        pool_bytes=response.pool_bytes,
-    )
-
-
 def _check(queries: Sequence[DraftQuery]) -> None:
     seen: set[str] = set()
     for query in queries:
@@ -139,7 +121,7 @@ def _check(queries: Sequence[DraftQuery]) -> None:
         if query.sequence.is_released:
             raise ValueError(f"sequence {sequence_id} was released")
         if sequence_id in seen:
-            raise ValueError(f"sequence {sequence_id} is asked for twice")
+            raise ValueError(f"sequence {sequence_id} is queried twice")
         seen.add(sequence_id)
 
 
@@ -185,10 +167,12 @@ def _set_params(message: drafter_pb2.NgramParams, params: NgramParams) -> None:
 def _proposals(
     request: drafter_pb2.ProposeRequest, response: drafter_pb2.ProposeResponse
 ) -> Sequence[drafter_pb2.Proposal]:
-    asked = [delta.sequence_id for delta in request.sequences]
+    requested = [delta.sequence_id for delta in request.sequences]
     answered = [proposal.sequence_id for proposal in response.proposals]
-    if response.batch_id != request.batch_id or answered != asked:
-        raise TandemError(grpc.StatusCode.INTERNAL, "the drafter answered what was not asked")
+    if response.batch_id != request.batch_id or answered != requested:
+        raise TandemError(
+            grpc.StatusCode.INTERNAL, "the drafter's answer does not match the request"
+        )
     return response.proposals
 
 

@@ -1,5 +1,5 @@
-"""The client of a drafter alone, for engines that verify by themselves; in two faces:
-`DrafterClient` blocks, `AsyncDrafterClient` awaits.
+"""The clients of a drafter, for engines that verify drafts by themselves: `DrafterClient` blocks,
+`AsyncDrafterClient` is for asyncio.
 
     with DrafterClient("127.0.0.1:50051") as drafter:
         sequence = drafter.open(params=NgramParams(min_ngram=1, max_ngram=3))
@@ -8,14 +8,13 @@
             token_ids += verify(token_ids, draft.token_ids)
         drafter.release(sequence)
 
-The history is given whole each time; what the drafter has not got is found and sent, also when it
-has forgotten everything in between. A draft is a hint: it may be empty or wrong, so check it
-against the model. Owns the channel. A failed call raises `TandemError`; propose again at any time.
+Each call is given the whole history. The client finds and sends the part that the drafter lacks,
+also after the drafter has lost all of it. A draft is a hint: it may be empty or wrong, so check it
+against the model. A failed call raises `TandemError`; it may be repeated at any time.
 """
 
 import contextlib
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -33,14 +32,12 @@ from tandem.drafting import (
 from tandem.propose_stream import ProposeStream
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 
-_DEFAULT_PARAMS = NgramParams()
-
-# How long closing may take to tell the drafter what it may forget; it finds out by itself too.
+# How long `close` may take to release sequences; the drafter also expires them by itself.
 _CLOSE_TIMEOUT_S = 1.0
 
 
 class DrafterClient:
-    """Blocking client; may be shared between threads, a sequence by one at a time.
+    """Blocking client; threads may share it if each sequence is used by one at a time.
 
     Args:
         target: HOST:PORT of the drafter.
@@ -55,16 +52,16 @@ class DrafterClient:
     def open(
         self,
         *,
-        params: NgramParams = _DEFAULT_PARAMS,
+        params: NgramParams = NgramParams(),  # noqa: B008 - immutable
         prompt_length: int | None = None,
         max_length: int = 0,
     ) -> DraftedSequence:
-        """Makes a sequence; the drafter hears of it with the first history.
+        """Makes a sequence; nothing is sent before its first history.
 
         Args:
-            params: how to draft for it.
-            prompt_length: how many of its tokens are prompt; None: the first history given.
-            max_length: the model's limit, which no draft passes; 0: none.
+            params: how to make drafts for it.
+            prompt_length: how many of its tokens are prompt; None is the first history.
+            max_length: the model's limit, which no draft exceeds; 0 is none.
         """
         return _open(self._sequences, params, prompt_length, max_length)
 
@@ -76,16 +73,16 @@ class DrafterClient:
         max_draft_tokens: int,
         timeout_s: float | None = None,
     ) -> Draft:
-        """What may follow `token_ids`, the sequence's whole history.
+        """Returns tokens that may follow `token_ids`, the sequence's whole history.
 
         Args:
-            sequence: one of `open`.
-            token_ids: a list or an array; only what is new in it is looked at.
-            max_draft_tokens: most tokens wanted; 0 only tells the drafter about the history.
-            timeout_s: of each call made.
+            sequence: made by `open`.
+            token_ids: a list or an array; only its new tokens are read.
+            max_draft_tokens: maximum length of the draft; 0 only sends the history.
+            timeout_s: of each call that is made.
 
         Raises:
-            TandemError: the call failed, or the drafter does not take this sequence.
+            TandemError: the call failed, or the drafter refuses this sequence.
         """
         query = DraftQuery(
             sequence=sequence, token_ids=token_ids, max_draft_tokens=max_draft_tokens
@@ -95,7 +92,7 @@ class DrafterClient:
     def propose_batch(
         self, queries: Sequence[DraftQuery], *, timeout_s: float | None = None
     ) -> tuple[Draft, ...]:
-        """One draft per query, in order; what is wrong with one is in its `error`.
+        """Returns one draft per query, in order; a refused sequence has its draft's `error`.
 
         Raises:
             TandemError: the call failed as a whole.
@@ -121,16 +118,16 @@ class DrafterClient:
         feed_id: str = "",
         timeout_s: float | None = None,
     ) -> None:
-        """Lets the drafter forget a sequence; it cannot be used any more. Twice is fine.
+        """Ends a sequence, which the drafter then forgets. May be called again.
 
         Args:
-            sequence: one of `open`.
-            keep: what of its text goes to its pool.
-            feed_id: feeding a pool twice with the same one feeds it once.
+            sequence: made by `open`; it cannot be used afterwards.
+            keep: which part of its text its pool gets.
+            feed_id: a pool that is fed twice with one id gets the text once.
             timeout_s: of the call.
 
         Raises:
-            TandemError: the call failed; the drafter forgets the sequence by itself.
+            TandemError: the call failed; the drafter expires the sequence by itself.
         """
         for request in _release(self._sequences, [sequence], keep, feed_id):
             try:
@@ -139,19 +136,21 @@ class DrafterClient:
                 raise wire.to_error(error) from error
 
     def load(self, *, timeout_s: float | None = None) -> DrafterLoad:
-        """How full the drafter is.
+        """Returns how full the drafter is.
 
         Raises:
             TandemError: the call failed.
         """
         try:
-            response = self._stub.GetDrafterLoad(draft_exchange.load_request(), timeout=timeout_s)
+            response = self._stub.GetDrafterLoad(
+                drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
+            )
         except grpc.RpcError as error:
             raise wire.to_error(error) from error
-        return draft_exchange.to_load(response)
+        return wire.to_value(DrafterLoad, response)
 
     def close(self) -> None:
-        """Releases every sequence, as far as the drafter is there, and closes the channel."""
+        """Releases every sequence, if the drafter can be reached, and closes the channel."""
         requests = _release(self._sequences, list(self._sequences.values()), Keep.NOTHING, "")
         with contextlib.suppress(grpc.RpcError, ValueError):  # ValueError: closed before
             for request in requests:
@@ -161,24 +160,20 @@ class DrafterClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class AsyncDrafterClient:
-    """The same for asyncio; belongs to the event loop that it was made in.
+    """Asyncio client; belongs to the event loop that it was made in.
 
     Args:
         target: HOST:PORT of the drafter.
         tls: None speaks plaintext.
-        streaming: whether batches go over one ProposeStream, opened at the first and again after a
-            failure, instead of one call each: about half the round trip. Batches then go one
-            after the other; and sequences are forgotten 30 s after a client that vanished.
+        streaming: sends batches over one ProposeStream instead of one call each, which takes about
+            half the round trip. The stream is opened at the first batch and again after a failure.
+            One batch is in flight at a time, and the drafter forgets the sequences 30 s after the
+            client vanishes.
     """
 
     def __init__(
@@ -194,7 +189,7 @@ class AsyncDrafterClient:
     def open(
         self,
         *,
-        params: NgramParams = _DEFAULT_PARAMS,
+        params: NgramParams = NgramParams(),  # noqa: B008 - immutable
         prompt_length: int | None = None,
         max_length: int = 0,
     ) -> DraftedSequence:
@@ -218,12 +213,12 @@ class AsyncDrafterClient:
     async def propose_batch(
         self, queries: Sequence[DraftQuery], *, timeout_s: float | None = None
     ) -> tuple[Draft, ...]:
-        """See `DrafterClient.propose_batch`. Tasks may call it at once, each with its sequences."""
+        """See `DrafterClient.propose_batch`. Tasks may call it at once with different sequences."""
         exchange = draft_exchange.exchange(queries)
         try:
             request = next(exchange)
             while True:
-                request = exchange.send(await self._ask(request, timeout_s))
+                request = exchange.send(await self._exchange(request, timeout_s))
         except StopIteration as end:
             drafts: tuple[Draft, ...] = end.value
             return drafts
@@ -247,11 +242,11 @@ class AsyncDrafterClient:
         """See `DrafterClient.load`."""
         try:
             response = await self._stub.GetDrafterLoad(
-                draft_exchange.load_request(), timeout=timeout_s
+                drafter_pb2.GetDrafterLoadRequest(), timeout=timeout_s
             )
         except grpc.RpcError as error:
             raise wire.to_error(error) from error
-        return draft_exchange.to_load(response)
+        return wire.to_value(DrafterLoad, response)
 
     async def close(self) -> None:
         """See `DrafterClient.close`."""
@@ -268,20 +263,15 @@ class AsyncDrafterClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _ask(
+    async def _exchange(
         self, request: drafter_pb2.ProposeRequest, timeout_s: float | None
     ) -> drafter_pb2.ProposeResponse:
         try:
             if self._stream is not None:
-                return await self._stream.ask(request, timeout_s)
+                return await self._stream.exchange(request, timeout_s)
             return await self._stub.Propose(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise wire.to_error(error) from error
@@ -304,11 +294,11 @@ def _release(
     keep: Keep,
     feed_id: str,
 ) -> list[drafter_pb2.ReleaseRequest]:
-    """Takes sequences out of the client's; returns what to tell the drafter."""
-    owed = [sequence for sequence in released if sequences.pop(sequence.sequence_id, None)]
-    for sequence in owed:
+    """Removes sequences from the client's; returns the requests that release them."""
+    held = [sequence for sequence in released if sequences.pop(sequence.sequence_id, None)]
+    for sequence in held:
         sequence.is_released = True
-    return list(draft_exchange.release_requests(owed, keep=keep, feed_id=feed_id))
+    return list(draft_exchange.release_requests(held, keep=keep, feed_id=feed_id))
 
 
 def _only(drafts: tuple[Draft, ...]) -> Draft:

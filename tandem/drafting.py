@@ -1,7 +1,7 @@
-"""What a client asks a drafter for and what it hears, as plain values.
+"""Queries to a drafter and its answers, as plain values.
 
 Owns the vocabulary of `tandem.drafter_client`. Fields mean what `protos/tandem/v1/drafter.proto`
-says; None is the wire's "absent", so the server's default holds. Knows neither gRPC channels nor
+says. None leaves a field absent, so the server's default holds. Knows neither gRPC channels nor
 protobuf (`tandem.draft_exchange` translates).
 """
 
@@ -15,7 +15,7 @@ from tandem.generation import DraftSource, TandemError
 
 
 class Keep(enum.StrEnum):
-    """What of a released sequence's text goes to its pool."""
+    """Which part of a released sequence's text its pool gets."""
 
     NOTHING = "nothing"
     OUTPUT = "output"
@@ -24,20 +24,30 @@ class Keep(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramParams:
-    """Which n-grams are matched, where, and which match wins."""
+    """Which n-grams are matched, where, and which match is continued."""
 
     min_ngram: int | None = None
+    """Shortest n-gram that is matched."""
     max_ngram: int | None = None
+    """Longest n-gram that is matched."""
     overlap: Literal["disjoint", "allowed"] | None = None
+    """Whether a match may overlap the n-gram at the end of the text."""
     tie: Literal["earliest", "latest", "longest"] | None = None
+    """Which of several matches is continued."""
     tokens_per_match: int | None = None
+    """With tie "longest": maximum draft tokens per token of the match; 0 is no limit."""
     algorithm: Literal["index", "kmp"] | None = None
+    """How matches are found; the drafts are the same."""
     chained: bool = False
+    """Whether a draft goes on past the end of the known text by matching again."""
     pool_id: str = ""
+    """Drafts from this shared pool of text too; "" is none."""
     pool_min_ngram: int = 0
-    # Feed the pool every so many tokens while the sequence grows; 0: when it is released only.
+    """Asks the pool when the match in the sequence's own text is shorter; 0: if there is none."""
     pool_feed_tokens: int = 0
+    """Feeds the pool every so many tokens while the sequence grows; 0 feeds it at release only."""
     pool_keep: Literal["output", "all"] | None = None
+    """Which part of the text the pool gets while the sequence grows."""
 
 
 class DraftedSequence:
@@ -45,12 +55,12 @@ class DraftedSequence:
 
     Attributes:
         sequence_id: 128 random bits; the drafter's name for it.
-        params: how it is drafted for.
+        params: how drafts are made for it.
         prompt_length: how many of its tokens are prompt; None until the first history is given,
             which then counts as the prompt.
-        max_length: the length that no draft passes; 0: none.
-        num_sent: tokens that the drafter took, as far as we heard; the client's own.
-        is_released: whether it may not be used any more.
+        max_length: the length that no draft exceeds; 0 is none.
+        num_sent: tokens that the drafter has confirmed; written by the client only.
+        is_released: whether it can no longer be used.
     """
 
     __slots__ = ("is_released", "max_length", "num_sent", "params", "prompt_length", "sequence_id")
@@ -66,35 +76,35 @@ class DraftedSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftQuery:
-    """What may follow this history of this sequence?"""
+    """Asks for a draft that continues the history of one sequence."""
 
     sequence: DraftedSequence
-    # All of its tokens; only a list's or an array's last ones are looked at.
     token_ids: Sequence[int]
-    # Most tokens wanted; 0 only tells the drafter about the history.
+    """The whole history. Only its last tokens are read from a list or an array."""
     max_draft_tokens: int
+    """Maximum length of the draft; 0 only sends the history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What may come next; empty where nothing is known. A hint: check it against the model."""
+    """Tokens that may come next; empty if nothing matched. A hint: check it against the model."""
 
     token_ids: tuple[int, ...] = ()
-    # How many tokens before the draft agree with those before the place it was copied from.
     matched_ngram_length: int = 0
+    """How many tokens before the draft equal those before the place that it was copied from."""
     source: DraftSource | None = None
-    # It is empty because the history is still being indexed: ask again later.
     is_indexing: bool = False
-    # Why the drafter does not take this sequence: wrong params, or it is longer than it keeps.
+    """The draft is empty because the history is still being indexed: ask again later."""
     error: TandemError | None = None
+    """Why the drafter refuses the sequence: wrong params, or longer than the drafter keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterLoad:
     """How full a drafter is."""
 
-    # A new one means that all histories are gone.
     instance_id: str
+    """Changes when the drafter restarts and all histories are lost."""
     num_sequences: int
     max_sequences: int
     history_bytes: int

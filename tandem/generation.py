@@ -1,8 +1,8 @@
-"""What a client asks for and what it hears, as plain values.
+"""Requests, events and results of a gateway's client, as plain values.
 
-Owns the client's vocabulary: requests, the events of a stream, results and `TandemError`. Fields
-mean what `protos/tandem/v1/sampling.proto` and `gateway.proto` say; None is the wire's "absent", so
-the server's default holds. Knows neither gRPC channels nor protobuf (`tandem.wire` translates).
+Owns `TandemError` too. Fields mean what `sampling.proto` and `gateway.proto` in
+`protos/tandem/v1/` say. None leaves a field absent, so the server's default holds. Knows neither
+gRPC channels nor protobuf (`tandem.wire` translates).
 """
 
 import enum
@@ -33,43 +33,70 @@ class SamplingParams:
     """How tokens are chosen. The default is greedy, everything else off."""
 
     temperature: float = 0.0
+    """0 is greedy."""
     top_k: int = 0
+    """Keeps the k most likely tokens; 0 keeps all."""
     top_p: float | None = None
+    """Keeps the most likely tokens up to this cumulative probability, in (0, 1]."""
     min_p: float = 0.0
+    """Keeps the tokens at least this many times as likely as the likeliest; 0 is off."""
     repetition_penalty: float | None = None
+    """Over prompt and output; 1 is off."""
     frequency_penalty: float = 0.0
+    """In [-2, 2], over the output; 0 is off."""
     presence_penalty: float = 0.0
+    """In [-2, 2], over the output; 0 is off."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids, each in [-100, 100]."""
     seed: int | None = None
+    """Equal requests with equal seeds get equal output; None is random."""
     min_new_tokens: int = 0
+    """No stop token comes before this many output tokens."""
     logprobs: int | None = None
+    """Returns the logprob of each output token and of the n likeliest; None returns none."""
     prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
     logprobs_mode: Literal["processed", "raw"] | None = None
+    """Logprobs of the distribution that is sampled from, or of the model's own logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
-    """How this request is drafted for. It changes speed, never output."""
+    """How drafts are made for a request. They change its speed, never its output."""
 
     enabled: bool | None = None
-    # By the law of a known drafter, which the fields below change; docs/drafting.md has the table.
     preset: (
         Literal["tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm"] | None
     ) = None
+    """Drafts as this known drafter does; the fields below override it. See docs/drafting.md."""
     num_speculative_tokens: int | None = None
+    """Maximum number of drafts verified per step."""
     prompt_lookup_min: int | None = None
+    """Shortest n-gram that is matched."""
     prompt_lookup_max: int | None = None
+    """Longest n-gram that is matched."""
     overlap: Literal["disjoint", "allowed"] | None = None
+    """Whether a match may overlap the n-gram at the end of the text."""
     tie: Literal["earliest", "latest", "longest"] | None = None
+    """Which of several matches is continued."""
     tokens_per_match: int | None = None
+    """With tie "longest": drafts verified per token of the match; 0 is no limit."""
     algorithm: Literal["index", "kmp"] | None = None
+    """How matches are found; the drafts are the same."""
     chained: bool | None = None
+    """Whether a draft goes on past the end of the known text by matching again."""
     hint_tokens: int | None = None
+    """Maximum number of tokens that the drafter is asked for at a time."""
     pool: str = ""
+    """Drafts from this shared pool of text too, and feeds it; "" is none."""
     pool_min_ngram: int | None = None
+    """Asks the pool when the match in the request's own text is shorter than this."""
     pool_keep: Literal["nothing", "output", "all"] | None = None
+    """Which part of the request's text its pool gets."""
     pool_feed_tokens: int = 0
+    """Feeds the pool every so many tokens while the request runs; 0 feeds it at the end only."""
     pool_keep_cancelled: bool = False
+    """Whether the pool is fed also if the request is cancelled or fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,35 +105,49 @@ class GenerationRequest:
 
     prompt: str | Sequence[int]
     max_new_tokens: int | None = None
+    """Maximum number of output tokens; None is up to the model's limit."""
     sampling: SamplingParams = SamplingParams()
     speculation: SpeculationParams = SpeculationParams()
     stop_sequences: Sequence[str] = ()
+    """The output ends before the first of these in its text."""
     stop_token_ids: Sequence[int] = ()
+    """The output ends after the first of these, and after the model's own end token."""
     ignore_eos: bool = False
+    """Goes on after the model's own end token."""
     n: int | None = None
+    """Number of independent choices; None is 1."""
     request_id: str = ""
+    """For logs of both sides; "" lets the gateway make one."""
     model_id: str = ""
+    """Which model; "" is the only one served."""
     output_token_ids: Sequence[int] = ()
+    """Output received before a failure; the generation resumes behind it."""
     affinity_key: str = ""
+    """Requests with equal keys go to the same verifier while it has room."""
     priority: int = 0
+    """Higher first."""
     trace: bool = False
+    """Adds a `Traced` event for every step of the model; the servers must allow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """A token's natural logarithm of probability and rank (1: the likeliest)."""
+    """A token, the natural logarithm of its probability, and its rank."""
 
     token_id: int
     logprob: float
     rank: int
+    """1 is the likeliest."""
     top: tuple["TokenLogprob", ...] = ()
+    """The n likeliest tokens, in order of rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchAcceptance:
-    """What became of the drafts whose match reached equally far back, in tokens."""
+    """Acceptance of the drafts whose match has one length."""
 
     matched_ngram_length: int
+    """In tokens."""
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
@@ -114,20 +155,29 @@ class MatchAcceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one choice cost, and how far speculation carried it."""
+    """The cost of one choice, and the part that drafts had in it."""
 
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    """Prompt tokens whose K/V came from the prefix cache."""
     num_steps: int = 0
+    """Steps of the model."""
     num_drafts: int = 0
+    """Steps that verified drafts."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    """Without the recovered or bonus token of each step."""
     accepted_per_position: tuple[int, ...] = ()
+    """Element j: how often the draft at position j was accepted."""
     resumes: int = 0
+    """How often the request moved to another verifier."""
     by_match_length: tuple[MatchAcceptance, ...] = ()
+    """In ascending order of length."""
     num_sequence_drafts: int = 0
+    """Of `num_drafts`, those copied from the request's own tokens."""
     num_pool_drafts: int = 0
+    """Of `num_drafts`, those copied from a pool."""
 
     @property
     def num_steps_without_drafts(self) -> int:
@@ -135,24 +185,24 @@ class Usage:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Share of the drafted tokens that were accepted; None when none was verified."""
+        """Share of the draft tokens that were accepted; None when there was none."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens per verifying step; None when no draft was verified."""
+        """Output tokens per step with drafts; None when there was none."""
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else None
 
     @property
     def max_acceptance_length(self) -> int | None:
-        """Most tokens of one verifying step; None when no draft was verified."""
+        """Maximum output tokens of a step with drafts; None when there was none."""
         if not self.num_drafts:
             return None
         return 1 + sum(accepted > 0 for accepted in self.accepted_per_position)
 
     @property
     def acceptance_per_position(self) -> tuple[float, ...]:
-        """Share of the verifying steps in which the draft at each position was accepted."""
+        """Share of the steps with drafts in which the draft at each position was accepted."""
         return tuple(accepted / self.num_drafts for accepted in self.accepted_per_position)
 
 
@@ -162,55 +212,50 @@ class Started:
 
     request_id: str
     seed: int
+    """The seed in use, also where the request has none."""
     num_prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalTrace:
-    """A drafter's proposal, as the verifier got it.
-
-    Attributes:
-        base_length: tokens of the sequence that it continues.
-        matched_ngram_length: so many tokens before it are those before the place that it was
-            copied from.
-        source: where that place is.
-    """
+    """A drafter's proposal, as the verifier received it."""
 
     base_length: int
+    """Length of the sequence that it continues, in tokens."""
     token_ids: tuple[int, ...]
     matched_ngram_length: int
+    """How many tokens before the draft equal those before the place that it was copied from."""
     source: DraftSource | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:
-    """What one step of the model did with one choice; see docs/data_flow.md.
-
-    Attributes:
-        input_token_ids, positions, slot_mapping: one of each per scheduled token.
-        logits_indices: which of these gave logits, from 0.
-        output_token_ids: the accepted drafts and one recovered or bonus token.
-        context_length_after: in tokens, prompt and output.
-        proposals: that came since the step before, in order.
-    """
+    """What one step of the model did with one choice; see docs/data_flow.md."""
 
     step_id: int
     num_computed_tokens: int
+    """Tokens whose K/V existed before the step."""
     num_scheduled_tokens: int
+    """Tokens that the step computed, drafts included."""
     input_token_ids: tuple[int, ...]
+    """One per scheduled token, as `positions` and `slot_mapping`."""
     positions: tuple[int, ...]
     slot_mapping: tuple[int, ...]
     logits_indices: tuple[int, ...]
+    """The scheduled tokens that logits were computed for, counted from 0."""
     draft_token_ids: tuple[int, ...]
     num_accepted_tokens: int
     output_token_ids: tuple[int, ...]
+    """The accepted drafts and one recovered or bonus token."""
     context_length_after: int
+    """Tokens of prompt and output after the step."""
     proposals: tuple[ProposalTrace, ...]
+    """Those that arrived since the previous step, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """One step of one choice, before the chunk with its tokens; with `trace`."""
+    """One step of one choice, sent before the chunk with its tokens if `trace` is set."""
 
     choice_index: int
     step: StepTrace
@@ -218,15 +263,18 @@ class Traced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """New tokens of one choice; `offset` output tokens of it came before."""
+    """New tokens of one choice."""
 
     choice_index: int
     offset: int
+    """Output tokens of the choice before these."""
     token_ids: tuple[int, ...]
     text: str
+    """Text that is certain: without incomplete characters and possible stop sequences."""
     num_draft_tokens: int
     num_accepted_tokens: int
     num_steps: int
+    """Steps of the model that the chunk covers; more than 1 if the client reads slowly."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -241,6 +289,7 @@ class Finished:
 
 
 Event: TypeAlias = Started | Traced | Chunk | Finished
+"""One event of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +301,8 @@ class Choice:
     finish_reason: FinishReason
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
-    # Of the first choice alone: one per prompt token, the first of them empty (rank 0).
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the first choice only: one per prompt token, the first of them empty (rank 0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +333,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model that can be asked for."""
+    """A model that requests can name."""
 
     model_id: str
     model_digest: str
@@ -299,10 +348,9 @@ class TandemError(Exception):
 
     Attributes:
         code: the canonical status, e.g. `grpc.StatusCode.INVALID_ARGUMENT`.
-        message: one sentence for humans.
-        field: the offending field of the request as a dotted path, e.g. "sampling.top_p"; empty
-            when none was named.
-        retry_after_s: the server's advice when it is overloaded; None without.
+        message: one sentence for people.
+        field: path of the offending field of the request, e.g. "sampling.top_p"; "" if none is.
+        retry_after_s: when to retry, from an overloaded server; None without such advice.
     """
 
     def __init__(
@@ -323,7 +371,8 @@ class TandemError(Exception):
 class EventCollector:
     """Joins the events of one stream into a `Generation`.
 
-    Owned by the caller that reads the stream; feed it every event, in order, then ask once.
+    Owned by the caller that reads the stream: it adds every event in order, then asks for the
+    result once.
     """
 
     def __init__(self) -> None:
@@ -340,7 +389,7 @@ class EventCollector:
             case Finished():
                 self._finished[event.choice_index] = event
             case Traced():
-                pass  # no part of the result
+                pass  # not part of the result
 
     def generation(self) -> Generation:
         """The whole result.

@@ -1,4 +1,4 @@
-"""A whole Tandem on this machine for as long as a `with` block: for examples, benchmarks and tests.
+"""All services on this machine during a `with` block, for examples, benchmarks and tests.
 
     with local_tandem() as addresses, TandemClient(addresses["grpc"]) as client:
         ...
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tandem.ready_line import parse_ready_line
 
-# `tandem up` bounds its own stop; this is for one that hangs.
+# `tandem up` bounds its own stop; this bounds one that hangs.
 _STOP_TIMEOUT_S = 120.0
 
 
@@ -33,17 +33,18 @@ def local_tandem(
     environ: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> Iterator[dict[str, str]]:
-    """Starts everything, yields the gateway's addresses ("grpc", "http"), stops everything.
+    """Starts all services, yields the gateway's addresses ("grpc", "http"), stops them.
 
     Args:
         model: a model folder; None is the bundled one.
         options: further flags of `tandem up`.
-        environ: the environment, where the services read their own options; None is ours.
-        quiet: whether the services' logs are kept back, and go to our stderr only when the start
-            or the block fails. Otherwise they go there at once.
+        environ: the environment, which the services read their options from; None is this
+            process's.
+        quiet: prints the services' logs only if the start or the block fails; otherwise they go
+            to stderr at once.
 
     Raises:
-        LocalTandemError: something did not start; the logs say what.
+        LocalTandemError: a service did not start; the logs say which.
     """
     command = [sys.executable, "-m", "tandem", "up", "--port", "0", "--http-port", "0", *options]
     if model is not None:
@@ -56,7 +57,7 @@ def local_tandem(
         stack.callback(_stop, process)
         try:
             assert process.stdout is not None
-            # It bounds the start of every service, so this line or the end of its output comes.
+            # `tandem up` bounds the start of every service, so this does not wait forever.
             addresses = parse_ready_line(process.stdout.readline())
             if addresses is None:
                 raise LocalTandemError(f"`{shlex.join(command)}` ended with {process.wait()}")

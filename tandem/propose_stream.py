@@ -1,6 +1,6 @@
-"""One exchange after the other over a ProposeStream that is opened again when it has failed.
+"""Exchanges over a ProposeStream that is opened again after a failure.
 
-Owns the call. Does not know what is asked (`tandem.draft_exchange`).
+Owns the call. Does not know the content of messages (`tandem.draft_exchange`).
 """
 
 import asyncio
@@ -19,27 +19,27 @@ _Call: TypeAlias = (
 class ProposeStream:
     """One ProposeStream at a time, with one batch in flight.
 
-    Belongs to the event loop. Whatever goes wrong in an exchange, its caller's cancellation too,
-    ends the stream, because an answer may be under way that nobody waits for; the next exchange
-    opens another.
+    Belongs to the event loop. Any failure of an exchange, the caller's cancellation too, ends the
+    stream, because its answer may still arrive and would be taken for the next one's. The next
+    exchange opens another stream.
     """
 
     def __init__(self, stub: "drafter_pb2_grpc.DrafterServiceAsyncStub") -> None:
         self._stub = stub
         self._call: _Call | None = None
-        self._turn = asyncio.Lock()
+        self._exchanging = asyncio.Lock()
 
-    async def ask(
+    async def exchange(
         self, request: drafter_pb2.ProposeRequest, timeout_s: float | None
     ) -> drafter_pb2.ProposeResponse:
-        """One exchange.
+        """Sends a request and returns its answer.
 
         Raises:
             grpc.RpcError: the stream failed; the next exchange opens another.
             TandemError: no answer in time, or the drafter ended the stream.
         """
-        async with self._turn:
-            if self._call is None or self._call.done():  # done: while nothing was asked
+        async with self._exchanging:
+            if self._call is None or self._call.done():  # done: it ended between exchanges
                 self._call = self._stub.ProposeStream()
             call = self._call
             is_answered = False
@@ -57,7 +57,7 @@ class ProposeStream:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.CANCELLED:
                     raise
-                # A server that stops says so; our own cancellation is no such error.
+                # The server is stopping. Our own cancellation raises CancelledError instead.
             finally:
                 if not is_answered:
                     self.drop()
@@ -66,13 +66,13 @@ class ProposeStream:
     def drop(self) -> None:
         """Ends the stream, if there is one."""
         if self._call is not None:
-            # grpc.aio never collects an abandoned call: its handler would run on.
+            # Otherwise its handler would run on: grpc.aio does not end abandoned calls.
             self._call.cancel()
             self._call = None
 
 
 async def _write(call: _Call, request: drafter_pb2.ProposeRequest) -> bool:
-    """Returns whether it went out; not when the stream has ended, whatever gRPC calls that."""
+    """Returns whether the request was written; False where the stream has ended."""
     try:
         await call.write(request)
     except asyncio.InvalidStateError:

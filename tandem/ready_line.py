@@ -1,7 +1,7 @@
-"""The line by which a server says on stdout that it serves: `ready grpc=HOST:PORT http=HOST:PORT`.
+"""The line that a server prints on stdout when it serves: `ready grpc=HOST:PORT http=HOST:PORT`.
 
-Every service prints one, and so does `tandem up`. The keys are the kinds of address; `grpc` is
-always there.
+Every service prints one, and so does `tandem up`. The keys are the kinds of address, always
+including `grpc`.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ def format_ready_line(addresses: Mapping[str, str]) -> str:
 
 
 def parse_ready_line(line: str) -> dict[str, str] | None:
-    """Addresses by kind; None when this is no ready line."""
+    """The addresses by kind; None if the line is not a ready line."""
     word, *pairs = line.split() or [""]
     addresses = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     if word != _WORD or len(addresses) != len(pairs) or "grpc" not in addresses:

@@ -1,6 +1,6 @@
-"""What the steps of a generation did, and what it cost, as text for people.
+"""The steps of a generation, and its cost, as text for people.
 
-Knows the client's events alone, so that whoever hears them can print them.
+Knows only the client's events, so that any client can print them.
 
     step 10: 21 tokens computed, 3 scheduled
       proposal      11 220: for 22 tokens, they followed 16 16 in its own text
@@ -18,30 +18,30 @@ from collections.abc import Sequence
 
 from tandem.generation import DraftSource, ProposalTrace, StepTrace, Usage
 
-# Of longer lists the middle is left out.
-_MOST_SHOWN = 16
+# The middle of longer lists is left out.
+_MAX_SHOWN = 16
 _SHOWN_AT_EACH_END = 6
 _NAME_WIDTH = 14
 _SOURCES = {
     DraftSource.SEQUENCE: "in its own text",
     DraftSource.POOL: "in the pool",
-    None: "in a place that nobody told",
+    None: "in an unknown place",
 }
 
 
 class TraceText:
-    """Writes the traced steps of one choice; give it every one, in order.
+    """Formats the traced steps of one choice; needs every one of them, in order.
 
-    It keeps the tokens that it has seen, to show which n-gram a proposal continues.
+    It keeps the tokens of earlier steps, to show which n-gram a proposal continues.
     """
 
     def __init__(self, prompt_token_ids: Sequence[int] = ()) -> None:
-        """`prompt_token_ids`, where they are known, also tell those that came from a cache."""
+        """`prompt_token_ids`, if known, include the tokens that no step computes (cached ones)."""
         self._tokens = dict(enumerate(prompt_token_ids))
 
     def step(self, step: StepTrace) -> str:
         """The lines of one step, without a line end after the last."""
-        self._see(step)
+        self._record(step)
         lines = [self._proposal(each) for each in step.proposals]
         num_drafts = len(step.draft_token_ids)
         lines += [
@@ -62,7 +62,7 @@ class TraceText:
         )
         return "\n".join([head, *lines])
 
-    def _see(self, step: StepTrace) -> None:
+    def _record(self, step: StepTrace) -> None:
         num_known = step.num_scheduled_tokens - len(step.draft_token_ids)
         self._tokens.update(
             zip(step.positions[:num_known], step.input_token_ids[:num_known], strict=True)
@@ -71,10 +71,10 @@ class TraceText:
         self._tokens.update(enumerate(step.output_token_ids, start=first))
 
     def _proposal(self, proposal: ProposalTrace) -> str:
-        base, reach = proposal.base_length, proposal.matched_ngram_length
+        base, length = proposal.base_length, proposal.matched_ngram_length
         if not proposal.token_ids:
             return _line("proposal", f"none, for {base} tokens")
-        ngram = [self._tokens.get(position) for position in range(max(0, base - reach), base)]
+        ngram = [self._tokens.get(position) for position in range(max(0, base - length), base)]
         return _line(
             "proposal",
             f"{_listed(proposal.token_ids)}: for {base} tokens, they followed {_listed(ngram)} "
@@ -83,7 +83,7 @@ class TraceText:
 
 
 def summary_rows(usage: Usage) -> dict[str, str]:
-    """What one choice cost, by name; what drafts alone say is left out where there were none."""
+    """The cost of one choice, by name; without drafts, only the rows that do not need any."""
     rows = {
         "prompt tokens": str(usage.prompt_tokens),
         "cached tokens": str(usage.cached_tokens),
@@ -113,7 +113,7 @@ def summary_rows(usage: Usage) -> dict[str, str]:
 
 
 def summary_text(usage: Usage, *, num_requests: int = 1) -> str:
-    """The rows as lines, with how many requests they are of."""
+    """The rows as lines, and the number of requests that they cover."""
     rows = {"requests": str(num_requests)} | summary_rows(usage)
     width = max(map(len, rows)) + 2
     return "\n".join(f"  {name:<{width}}{value}" for name, value in rows.items())
@@ -124,9 +124,9 @@ def _line(name: str, value: str) -> str:
 
 
 def _listed(values: Sequence[int | None]) -> str:
-    """The values, the middle of a long list left out; "?" where one is not known, "-" for none."""
+    """The values, without the middle of a long list; "?" for an unknown value, "-" for none."""
     shown = ["?" if value is None else str(value) for value in values]
-    if len(shown) > _MOST_SHOWN:
+    if len(shown) > _MAX_SHOWN:
         num_hidden = len(shown) - 2 * _SHOWN_AT_EACH_END
         hidden = [f"... {num_hidden} more ..."]
         shown = shown[:_SHOWN_AT_EACH_END] + hidden + shown[-_SHOWN_AT_EACH_END:]

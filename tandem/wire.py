@@ -1,10 +1,11 @@
 """Translates between the client's values and the wire contract, in both directions.
 
-The only module of the client that sees protobuf messages. A value that no message can hold (a
-negative count, a seed of 2**64) becomes the same `TandemError` that a server would answer with.
+A value that no message can hold (a negative count, a seed of 2**64) raises the `TandemError` that a
+server would answer with. Messages to a drafter are those of `tandem.draft_exchange`.
 """
 
-from typing import Any
+import dataclasses
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from google.protobuf import message
@@ -13,6 +14,10 @@ from google.rpc import error_details_pb2, status_pb2
 from tandem import generation
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Value = TypeVar("_Value", bound="DataclassInstance")
 _STATUS_DETAILS = "grpc-status-details-bin"
 _FINISH_REASONS: dict[int, generation.FinishReason] = {
     sampling_pb2.FINISH_REASON_STOP: generation.FinishReason.STOP,
@@ -26,7 +31,7 @@ SOURCES: dict[int, generation.DraftSource] = {
 
 
 def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateRequest:
-    """The message that asks for this.
+    """The message of a request.
 
     Raises:
         TandemError: INVALID_ARGUMENT naming a field whose value does not fit its wire type.
@@ -57,15 +62,10 @@ def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateReq
 
 
 def to_event(response: gateway_pb2.GenerateResponse) -> generation.Event | None:
-    """The event in this message; None for one that a newer server sent and we do not know."""
+    """The event in this message; None for an unknown one, which a newer server may send."""
     match response.WhichOneof("event"):
         case "started":
-            started = response.started
-            return generation.Started(
-                request_id=started.request_id,
-                seed=started.seed,
-                num_prompt_tokens=started.num_prompt_tokens,
-            )
+            return to_value(generation.Started, response.started)
         case "traced":
             traced = response.traced
             return generation.Traced(
@@ -85,22 +85,12 @@ def to_event(response: gateway_pb2.GenerateResponse) -> generation.Event | None:
 
 
 def to_models(response: gateway_pb2.ListModelsResponse) -> tuple[generation.Model, ...]:
-    return tuple(
-        generation.Model(
-            model_id=model.model_id,
-            model_digest=model.model_digest,
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            max_num_speculative_tokens=model.max_num_speculative_tokens,
-            num_verifiers=model.num_verifiers,
-        )
-        for model in response.models
-    )
+    return tuple(to_value(generation.Model, model) for model in response.models)
 
 
 def to_error(error: grpc.RpcError) -> generation.TandemError:
     """The typed error of a failed call, with the field and the retry advice that it carried."""
-    # Both faces' errors are calls: grpc.Call and grpc.aio.AioRpcError share these methods.
+    # Errors of both clients have these methods: grpc.Call's and grpc.aio.AioRpcError's.
     failed: Any = error
     field, retry_after_s = "", None
     text = failed.details() or ""
@@ -110,16 +100,32 @@ def to_error(error: grpc.RpcError) -> generation.TandemError:
             field = violations.field_violations[0].field
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    # A server may name the field in its message as well; str(TandemError) would say it twice.
+    # A server may name the field in its message too; str(TandemError) would repeat it.
     text = text.removeprefix(f"{field}: ") if field else text
     return generation.TandemError(failed.code(), text, field=field, retry_after_s=retry_after_s)
 
 
+def to_value(kind: type[_Value], source: message.Message, /, **converted: Any) -> _Value:
+    """A value with the message's fields of the same names; repeated fields become tuples.
+
+    Args:
+        kind: a dataclass.
+        source: the message.
+        converted: the fields that cannot be copied.
+    """
+    for field in dataclasses.fields(kind):
+        if field.name not in converted:
+            copied = getattr(source, field.name)
+            is_single = isinstance(copied, int | float | str)
+            converted[field.name] = copied if is_single else tuple(copied)
+    return kind(**converted)
+
+
 def assign(target: message.Message, name: str, value: Any, *, path: str = "") -> None:
-    """Sets a field unless the value is None, turning protobuf's refusals into ours.
+    """Sets a field unless the value is None.
 
     Raises:
-        TandemError: INVALID_ARGUMENT naming `path`, or `name` without one.
+        TandemError: INVALID_ARGUMENT naming `path` (or `name`); the value does not fit the field.
     """
     if value is None:
         return
@@ -149,7 +155,7 @@ def enum_value(enumeration: Any, prefix: str, name: str, path: str) -> Any:
 
 
 def _refusal(value: Any, error: Exception) -> str:
-    """One line that shows the value, shortened: prompts are long."""
+    """One line that shows the value, shortened because prompts are long."""
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     return f"{shown} cannot be sent: {' '.join(str(error).split())}"
@@ -232,28 +238,11 @@ def _to_chunk(chunk: gateway_pb2.Chunk) -> generation.Chunk:
 
 
 def _to_step_trace(step: sampling_pb2.StepTrace) -> generation.StepTrace:
-    return generation.StepTrace(
-        step_id=step.step_id,
-        num_computed_tokens=step.num_computed_tokens,
-        num_scheduled_tokens=step.num_scheduled_tokens,
-        input_token_ids=tuple(step.input_token_ids),
-        positions=tuple(step.positions),
-        slot_mapping=tuple(step.slot_mapping),
-        logits_indices=tuple(step.logits_indices),
-        draft_token_ids=tuple(step.draft_token_ids),
-        num_accepted_tokens=step.num_accepted_tokens,
-        output_token_ids=tuple(step.output_token_ids),
-        context_length_after=step.context_length_after,
-        proposals=tuple(
-            generation.ProposalTrace(
-                base_length=proposal.base_length,
-                token_ids=tuple(proposal.token_ids),
-                matched_ngram_length=proposal.matched_ngram_length,
-                source=SOURCES.get(proposal.source),
-            )
-            for proposal in step.proposals
-        ),
+    proposals = tuple(
+        to_value(generation.ProposalTrace, proposal, source=SOURCES.get(proposal.source))
+        for proposal in step.proposals
     )
+    return to_value(generation.StepTrace, step, proposals=proposals)
 
 
 def _to_logprob(entry: sampling_pb2.TokenLogprob) -> generation.TokenLogprob:
@@ -275,28 +264,10 @@ def _finish_reason(value: int) -> generation.FinishReason:
 
 
 def _to_usage(usage: gateway_pb2.Usage) -> generation.Usage:
-    return generation.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        output_tokens=usage.output_tokens,
-        cached_tokens=usage.cached_tokens,
-        num_steps=usage.num_steps,
-        num_drafts=usage.num_drafts,
-        num_draft_tokens=usage.num_draft_tokens,
-        num_accepted_tokens=usage.num_accepted_tokens,
-        accepted_per_position=tuple(usage.accepted_per_position),
-        resumes=usage.resumes,
-        by_match_length=tuple(
-            generation.MatchAcceptance(
-                matched_ngram_length=each.matched_ngram_length,
-                num_drafts=each.num_drafts,
-                num_draft_tokens=each.num_draft_tokens,
-                num_accepted_tokens=each.num_accepted_tokens,
-            )
-            for each in usage.by_match_length
-        ),
-        num_sequence_drafts=usage.num_sequence_drafts,
-        num_pool_drafts=usage.num_pool_drafts,
+    by_match_length = tuple(
+        to_value(generation.MatchAcceptance, acceptance) for acceptance in usage.by_match_length
     )
+    return to_value(generation.Usage, usage, by_match_length=by_match_length)
 
 
 def _details(metadata: Any) -> list[Any]:

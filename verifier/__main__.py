@@ -5,7 +5,7 @@ import sys
 
 from servicekit.config import ConfigError, load_config
 from servicekit.logs import configure_logs
-from servicekit.server import run
+from servicekit.process import run
 from verifier.config import SERVICE, VerifierConfig
 from verifier.server import serve
 from verifier.tensor_parallel.follower import follow

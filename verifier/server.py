@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from servicekit.config import ConfigError
 from servicekit.logs import Logger, get_logger
-from servicekit.server import Server, serve_until_signalled
+from servicekit.process import serve_until_signalled
+from servicekit.server import Server
 from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.checkpoint import CheckpointError

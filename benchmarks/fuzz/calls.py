@@ -21,7 +21,7 @@ from benchmarks.fuzz.answers import AnswerError, check_answers
 from benchmarks.fuzz.messages import MessageMaker
 from benchmarks.fuzz.services import FuzzedService
 from servicekit.errors import field_violation, retry_after_ms
-from servicekit.interceptors import REQUEST_ID_KEY
+from servicekit.interceptors.request_id import REQUEST_ID_KEY
 from servicekit.limits import MAX_RECEIVE_BYTES
 
 # Within this every call must have ended.

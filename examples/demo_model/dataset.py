@@ -1,10 +1,10 @@
-"""The rename task: where its text comes from, and how tasks are drawn from it.
+"""The rename task: its source text, and how tasks are drawn from it.
 
 Owns the two splits of the running Python's standard library (training: everything outside the
 test folders; held-out: the test folders), the drawing of rename tasks, and the committed file
-`heldout.jsonl`. Knows nothing of models; the tokenizer is used only to bound lengths.
+`heldout.jsonl`. Knows nothing of models; the tokenizer only limits lengths.
 
-Two different means find identifiers, on purpose:
+Identifiers are found in two ways, on purpose:
 
 * which names may be renamed comes from `tokenize` over the *whole file*, so that prose in comments
   and strings is never taken for an identifier;
@@ -41,7 +41,7 @@ CODE, RENAME, TO, OUT, END = "<|code|>", "<|rename|>", "<|to|>", "<|out|>", "<|e
 SPECIAL_TOKENS = (END, CODE, RENAME, TO, OUT)  # in the order of their ids, from 0
 
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
-# Written by each Python build, with that machine's paths in them; not source text.
+# Written by each Python build and full of that machine's paths; not source text.
 BUILD_FILE_PREFIXES = ("_sysconfigdata", "config-")
 NEVER_RENAMED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "self", "cls"})
 JOINED_NAME_SHARE = 0.15
@@ -50,8 +50,8 @@ TRAINING_LINES = (3, 30)  # fewest and most lines of a window, both included
 HELDOUT_LINES = (6, 24)
 HELDOUT_SEED = 20_311
 HELDOUT_TASKS = 400
-# Prompt, answer and end token. Training packs into 512 tokens, and the model is not sound at
-# positions it never saw, though its 2,048 positions would hold four times as much.
+# Prompt, answer and end token. Training rows have 512 tokens, and the model is unreliable at
+# positions that it never saw, although it accepts 2,048.
 HELDOUT_MAX_TOKENS = 512
 
 

@@ -1,7 +1,6 @@
 """The `tandem` command. Each subcommand is a module that adds its flags and runs.
 
-Owns the choice of subcommand and nothing else. Exit codes: 0 done, 1 failed, 2 wrong usage, 130
-interrupted.
+Owns only the choice of subcommand. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
 import argparse

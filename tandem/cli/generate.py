@@ -1,6 +1,6 @@
 """`tandem generate`: one request to a gateway, its text streamed to stdout.
 
-Owns the flags of a request and how results and errors are shown.
+Owns the flags of a request and the output of results and errors.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tandem.trace_text import TraceText, summary_text
 
 _INTERRUPTED = 130
 
-# What other systems have a flag for, and Tandem will not do.
+# Features that other systems have a flag for and that are out of Tandem's scope.
 _OUT_OF_SCOPE = {
     "--num-beams": "beam search",
     "--tree-width": "drafts that branch",
@@ -46,8 +46,8 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "generate",
         help="stream a completion",
-        description="Streams a completion of PROMPT to stdout. What is absent is the server's "
-        "default: greedy, with speculation, up to the model's limit.",
+        description="Streams a completion of PROMPT to stdout. Without other flags it is greedy, "
+        "with speculation, up to the model's limit.",
     )
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("prompt", nargs="?", metavar="PROMPT", help="text to continue")
@@ -60,10 +60,14 @@ def add_parser(commands: Any) -> None:
         metavar="HOST:PORT",
         help="the gateway (default: %(default)s)",
     )
-    parser.add_argument("--model-id", default="", help="which model, if the gateway has several")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="most output tokens")
+    parser.add_argument("--model-id", default="", help="model, if the gateway serves several")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="maximum output tokens")
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before it; repeatable",
     )
     parser.add_argument(
         "--priority", type=int, default=0, metavar="N", help="higher first; 0 is the default"
@@ -71,16 +75,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="one JSON object at the end: token_ids, text, finish_reason, usage",
+        help="print one JSON object at the end: token_ids, text, finish_reason, usage",
     )
     parser.add_argument(
         "--trace",
         action="store_true",
-        help="show what every step of the model did, then the output and what it cost; the servers "
-        "must allow it (tandem up --allow-trace)",
+        help="print every step of the model, then the output and its cost; the servers must allow "
+        "it (tandem up --allow-trace)",
     )
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy, the default")
+    sampling.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
     sampling.add_argument("--top-p", type=float)
     sampling.add_argument("--top-k", type=int, default=0)
     sampling.add_argument("--seed", type=int)
@@ -96,7 +100,7 @@ def add_parser(commands: Any) -> None:
 
 
 class _OutOfScope(argparse.Action):
-    """A flag that is refused by name, whatever is said with it."""
+    """A flag that is refused by name, with or without a value."""
 
     def __call__(
         self,
@@ -118,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         _fail(f"{error} ({error.code.name})")
         return 1
     except BrokenPipeError:
-        return 0  # the reader has seen enough
+        return 0  # the reader of stdout has closed it
     except (OSError, ValueError) as error:
         _fail(str(error))
         return 1
@@ -173,7 +177,7 @@ def _show(
                     else:
                         print(trace_text.step(event.step), flush=True)
         finally:
-            if streamed:  # errors and prompts begin on a line of their own
+            if streamed:  # so that an error or a shell prompt begins on a new line
                 print(flush=True)
     generation = collector.generation()
     if as_json:
@@ -195,7 +199,7 @@ def _as_json(generation: Generation) -> dict[str, Any]:
 
 
 def _usage_as_json(usage: Usage) -> dict[str, Any]:
-    """Every figure, those that follow from others too."""
+    """Every field, and every property derived from them."""
     derived = [name for name, value in vars(Usage).items() if isinstance(value, property)]
     return dataclasses.asdict(usage) | {name: getattr(usage, name) for name in derived}
 
@@ -208,4 +212,4 @@ def _token_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of ids like 1,2,3") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of ids like 1,2,3") from None

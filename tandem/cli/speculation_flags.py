@@ -1,9 +1,10 @@
-"""The flags that say how a request is drafted for; `tandem generate` and the quickstart have them.
+"""The flags for the drafts of a request, of `tandem generate` and the quickstart.
 
-Owns their names. What they mean, `protos/tandem/v1/sampling.proto` says.
+Owns their names. Their meaning is that of `protos/tandem/v1/sampling.proto`.
 """
 
 import argparse
+import dataclasses
 
 from tandem.generation import SpeculationParams
 
@@ -13,21 +14,21 @@ PRESETS = ("tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-l
 def add_speculation_flags(parser: argparse.ArgumentParser) -> None:
     """Adds one flag for each field of `SpeculationParams`."""
     group = parser.add_argument_group(
-        "speculation", "How the request is drafted for: it changes speed, never output."
+        "speculation", "How drafts are made: they change the speed, never the output."
     )
-    group.add_argument("--no-speculation", action="store_true")
+    group.add_argument("--no-speculation", action="store_true", help="make no drafts")
     group.add_argument(
-        "--preset", choices=PRESETS, help="draft by the law of this drafter; the others change it"
+        "--preset", choices=PRESETS, help="draft as this known drafter; other flags override it"
     )
     group.add_argument(
-        "--num-speculative-tokens", type=int, metavar="K", help="most drafts verified per step"
+        "--num-speculative-tokens", type=int, metavar="K", help="maximum drafts verified per step"
     )
     group.add_argument("--prompt-lookup-min", type=int, metavar="N", help="shortest n-gram matched")
     group.add_argument("--prompt-lookup-max", type=int, metavar="N", help="longest n-gram matched")
     group.add_argument(
         "--algorithm",
         choices=("index", "kmp"),
-        help="find matches by a hash index or a Knuth-Morris-Pratt scan; the drafts are equal",
+        help="find matches by a hash index or a Knuth-Morris-Pratt scan; the drafts are the same",
     )
     group.add_argument(
         "--overlap",
@@ -51,7 +52,7 @@ def add_speculation_flags(parser: argparse.ArgumentParser) -> None:
         help="let a draft go on past the end of the known text by matching again",
     )
     group.add_argument(
-        "--hint-tokens", type=int, metavar="N", help="most tokens that the drafter is asked for"
+        "--hint-tokens", type=int, metavar="N", help="maximum tokens that the drafter is asked for"
     )
     group.add_argument(
         "--pool", default="", metavar="NAME", help="draft from this pool, and feed it"
@@ -60,12 +61,12 @@ def add_speculation_flags(parser: argparse.ArgumentParser) -> None:
         "--pool-min-ngram",
         type=int,
         metavar="N",
-        help="ask the pool when the own match reaches less far",
+        help="ask the pool when the request's own match is shorter",
     )
     group.add_argument(
         "--pool-keep",
         choices=("nothing", "output", "all"),
-        help="what of this request's text its pool gets (default: its output)",
+        help="part of this request's text that its pool gets (default: its output)",
     )
     group.add_argument(
         "--pool-feed-tokens",
@@ -82,22 +83,9 @@ def add_speculation_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def speculation_params(arguments: argparse.Namespace) -> SpeculationParams:
-    """What the flags say."""
+    """The parameters that the flags set."""
+    names = {field.name for field in dataclasses.fields(SpeculationParams)} - {"enabled"}
     return SpeculationParams(
         enabled=False if arguments.no_speculation else None,
-        preset=arguments.preset,
-        num_speculative_tokens=arguments.num_speculative_tokens,
-        prompt_lookup_min=arguments.prompt_lookup_min,
-        prompt_lookup_max=arguments.prompt_lookup_max,
-        algorithm=arguments.algorithm,
-        overlap=arguments.overlap,
-        tie=arguments.tie,
-        tokens_per_match=arguments.tokens_per_match,
-        chained=arguments.chained,
-        hint_tokens=arguments.hint_tokens,
-        pool=arguments.pool,
-        pool_min_ngram=arguments.pool_min_ngram,
-        pool_keep=arguments.pool_keep,
-        pool_feed_tokens=arguments.pool_feed_tokens,
-        pool_keep_cancelled=arguments.pool_keep_cancelled,
+        **{name: getattr(arguments, name) for name in names},
     )

@@ -1,17 +1,17 @@
-"""Keeps a set of server processes running until it is told to stop them.
+"""Keeps a set of server processes running until they are stopped.
 
-Owns the processes: starting them, learning their addresses from the ready lines, starting one again
-that died, stopping all. Knows nothing of what they serve.
+Owns the processes: starts them, reads their addresses from the ready lines, restarts those that
+die, stops all. Does not know what they serve.
 
 - A process that ends before its first ready line is a `StartError`: its configuration is wrong, and
-  starting it again would not help. One that dies later is started again, with backoff, on the
-  addresses it had, so that its peers find it again.
+  a restart would not help. One that dies later is restarted, with backoff, on the same addresses,
+  so that its peers find it again.
 - Processes are started in tiers and stopped tier by tier in reverse, with SIGTERM and, after a
-  bound, SIGKILL.
-- No orphans: on Linux the kernel kills each process when the supervisor's main thread dies in
-  whatever way (PR_SET_PDEATHSIG). Elsewhere that holds only for an orderly stop.
-- A terminal's Ctrl-C goes to the supervisor alone, since each process has its own session.
-- stderr is inherited, so that logs pass through untouched, and nothing here can hold them up.
+  timeout, SIGKILL.
+- No orphans: on Linux the kernel kills each process when the supervisor's main thread dies for any
+  reason (PR_SET_PDEATHSIG). On other systems this holds only for an orderly stop.
+- A terminal's Ctrl-C reaches the supervisor only, since each process has its own session.
+- stderr is inherited, so the supervisor neither changes nor delays logs.
 """
 
 import asyncio
@@ -29,42 +29,42 @@ from tandem.ready_line import parse_ready_line
 Report = Callable[[str], None]
 
 _PR_SET_PDEATHSIG = 1
-# How long after SIGKILL the kernel may take; a process in an uninterruptible wait is given up on.
+# How long a process may take to end after SIGKILL; one in an uninterruptible wait is abandoned.
 _KILL_WAIT_S = 5.0
 # Longest line read from a process's stdout; nothing but the ready line belongs there.
 _LINE_LIMIT_BYTES = 1 << 20
 
 
 class StartError(Exception):
-    """A process did not come to serve."""
+    """A process ended or timed out before its ready line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Bounds on starting, restarting and stopping."""
+    """Timeouts of starting, restarting and stopping."""
 
-    # From start to ready line; loading a large model takes minutes.
     start_timeout_s: float = 600.0
-    # From SIGTERM to SIGKILL; more than the services' default drain of 30 s.
+    """From start to ready line; loading a large model takes minutes."""
     stop_timeout_s: float = 40.0
-    # Wait before a restart; doubles at each, up to the longest.
+    """From SIGTERM to SIGKILL; more than the services' default drain of 30 s."""
     first_backoff_s: float = 0.5
-    longest_backoff_s: float = 30.0
-    # A process that served this long starts again with the first backoff.
+    """Wait before a restart; doubles at each restart, up to `max_backoff_s`."""
+    max_backoff_s: float = 30.0
     healthy_after_s: float = 30.0
+    """A process that served this long restarts with `first_backoff_s` again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
     """One process to run."""
 
-    # For messages, e.g. "verifier-0".
     name: str
+    """For messages, e.g. "verifier-0"."""
     command: Sequence[str]
-    # By kind of address, as in the ready line: the flag that sets it, and its value at the first
-    # start (port 0: any). Later starts get the address of the ready line.
     listen_flags: Mapping[str, str] = field(default_factory=lambda: {"grpc": "--listen"})
+    """The flag that sets each kind of address of the ready line."""
     listen: Mapping[str, str] = field(default_factory=lambda: {"grpc": "127.0.0.1:0"})
+    """Each address at the first start; port 0 is any. Restarts use those of the ready line."""
 
 
 class Supervisor:
@@ -79,7 +79,7 @@ class Supervisor:
         """Starts a tier; returns each process's addresses when all serve.
 
         Raises:
-            StartError: one did not come to serve. The others are left to `stop`.
+            StartError: one did not start to serve. The others are left to `stop`.
         """
         tier = [_Process(spec, self._policy, self._report) for spec in specs]
         self._tiers.append(tier)
@@ -93,7 +93,7 @@ class Supervisor:
         return [dict(process.addresses) for process in tier]
 
     async def watch(self) -> None:
-        """Restarts what dies; never returns."""
+        """Restarts processes that die; never returns."""
         await asyncio.gather(*(process.watch for tier in self._tiers for process in tier))
 
     async def stop(self) -> None:
@@ -105,14 +105,14 @@ class Supervisor:
             await asyncio.gather(*(process.stop() for process in tier))
 
     def kill(self) -> None:
-        """SIGKILLs everything at once; a `stop` under way then ends at once too."""
+        """SIGKILLs all processes; a `stop` that runs meanwhile then ends at once."""
         for tier in self._tiers:
             for process in tier:
                 process.kill()
 
 
 class _Process:
-    """One process over its restarts.
+    """One process, across its restarts.
 
     Invariant: at most one operating-system process at a time, `_running`; `addresses` change only
     when a ready line arrives.
@@ -130,7 +130,7 @@ class _Process:
 
     @property
     def watch(self) -> asyncio.Task[None]:
-        assert self._watch is not None, "watched before it was started"
+        assert self._watch is not None, "the process has not started"
         return self._watch
 
     async def start(self) -> None:
@@ -179,7 +179,7 @@ class _Process:
             while True:
                 self._report(f"{event}; starting it again in {backoff_s:g} s")
                 await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, self._policy.longest_backoff_s)
+                backoff_s = min(2 * backoff_s, self._policy.max_backoff_s)
                 try:
                     await self._start_once()
                 except StartError as error:
@@ -191,7 +191,7 @@ class _Process:
         """Starts the process and waits for its ready line.
 
         Raises:
-            StartError: it could not be started, ended, or did not serve in time; it is gone.
+            StartError: it could not be started, ended, or was not ready in time; it no longer runs.
         """
         await self._end_reader()
         flags = [
@@ -239,7 +239,7 @@ class _Process:
     async def _read_stdout(
         self, stdout: asyncio.StreamReader, ready: asyncio.Future[dict[str, str]]
     ) -> None:
-        """Reads to the end, so that the process never blocks; what is not for us goes to stderr."""
+        """Reads to the end, so that the process never blocks; reports other lines on stderr."""
         while True:
             try:
                 line = (await stdout.readline()).decode(errors="replace")
@@ -268,7 +268,7 @@ def _ended(status: int) -> str:
 
 
 def _death_with_parent() -> Callable[[], None] | None:
-    """What the forked child runs before exec; None where the kernel offers nothing like it."""
+    """Runs in the forked child before exec; None where the kernel has no such call."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

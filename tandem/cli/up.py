@@ -1,6 +1,6 @@
 """`tandem up`: drafters, verifiers and a gateway as processes on this machine.
 
-Owns which processes there are and the flags that tie them together; the supervisor runs them.
+Owns the list of processes and the flags that connect them; the supervisor runs them.
 """
 
 import argparse
@@ -22,13 +22,13 @@ DEFAULT_HTTP_PORT = 8000
 _HOST = "127.0.0.1"
 _ANY_PORT = f"{_HOST}:0"
 
-# A package of each service that nothing else brings.
-_NEEDED = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
+# A package that only this service's extra installs.
+_REQUIRED_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
 
 _EPILOG = """\
 Prints one line on stdout when all serve: ready grpc=HOST:PORT http=HOST:PORT
-Logs go to stderr, as the services write them. A process that dies is started again. SIGINT or
-SIGTERM stops all in good order, a second one at once.
+The services' logs go to stderr. A process that dies is restarted. SIGINT or SIGTERM stops all in
+good order, a second one stops them at once.
 
 The services read their other options from the environment, TANDEM_<SERVICE>_<FLAG>:
   TANDEM_VERIFIER_MAX_NUM_SEQS=8 TANDEM_GATEWAY_DRAFT_WAIT=never tandem up
@@ -37,18 +37,18 @@ The services read their other options from the environment, TANDEM_<SERVICE>_<FL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """What to run. Everything listens on loopback."""
+    """The processes to run. All listen on loopback."""
 
     model: Path
-    # None: the verifier's own default.
     device: str | None = None
+    """None is the verifier's default; so for `dtype`."""
     dtype: str | None = None
     num_verifiers: int = 1
     num_drafters: int = 1
-    # Whether requests may ask to be told of every step.
     allow_trace: bool = False
-    # Of the gateway; 0 picks a free one.
+    """Whether requests may ask for traces."""
     grpc_port: int = DEFAULT_GRPC_PORT
+    """Of the gateway, as `http_port`; 0 picks a free one."""
     http_port: int = DEFAULT_HTTP_PORT
 
     def drafters(self) -> list[ProcessSpec]:
@@ -68,7 +68,7 @@ class Topology:
         ]
 
     def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
-        """The gateway between these addresses."""
+        """The gateway that connects to these addresses."""
         options = ["--verifiers", ",".join(verifiers), "--tokenizer", str(self.model)]
         options += ["--drafters", ",".join(drafters)] if drafters else []
         options += ["--allow-trace"] if self.allow_trace else []
@@ -104,35 +104,35 @@ def add_parser(commands: Any) -> None:
         "--port",
         type=_port,
         default=DEFAULT_GRPC_PORT,
-        help="the gateway's, for gRPC; 0 picks a free one (default: %(default)s)",
+        help="the gateway's port for gRPC; 0 picks a free one (default: %(default)s)",
     )
     parser.add_argument(
         "--http-port",
         type=_port,
         default=DEFAULT_HTTP_PORT,
-        help="the gateway's, for HTTP; 0 picks a free one (default: %(default)s)",
+        help="the gateway's port for HTTP; 0 picks a free one (default: %(default)s)",
     )
     parser.add_argument(
         "--allow-trace",
         action="store_true",
-        help="let requests ask to be told of every step (tandem generate --trace)",
+        help="let requests ask for a trace of every step (tandem generate --trace)",
     )
     parser.add_argument(
         "--start-timeout",
         type=float,
         default=Policy().start_timeout_s,
         metavar="SECONDS",
-        help="most that a service may take to be ready (default: %(default)g)",
+        help="how long a service may take to be ready (default: %(default)g)",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    missing = [name for name, module in _NEEDED.items() if find_spec(module) is None]
+    missing = [name for name, module in _REQUIRED_PACKAGES.items() if find_spec(module) is None]
     if missing:
         _report(
-            f"the packages of {', '.join(missing)} are not installed: a plain install is the "
-            "client's; pip install -e '.[all]' brings everything"
+            f"the packages of {', '.join(missing)} are not installed: a plain install has only the "
+            "client; pip install -e '.[all]' installs everything"
         )
         return 2
     model: Path = arguments.model or BUNDLED_MODEL
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "it comes with Tandem's source tree"
             )
         else:
-            _report(f"--model: {model} is no model folder: it has no config.json")
+            _report(f"--model: {model} is not a model folder: it has no config.json")
         return 2
     topology = Topology(
         model=model,
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _up(topology: Topology, policy: Policy) -> int:
-    """Serves until a signal comes; the exit code."""
+    """Serves until a signal; returns the exit code."""
     supervisor = Supervisor(_report, policy)
     serving = asyncio.create_task(_serve(topology, supervisor))
 
@@ -190,7 +190,7 @@ async def _up(topology: Topology, policy: Policy) -> int:
 
 
 async def _serve(topology: Topology, supervisor: Supervisor) -> None:
-    """Starts everything, says so, and keeps it running until cancelled."""
+    """Starts all processes, prints the ready line, and keeps them running until cancelled."""
     drafters, verifiers = topology.drafters(), topology.verifiers()
     _report("starting " + ", ".join(spec.name for spec in [*drafters, *verifiers]))
     started = await supervisor.start([*drafters, *verifiers])
@@ -207,16 +207,16 @@ def _service(module: str, *options: str) -> list[str]:
 
 
 def _report(line: str) -> None:
-    # In one write: the services write to the same place.
+    # In one write, since the services write to the same stderr.
     sys.stderr.write(f"tandem up: {line}\n")
     sys.stderr.flush()
 
 
-def _count(least: int) -> Any:
+def _count(minimum: int) -> Any:
     def count(text: str) -> int:
         value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{value} is less than {minimum}")
         return value
 
     return count
@@ -225,5 +225,5 @@ def _count(least: int) -> Any:
 def _port(text: str) -> int:
     value = int(text)
     if not 0 <= value < 65536:
-        raise argparse.ArgumentTypeError(f"{value} is no port")
+        raise argparse.ArgumentTypeError(f"{value} is not a port")
     return value

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the stand-ins lie, and what passes for a model."""
+    """A folder with the stand-ins and an empty model."""
     for name in ("drafter", "verifier", "gateway"):
         shutil.copy(Path(__file__).with_name("stand_in_service.py"), tmp_path / f"{name}.py")
     (tmp_path / "model").mkdir()

@@ -1,12 +1,12 @@
 """A stand-in for any of the three services, to be started as `python -m drafter` and the like.
 
-Copied under the service's name into a folder on the path. It really listens on the addresses it is
-given, prints the ready line, and tells what happens to it as JSON lines on stderr. A file beside it
+Copied under the service's name into a folder on the path. It listens on the addresses that it is
+given, prints the ready line, and logs its start and stop as JSON lines on stderr. A file beside it
 makes it misbehave:
 
     NAME.fails      it exits with status 3 at once
     NAME.stubborn   it ignores SIGTERM
-    NAME.silent     it never gets ready
+    NAME.silent     it never prints the ready line
 """
 
 import json
@@ -19,13 +19,13 @@ from pathlib import Path
 NAME = Path(sys.argv[0]).stem
 
 
-def tell(event: str, **more: object) -> None:
-    told = {"stand_in": NAME, "pid": os.getpid(), "event": event, **more}
+def log_event(event: str, **more: object) -> None:
+    entry = {"stand_in": NAME, "pid": os.getpid(), "event": event, **more}
     # In one write, so that lines of several processes do not mix.
-    os.write(sys.stderr.fileno(), f"{json.dumps(told)}\n".encode())
+    os.write(sys.stderr.fileno(), f"{json.dumps(entry)}\n".encode())
 
 
-def am(kind: str) -> bool:
+def has_file(kind: str) -> bool:
     return Path(sys.argv[0]).with_suffix(f".{kind}").exists()
 
 
@@ -37,17 +37,17 @@ def listen(flag: str) -> tuple[socket.socket, str]:
 
 def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    tell("started", argv=sys.argv[1:])
-    if am("fails"):
+    log_event("started", argv=sys.argv[1:])
+    if has_file("fails"):
         return 3
-    if am("silent"):
+    if has_file("silent"):
         signal.pause()
     servers = [(kind, *listen(flag)) for kind, flag in KINDS if flag in sys.argv]
     print("hello from", NAME)
     print("ready", *(f"{kind}={address}" for kind, _, address in servers), flush=True)
     signal.sigwait({signal.SIGTERM})
-    tell("stopping")
-    if am("stubborn"):
+    log_event("stopping")
+    if has_file("stubborn"):
         signal.pause()
     return 0
 

@@ -64,7 +64,7 @@ async def test_json_is_one_object_with_every_usage_field(
             ],
             "num_sequence_drafts": 1,
             "num_pool_drafts": 0,
-            # What follows from these.
+            # Derived from the fields above.
             "num_steps_without_drafts": 1,
             "acceptance_rate": 2 / 3,
             "mean_acceptance_length": 3,
@@ -223,7 +223,7 @@ async def test_a_failure_after_some_text_begins_on_its_own_line(
     assert output.err == "tandem generate: no verifier (UNAVAILABLE)\n"
 
 
-async def test_a_value_that_cannot_be_sent_is_a_refusal_too(
+async def test_a_value_that_cannot_be_sent_is_refused_in_one_line(
     gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await generate(gateway, "ren", "--max-new-tokens", "-1") == 1
@@ -267,14 +267,14 @@ async def test_ctrl_c_ends_the_call_and_exits_with_130(gateway: StandInGateway) 
     gateway.hang = True
     process = await started(gateway, "ren")
     assert process.stdout is not None
-    # The last that comes before the stand-in hangs; the end of the line is ours to write.
+    # The last text before the stand-in hangs; the command writes the line's end itself.
     assert await process.stdout.readexactly(len("néw\nname".encode())) == "néw\nname".encode()
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 130
     await gateway.cancelled.wait()
 
 
-async def test_a_reader_that_leaves_ends_the_call_without_a_complaint(
+async def test_a_closed_stdout_ends_the_call_without_an_error(
     gateway: StandInGateway,
 ) -> None:
     chunk = gateway_pb2.GenerateResponse(chunk=gateway_pb2.Chunk(token_ids=[1], text="x" * 100))

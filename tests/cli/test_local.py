@@ -1,4 +1,4 @@
-"""`local_tandem` runs a whole Tandem for one block, here with stand-ins for the services."""
+"""`local_tandem` runs all services during a block, here with stand-ins for them."""
 
 import json
 import os
@@ -24,8 +24,10 @@ def test_everything_runs_within_the_block_and_nothing_after_it(
 ) -> None:
     with local_tandem(model=folder / "model", environ=environ) as addresses:
         assert set(addresses) == {"grpc", "http"}
-        told = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line[:1] == "{"]
-        pids = {line["stand_in"]: line["pid"] for line in told}
+        entries = [
+            json.loads(line) for line in capfd.readouterr().err.splitlines() if line[:1] == "{"
+        ]
+        pids = {line["stand_in"]: line["pid"] for line in entries}
         assert set(pids) == {"drafter", "verifier", "gateway"}
         for pid in pids.values():
             os.kill(pid, 0)

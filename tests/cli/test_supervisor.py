@@ -20,7 +20,7 @@ FAST = Policy(
     start_timeout_s=60,
     stop_timeout_s=60,
     first_backoff_s=0.01,
-    longest_backoff_s=0.03,
+    max_backoff_s=0.03,
     healthy_after_s=60,
 )
 
@@ -30,7 +30,7 @@ Service = Callable[[str], ProcessSpec]
 
 
 class Reports:
-    """What a supervisor reported, in order, to be waited for."""
+    """The lines that a supervisor reported, in order."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[str] = asyncio.Queue()
@@ -143,7 +143,7 @@ async def test_a_service_that_fails_at_first_is_an_error_and_not_tried_again(
         await supervisor().start([service("drafter"), service("verifier")])
 
 
-async def test_a_service_that_never_gets_ready_is_an_error_and_gone(
+async def test_a_service_that_is_never_ready_is_an_error_and_killed(
     supervisor: Start, service: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "drafter.silent").touch()
@@ -154,12 +154,12 @@ async def test_a_service_that_never_gets_ready_is_an_error_and_gone(
         os.kill(pid_of("drafter", capfd), 0)
 
 
-async def test_a_command_that_is_not_there_is_an_error(supervisor: Start) -> None:
+async def test_a_command_that_does_not_exist_is_an_error(supervisor: Start) -> None:
     with pytest.raises(StartError, match="drafter could not be started"):
         await supervisor().start([ProcessSpec(name="drafter", command=["/nonexistent/program"])])
 
 
-async def test_stop_asks_the_last_tier_first_and_waits_for_it(
+async def test_stop_ends_the_last_tier_first_and_waits_for_it(
     supervisor: Start, service: Service, capfd: pytest.CaptureFixture[str]
 ) -> None:
     running = supervisor()
@@ -167,7 +167,7 @@ async def test_stop_asks_the_last_tier_first_and_waits_for_it(
     await running.start([service("gateway")])
     capfd.readouterr()
     await running.stop()
-    first, *others = told(capfd)
+    first, *others = log_entries(capfd)
     assert (first["stand_in"], first["event"]) == ("gateway", "stopping")
     assert {other["stand_in"] for other in others} == {"drafter", "verifier"}
     assert {other["event"] for other in others} == {"stopping"}
@@ -199,19 +199,19 @@ async def test_a_service_that_dies_while_stopping_is_not_started_again(
     os.kill(pid_of("drafter", capfd), signal.SIGKILL)
     await reports.until("starting it again")
     await running.stop()
-    assert told(capfd) == []
+    assert log_entries(capfd) == []
     assert asyncio.all_tasks() == {asyncio.current_task()}, "something still watches it"
 
 
-async def test_a_ready_line_without_an_asked_address_is_none(
+async def test_a_ready_line_that_lacks_an_address_is_not_accepted(
     supervisor: Start, service: Service, reports: Reports
 ) -> None:
-    asked = dataclasses.replace(
+    spec_with_http = dataclasses.replace(
         service("gateway"),
         listen_flags={"grpc": "--listen", "admin": "--admin-listen"},
         listen={"grpc": "127.0.0.1:0", "admin": "127.0.0.1:0"},
     )
-    start = asyncio.create_task(supervisor().start([asked]))
+    start = asyncio.create_task(supervisor().start([spec_with_http]))
     assert (await reports.until("printed: ready")).startswith("gateway printed: ready grpc=")
     assert not start.done()
     start.cancel()
@@ -219,15 +219,15 @@ async def test_a_ready_line_without_an_asked_address_is_none(
         await start
 
 
-def told(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """What the stand-ins told since the last look."""
+def log_entries(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """The log entries of the stand-ins since the last call."""
     return [json.loads(line) for line in capfd.readouterr().err.splitlines() if line[:1] == "{"]
 
 
 def pid_of(name: str, capfd: pytest.CaptureFixture[str]) -> int:
-    """Of the latest start of this stand-in, which is ready and so has told it."""
+    """The process id of the latest start of this stand-in, which must be ready."""
     return [
         int(line["pid"])
-        for line in told(capfd)
+        for line in log_entries(capfd)
         if line["stand_in"] == name and line["event"] == "started"
     ][-1]

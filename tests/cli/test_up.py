@@ -21,11 +21,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class RunningUp:
-    """One `tandem up`, and what it and its children wrote to stderr, in order."""
+    """One `tandem up`, and what it and its stand-ins wrote to stderr, in order."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self.told: list[dict[str, Any]] = []
+        self.log: list[dict[str, Any]] = []
         self.reported: list[str] = []
 
     async def ready(self) -> dict[str, str]:
@@ -34,15 +34,17 @@ class RunningUp:
         assert addresses is not None, "no ready line on stdout"
         return addresses
 
-    async def until_told(self, service: str, event: str, *, times: int = 1) -> dict[str, Any]:
-        """The latest of so many events of a stand-in, told since the start."""
+    async def until_logged(self, service: str, event: str, *, times: int = 1) -> dict[str, Any]:
+        """The latest of at least `times` log entries of a stand-in with this event."""
         while True:
             found = [
-                told for told in self.told if told["stand_in"] == service and told["event"] == event
+                entry
+                for entry in self.log
+                if entry["stand_in"] == service and entry["event"] == event
             ]
             if len(found) >= times:
                 return found[-1]
-            assert await self._read_line(), f"{service} never told {event}"
+            assert await self._read_line(), f"{service} never logged {event}"
 
     async def until_reported(self, text: str) -> str:
         while True:
@@ -52,7 +54,7 @@ class RunningUp:
             assert await self._read_line(), f"never reported {text}"
 
     async def ended(self) -> int:
-        """The exit code, when everything that could write to stderr is gone."""
+        """Waits until all processes that write to stderr have ended; returns the exit code."""
         while await self._read_line():
             pass
         return await self.process.wait()
@@ -61,7 +63,7 @@ class RunningUp:
         assert self.process.stderr is not None
         line = (await self.process.stderr.readline()).decode()
         if line.startswith('{"stand_in"'):
-            self.told.append(json.loads(line))
+            self.log.append(json.loads(line))
         else:
             self.reported.append(line.rstrip())
         return bool(line)
@@ -91,9 +93,9 @@ async def running_up(folder: Path, *options: str) -> AsyncIterator[RunningUp]:
 async def test_the_gateway_is_started_between_all_the_others(folder: Path) -> None:
     async with running_up(folder, "--num-drafters", "2", "--num-verifiers", "2") as running:
         addresses = await running.ready()
-        await running.until_told("drafter", "started", times=2)
-        await running.until_told("verifier", "started", times=2)
-        argv = (await running.until_told("gateway", "started"))["argv"]
+        await running.until_logged("drafter", "started", times=2)
+        await running.until_logged("verifier", "started", times=2)
+        argv = (await running.until_logged("gateway", "started"))["argv"]
         drafters, verifiers = option(argv, "--drafters"), option(argv, "--verifiers")
         assert len(set(drafters.split(","))) == 2
         assert len(set(verifiers.split(","))) == 2
@@ -111,13 +113,13 @@ async def test_model_device_and_dtype_reach_the_verifier_and_only_when_given(
     folder: Path,
 ) -> None:
     async with running_up(folder) as running:
-        argv = (await running.until_told("verifier", "started"))["argv"]
+        argv = (await running.until_logged("verifier", "started"))["argv"]
         assert option(argv, "--model") == str(folder / "model")
         assert "--device" not in argv
         assert "--dtype" not in argv
         await running.ready()
     async with running_up(folder, "--device", "cpu", "--dtype", "bfloat16") as running:
-        argv = (await running.until_told("verifier", "started"))["argv"]
+        argv = (await running.until_logged("verifier", "started"))["argv"]
         assert (option(argv, "--device"), option(argv, "--dtype")) == ("cpu", "bfloat16")
         await running.ready()
 
@@ -127,14 +129,14 @@ async def test_traces_are_allowed_everywhere_or_nowhere(folder: Path) -> None:
         async with running_up(folder, *options) as running:
             await running.ready()
             for service in ("verifier", "gateway"):
-                argv = (await running.until_told(service, "started"))["argv"]
+                argv = (await running.until_logged(service, "started"))["argv"]
                 assert ("--allow-trace" in argv) is bool(options)
 
 
 async def test_without_drafters_the_gateway_gets_none(folder: Path) -> None:
     async with running_up(folder, "--num-drafters", "0") as running:
         await running.ready()
-        assert "--drafters" not in (await running.until_told("gateway", "started"))["argv"]
+        assert "--drafters" not in (await running.until_logged("gateway", "started"))["argv"]
 
 
 async def test_given_ports_are_used(folder: Path, unused_tcp_port_factory: Any) -> None:
@@ -155,7 +157,7 @@ async def test_a_signal_stops_the_gateway_then_the_others_and_is_success(
         await running.ready()
         running.process.send_signal(number)
         assert await running.ended() == 0
-    stopping = [told["stand_in"] for told in running.told if told["event"] == "stopping"]
+    stopping = [entry["stand_in"] for entry in running.log if entry["event"] == "stopping"]
     assert stopping[0] == "gateway"
     assert sorted(stopping) == ["drafter", "gateway", "verifier"]
 
@@ -164,8 +166,8 @@ async def test_a_signal_during_the_start_stops_what_was_started(folder: Path) ->
     (folder / "verifier.silent").touch()
     async with running_up(folder) as running:
         await running.until_reported("drafter-0 serves")
-        verifier = await running.until_told("verifier", "started")
-        # It blocks SIGTERM and waits for nothing: only a second signal gets rid of it.
+        verifier = await running.until_logged("verifier", "started")
+        # It blocks SIGTERM and never ends, so that only a second signal stops it.
         running.process.terminate()
         await running.until_reported("stopping")
         running.process.terminate()
@@ -178,19 +180,19 @@ async def test_a_second_signal_kills_what_does_not_stop(folder: Path) -> None:
     async with running_up(folder) as running:
         await running.ready()
         running.process.send_signal(signal.SIGINT)
-        await running.until_told("gateway", "stopping")
+        await running.until_logged("gateway", "stopping")
         running.process.send_signal(signal.SIGINT)
         assert await running.ended() == 0
 
 
-async def test_a_service_that_dies_comes_back_on_its_port_and_it_says_so(folder: Path) -> None:
+async def test_a_service_that_dies_is_restarted_on_its_port_and_reported(folder: Path) -> None:
     async with running_up(folder) as running:
         await running.ready()
-        address = option((await running.until_told("gateway", "started"))["argv"], "--verifiers")
-        os.kill((await running.until_told("verifier", "started"))["pid"], signal.SIGKILL)
+        address = option((await running.until_logged("gateway", "started"))["argv"], "--verifiers")
+        os.kill((await running.until_logged("verifier", "started"))["pid"], signal.SIGKILL)
         line = await running.until_reported("starting it again")
         assert line.startswith("tandem up: verifier-0 was killed by SIGKILL")
-        again = await running.until_told("verifier", "started", times=2)
+        again = await running.until_logged("verifier", "started", times=2)
         assert option(again["argv"], "--listen") == address
         running.process.terminate()
         assert await running.ended() == 0
@@ -206,15 +208,15 @@ async def test_a_service_that_cannot_start_is_named_and_nothing_is_left(folder: 
     ]
     assert running.process.stdout is not None
     assert await running.process.stdout.read() == b""
-    for told in running.told:
-        assert gone(told["pid"])
+    for entry in running.log:
+        assert gone(entry["pid"])
 
 
 async def test_nothing_outlives_a_killed_tandem_up(folder: Path) -> None:
     async with running_up(folder) as running:
         await running.ready()
         pids = [
-            (await running.until_told(name, "started"))["pid"]
+            (await running.until_logged(name, "started"))["pid"]
             for name in ("drafter", "verifier", "gateway")
         ]
         handles = [os.pidfd_open(pid) for pid in pids]
@@ -225,7 +227,7 @@ async def test_nothing_outlives_a_killed_tandem_up(folder: Path) -> None:
             os.close(handle)
 
 
-def test_what_is_not_installed_is_said_before_anything_starts(
+def test_missing_packages_are_named_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(up, "find_spec", lambda module: None if module == "torch" else object())
@@ -238,7 +240,7 @@ def test_a_folder_without_a_model_is_wrong_usage(
 ) -> None:
     assert main(["up", "--model", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert error == f"tandem up: --model: {tmp_path} is no model folder: it has no config.json\n"
+    assert error == f"tandem up: --model: {tmp_path} is not a model folder: it has no config.json\n"
 
 
 def test_without_the_bundled_model_a_model_must_be_named(

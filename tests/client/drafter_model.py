@@ -1,13 +1,13 @@
-"""What a drafter does with positions, in lists and dicts, by the wire contract's own words.
+"""A drafter's handling of positions, in lists and dicts, as the wire contract describes it.
 
-An oracle for what clients send; it keeps what it was told and draws no drafts.
+An oracle for the messages of clients: it keeps the histories that it received and makes no drafts.
 """
 
 from tandem.v1 import drafter_pb2 as pb
 
 
 class DrafterModel:
-    """Takes requests; `known` is what it has of each sequence."""
+    """Answers requests; `known` has the tokens of each sequence."""
 
     def __init__(self) -> None:
         self.known: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""A stand-in for the drafter: a real grpc.aio server on loopback that answers when it may."""
+"""A stand-in for the drafter: a grpc.aio server on loopback that answers late."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ _LoadContext = grpc.aio.ServicerContext[
 
 
 class LateDrafter(drafter_pb2_grpc.DrafterServiceServicer):
-    """Takes batches, and answers them once `may_answer` is set."""
+    """Answers batches once `may_answer` is set."""
 
     def __init__(self) -> None:
         self.model = DrafterModel()

@@ -1,7 +1,4 @@
-"""A stand-in for the gateway: a real grpc.aio server on loopback that answers by script.
-
-What it streams is written in the test; it only shows how clients treat what a gateway may send.
-"""
+"""A stand-in for the gateway: a grpc.aio server on loopback that streams what a test says."""
 
 import asyncio
 import contextlib
@@ -19,7 +16,7 @@ Failure = Callable[[Context], Awaitable[None]]
 
 
 class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
-    """Streams `script`, then fails as `failure` says, or waits for ever with `hang`."""
+    """Streams `script`, then fails as `failure` says, or waits forever with `hang`."""
 
     def __init__(self) -> None:
         self.script: list[gateway_pb2.GenerateResponse] = rename_script()
@@ -41,7 +38,7 @@ class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
             if self.failure is not None:
                 await self.failure(context)
         except (asyncio.CancelledError, GeneratorExit):
-            # grpc.aio cancels a handler that waits, and just drops one that is about to write.
+            # grpc.aio cancels a handler that waits, and closes one that is about to write.
             self.cancelled.set()
             raise
 

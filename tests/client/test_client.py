@@ -1,7 +1,6 @@
-"""Both faces of the client against a stand-in gateway on loopback.
+"""Both clients of a gateway against a stand-in gateway on loopback.
 
-Each test runs once per face; the blocking one runs in a thread, since the server lives in the
-test's loop.
+Each test runs once per client, the blocking one in threads.
 """
 
 import asyncio
@@ -22,7 +21,6 @@ from tandem.client import (
     FinishReason,
     Generation,
     GenerationRequest,
-    Model,
     SamplingParams,
     SpeculationParams,
     Started,
@@ -31,76 +29,35 @@ from tandem.client import (
     TlsOptions,
 )
 from tandem.v1 import drafter_pb2, gateway_pb2, gateway_pb2_grpc, sampling_pb2
+from tests.client.in_thread import InThread
 from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
 
 pytestmark = pytest.mark.stand_in
 REQUEST = GenerationRequest(prompt="ren")
 
 
-class BlockingFace:
-    """Drives the blocking client from a thread."""
-
-    async def events(
-        self, target: str, request: GenerationRequest, timeout_s: float | None = None
-    ) -> list[Event]:
-        with TandemClient(target) as client:
-            return await asyncio.to_thread(
-                lambda: list(client.stream(request, timeout_s=timeout_s))
-            )
-
-    async def generation(self, target: str, request: GenerationRequest) -> Generation:
-        with TandemClient(target) as client:
-            return await asyncio.to_thread(client.generate, request)
-
-    async def first_event(self, client: TandemClient) -> Event:
-        def take() -> Event:
-            with contextlib.closing(client.stream(REQUEST)) as events:
-                return next(events)
-
-        return await asyncio.to_thread(take)
-
-    def client(self, target: str) -> contextlib.AbstractAsyncContextManager[TandemClient]:
-        return _entered(TandemClient(target))
-
-    async def models(self, target: str) -> tuple[Model, ...]:
-        with TandemClient(target) as client:
-            return await asyncio.to_thread(client.list_models)
+async def events_of(
+    connect: Any, target: str, request: GenerationRequest, timeout_s: float | None = None
+) -> list[Event]:
+    async with connect(target) as client:
+        return [event async for event in client.stream(request, timeout_s=timeout_s)]
 
 
-class AwaitingFace:
-    """Drives the asyncio client."""
-
-    async def events(
-        self, target: str, request: GenerationRequest, timeout_s: float | None = None
-    ) -> list[Event]:
-        async with AsyncTandemClient(target) as client:
-            return [event async for event in client.stream(request, timeout_s=timeout_s)]
-
-    async def generation(self, target: str, request: GenerationRequest) -> Generation:
-        async with AsyncTandemClient(target) as client:
-            return await client.generate(request)
-
-    async def first_event(self, client: AsyncTandemClient) -> Event:
-        async with contextlib.aclosing(client.stream(REQUEST)) as events:
-            return await anext(events)
-
-    def client(self, target: str) -> AsyncTandemClient:
-        return AsyncTandemClient(target)
-
-    async def models(self, target: str) -> tuple[Model, ...]:
-        async with AsyncTandemClient(target) as client:
-            return await client.list_models()
+async def generation_of(connect: Any, target: str, request: GenerationRequest) -> Generation:
+    async with connect(target) as client:
+        generation = await client.generate(request)
+        assert isinstance(generation, Generation)
+        return generation
 
 
-@contextlib.asynccontextmanager
-async def _entered(client: TandemClient) -> AsyncIterator[TandemClient]:
-    with client:
-        yield client
+def blocking_client(target: str) -> InThread:
+    return InThread(TandemClient(target))
 
 
-@pytest.fixture(params=[BlockingFace, AwaitingFace])
-def face(request: pytest.FixtureRequest) -> Any:
-    return request.param()
+@pytest.fixture(params=[blocking_client, AsyncTandemClient])
+def connect(request: pytest.FixtureRequest) -> Any:
+    """Makes a client, of each kind in turn."""
+    return request.param
 
 
 @pytest.fixture
@@ -110,9 +67,9 @@ async def gateway() -> AsyncIterator[StandInGateway]:
 
 
 async def test_a_stream_yields_started_chunks_and_finished_in_order(
-    gateway: StandInGateway, face: Any
+    gateway: StandInGateway, connect: Any
 ) -> None:
-    started, first, second, finished = await face.events(gateway.address, REQUEST)
+    started, first, second, finished = await events_of(connect, gateway.address, REQUEST)
     assert started == Started(request_id="r-1", seed=2**64 - 1, num_prompt_tokens=4)
     assert isinstance(first, Chunk)
     assert (first.offset, first.token_ids, first.text, first.num_draft_tokens) == (0, (7,), "né", 0)
@@ -126,8 +83,8 @@ async def test_a_stream_yields_started_chunks_and_finished_in_order(
     assert finished.usage.accepted_per_position == (1, 1, 0)
 
 
-async def test_generate_joins_the_stream(gateway: StandInGateway, face: Any) -> None:
-    generation = await face.generation(gateway.address, REQUEST)
+async def test_generate_joins_the_stream(gateway: StandInGateway, connect: Any) -> None:
+    generation = await generation_of(connect, gateway.address, REQUEST)
     assert generation.token_ids == (7, 8, 9, 10)
     assert generation.text == "néw\nname"
     assert generation.finish_reason is FinishReason.STOP
@@ -136,7 +93,7 @@ async def test_generate_joins_the_stream(gateway: StandInGateway, face: Any) -> 
     assert generation.usage.acceptance_per_position == (1.0, 1.0, 0.0)
 
 
-async def test_choices_are_told_apart(gateway: StandInGateway, face: Any) -> None:
+async def test_choices_are_joined_separately(gateway: StandInGateway, connect: Any) -> None:
     def chunk(index: int, token_id: int) -> gateway_pb2.GenerateResponse:
         return gateway_pb2.GenerateResponse(
             chunk=gateway_pb2.Chunk(choice_index=index, token_ids=[token_id], text=str(token_id))
@@ -150,13 +107,14 @@ async def test_choices_are_told_apart(gateway: StandInGateway, face: Any) -> Non
         )
 
     gateway.script[1:] = [chunk(1, 5), chunk(0, 6), finished(1), chunk(0, 7), finished(0)]
-    generation = await face.generation(gateway.address, GenerationRequest(prompt="x", n=2))
+    generation = await generation_of(connect, gateway.address, GenerationRequest(prompt="x", n=2))
     assert [choice.text for choice in generation.choices] == ["67", "5"]
     assert gateway.requests[0].n == 2
 
 
-async def test_every_field_reaches_the_wire(gateway: StandInGateway, face: Any) -> None:
-    await face.events(
+async def test_every_field_reaches_the_wire(gateway: StandInGateway, connect: Any) -> None:
+    await events_of(
+        connect,
         gateway.address,
         GenerationRequest(
             prompt=[1, 2],
@@ -257,14 +215,16 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, face: Any) 
     unset = {field.name for field in expected.DESCRIPTOR.fields} - {
         field.name for field, _ in expected.ListFields()
     }
-    # Adapters and media are there to be refused, for clients of other systems.
+    # Adapters and media exist in the contract only to be refused.
     assert unset == {"text", "adapter_id", "media"}, (
         "a new field of the wire contract needs a place in the client"
     )
 
 
-async def test_absent_options_stay_absent_on_the_wire(gateway: StandInGateway, face: Any) -> None:
-    await face.events(gateway.address, REQUEST)
+async def test_absent_options_stay_absent_on_the_wire(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    await events_of(connect, gateway.address, REQUEST)
     [request] = gateway.requests
     assert request.text == "ren"
     assert not request.sampling.ListFields()
@@ -273,18 +233,22 @@ async def test_absent_options_stay_absent_on_the_wire(gateway: StandInGateway, f
     assert not request.HasField("n")
 
 
-async def test_an_empty_token_prompt_is_sent_as_tokens(gateway: StandInGateway, face: Any) -> None:
-    await face.events(gateway.address, GenerationRequest(prompt=[]))
+async def test_an_empty_token_prompt_is_sent_as_tokens(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    await events_of(connect, gateway.address, GenerationRequest(prompt=[]))
     assert gateway.requests[0].WhichOneof("prompt") == "tokens"
 
 
-async def test_a_refusal_carries_code_message_and_field(gateway: StandInGateway, face: Any) -> None:
+async def test_a_refusal_carries_code_message_and_field(
+    gateway: StandInGateway, connect: Any
+) -> None:
     gateway.script = []
     gateway.failure = refusal(
         grpc.StatusCode.INVALID_ARGUMENT, "must be in (0, 1], not 2.0", field="sampling.top_p"
     )
     with pytest.raises(TandemError) as caught:
-        await face.generation(gateway.address, REQUEST)
+        await generation_of(connect, gateway.address, REQUEST)
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.field == "sampling.top_p"
     assert caught.value.message == "must be in (0, 1], not 2.0"
@@ -292,36 +256,36 @@ async def test_a_refusal_carries_code_message_and_field(gateway: StandInGateway,
     assert caught.value.retry_after_s is None
 
 
-async def test_a_field_that_the_message_names_too_is_not_said_twice(
-    gateway: StandInGateway, face: Any
+async def test_a_field_that_the_message_names_too_is_not_repeated(
+    gateway: StandInGateway, connect: Any
 ) -> None:
     gateway.failure = refusal(grpc.StatusCode.INVALID_ARGUMENT, "n: must be at most 16", field="n")
     with pytest.raises(TandemError) as caught:
-        await face.generation(gateway.address, REQUEST)
+        await generation_of(connect, gateway.address, REQUEST)
     assert str(caught.value) == "n: must be at most 16"
 
 
-async def test_overload_carries_the_retry_advice(gateway: StandInGateway, face: Any) -> None:
+async def test_overload_carries_the_retry_advice(gateway: StandInGateway, connect: Any) -> None:
     gateway.failure = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_ms=250)
     with pytest.raises(TandemError) as caught:
-        await face.generation(gateway.address, REQUEST)
+        await generation_of(connect, gateway.address, REQUEST)
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert caught.value.retry_after_s == 0.25
 
 
 async def test_a_failure_without_details_is_an_error_without_field(
-    gateway: StandInGateway, face: Any
+    gateway: StandInGateway, connect: Any
 ) -> None:
     async def fail(context: Any) -> None:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "no verifier")
 
     gateway.failure = fail
     with pytest.raises(TandemError) as caught:
-        await face.generation(gateway.address, REQUEST)
+        await generation_of(connect, gateway.address, REQUEST)
     assert (caught.value.code, caught.value.field) == (grpc.StatusCode.UNAVAILABLE, "")
 
 
-async def test_what_came_before_a_failure_was_yielded(gateway: StandInGateway) -> None:
+async def test_events_before_a_failure_are_yielded(gateway: StandInGateway) -> None:
     gateway.script = gateway.script[:2]
     gateway.failure = refusal(grpc.StatusCode.UNAVAILABLE, "gone")
     events: list[Event] = []
@@ -336,24 +300,29 @@ async def test_what_came_before_a_failure_was_yielded(gateway: StandInGateway) -
     assert len(events) == 2
 
 
-async def test_an_absent_gateway_is_unavailable(face: Any, unused_tcp_port: int) -> None:
+async def test_an_absent_gateway_is_unavailable(connect: Any, unused_tcp_port: int) -> None:
     with pytest.raises(TandemError) as caught:
-        await face.generation(f"127.0.0.1:{unused_tcp_port}", REQUEST)
+        await generation_of(connect, f"127.0.0.1:{unused_tcp_port}", REQUEST)
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_deadline_ends_the_call_on_both_sides(gateway: StandInGateway, face: Any) -> None:
+async def test_a_deadline_ends_the_call_on_both_sides(
+    gateway: StandInGateway, connect: Any
+) -> None:
     gateway.hang = True
     with pytest.raises(TandemError) as caught:
-        await face.events(gateway.address, REQUEST, timeout_s=0.2)
+        await events_of(connect, gateway.address, REQUEST, timeout_s=0.2)
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     await gateway.cancelled.wait()
 
 
-async def test_leaving_a_stream_early_cancels_the_call(gateway: StandInGateway, face: Any) -> None:
+async def test_leaving_a_stream_early_cancels_the_call(
+    gateway: StandInGateway, connect: Any
+) -> None:
     gateway.hang = True
-    async with face.client(gateway.address) as client:
-        assert isinstance(await face.first_event(client), Started)
+    async with connect(gateway.address) as client:
+        async with contextlib.aclosing(client.stream(REQUEST)) as events:
+            assert isinstance(await anext(events), Started)
         await gateway.cancelled.wait()
 
 
@@ -377,29 +346,29 @@ async def test_cancelling_the_task_cancels_the_call(gateway: StandInGateway) -> 
 
 @pytest.mark.parametrize("num_events", [0, 1, 3])
 async def test_a_stream_that_ends_without_finished_is_an_error(
-    gateway: StandInGateway, face: Any, num_events: int
+    gateway: StandInGateway, connect: Any, num_events: int
 ) -> None:
     gateway.script = gateway.script[:num_events]
     with pytest.raises(TandemError) as caught:
-        await face.generation(gateway.address, REQUEST)
+        await generation_of(connect, gateway.address, REQUEST)
     assert caught.value.code is grpc.StatusCode.INTERNAL
 
 
 async def test_a_choice_that_is_not_finished_is_an_error(
-    gateway: StandInGateway, face: Any
+    gateway: StandInGateway, connect: Any
 ) -> None:
     other = gateway_pb2.GenerateResponse(chunk=gateway_pb2.Chunk(choice_index=1, token_ids=[5]))
     gateway.script.insert(1, other)
     with pytest.raises(TandemError) as caught:
-        await face.generation(gateway.address, REQUEST)
+        await generation_of(connect, gateway.address, REQUEST)
     assert caught.value.code is grpc.StatusCode.INTERNAL
 
 
-async def test_an_event_of_a_newer_server_is_passed_over(
-    gateway: StandInGateway, face: Any
+async def test_an_unknown_event_of_a_newer_server_is_skipped(
+    gateway: StandInGateway, connect: Any
 ) -> None:
     gateway.script.insert(1, gateway_pb2.GenerateResponse())
-    assert (await face.generation(gateway.address, REQUEST)).token_ids == (7, 8, 9, 10)
+    assert (await generation_of(connect, gateway.address, REQUEST)).token_ids == (7, 8, 9, 10)
 
 
 @pytest.mark.parametrize(
@@ -423,25 +392,26 @@ async def test_an_event_of_a_newer_server_is_passed_over(
         ),
     ],
 )
-async def test_what_no_message_can_hold_is_refused_like_by_a_server(
-    gateway: StandInGateway, face: Any, request_: GenerationRequest, field: str
+async def test_a_value_that_no_message_can_hold_is_refused_as_by_a_server(
+    gateway: StandInGateway, connect: Any, request_: GenerationRequest, field: str
 ) -> None:
     with pytest.raises(TandemError) as caught:
-        await face.generation(gateway.address, request_)
+        await generation_of(connect, gateway.address, request_)
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.field == field
     assert "\n" not in str(caught.value)
     assert gateway.requests == []
 
 
-async def test_models_are_listed(gateway: StandInGateway, face: Any) -> None:
-    [model] = await face.models(gateway.address)
+async def test_models_are_listed(gateway: StandInGateway, connect: Any) -> None:
+    async with connect(gateway.address) as client:
+        [model] = await client.list_models()
     assert (model.model_id, model.vocab_size, model.num_verifiers) == ("demo", 2048, 2)
 
 
 @pytest.fixture
 async def mtls(tmp_path: Path) -> AsyncIterator[tuple[str, TlsOptions]]:
-    """A stand-in gateway that wants client certificates, and the files that satisfy it."""
+    """A stand-in gateway that requires client certificates, and files that it accepts."""
     authority = trustme.CA()
     served = authority.issue_cert("localhost")
     own = authority.issue_cert("client")
@@ -464,7 +434,7 @@ async def mtls(tmp_path: Path) -> AsyncIterator[tuple[str, TlsOptions]]:
     await server.stop(0)
 
 
-async def test_mtls_lets_the_right_client_in(mtls: tuple[str, TlsOptions]) -> None:
+async def test_mtls_serves_a_client_with_a_certificate(mtls: tuple[str, TlsOptions]) -> None:
     target, options = mtls
     async with AsyncTandemClient(target, tls=options) as client:
         assert (await client.generate(REQUEST)).text == "néw\nname"
@@ -476,7 +446,7 @@ async def test_mtls_lets_the_right_client_in(mtls: tuple[str, TlsOptions]) -> No
     assert await asyncio.to_thread(blocking) == "néw\nname"
 
 
-async def test_mtls_keeps_a_client_without_certificate_out(mtls: tuple[str, TlsOptions]) -> None:
+async def test_mtls_refuses_a_client_without_a_certificate(mtls: tuple[str, TlsOptions]) -> None:
     target, options = mtls
     async with AsyncTandemClient(target, tls=TlsOptions(ca=options.ca)) as client:
         with pytest.raises(TandemError) as caught:

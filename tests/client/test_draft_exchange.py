@@ -1,4 +1,4 @@
-"""What is said to a drafter, without a channel: pieces, replays, limits, refusals."""
+"""The messages to a drafter, without a channel: pieces, replays, limits, refusals."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -33,12 +33,12 @@ def sequence(params: NgramParams | None = None, max_length: int = 0) -> DraftedS
     )
 
 
-def query(of: DraftedSequence, token_ids: Sequence[int], most: int = 4) -> DraftQuery:
-    return DraftQuery(sequence=of, token_ids=token_ids, max_draft_tokens=most)
+def query(of: DraftedSequence, token_ids: Sequence[int], max_draft_tokens: int = 4) -> DraftQuery:
+    return DraftQuery(sequence=of, token_ids=token_ids, max_draft_tokens=max_draft_tokens)
 
 
-def carry(queries: Sequence[DraftQuery], answer: Answer) -> tuple[Draft, ...]:
-    """What a client does, with function calls for RPCs."""
+def run_exchange(queries: Sequence[DraftQuery], answer: Answer) -> tuple[Draft, ...]:
+    """Runs an exchange with function calls instead of RPCs."""
     conversation = exchange(queries)
     try:
         request = next(conversation)
@@ -49,8 +49,8 @@ def carry(queries: Sequence[DraftQuery], answer: Answer) -> tuple[Draft, ...]:
         return drafts
 
 
-def counted(model: DrafterModel) -> Callable[[], int]:
-    """Tokens received since it was last asked."""
+def count_received(model: DrafterModel) -> Callable[[], int]:
+    """Returns a function that counts the tokens received since its last call."""
     last = 0
 
     def count() -> int:
@@ -63,26 +63,26 @@ def counted(model: DrafterModel) -> Callable[[], int]:
 
 def test_only_new_tokens_are_sent_after_a_few_known_ones() -> None:
     model, drafted, token_ids = DrafterModel(), sequence(), list(range(5000))
-    received = counted(model)
-    carry([query(drafted, token_ids)], model.answer)
+    received = count_received(model)
+    run_exchange([query(drafted, token_ids)], model.answer)
     assert received() == 5000
     for _ in range(5):
         token_ids += [7, 8, 9]
-        carry([query(drafted, token_ids)], model.answer)
+        run_exchange([query(drafted, token_ids)], model.answer)
         assert received() == 3 + 8
     assert model.known[drafted.sequence_id] == token_ids
 
 
 def test_a_long_history_goes_in_pieces_and_only_the_last_asks_for_a_draft() -> None:
     model, drafted, token_ids = DrafterModel(), sequence(), list(range(20_000))
-    wanted: list[int] = []
+    requested: list[int] = []
 
     def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
-        wanted.extend(delta.max_draft_tokens for delta in request.sequences)
+        requested.extend(delta.max_draft_tokens for delta in request.sequences)
         return model.answer(request)
 
-    carry([query(drafted, token_ids, most=4)], answer)
-    assert wanted == [0, 0, 4]
+    run_exchange([query(drafted, token_ids, max_draft_tokens=4)], answer)
+    assert requested == [0, 0, 4]
     assert model.known[drafted.sequence_id] == token_ids
 
 
@@ -91,7 +91,7 @@ def test_many_long_histories_are_split_into_messages_that_fit() -> None:
     largest = 2**32 - 1
     queries = [query(sequence(), [largest] * 10_000) for _ in range(40)]
     queries += [query(sequence(), [largest]) for _ in range(3000)]
-    drafts = carry(queries, model.answer)  # the model asserts the limits
+    drafts = run_exchange(queries, model.answer)  # the model asserts the limits
     assert drafts == (Draft(),) * 3040
     assert all(model.known[q.sequence.sequence_id] == list(q.token_ids) for q in queries)
 
@@ -99,31 +99,31 @@ def test_many_long_histories_are_split_into_messages_that_fit() -> None:
 @pytest.mark.parametrize("know", [0, 1, 5, 900])
 def test_a_forgotten_history_is_sent_again_from_what_is_known(know: int) -> None:
     model, drafted, token_ids = DrafterModel(), sequence(), list(range(1000))
-    carry([query(drafted, token_ids)], model.answer)
-    received = counted(model)
+    run_exchange([query(drafted, token_ids)], model.answer)
+    received = count_received(model)
     received()
     if know:
         del model.known[drafted.sequence_id][know:]
     else:
         model.known.clear()
     token_ids.append(5)
-    carry([query(drafted, token_ids)], model.answer)
+    run_exchange([query(drafted, token_ids)], model.answer)
     assert model.known[drafted.sequence_id] == token_ids
     assert received() <= 9 + (1001 - max(know - 8, 0))
 
 
 def test_a_history_that_was_cut_back_is_drafted_for_anew() -> None:
     model, drafted = DrafterModel(), sequence()
-    carry([query(drafted, list(range(1000)))], model.answer)
-    carry([query(drafted, list(range(300)))], model.answer)
+    run_exchange([query(drafted, list(range(1000)))], model.answer)
+    run_exchange([query(drafted, list(range(300)))], model.answer)
     assert model.known[drafted.sequence_id] == list(range(300))
 
 
-def test_a_history_that_was_written_anew_is_noticed() -> None:
+def test_a_history_that_was_rewritten_is_noticed() -> None:
     model, drafted = DrafterModel(), sequence()
-    carry([query(drafted, list(range(1000)))], model.answer)
+    run_exchange([query(drafted, list(range(1000)))], model.answer)
     changed = [*range(990), *[3] * 40]
-    carry([query(drafted, changed)], model.answer)
+    run_exchange([query(drafted, changed)], model.answer)
     assert model.known[drafted.sequence_id] == changed
 
 
@@ -143,18 +143,18 @@ def test_whatever_is_forgotten_the_drafter_ends_with_the_histories(seed: int, st
         forgotten = drafted[rng.randrange(3)].sequence_id
         if rng.random() < 0.3:
             model.known.pop(forgotten, None)
-        if rng.random() < 0.2:  # an answer is lost: the drafter knows more than we heard of
+        if rng.random() < 0.2:  # an answer is lost: the drafter has more than the client knows
             i = rng.choice(chosen)
             lost = exchange([query(drafted[i], texts[i])])
             model.answer(next(lost))
-        queries = [query(drafted[i], texts[i], most=rng.randint(0, 2)) for i in chosen]
-        for draft in carry(queries, model.answer):
+        queries = [query(drafted[i], texts[i], max_draft_tokens=rng.randint(0, 2)) for i in chosen]
+        for draft in run_exchange(queries, model.answer):
             assert draft == Draft()
         for i in chosen:
             assert model.known.get(drafted[i].sequence_id, []) == texts[i]
 
 
-def test_a_drafter_that_keeps_forgetting_is_done_without() -> None:
+def test_a_drafter_that_keeps_losing_histories_costs_a_draft_only() -> None:
     num_requests = 0
 
     def forgetful(request: pb.ProposeRequest) -> pb.ProposeResponse:
@@ -164,9 +164,12 @@ def test_a_drafter_that_keeps_forgetting_is_done_without() -> None:
 
     drafted, healthy = sequence(), sequence()
     long, model = list(range(20_000)), DrafterModel()
-    assert carry([query(drafted, long)], forgetful) == (Draft(),)
+    assert run_exchange([query(drafted, long)], forgetful) == (Draft(),)
     assert num_requests < 10
-    assert carry([query(healthy, [1]), query(drafted, long)], model.answer) == (Draft(), Draft())
+    assert run_exchange([query(healthy, [1]), query(drafted, long)], model.answer) == (
+        Draft(),
+        Draft(),
+    )
     assert model.known[drafted.sequence_id] == long
 
 
@@ -186,9 +189,9 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
         pool_keep="all",
     )
     drafted = sequence(params, max_length=50)
-    carry([query(drafted, [1, 2, 3])], model.answer)
+    run_exchange([query(drafted, [1, 2, 3])], model.answer)
     model.known.clear()
-    carry([query(drafted, [1, 2, 3, 4])], model.answer)
+    run_exchange([query(drafted, [1, 2, 3, 4])], model.answer)
     assert len(model.created) == 2
     for delta in model.created:
         assert delta.params.HasField("min_ngram")
@@ -209,9 +212,9 @@ def test_parameters_and_lengths_travel_with_every_creation() -> None:
         assert delta.max_length == 50
 
 
-def test_what_is_absent_is_not_sent() -> None:
+def test_absent_parameters_are_not_sent() -> None:
     model = DrafterModel()
-    carry([query(sequence(), [1])], model.answer)
+    run_exchange([query(sequence(), [1])], model.answer)
     assert model.created[0].params == pb.NgramParams()
 
 
@@ -227,11 +230,11 @@ def test_a_draft_says_where_it_comes_from() -> None:
         )
         return pb.ProposeResponse(batch_id=request.batch_id, proposals=[proposal])
 
-    (draft,) = carry([query(sequence(), [1, 2])], answer)
+    (draft,) = run_exchange([query(sequence(), [1, 2])], answer)
     assert draft == Draft(token_ids=(5, 6), matched_ngram_length=7, source=DraftSource.POOL)
 
 
-def test_a_drafter_that_is_still_indexing_has_taken_the_history_and_says_so() -> None:
+def test_a_drafter_that_is_still_indexing_has_accepted_the_history() -> None:
     def answer(request: pb.ProposeRequest) -> pb.ProposeResponse:
         [delta] = request.sequences
         proposal = pb.Proposal(
@@ -242,7 +245,7 @@ def test_a_drafter_that_is_still_indexing_has_taken_the_history_and_says_so() ->
         return pb.ProposeResponse(batch_id=request.batch_id, proposals=[proposal])
 
     indexed = sequence()
-    (draft,) = carry([query(indexed, [1, 2])], answer)
+    (draft,) = run_exchange([query(indexed, [1, 2])], answer)
     assert draft == Draft(is_indexing=True)
     assert indexed.num_sent == 2
 
@@ -258,7 +261,7 @@ def test_one_refused_sequence_leaves_the_others_their_drafts() -> None:
                 proposal.message = "params.min_ngram: 0 is under 1"
         return response
 
-    refused, taken = carry([query(bad, [1]), query(good, [1])], answer)
+    refused, taken = run_exchange([query(bad, [1]), query(good, [1])], answer)
     assert refused.error is not None
     assert refused.error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert (refused.error.field, refused.error.message) == ("params.min_ngram", "0 is under 1")
@@ -270,26 +273,26 @@ def test_one_refused_sequence_leaves_the_others_their_drafts() -> None:
     [
         ("token_ids", query(sequence(), [1, -1])),
         ("token_ids", query(sequence(), [1, 2**32])),
-        ("max_draft_tokens", query(sequence(), [1], most=-1)),
+        ("max_draft_tokens", query(sequence(), [1], max_draft_tokens=-1)),
         ("max_length", query(sequence(max_length=-1), [1])),
         ("params.min_ngram", query(sequence(NgramParams(min_ngram=-1)), [1])),
         ("params.tie", query(sequence(NgramParams(tie="first")), [1])),  # type: ignore[arg-type]
     ],
 )
-def test_what_no_message_can_hold_is_refused_by_name(field: str, bad: DraftQuery) -> None:
+def test_a_value_that_no_message_can_hold_is_refused_by_name(field: str, bad: DraftQuery) -> None:
     with pytest.raises(TandemError) as error:
-        carry([bad], DrafterModel().answer)
+        run_exchange([bad], DrafterModel().answer)
     assert error.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert error.value.field == field
 
 
-def test_a_sequence_is_asked_for_once_and_not_after_its_release() -> None:
+def test_a_sequence_in_a_batch_twice_or_released_is_an_error() -> None:
     drafted = sequence()
     with pytest.raises(ValueError, match="twice"):
-        carry([query(drafted, [1]), query(drafted, [1])], DrafterModel().answer)
+        run_exchange([query(drafted, [1]), query(drafted, [1])], DrafterModel().answer)
     drafted.is_released = True
     with pytest.raises(ValueError, match="released"):
-        carry([query(drafted, [1])], DrafterModel().answer)
+        run_exchange([query(drafted, [1])], DrafterModel().answer)
 
 
 def test_an_answer_to_something_else_is_an_error() -> None:
@@ -298,13 +301,13 @@ def test_an_answer_to_something_else_is_an_error() -> None:
         pb.ProposeResponse(batch_id=1, proposals=[pb.Proposal(sequence_id="x")]),
     ):
         with pytest.raises(TandemError) as error:
-            carry([query(sequence(), [1])], lambda _, wrong=wrong: wrong)  # type: ignore[misc]
+            run_exchange([query(sequence(), [1])], lambda _, wrong=wrong: wrong)  # type: ignore[misc]
         assert error.value.code is grpc.StatusCode.INTERNAL
 
 
 def test_releases_are_split_into_messages_that_fit() -> None:
     drafted = [sequence() for _ in range(5000)]
-    # The longest feed id that there may be.
+    # The longest feed id that is allowed.
     requests = list(release_requests(drafted, keep=Keep.ALL, feed_id="f" * 256))
     limits = MessageLimits(pb.ReleaseRequest.DESCRIPTOR, limits_pb2)
     for request in requests:
@@ -316,4 +319,4 @@ def test_releases_are_split_into_messages_that_fit() -> None:
 
 
 def test_no_queries_need_no_messages() -> None:
-    assert carry([], DrafterModel().answer) == ()
+    assert run_exchange([], DrafterModel().answer) == ()

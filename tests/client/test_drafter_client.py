@@ -1,13 +1,12 @@
-"""Both faces of the drafter's client, and the stream, against a real drafter on loopback.
+"""Both clients of a drafter, and the stream, against a real drafter on loopback.
 
-Each test runs once per face; the blocking one runs in a thread, since the drafter lives in the
-test's loop.
+Each test runs once per client, the blocking one in threads.
 """
 
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -27,34 +26,23 @@ from tandem.client import (
     NgramParams,
     TandemError,
 )
+from tests.client.in_thread import InThread
 from tests.client.late_drafter import late_drafter
-from tests.client.running_drafter import RunningDrafter, running_drafter
+from tests.client.served_drafter import ServedDrafter, served_drafter
 from tests.drafter import brute_force
 
 
-class BlockingFace:
-    """The blocking client, looking like the asyncio one."""
-
-    def __init__(self, target: str) -> None:
-        self.client = DrafterClient(target)
-        self.open = self.client.open
-
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        method = getattr(self.client, name)
-        return lambda *args, **options: asyncio.to_thread(method, *args, **options)
+def blocking_client(target: str) -> InThread:
+    return InThread(DrafterClient(target))
 
 
-def awaiting_face(target: str) -> AsyncDrafterClient:
-    return AsyncDrafterClient(target)
-
-
-def streaming_face(target: str) -> AsyncDrafterClient:
+def streaming_client(target: str) -> AsyncDrafterClient:
     return AsyncDrafterClient(target, streaming=True)
 
 
-@pytest.fixture(params=[BlockingFace, awaiting_face, streaming_face])
+@pytest.fixture(params=[blocking_client, AsyncDrafterClient, streaming_client])
 async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[str], Any]]:
-    """What makes a client of this face; it is closed at the end, if it was not before."""
+    """Makes a client, of each kind in turn; it is closed at the end of the test."""
     async with contextlib.AsyncExitStack() as stack:
 
         def make(target: str) -> Any:
@@ -66,17 +54,17 @@ async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[str
 
 
 @pytest.fixture
-async def drafter() -> AsyncIterator[RunningDrafter]:
-    async with running_drafter() as running:
-        yield running
+async def drafter() -> AsyncIterator[ServedDrafter]:
+    async with served_drafter() as served:
+        yield served
 
 
 def repeating_text(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(4), k=length)
 
 
-def expected(token_ids: Sequence[int], params: DrafterParams, most: int) -> Draft:
-    match = brute_force.propose(token_ids, params, most)
+def expected(token_ids: Sequence[int], params: DrafterParams, max_draft_tokens: int) -> Draft:
+    match = brute_force.propose(token_ids, params, max_draft_tokens)
     if match is None:
         return Draft()
     return Draft(
@@ -84,8 +72,8 @@ def expected(token_ids: Sequence[int], params: DrafterParams, most: int) -> Draf
     )
 
 
-async def test_growing_histories_get_the_drafts_of_the_law(
-    drafter: RunningDrafter, connect: Any
+async def test_growing_histories_get_the_drafts_that_brute_force_finds(
+    drafter: ServedDrafter, connect: Any
 ) -> None:
     client = connect(drafter.address)
     params = NgramParams(min_ngram=1, max_ngram=4, overlap="allowed")
@@ -106,7 +94,7 @@ async def test_growing_histories_get_the_drafts_of_the_law(
     assert drafter.num_sequences == 2
 
 
-async def test_no_draft_passes_the_models_limit(drafter: RunningDrafter, connect: Any) -> None:
+async def test_no_draft_exceeds_the_models_limit(drafter: ServedDrafter, connect: Any) -> None:
     client = connect(drafter.address)
     sequence = client.open(params=NgramParams(min_ngram=1), max_length=8)
     token_ids = [1, 2, 3, 1, 2, 3]
@@ -115,7 +103,7 @@ async def test_no_draft_passes_the_models_limit(drafter: RunningDrafter, connect
 
 
 async def test_a_forgotten_sequence_is_replayed_within_the_call(
-    drafter: RunningDrafter, connect: Any
+    drafter: ServedDrafter, connect: Any
 ) -> None:
     client = connect(drafter.address)
     sequence, text = client.open(), repeating_text(2, 20_000)
@@ -134,8 +122,8 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     )
 
 
-async def test_another_drafter_at_the_same_address_is_told_everything(connect: Any) -> None:
-    async with running_drafter() as first:
+async def test_another_drafter_at_the_same_address_gets_the_whole_history(connect: Any) -> None:
+    async with served_drafter() as first:
         address = first.address
         client = connect(address)
         sequence, text = client.open(), repeating_text(3, 300)
@@ -143,7 +131,7 @@ async def test_another_drafter_at_the_same_address_is_told_everything(connect: A
     with pytest.raises(TandemError) as error:
         await client.propose(sequence, text, max_draft_tokens=5)
     assert error.value.code is grpc.StatusCode.UNAVAILABLE
-    async with running_drafter(listen=address):
+    async with served_drafter(listen=address):
         text += [0, 1]
         draft = None
         while draft is None:  # until the channel's backoff lets it connect
@@ -153,7 +141,7 @@ async def test_another_drafter_at_the_same_address_is_told_everything(connect: A
 
 
 async def test_close_releases_every_sequence_and_may_be_called_twice(
-    drafter: RunningDrafter, connect: Any
+    drafter: ServedDrafter, connect: Any
 ) -> None:
     client = connect(drafter.address)
     for _ in range(3):
@@ -165,14 +153,14 @@ async def test_close_releases_every_sequence_and_may_be_called_twice(
 
 
 async def test_closing_without_a_drafter_is_quiet(connect: Any) -> None:
-    async with running_drafter() as gone:
+    async with served_drafter() as gone:
         client = connect(gone.address)
         await client.propose(client.open(), [1, 2], max_draft_tokens=1)
     await client.close()
 
 
 async def test_a_released_sequence_is_forgotten_and_refused(
-    drafter: RunningDrafter, connect: Any
+    drafter: ServedDrafter, connect: Any
 ) -> None:
     client = connect(drafter.address)
     kept, released = client.open(), client.open()
@@ -186,14 +174,14 @@ async def test_a_released_sequence_is_forgotten_and_refused(
 
 
 async def test_a_released_text_may_be_kept_for_others_to_draft_from(
-    drafter: RunningDrafter, connect: Any
+    drafter: ServedDrafter, connect: Any
 ) -> None:
     client = connect(drafter.address)
     params = NgramParams(pool_id="shared")
     first = client.open(params=params, prompt_length=2)
     await client.propose(first, [8, 9, *range(100, 120)], max_draft_tokens=0)
     await client.release(first, keep=Keep.OUTPUT, feed_id="once")
-    drafter.drafter.pools.finish()  # it is taken in between batches
+    drafter.drafter.pools.finish()  # pools are fed between batches
     second, stranger = client.open(params=params), client.open()
     draft = await client.propose(second, [7, 105, 106], max_draft_tokens=3)
     assert draft == Draft(
@@ -204,7 +192,7 @@ async def test_a_released_text_may_be_kept_for_others_to_draft_from(
 
 
 async def test_wrong_parameters_are_an_error_of_their_sequence_alone(
-    drafter: RunningDrafter, connect: Any
+    drafter: ServedDrafter, connect: Any
 ) -> None:
     client = connect(drafter.address)
     bad, good = client.open(params=NgramParams(min_ngram=9, max_ngram=3)), client.open()
@@ -223,7 +211,7 @@ async def test_wrong_parameters_are_an_error_of_their_sequence_alone(
     assert draft.token_ids == (3,)
 
 
-async def test_load_says_how_full_the_drafter_is(drafter: RunningDrafter, connect: Any) -> None:
+async def test_load_says_how_full_the_drafter_is(drafter: ServedDrafter, connect: Any) -> None:
     client = connect(drafter.address)
     await client.propose(client.open(), [1, 2], max_draft_tokens=1)
     load = await client.load()
@@ -247,7 +235,9 @@ async def test_a_late_answer_is_an_error_and_the_next_call_is_fine(connect: Any)
         assert late.model.known[sequence.sequence_id] == [1, 2, 3]
 
 
-async def test_a_streams_sequences_outlive_it_by_the_grace_only(drafter: RunningDrafter) -> None:
+async def test_sequences_outlive_their_stream_by_the_grace_period_only(
+    drafter: ServedDrafter,
+) -> None:
     async with AsyncDrafterClient(drafter.address, streaming=True) as client:
         sequence, text = client.open(), [1, 2, 3, 4, 1, 2]
         await client.propose(sequence, text, max_draft_tokens=1)
@@ -263,7 +253,7 @@ async def test_a_streams_sequences_outlive_it_by_the_grace_only(drafter: Running
         assert drafter.num_sequences == 1
 
 
-async def test_many_tasks_share_a_stream(drafter: RunningDrafter) -> None:
+async def test_many_tasks_share_a_stream(drafter: ServedDrafter) -> None:
     async with AsyncDrafterClient(drafter.address, streaming=True) as client:
 
         async def draft_for(sequence: DraftedSequence, seed: int) -> None:
@@ -275,7 +265,9 @@ async def test_many_tasks_share_a_stream(drafter: RunningDrafter) -> None:
         await asyncio.gather(*[draft_for(client.open(), seed) for seed in range(8)])
 
 
-async def test_a_cancelled_task_harms_no_other_on_the_stream(drafter: RunningDrafter) -> None:
+async def test_a_cancelled_task_does_not_disturb_others_on_the_stream(
+    drafter: ServedDrafter,
+) -> None:
     async with AsyncDrafterClient(drafter.address, streaming=True) as client:
         sequence, text = client.open(), repeating_text(4, 50)
         for cancel_after in range(4):

@@ -1,4 +1,4 @@
-"""How a trace and a summary read. The golden trace's whole text is docs/data_flow.md, tested."""
+"""The text of a trace and a summary. A test holds docs/data_flow.md to the golden trace's text."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ def lines_of(text: str) -> dict[str, str]:
     return {name: value.strip() for name, _, value in lines}
 
 
-def test_a_step_reads_as_it_went() -> None:
+def test_a_step_is_shown_line_by_line() -> None:
     trace_text = TraceText()
     texts = [trace_text.step(step) for step in golden_trace.steps()]
     assert (
@@ -64,7 +64,7 @@ def test_long_lists_are_cut_in_the_middle_and_the_unknown_is_marked() -> None:
     assert "followed 7 500 in" in TraceText([7] * 17).step(step)
 
 
-def test_the_summary_has_every_figure() -> None:
+def test_the_summary_has_every_number() -> None:
     assert lines_of(summary_text(golden_trace.usage())) == {
         "requests": "1",
         "prompt tokens": "11",
@@ -85,7 +85,7 @@ def test_the_summary_has_every_figure() -> None:
     }
 
 
-def test_without_drafts_there_is_no_rate_of_them() -> None:
+def test_without_drafts_the_summary_has_no_rates() -> None:
     plain = Usage(output_tokens=3, num_steps=3)
     assert plain.max_acceptance_length is None
     assert plain.acceptance_rate is None

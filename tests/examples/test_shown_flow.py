@@ -1,4 +1,4 @@
-"""How the examples show what was drafted, accepted and appended."""
+"""How the examples show drafted, accepted and appended tokens."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_an_end_token_is_silent() -> None:
     assert token_text.add([*ids_of("x = 1"), *ids_of("<|end|>")]) == "x = 1"
 
 
-def test_the_flow_of_a_step_tells_accepted_from_appended() -> None:
+def test_the_flow_of_a_step_separates_accepted_from_appended() -> None:
     token_ids = ids_of("return self")
     step = chunk(token_ids, num_draft_tokens=7, num_accepted_tokens=len(token_ids) - 1)
     line = quickstart.flow(step, TokenText(MODEL_FOLDER))
@@ -75,7 +75,7 @@ def test_reading_ahead_hands_on_every_event_and_the_error() -> None:
         next(ahead)
 
 
-def test_the_summary_names_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_names_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     usage = Usage(
         output_tokens=21,
         num_steps=13,
@@ -128,5 +128,5 @@ def test_the_demo_says_when_speculation_changed_the_output(
     assert "NOT THE SAME tokens" in capsys.readouterr().out
 
 
-def test_the_shown_task_is_there() -> None:
+def test_the_shown_task_exists() -> None:
     assert demo.EXACT_TASK == quickstart.EXACT_TASK < len(read_heldout())

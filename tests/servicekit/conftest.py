@@ -1,4 +1,4 @@
-"""A server with a service of the test's making, a channel to it, and what it logged."""
+"""A server with a service that the test defines, a channel to it, and its log entries."""
 
 import asyncio
 import contextlib
@@ -16,8 +16,7 @@ from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.errors import ErrorTable
 from servicekit.server import Server
-
-SERVICE = "test.v1.EchoService"
+from tests.servicekit.factories import SERVICE, make_server
 
 # The four shapes of a method, as the test calls them.
 _MAKERS = {
@@ -29,8 +28,8 @@ _MAKERS = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rig:
-    """A started server, and everything that a test looks at."""
+class RunningServer:
+    """A started server with a client, its metrics and its log entries."""
 
     server: Server
     channel: grpc.aio.Channel
@@ -57,18 +56,18 @@ class Rig:
     async def counted(self, code: str, **labels: str) -> None:
         """Waits until a call has ended with the code.
 
-        For calls that the client hears of, or forgets, before the server has counted them.
+        For calls that end at the client before the server has counted them.
         """
         async with asyncio.timeout(20):
-            while self.num_requests(code, **labels) == 0:  # noqa: ASYNC110 - nobody's event
+            while self.num_requests(code, **labels) == 0:  # noqa: ASYNC110 - a counter has no event
                 await asyncio.sleep(0.001)
 
 
-StartRig = Callable[..., Awaitable[Rig]]
+StartServer = Callable[..., Awaitable[RunningServer]]
 
 
 @pytest.fixture
-async def start_rig() -> AsyncIterator[StartRig]:
+async def start_server() -> AsyncIterator[StartServer]:
     """Starts a server whose method `Echo` has the shape and the behaviour given."""
     async with contextlib.AsyncExitStack() as stack:
 
@@ -77,7 +76,7 @@ async def start_rig() -> AsyncIterator[StartRig]:
             *,
             options: ServerOptions | None = None,
             error_table: ErrorTable | None = None,
-        ) -> Rig:
+        ) -> RunningServer:
             registry = CollectorRegistry()
             capture = structlog.testing.LogCapture()
             logger = structlog.wrap_logger(
@@ -85,12 +84,11 @@ async def start_rig() -> AsyncIterator[StartRig]:
                 processors=[structlog.contextvars.merge_contextvars, capture],
                 wrapper_class=structlog.make_filtering_bound_logger("debug"),
             )
-            server = Server(
-                options or ServerOptions(),
-                service_names=[SERVICE],
-                error_table=error_table or {},
+            server = make_server(
+                error_table=error_table,
                 registry=registry,
                 logger=logger,
+                **(options.model_dump() if options else {}),
             )
             for shape, behaviour in (behaviours or {}).items():
                 handler = _MAKERS[shape](
@@ -101,7 +99,7 @@ async def start_rig() -> AsyncIterator[StartRig]:
             stack.push_async_callback(server.stop, 0)
             channel = open_channel(server.address, ChannelOptions())
             stack.push_async_callback(channel.close)
-            return Rig(
+            return RunningServer(
                 server=server,
                 channel=channel,
                 registry=registry,

@@ -1,4 +1,4 @@
-"""Addresses: what is one, how it is written, whether it leaves the machine."""
+"""Addresses: parsing, formatting, and whether they are on this machine."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Channels: a peer that is frozen is noticed, one that comes back is found, from both ends."""
+"""Channels: both ends notice a frozen peer, and a client finds a server that returns."""
 
 import asyncio
 import contextlib
@@ -20,8 +20,8 @@ from servicekit import limits
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
 
-# How many times shorter than the real ones the test's intervals are (gRPC pings once per second at
-# most), and its timeouts (which must bear with a busy machine).
+# The factors by which intervals (gRPC pings at most once per second) and timeouts (which must allow
+# for a busy machine) are shorter than the real ones.
 HASTE = 50
 HASTE_OF_TIMEOUTS = 5
 
@@ -115,8 +115,8 @@ async def test_a_client_keeps_an_idle_call_open_and_notices_a_frozen_server(
     assert peer.stdout is not None
     async with open_channel(peer.stdout.readline().strip(), ChannelOptions()) as channel:
         call = call_echo(channel)
-        # Long enough for a server to lose its patience at the fourth ping, or for the client to
-        # stop pinging because nothing else is being sent.
+        # Long enough for the server to refuse a fourth ping, or for the client to stop pinging
+        # because it sends nothing else.
         done, _ = await asyncio.wait([asyncio.ensure_future(call.code())], timeout=6)
         assert not done
         peer.send_signal(signal.SIGSTOP)
@@ -125,7 +125,7 @@ async def test_a_client_keeps_an_idle_call_open_and_notices_a_frozen_server(
         assert "ping timeout" in await call.details()
 
 
-async def test_a_server_notices_a_frozen_client(start_peer: Any, start_rig: Any) -> None:
+async def test_a_server_notices_a_frozen_client(start_peer: Any, start_server: Any) -> None:
     started, cancelled = asyncio.Event(), asyncio.Event()
 
     async def hang(_request: StringValue, _context: Any) -> StringValue:
@@ -136,16 +136,16 @@ async def test_a_server_notices_a_frozen_client(start_peer: Any, start_rig: Any)
             cancelled.set()
         return StringValue()
 
-    rig = await start_rig({"unary_unary": hang})
-    peer = start_peer(rig.server.address)
+    running = await start_server({"unary_unary": hang})
+    peer = start_peer(running.server.address)
     async with asyncio.timeout(20):
         await started.wait()
         peer.send_signal(signal.SIGSTOP)
         await cancelled.wait()
-    await rig.counted("CANCELLED")
+    await running.counted("CANCELLED")
 
 
-async def test_grpc_itself_says_nothing_on_stderr(start_peer: Any, start_rig: Any) -> None:
+async def test_grpc_itself_says_nothing_on_stderr(start_peer: Any, start_server: Any) -> None:
     started = asyncio.Event()
 
     async def hang(_request: StringValue, _context: Any) -> StringValue:
@@ -153,11 +153,11 @@ async def test_grpc_itself_says_nothing_on_stderr(start_peer: Any, start_rig: An
         await asyncio.Event().wait()
         return StringValue()
 
-    rig = await start_rig({"unary_unary": hang})
-    peer = start_peer(rig.server.address)
+    running = await start_server({"unary_unary": hang})
+    peer = start_peer(running.server.address)
     async with asyncio.timeout(20):
         await started.wait()
-        await rig.server.stop(0)
+        await running.server.stop(0)
         _, err = await asyncio.to_thread(peer.communicate)
     assert "AioRpcError" in err  # what Python says of the call that the server ended
     assert not re.search(r"^[IWEF]\d{4} ", err, re.MULTILINE)
@@ -175,47 +175,47 @@ async def echo(request: StringValue, _context: Any) -> StringValue:
     return request
 
 
-async def test_a_server_that_comes_back_is_found_again(start_rig: Any) -> None:
-    rig = await start_rig({"unary_unary": echo})
-    method = rig.method("unary_unary")
+async def test_a_server_that_comes_back_is_found_again(start_server: Any) -> None:
+    running = await start_server({"unary_unary": echo})
+    method = running.method("unary_unary")
     assert (await method(StringValue(value="1"))).value == "1"
-    await rig.server.stop(0)
+    await running.server.stop(0)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await method(StringValue(value="2"))
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    await start_rig({"unary_unary": echo}, options=ServerOptions(listen=rig.server.address))
+    await start_server({"unary_unary": echo}, options=ServerOptions(listen=running.server.address))
     async with asyncio.timeout(10):
         assert (await method(StringValue(value="3"), wait_for_ready=True)).value == "3"
 
 
-async def test_each_channel_is_a_connection_of_its_own(start_rig: Any) -> None:
+async def test_each_channel_is_a_connection_of_its_own(start_server: Any) -> None:
     peers = set()
 
-    async def note(request: StringValue, context: Any) -> StringValue:
+    async def record(request: StringValue, context: Any) -> StringValue:
         peers.add(context.peer())
         return request
 
-    rig = await start_rig({"unary_unary": note})
+    running = await start_server({"unary_unary": record})
     async with (
-        open_channel(rig.server.address, ChannelOptions()) as one,
-        open_channel(rig.server.address, ChannelOptions()) as other,
+        open_channel(running.server.address, ChannelOptions()) as one,
+        open_channel(running.server.address, ChannelOptions()) as other,
     ):
         for channel in (one, other, one, other):
             await call_echo(channel)
     assert len(peers) == 2
 
 
-async def test_the_user_agent_comes_first(start_rig: Any) -> None:
+async def test_the_user_agent_comes_first(start_server: Any) -> None:
     agents = []
 
-    async def note(request: StringValue, context: Any) -> StringValue:
+    async def record(request: StringValue, context: Any) -> StringValue:
         agents.append(dict(context.invocation_metadata())["user-agent"])
         return request
 
-    rig = await start_rig({"unary_unary": note})
+    running = await start_server({"unary_unary": record})
     for user_agent in (None, "thing/1.0"):
         async with open_channel(
-            rig.server.address, ChannelOptions(), user_agent=user_agent
+            running.server.address, ChannelOptions(), user_agent=user_agent
         ) as channel:
             await call_echo(channel)
     assert agents[0].startswith("grpc-python-asyncio")
@@ -223,10 +223,10 @@ async def test_the_user_agent_comes_first(start_rig: Any) -> None:
 
 
 async def test_the_environments_proxy_is_not_for_services(
-    start_rig: Any, monkeypatch: pytest.MonkeyPatch
+    start_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    rig = await start_rig({"unary_unary": echo})
-    assert (await rig.method("unary_unary")(StringValue(value="1"))).value == "1"
+    running = await start_server({"unary_unary": echo})
+    assert (await running.method("unary_unary")(StringValue(value="1"))).value == "1"

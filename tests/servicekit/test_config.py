@@ -33,7 +33,7 @@ class Limits(pydantic.BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-class Options(pydantic.BaseModel, frozen=True, extra="forbid"):
+class ThingOptions(pydantic.BaseModel, frozen=True, extra="forbid"):
     server: ServerOptions = ServerOptions(listen="127.0.0.1:7", drain_timeout_s=3)
     channel: ChannelOptions = ChannelOptions()
     limits: Limits = Limits()
@@ -49,8 +49,10 @@ class Options(pydantic.BaseModel, frozen=True, extra="forbid"):
 
 
 def parse(
-    *argv: str, environ: dict[str, str] | None = None, model: type[pydantic.BaseModel] = Options
-) -> "Options":
+    *argv: str,
+    environ: dict[str, str] | None = None,
+    model: type[pydantic.BaseModel] = ThingOptions,
+) -> "ThingOptions":
     config = parse_config(model, service="thing", argv=argv, environ=environ or {})
     assert isinstance(config, model)
     return config  # type: ignore[return-value]
@@ -68,7 +70,7 @@ def yaml_file(tmp_path: Path) -> Path:
 
 
 def test_without_any_source_the_defaults_hold() -> None:
-    assert parse() == Options()
+    assert parse() == ThingOptions()
 
 
 def test_every_level_of_precedence(yaml_file: Path) -> None:
@@ -118,7 +120,7 @@ def test_nested_models_share_one_namespace_in_every_source(yaml_file: Path) -> N
 
 
 def test_every_type_is_read_from_text_and_from_yaml(yaml_file: Path) -> None:
-    expected = Options(
+    expected = ThingOptions(
         name="x", model=Path("m"), ratio=0.25, eager=True, careful=False, peers=("a:1", "b:2"),
         ports=[1, 2], colour=Colour.BLUE, speed="fast",
     )  # fmt: skip
@@ -215,7 +217,7 @@ def test_an_unknown_yaml_key_is_refused(yaml_file: Path) -> None:
     [("name: a\nname: b", "line 2: name is given twice"), ("- name", "holds a list"),
      ("name: [", "line 1"), ("? [a]\n: b", "unhashable key"), ("name: \x00", "special characters")],
 )  # fmt: skip
-def test_a_file_that_is_no_configuration_is_refused(
+def test_a_file_that_is_not_a_configuration_is_refused(
     yaml_file: Path, content: str, message: str
 ) -> None:
     yaml_file.write_text(content)
@@ -225,12 +227,12 @@ def test_a_file_that_is_no_configuration_is_refused(
     assert message in error.message
 
 
-def test_an_empty_file_says_nothing(yaml_file: Path) -> None:
+def test_an_empty_file_sets_nothing(yaml_file: Path) -> None:
     yaml_file.write_text("# nothing yet\n")
-    assert parse("--config", str(yaml_file)) == Options()
+    assert parse("--config", str(yaml_file)) == ThingOptions()
 
 
-def test_a_file_that_is_not_there_is_named_with_the_key_that_wanted_it(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_the_key_that_names_it(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing.yaml")
     assert error_of("--config", missing).key == "--config"
     error = error_of(environ={"TANDEM_THING_CONFIG": missing})
@@ -239,39 +241,43 @@ def test_a_file_that_is_not_there_is_named_with_the_key_that_wanted_it(tmp_path:
     assert "No such file" in error.message
 
 
-def test_a_wrong_value_is_blamed_on_the_source_that_won() -> None:
+def test_an_error_names_the_source_that_won() -> None:
     error = error_of("--max-length", "x", environ={"TANDEM_THING_MAX_LENGTH": "y"})
     assert (error.key, "'x'" in error.message) == ("--max-length", True)
     assert parse("--max-length", "3", environ={"TANDEM_THING_MAX_LENGTH": "y"}).limits.max_length
 
 
-def test_keys_that_disagree_are_told_by_the_models_own_words() -> None:
+def test_keys_that_contradict_each_other_have_the_models_own_message() -> None:
     error = error_of("--min-length", "20")
     assert str(error) == "--min-length is above --max-length"
 
 
-def test_variables_that_no_field_has_are_ignored() -> None:
-    assert parse(environ={"TANDEM_THING_SERVICE_HOST": "10.0.0.1", "TANDEM_X": "1"}) == Options()
+def test_unknown_variables_are_ignored() -> None:
+    assert (
+        parse(environ={"TANDEM_THING_SERVICE_HOST": "10.0.0.1", "TANDEM_X": "1"}) == ThingOptions()
+    )
 
 
-class Needy(pydantic.BaseModel, frozen=True, extra="forbid"):
+class OptionsWithoutDefault(pydantic.BaseModel, frozen=True, extra="forbid"):
     limits: Limits = Limits()
     model: Path
 
 
 def test_a_value_without_default_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        load_config(Needy, service="thing", argv=[], environ={})
+        load_config(OptionsWithoutDefault, service="thing", argv=[], environ={})
     assert caught.value.code == 2
     captured = capsys.readouterr()
     assert captured.err == "thing: error: --model: is required\n"
     assert captured.out == ""
-    assert load_config(Needy, service="thing", argv=["--model", "m"], environ={}).model == Path("m")
+    assert load_config(
+        OptionsWithoutDefault, service="thing", argv=["--model", "m"], environ={}
+    ).model == Path("m")
 
 
 def test_an_error_is_one_line_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        load_config(Options, service="thing", argv=["--a\nb"], environ={})
+        load_config(ThingOptions, service="thing", argv=["--a\nb"], environ={})
     assert capsys.readouterr().err == "thing: error: --a b: unknown flag\n"
 
 
@@ -280,18 +286,18 @@ def test_the_process_own_command_line_and_environment_are_the_default(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["thing", "--name", "me"])
     monkeypatch.setenv("TANDEM_THING_RATIO", "0.125")
-    config = load_config(Options, service="thing")
+    config = load_config(ThingOptions, service="thing")
     assert (config.name, config.ratio) == ("me", 0.125)
 
 
 def test_help_lists_flag_variable_and_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        load_config(Options, service="thing", argv=["--help"], environ={})
+        load_config(ThingOptions, service="thing", argv=["--help"], environ={})
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "--max-length VALUE Longest thing, in 100 % feet. (TANDEM_THING_MAX_LENGTH;" in text
     assert "--eager, --no-eager" in text
-    for option in list_options(Options, service="thing"):
+    for option in list_options(ThingOptions, service="thing"):
         assert option.flag in text
         assert option.variable in text
     assert "default: 127.0.0.1:7" in text  # the enclosing model's, not the nested field's
@@ -307,18 +313,18 @@ def test_every_option_of_the_package_has_a_description() -> None:
             assert option.description.endswith("."), option.name
 
 
-class Twin(pydantic.BaseModel):
+class NamedOptions(pydantic.BaseModel):
     name: str = ""
 
 
 def test_a_name_clash_between_models_is_an_assertion() -> None:
     class Clash(pydantic.BaseModel):
-        twin: Twin = Twin()
+        twin: NamedOptions = NamedOptions()
         name: str = ""
 
     class DeepClash(pydantic.BaseModel):
-        one: Twin = Twin()
-        other: Twin = Twin()
+        one: NamedOptions = NamedOptions()
+        other: NamedOptions = NamedOptions()
 
     with pytest.raises(AssertionError, match=r"name and twin\.name would both be --name"):
         parse(model=Clash)

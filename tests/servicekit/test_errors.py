@@ -14,24 +14,21 @@ from servicekit.errors import (
     retry_after_ms,
     to_status,
 )
+from tests.servicekit.factories import InvalidValueError
 
 
-class BadThing(RequestError):
+class VeryInvalidValueError(InvalidValueError):
     pass
 
 
-class WorseThing(BadThing):
-    pass
-
-
-class Overloaded(RequestError):
+class OverloadedError(RequestError):
     pass
 
 
 TABLE = {
     RequestError: grpc.StatusCode.FAILED_PRECONDITION,
-    BadThing: grpc.StatusCode.INVALID_ARGUMENT,
-    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    InvalidValueError: grpc.StatusCode.INVALID_ARGUMENT,
+    OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     KeyError: grpc.StatusCode.NOT_FOUND,
 }
 
@@ -51,9 +48,9 @@ def failed_call(error: Exception) -> grpc.RpcError:
     ("error", "code"),
     [
         (RequestError("x"), grpc.StatusCode.FAILED_PRECONDITION),
-        (BadThing("x"), grpc.StatusCode.INVALID_ARGUMENT),
-        (WorseThing("x"), grpc.StatusCode.INVALID_ARGUMENT),
-        (Overloaded("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (InvalidValueError("x"), grpc.StatusCode.INVALID_ARGUMENT),
+        (VeryInvalidValueError("x"), grpc.StatusCode.INVALID_ARGUMENT),
+        (OverloadedError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
         (MalformedRequestError("/a/B"), grpc.StatusCode.INVALID_ARGUMENT),
         (KeyError("x"), grpc.StatusCode.NOT_FOUND),
         (LookupError("x"), None),
@@ -69,19 +66,21 @@ def test_the_nearest_class_in_the_table_gives_the_code(
 
 
 def test_field_and_retry_survive_the_wire() -> None:
-    error = failed_call(BadThing("top_p is 2", field="sampling.top_p", retry_after_ms=1500))
+    error = failed_call(
+        InvalidValueError("top_p is 2", field="sampling.top_p", retry_after_ms=1500)
+    )
     assert field_violation(error) == ("sampling.top_p", "top_p is 2")
     assert retry_after_ms(error) == 1500
 
 
 def test_what_an_error_does_not_have_is_not_sent() -> None:
-    status = to_status(BadThing("no"), TABLE)
+    status = to_status(InvalidValueError("no"), TABLE)
     assert status.message == "no"
     assert not status.details
-    error = failed_call(BadThing("no"))
+    error = failed_call(InvalidValueError("no"))
     assert field_violation(error) is None
     assert retry_after_ms(error) is None
-    zero = failed_call(Overloaded("now", retry_after_ms=0))
+    zero = failed_call(OverloadedError("now", retry_after_ms=0))
     assert retry_after_ms(zero) == 0
     assert field_violation(zero) is None
 
@@ -111,15 +110,15 @@ def test_an_unmapped_error_says_nothing_of_itself() -> None:
 
 
 def test_long_texts_are_cut_to_what_fits_into_headers() -> None:
-    status = to_status(BadThing("\u20ac" * 10_000, field="f" * 10_000), TABLE)
+    status = to_status(InvalidValueError("\u20ac" * 10_000, field="f" * 10_000), TABLE)
     assert len(status.message.encode()) <= 768
     assert status.message.endswith("\u20ac...")
     violation = error_details_pb2.BadRequest()
     assert status.details[0].Unpack(violation)
     assert violation.field_violations[0].field == "f" * 253 + "..."
     exact = "x" * 768
-    assert to_status(BadThing(exact), TABLE).message == exact
+    assert to_status(InvalidValueError(exact), TABLE).message == exact
 
 
 def test_text_that_is_not_unicode_does_not_break_the_answer() -> None:
-    assert to_status(BadThing("lone \ud800"), TABLE).message == "lone ?"
+    assert to_status(InvalidValueError("lone \ud800"), TABLE).message == "lone ?"

@@ -9,16 +9,13 @@ import pytest
 import structlog
 from google.protobuf.wrappers_pb2 import StringValue
 
-from servicekit.errors import RequestError, field_violation, retry_after_ms
+from servicekit.errors import field_violation, retry_after_ms
+from tests.servicekit.factories import InvalidValueError
 
 SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
-class BadThing(RequestError):
-    pass
-
-
-TABLE = {BadThing: grpc.StatusCode.INVALID_ARGUMENT}
+TABLE = {InvalidValueError: grpc.StatusCode.INVALID_ARGUMENT}
 
 
 def text(value: str) -> StringValue:
@@ -41,10 +38,10 @@ def behaviour(shape: str, act: Callable[[Any], Awaitable[str]]) -> Any:
     return {shape: respond if shape.endswith("unary") else respond_with_stream}
 
 
-def call(rig: Any, shape: str, **options: Any) -> Any:
+def call(running: Any, shape: str, **options: Any) -> Any:
     if shape.startswith("unary"):
-        return rig.method(shape)(text("hello"), **options)
-    return rig.method(shape)(iter([text("hello"), text("again")]), **options)
+        return running.method(shape)(text("hello"), **options)
+    return running.method(shape)(iter([text("hello"), text("again")]), **options)
 
 
 async def responses(shape: str, ongoing: Any) -> list[str]:
@@ -77,39 +74,43 @@ def request_id_of(trailing_metadata: Any) -> str:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_a_call_gets_its_answer_and_its_request_id_back(start_rig: Any, shape: str) -> None:
+async def test_a_call_gets_its_answer_and_its_request_id_back(
+    start_server: Any, shape: str
+) -> None:
     seen = []
 
     async def act(_context: Any) -> str:
         seen.append(structlog.contextvars.get_contextvars()["request_id"])
         return "done"
 
-    rig = await start_rig(behaviour(shape, act))
-    ongoing = call(rig, shape, metadata=(("x-request-id", "from-client"),))
+    running = await start_server(behaviour(shape, act))
+    ongoing = call(running, shape, metadata=(("x-request-id", "from-client"),))
     expected = ["done"] if shape.endswith("unary") else ["first", "done"]
     assert await responses(shape, ongoing) == expected
     assert request_id_of(await ongoing.trailing_metadata()) == "from-client"
     assert seen == ["from-client"]
-    assert rig.num_requests("OK") == 1
-    assert rig.log_entries == []
+    assert running.num_requests("OK") == 1
+    assert running.log_entries == []
 
 
-async def test_a_request_id_is_made_where_none_or_a_monstrous_one_is_given(start_rig: Any) -> None:
+async def test_a_request_id_is_made_where_none_or_a_monstrous_one_is_given(
+    start_server: Any,
+) -> None:
     async def act(_context: Any) -> str:
         return str(structlog.contextvars.get_contextvars()["request_id"])
 
-    rig = await start_rig(behaviour("unary_unary", act))
+    running = await start_server(behaviour("unary_unary", act))
     seen = set()
     for given in (None, None, "", "x" * 129):
         metadata = () if given is None else (("x-request-id", given),)
-        ongoing = call(rig, "unary_unary", metadata=metadata)
+        ongoing = call(running, "unary_unary", metadata=metadata)
         request_id = request_id_of(await _done(ongoing))
         assert (await ongoing).value == request_id
         assert len(request_id) == 32
         seen.add(request_id)
     assert len(seen) == 4
     longest = "x" * 128
-    ongoing = call(rig, "unary_unary", metadata=(("x-request-id", longest),))
+    ongoing = call(running, "unary_unary", metadata=(("x-request-id", longest),))
     assert (await ongoing).value == longest
 
 
@@ -118,27 +119,29 @@ async def _done(ongoing: Any) -> Any:
     return await ongoing.trailing_metadata()
 
 
-async def test_a_handlers_own_trailing_metadata_goes_beside_the_request_id(start_rig: Any) -> None:
+async def test_a_handlers_own_trailing_metadata_goes_beside_the_request_id(
+    start_server: Any,
+) -> None:
     async def act(context: Any) -> str:
         context.set_trailing_metadata((("mine", "kept"),))
         return "done"
 
-    rig = await start_rig(behaviour("unary_unary", act))
-    trailing = await _done(call(rig, "unary_unary", metadata=(("x-request-id", "r1"),)))
+    running = await start_server(behaviour("unary_unary", act))
+    trailing = await _done(call(running, "unary_unary", metadata=(("x-request-id", "r1"),)))
     assert ("mine", "kept") in list(trailing)
     assert request_id_of(trailing) == "r1"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_an_error_in_the_table_becomes_its_status_with_details(
-    start_rig: Any, shape: str
+    start_server: Any, shape: str
 ) -> None:
     async def act(context: Any) -> str:
         context.set_trailing_metadata((*context.trailing_metadata(), ("mine", "kept")))
-        raise BadThing("top_p is 2", field="sampling.top_p", retry_after_ms=40)
+        raise InvalidValueError("top_p is 2", field="sampling.top_p", retry_after_ms=40)
 
-    rig = await start_rig(behaviour(shape, act), error_table=TABLE)
-    ongoing = call(rig, shape, metadata=(("x-request-id", "r1"),))
+    running = await start_server(behaviour(shape, act), error_table=TABLE)
+    ongoing = call(running, shape, metadata=(("x-request-id", "r1"),))
     received, error = await failure(shape, ongoing)
     assert received == ([] if shape.endswith("unary") else ["first"])
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -147,71 +150,73 @@ async def test_an_error_in_the_table_becomes_its_status_with_details(
     assert retry_after_ms(error) == 40
     assert request_id_of(error.trailing_metadata()) == "r1"
     assert ("mine", "kept") in list(error.trailing_metadata())
-    assert rig.num_requests("INVALID_ARGUMENT") == 1
-    assert rig.log_entries == []
+    assert running.num_requests("INVALID_ARGUMENT") == 1
+    assert running.log_entries == []
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_any_other_error_is_internal_logged_once_and_leaks_nothing(
-    start_rig: Any, shape: str
+    start_server: Any, shape: str
 ) -> None:
     async def act(_context: Any) -> str:
         raise ValueError("the password is tulip")
 
-    rig = await start_rig(behaviour(shape, act), error_table=TABLE)
-    ongoing = call(rig, shape, metadata=(("x-request-id", "r1"),))
+    running = await start_server(behaviour(shape, act), error_table=TABLE)
+    ongoing = call(running, shape, metadata=(("x-request-id", "r1"),))
     _, error = await failure(shape, ongoing)
     assert error.code() is grpc.StatusCode.INTERNAL
     assert error.details() == "internal error"
     assert "tulip" not in str(list(error.trailing_metadata()))
     assert request_id_of(error.trailing_metadata()) == "r1"
-    assert rig.num_requests("INTERNAL") == 1
-    (entry,) = rig.log_entries
+    assert running.num_requests("INTERNAL") == 1
+    (entry,) = running.log_entries
     assert entry["event"] == "rpc_failed"
     assert entry["method"] == "/test.v1.EchoService/Echo"
     assert entry["request_id"] == "r1"
     assert entry["exc_info"]
     # It was this one call that failed, not the server.
-    _, error = await failure(shape, call(rig, shape))
-    assert rig.num_requests("INTERNAL") == 2
+    _, error = await failure(shape, call(running, shape))
+    assert running.num_requests("INTERNAL") == 2
 
 
-async def test_a_very_long_message_still_arrives(start_rig: Any) -> None:
+async def test_a_very_long_message_still_arrives(start_server: Any) -> None:
     async def act(_context: Any) -> str:
-        raise BadThing("\u20ac" * 50_000, field="f" * 50_000)
+        raise InvalidValueError("\u20ac" * 50_000, field="f" * 50_000)
 
-    rig = await start_rig(behaviour("unary_unary", act), error_table=TABLE)
-    _, error = await failure("unary_unary", call(rig, "unary_unary"))
+    running = await start_server(behaviour("unary_unary", act), error_table=TABLE)
+    _, error = await failure("unary_unary", call(running, "unary_unary"))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field_violation(error) is not None
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_a_handlers_own_abort_stands(start_rig: Any, shape: str) -> None:
+async def test_a_handlers_own_abort_stands(start_server: Any, shape: str) -> None:
     async def act(context: Any) -> str:
         await context.abort(grpc.StatusCode.ALREADY_EXISTS, "mine")
         return "never"
 
-    rig = await start_rig(behaviour(shape, act))
-    _, error = await failure(shape, call(rig, shape, metadata=(("x-request-id", "r1"),)))
+    running = await start_server(behaviour(shape, act))
+    _, error = await failure(shape, call(running, shape, metadata=(("x-request-id", "r1"),)))
     assert (error.code(), error.details()) == (grpc.StatusCode.ALREADY_EXISTS, "mine")
     assert request_id_of(error.trailing_metadata()) == "r1"
-    await rig.counted("ALREADY_EXISTS")
-    assert rig.log_entries == []
+    await running.counted("ALREADY_EXISTS")
+    assert running.log_entries == []
 
 
-async def test_a_code_that_is_set_and_not_raised_is_counted(start_rig: Any) -> None:
+async def test_a_code_that_is_set_and_not_raised_is_counted(start_server: Any) -> None:
     async def act(context: Any) -> str:
         context.set_code(grpc.StatusCode.DATA_LOSS)
         return "lost"
 
-    rig = await start_rig(behaviour("unary_unary", act))
-    await failure("unary_unary", call(rig, "unary_unary"))
-    assert rig.num_requests("DATA_LOSS") == 1
+    running = await start_server(behaviour("unary_unary", act))
+    await failure("unary_unary", call(running, "unary_unary"))
+    assert running.num_requests("DATA_LOSS") == 1
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_a_cancelled_call_ends_its_handler_and_is_counted(start_rig: Any, shape: str) -> None:
+async def test_a_cancelled_call_ends_its_handler_and_is_counted(
+    start_server: Any, shape: str
+) -> None:
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def act(_context: Any) -> str:
@@ -222,20 +227,20 @@ async def test_a_cancelled_call_ends_its_handler_and_is_counted(start_rig: Any, 
             ended.set()
         return "never"
 
-    rig = await start_rig(behaviour(shape, act))
-    ongoing = call(rig, shape)
+    running = await start_server(behaviour(shape, act))
+    ongoing = call(running, shape)
     await started.wait()
     ongoing.cancel()
     async with asyncio.timeout(20):
         await ended.wait()
-    await rig.counted("CANCELLED")
-    assert rig.log_entries == []
+    await running.counted("CANCELLED")
+    assert running.log_entries == []
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("what", ["handler", "future"])
 async def test_a_call_that_the_service_cancels_is_answered(
-    start_rig: Any, shape: str, what: str
+    start_server: Any, shape: str, what: str
 ) -> None:
     started: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -245,18 +250,18 @@ async def test_a_call_that_the_service_cancels_is_answered(
         await awaited
         return "never"
 
-    rig = await start_rig(behaviour(shape, act))
-    ongoing = call(rig, shape, metadata=(("x-request-id", "r1"),))
+    running = await start_server(behaviour(shape, act))
+    ongoing = call(running, shape, metadata=(("x-request-id", "r1"),))
     (await started).cancel()
     async with asyncio.timeout(20):
         _, error = await failure(shape, ongoing)
     assert error.code() is grpc.StatusCode.CANCELLED
     assert request_id_of(error.trailing_metadata()) == "r1"
-    assert rig.num_requests("CANCELLED") == 1
-    assert rig.log_entries == []
+    assert running.num_requests("CANCELLED") == 1
+    assert running.log_entries == []
 
 
-async def test_a_generator_that_is_left_is_closed_at_once(start_rig: Any) -> None:
+async def test_a_generator_that_is_left_is_closed_at_once(start_server: Any) -> None:
     """At once: before the call counts as ended, not when the collector finds the generator."""
     closed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
@@ -265,30 +270,32 @@ async def test_a_generator_that_is_left_is_closed_at_once(start_rig: Any) -> Non
             while True:
                 yield text("x" * 100_000)
         finally:
-            closed.set_result(rig.num_requests("CANCELLED"))
+            closed.set_result(running.num_requests("CANCELLED"))
 
-    rig = await start_rig({"unary_stream": flood})
-    ongoing = rig.method("unary_stream")(text("go"))
+    running = await start_server({"unary_stream": flood})
+    ongoing = running.method("unary_stream")(text("go"))
     await ongoing.read()
     ongoing.cancel()
     async with asyncio.timeout(20):
         assert await closed == 0
-    await rig.counted("CANCELLED")
-    assert rig.log_entries == []
+    await running.counted("CANCELLED")
+    assert running.log_entries == []
 
 
-async def test_a_call_past_its_deadline_is_counted_as_such(start_rig: Any) -> None:
+async def test_a_call_past_its_deadline_is_counted_as_such(start_server: Any) -> None:
     async def act(_context: Any) -> str:
         await asyncio.Event().wait()
         return "never"
 
-    rig = await start_rig(behaviour("unary_unary", act))
-    _, error = await failure("unary_unary", call(rig, "unary_unary", timeout=0.1))
+    running = await start_server(behaviour("unary_unary", act))
+    _, error = await failure("unary_unary", call(running, "unary_unary", timeout=0.1))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await rig.counted("DEADLINE_EXCEEDED")
+    await running.counted("DEADLINE_EXCEEDED")
 
 
-async def test_a_handler_that_answers_cancellation_with_an_error_is_logged(start_rig: Any) -> None:
+async def test_a_handler_that_answers_cancellation_with_an_error_is_logged(
+    start_server: Any,
+) -> None:
     started = asyncio.Event()
 
     async def act(_context: Any) -> str:
@@ -299,61 +306,63 @@ async def test_a_handler_that_answers_cancellation_with_an_error_is_logged(start
             raise ValueError("while cleaning up") from None
         return "never"
 
-    rig = await start_rig(behaviour("unary_unary", act))
-    ongoing = call(rig, "unary_unary")
+    running = await start_server(behaviour("unary_unary", act))
+    ongoing = call(running, "unary_unary")
     await started.wait()
     ongoing.cancel()
-    await rig.counted("CANCELLED")
-    assert [entry["event"] for entry in rig.log_entries] == ["rpc_failed"]
+    await running.counted("CANCELLED")
+    assert [entry["event"] for entry in running.log_entries] == ["rpc_failed"]
 
 
-async def test_an_unknown_method_is_counted_without_its_name(start_rig: Any) -> None:
-    rig = await start_rig()
+async def test_an_unknown_method_is_counted_without_its_name(start_server: Any) -> None:
+    running = await start_server()
     for name in ("Nope", "Nada"):
-        _, error = await failure("unary_unary", rig.method("unary_unary", name)(text("x")))
+        _, error = await failure("unary_unary", running.method("unary_unary", name)(text("x")))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert rig.num_requests("UNIMPLEMENTED", name="unknown", service="unknown") == 2
-    labels = str([sample.labels for metric in rig.registry.collect() for sample in metric.samples])
+    assert running.num_requests("UNIMPLEMENTED", name="unknown", service="unknown") == 2
+    labels = str(
+        [sample.labels for metric in running.registry.collect() for sample in metric.samples]
+    )
     assert "Nope" not in labels
     assert "Nada" not in labels
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_bytes_that_are_no_message_are_the_callers_mistake(
-    start_rig: Any, shape: str, caplog: pytest.LogCaptureFixture
+    start_server: Any, shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def act(_context: Any) -> str:
         return "done"
 
-    rig = await start_rig(behaviour(shape, act))
+    running = await start_server(behaviour(shape, act))
     garbage = b"\xff\xff\xff"
     request = garbage if shape.startswith("unary") else iter([garbage])
-    _, error = await failure(shape, rig.raw_method(shape)(request))
+    _, error = await failure(shape, running.raw_method(shape)(request))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "not a message that /test.v1.EchoService/Echo takes" in (error.details() or "")
-    assert rig.num_requests("INVALID_ARGUMENT") == 1
-    assert rig.log_entries == []
+    assert "not a message that /test.v1.EchoService/Echo accepts" in (error.details() or "")
+    assert running.num_requests("INVALID_ARGUMENT") == 1
+    assert running.log_entries == []
     assert caplog.records == []
-    assert (await responses(shape, call(rig, shape)))[-1] == "done"
+    assert (await responses(shape, call(running, shape)))[-1] == "done"
 
 
-async def test_a_handler_may_write_its_responses_itself(start_rig: Any) -> None:
+async def test_a_handler_may_write_its_responses_itself(start_server: Any) -> None:
     async def write(_request: Any, context: Any) -> None:
         await context.write(text("one"))
         await context.write(text("two"))
 
-    rig = await start_rig({"unary_stream": write})
-    assert await responses("unary_stream", call(rig, "unary_stream")) == ["one", "two"]
-    assert rig.num_requests("OK") == 1
+    running = await start_server({"unary_stream": write})
+    assert await responses("unary_stream", call(running, "unary_stream")) == ["one", "two"]
+    assert running.num_requests("OK") == 1
 
 
-async def test_both_directions_of_a_stream_flow_at_once(start_rig: Any) -> None:
+async def test_both_directions_of_a_stream_flow_at_once(start_server: Any) -> None:
     async def echo(requests: Any, _context: Any) -> AsyncIterator[StringValue]:
         async for request in requests:
             yield text(request.value.upper())
 
-    rig = await start_rig({"stream_stream": echo})
-    ongoing = rig.method("stream_stream")()
+    running = await start_server({"stream_stream": echo})
+    ongoing = running.method("stream_stream")()
     for value in ("a", "b", "c"):
         await ongoing.write(text(value))
         assert (await ongoing.read()).value == value.upper()
@@ -362,29 +371,31 @@ async def test_both_directions_of_a_stream_flow_at_once(start_rig: Any) -> None:
     assert await ongoing.code() is grpc.StatusCode.OK
 
 
-async def test_every_call_is_timed(start_rig: Any) -> None:
+async def test_every_call_is_timed(start_server: Any) -> None:
     async def act(_context: Any) -> str:
         return "done"
 
-    rig = await start_rig(behaviour("unary_unary", act))
-    await responses("unary_unary", call(rig, "unary_unary"))
+    running = await start_server(behaviour("unary_unary", act))
+    await responses("unary_unary", call(running, "unary_unary"))
     labels = {"service": "test.v1.EchoService", "method": "Echo"}
     name = "tandem_rpc_duration_seconds"
-    assert rig.registry.get_sample_value(f"{name}_count", labels) == 1
-    assert 0 < rig.registry.get_sample_value(f"{name}_sum", labels) < 5
+    assert running.registry.get_sample_value(f"{name}_count", labels) == 1
+    assert 0 < running.registry.get_sample_value(f"{name}_sum", labels) < 5
 
 
-async def test_the_errors_of_calls_that_a_handler_makes_are_not_its_answer(start_rig: Any) -> None:
+async def test_the_errors_of_calls_that_a_handler_makes_are_not_its_answer(
+    start_server: Any,
+) -> None:
     """A peer's status must not pass for this server's own, nor gRPC's word for a closed channel."""
-    peer = await start_rig()
+    peer = await start_server()
 
     async def act(_context: Any) -> str:
         response = await peer.method("unary_unary", "Nope")(text("x"))
         return str(response.value)
 
-    rig = await start_rig(behaviour("unary_unary", act))
+    running = await start_server(behaviour("unary_unary", act))
     for _ in range(2):
-        _, error = await failure("unary_unary", call(rig, "unary_unary"))
+        _, error = await failure("unary_unary", call(running, "unary_unary"))
         assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
         await peer.channel.close()
-    assert len(rig.log_entries) == 2
+    assert len(running.log_entries) == 2

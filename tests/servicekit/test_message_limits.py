@@ -111,7 +111,7 @@ def test_bytes_that_are_no_message_and_too_large_are_refused_too(serialized: byt
         GENERATE.check_size(serialized)
 
 
-def made_message(field: Field) -> type[Message]:
+def make_message(field: Field) -> type[Message]:
     """A message type with this one field."""
     file = descriptor_pb2.FileDescriptorProto(name="made.proto", package="made", syntax="proto3")
     field.name, field.number = "field", 1
@@ -132,4 +132,4 @@ def made_message(field: Field) -> type[Message]:
 )
 def test_a_field_without_a_limit_is_found_when_the_limits_are_read(field: Field) -> None:
     with pytest.raises(UnlimitedFieldError, match=r"made\.Made\.field has no max_"):
-        limits_of(made_message(field))
+        limits_of(make_message(field))

@@ -1,6 +1,8 @@
 """The Prometheus exporter."""
 
 import asyncio
+import contextlib
+import gzip
 import http.client
 import socket
 
@@ -12,7 +14,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from servicekit.metrics import MetricsServer, start_metrics_server
+from servicekit.metrics import MetricsServer
 
 
 def fetch(server: MetricsServer, path: str = "/metrics", **headers: str) -> tuple[int, str, str]:
@@ -33,7 +35,7 @@ def registry() -> CollectorRegistry:
 
 
 def test_a_scrape_gets_what_is_in_the_registry_now(registry: CollectorRegistry) -> None:
-    server = start_metrics_server(registry, "127.0.0.1:0")
+    server = MetricsServer(registry, "127.0.0.1:0")
     try:
         status, content_type, body = fetch(server)
         assert status == 200
@@ -48,11 +50,24 @@ def test_a_scrape_gets_what_is_in_the_registry_now(registry: CollectorRegistry) 
 
 
 def test_a_scraper_that_asks_for_open_metrics_gets_it(registry: CollectorRegistry) -> None:
-    server = start_metrics_server(registry, "127.0.0.1:0")
+    server = MetricsServer(registry, "127.0.0.1:0")
     try:
         _, content_type, body = fetch(server, Accept="application/openmetrics-text;version=1.0.0")
         assert content_type.startswith("application/openmetrics-text")
         assert body.endswith("# EOF\n")
+    finally:
+        server.stop()
+
+
+def test_a_scraper_that_accepts_gzip_gets_it(registry: CollectorRegistry) -> None:
+    server = MetricsServer(registry, "127.0.0.1:0")
+    try:
+        connection = http.client.HTTPConnection(server.address, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+            response = connection.getresponse()
+            assert response.getheader("Content-Encoding") == "gzip"
+            assert b"eggs_total" in gzip.decompress(response.read())
     finally:
         server.stop()
 
@@ -71,7 +86,7 @@ def test_a_metric_that_cannot_be_read_is_left_out_alone_and_logged_once(
     Gauge("broken", "Broken.", registry=registry).set_function(fail)
     Info("wrong", "Its values must be text.", registry=registry)._value = {"of": 1}
     Counter("last", "Last.", registry=registry)
-    server = start_metrics_server(registry, "127.0.0.1:0", logger)
+    server = MetricsServer(registry, "127.0.0.1:0", logger)
     try:
         for accept in ("text/plain", "application/openmetrics-text;version=1.0.0"):
             status, _, body = fetch(server, Accept=accept)
@@ -86,7 +101,7 @@ def test_a_metric_that_cannot_be_read_is_left_out_alone_and_logged_once(
 
 
 def test_other_paths_are_not_found(registry: CollectorRegistry) -> None:
-    server = start_metrics_server(registry, "127.0.0.1:0")
+    server = MetricsServer(registry, "127.0.0.1:0")
     try:
         assert fetch(server, "/")[0] == 404
         assert fetch(server, "/metricss")[0] == 404
@@ -97,7 +112,7 @@ def test_other_paths_are_not_found(registry: CollectorRegistry) -> None:
 def test_scrapes_say_nothing_on_stderr(
     registry: CollectorRegistry, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server = start_metrics_server(registry, "127.0.0.1:0")
+    server = MetricsServer(registry, "127.0.0.1:0")
     try:
         fetch(server)
         fetch(server, "/")
@@ -107,10 +122,10 @@ def test_scrapes_say_nothing_on_stderr(
 
 
 def test_a_stopped_exporter_frees_its_port_and_stops_twice(registry: CollectorRegistry) -> None:
-    server = start_metrics_server(registry, "127.0.0.1:0")
+    server = MetricsServer(registry, "127.0.0.1:0")
     server.stop()
     server.stop()
-    again = start_metrics_server(registry, server.address)
+    again = MetricsServer(registry, server.address)
     assert again.address == server.address
     again.stop()
 
@@ -118,7 +133,7 @@ def test_a_stopped_exporter_frees_its_port_and_stops_twice(registry: CollectorRe
 def test_a_connection_that_says_nothing_does_not_stop_others_or_the_stop(
     registry: CollectorRegistry,
 ) -> None:
-    server = start_metrics_server(registry, "127.0.0.1:0")
+    server = MetricsServer(registry, "127.0.0.1:0")
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20):
         assert fetch(server)[0] == 200
@@ -126,18 +141,18 @@ def test_a_connection_that_says_nothing_does_not_stop_others_or_the_stop(
 
 
 def test_a_taken_port_and_a_wrong_address_are_errors(registry: CollectorRegistry) -> None:
-    server = start_metrics_server(registry, "127.0.0.1:0")
+    server = MetricsServer(registry, "127.0.0.1:0")
     try:
         with pytest.raises(OSError, match="in use"):
-            start_metrics_server(registry, server.address)
+            MetricsServer(registry, server.address)
     finally:
         server.stop()
     with pytest.raises(ValueError, match="HOST:PORT"):
-        start_metrics_server(registry, "9100")
+        MetricsServer(registry, "9100")
 
 
 async def test_a_scrape_does_not_need_the_event_loop(registry: CollectorRegistry) -> None:
-    server = start_metrics_server(registry, "127.0.0.1:0")
+    server = MetricsServer(registry, "127.0.0.1:0")
     assert asyncio.get_running_loop().is_running()
     try:
         assert fetch(server)[0] == 200  # blocks the loop meanwhile

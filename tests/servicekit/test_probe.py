@@ -9,24 +9,24 @@ from servicekit import probe
 from servicekit.health import LIVENESS_NAME
 
 
-async def asked(*arguments: str) -> int:
+async def probe_in_thread(*arguments: str) -> int:
     return await asyncio.to_thread(probe.main, list(arguments))
 
 
 async def test_it_exits_with_what_health_says(
-    start_rig: Any, capsys: pytest.CaptureFixture[str]
+    start_server: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rig = await start_rig()
-    address = rig.server.address
-    assert await asked(address) == 1
+    running = await start_server()
+    address = running.server.address
+    assert await probe_in_thread(address) == 1
     assert capsys.readouterr().err == f"{address}: NOT_SERVING\n"
-    assert await asked(address, "--service", LIVENESS_NAME) == 0
-    rig.server.set_serving()
-    assert await asked(address) == 0
-    rig.server.set_alive(False)
-    assert await asked(address, "--service", LIVENESS_NAME) == 1
+    assert await probe_in_thread(address, "--service", LIVENESS_NAME) == 0
+    running.server.set_serving()
+    assert await probe_in_thread(address) == 0
+    running.server.set_alive(False)
+    assert await probe_in_thread(address, "--service", LIVENESS_NAME) == 1
     capsys.readouterr()
-    assert await asked(address, "--service", "test.v1.Nobody") == 1
+    assert await probe_in_thread(address, "--service", "test.v1.Nobody") == 1
     assert capsys.readouterr().err == f"{address}: NOT_FOUND: unknown service\n"
 
 
@@ -34,6 +34,6 @@ async def test_a_server_that_is_not_there_is_said_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Port 0 is nobody's.
-    assert await asked("127.0.0.1:0", "--timeout-s", "5") == 1
+    assert await probe_in_thread("127.0.0.1:0", "--timeout-s", "5") == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("127.0.0.1:0: ")

@@ -38,10 +38,11 @@ from prometheus_client import CollectorRegistry
 
 from servicekit.config import ServerOptions, load_config
 from servicekit.logs import configure_logs, get_logger
-from servicekit.server import Server, run, serve_until_signalled
+from servicekit.process import run, serve_until_signalled
+from servicekit.server import Server
 
 
-class Options(pydantic.BaseModel, frozen=True, extra="forbid"):
+class ScriptOptions(pydantic.BaseModel, frozen=True, extra="forbid"):
     server: ServerOptions = ServerOptions()
     mode: str = "serve"
     linger_s: float = 0.0
@@ -92,7 +93,7 @@ async def main(options):
 
 
 if __name__ == "__main__":
-    options = load_config(Options, service="script")
+    options = load_config(ScriptOptions, service="script")
     configure_logs(options.server.log_level, "script")
     sys.exit(run(lambda: main(options)))
 '''
@@ -124,7 +125,7 @@ def loop_module() -> str:
     return "uvloop"
 
 
-# For what the event loop has a part in.
+# For tests that depend on the event loop.
 on_both_loops = pytest.mark.parametrize("loop_module", ["uvloop", "asyncio"])
 
 
@@ -171,7 +172,7 @@ async def test_sigterm_drains_finishes_calls_in_flight_and_exits_with_0(
         echo: Any = channel.unary_unary("/test.v1.EchoService/Echo")
         assert await echo(b"quick") == b"quick"
         waiting = echo(b"wait")
-        # What was sent before this answer came has arrived, too: they share a connection.
+        # Earlier messages on the same connection have arrived before this answer.
         assert await echo(b"quick") == b"quick"
         script.process.send_signal(signal.SIGTERM)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -260,7 +261,7 @@ async def test_a_taken_port_exits_with_2_and_names_the_flag(start: Any) -> None:
     assert first.end()[0] == 0
 
 
-def test_plaintext_beyond_loopback_exits_with_2_unless_asked_for(start: Any) -> None:
+def test_plaintext_beyond_loopback_exits_with_2_unless_a_flag_allows_it(start: Any) -> None:
     process = start("--listen", "0.0.0.0:0").process
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2

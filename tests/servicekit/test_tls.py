@@ -1,4 +1,4 @@
-"""TLS and mTLS from files: who gets in, who doesn't, and what a wrong file says."""
+"""TLS and mTLS from files: which clients are served, and the errors of wrong files."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -9,14 +9,11 @@ import grpc
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client import CollectorRegistry
 
-from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
-from servicekit.logs import get_logger
 from servicekit.server import Server
 from servicekit.tls import channel_credentials, server_credentials
+from tests.servicekit.factories import check_health, make_server
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +49,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @contextlib.asynccontextmanager
 async def served(files: dict[str, Path], *, mtls: bool, **options: Any) -> AsyncIterator[Server]:
-    server = Server(
-        ServerOptions(
-            tls_cert=files["server.pem"],
-            tls_key=files["server.key"],
-            tls_client_ca=files["ca.pem"] if mtls else None,
-            **options,
-        ),
-        service_names=[],
-        error_table={},
-        registry=CollectorRegistry(),
-        logger=get_logger("test"),
+    server = make_server(
+        tls_cert=files["server.pem"],
+        tls_key=files["server.key"],
+        tls_client_ca=files["ca.pem"] if mtls else None,
+        **options,
     )
     await server.start()
     server.set_serving()
@@ -72,29 +63,25 @@ async def served(files: dict[str, Path], *, mtls: bool, **options: Any) -> Async
         await server.stop(0)
 
 
-async def check(address: str, **options: Any) -> int:
-    async with open_channel(address, ChannelOptions(**options)) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)).status)
-
-
 async def assert_refused(address: str, **options: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await check(address, **options)
+        await check_health(address, **options)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_tls_serves_who_trusts_the_authority_and_speaks_tls(files: dict[str, Path]) -> None:
+async def test_tls_serves_clients_that_trust_the_authority_and_speak_tls(
+    files: dict[str, Path],
+) -> None:
     async with served(files, mtls=False) as server:
         ca = files["ca.pem"]
-        assert await check(server.address, peer_tls_ca=ca) == 1
+        assert await check_health(server.address, peer_tls_ca=ca) == 1
         by_name = server.address.replace("127.0.0.1", "localhost")
-        assert await check(by_name, peer_tls_ca=ca) == 1
+        assert await check_health(by_name, peer_tls_ca=ca) == 1
         await assert_refused(server.address)
         await assert_refused(server.address, peer_tls_ca=files["rogue-ca.pem"])
 
 
-async def test_a_certificate_for_another_name_is_not_believed(files: dict[str, Path]) -> None:
+async def test_a_certificate_for_another_name_is_refused(files: dict[str, Path]) -> None:
     elsewhere = {
         **files,
         "server.pem": files["elsewhere.pem"],
@@ -109,21 +96,21 @@ async def test_mtls_serves_clients_of_the_authority_and_no_others(files: dict[st
         ca = files["ca.pem"]
         client = {"peer_tls_cert": files["client.pem"], "peer_tls_key": files["client.key"]}
         rogue = {"peer_tls_cert": files["rogue.pem"], "peer_tls_key": files["rogue.key"]}
-        assert await check(server.address, peer_tls_ca=ca, **client) == 1
+        assert await check_health(server.address, peer_tls_ca=ca, **client) == 1
         await assert_refused(server.address, peer_tls_ca=ca)
         await assert_refused(server.address, peer_tls_ca=ca, **rogue)
         await assert_refused(server.address)
-        # None of them did it any harm.
-        assert await check(server.address, peer_tls_ca=ca, **client) == 1
+        # The refused clients do not disturb the server.
+        assert await check_health(server.address, peer_tls_ca=ca, **client) == 1
 
 
 async def test_probes_without_a_certificate_have_the_health_port(files: dict[str, Path]) -> None:
     async with served(files, mtls=True, health_listen="127.0.0.1:0") as server:
         assert server.health_address is not None
-        assert await check(server.health_address) == 1
+        assert await check_health(server.health_address) == 1
         await assert_refused(server.address)
         server.set_not_serving()
-        assert await check(server.health_address) == 2
+        assert await check_health(server.health_address) == 2
 
 
 @pytest.mark.parametrize(
@@ -190,7 +177,7 @@ def test_a_wrong_file_of_a_client_is_named_with_its_flag(
     assert message in caught.value.message
 
 
-def test_a_server_speaks_plaintext_on_loopback_or_where_it_is_told_to() -> None:
+def test_a_server_speaks_plaintext_on_loopback_or_where_a_flag_allows_it() -> None:
     for listen in ("127.0.0.1:0", "localhost:0", "[::1]:0"):
         assert server_credentials(ServerOptions(listen=listen)) is None
     for listen in ("0.0.0.0:0", "[::]:0", "10.0.0.1:0", "example.org:0"):
@@ -202,7 +189,7 @@ def test_a_server_speaks_plaintext_on_loopback_or_where_it_is_told_to() -> None:
         assert server_credentials(ServerOptions(listen=listen, allow_plaintext=True)) is None
 
 
-def test_a_client_speaks_plaintext_to_loopback_or_where_it_is_told_to(
+def test_a_client_speaks_plaintext_to_loopback_or_where_a_flag_allows_it(
     files: dict[str, Path],
 ) -> None:
     for target in ("127.0.0.1:1", "dns:///localhost:1", "unix:/x"):

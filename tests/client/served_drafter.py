@@ -13,7 +13,7 @@ from servicekit.logs import get_logger
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """Seconds that pass only when the test sets them."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -23,8 +23,8 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningDrafter:
-    """A started drafter."""
+class ServedDrafter:
+    """A drafter that serves on loopback."""
 
     drafter: DrafterServer
     clock: Clock
@@ -39,10 +39,10 @@ class RunningDrafter:
 
 
 @contextlib.asynccontextmanager
-async def running_drafter(
+async def served_drafter(
     *, listen: str = "127.0.0.1:0", **options: object
-) -> AsyncIterator[RunningDrafter]:
-    """Starts one with options of `DrafterConfig`; stops it at once at the end."""
+) -> AsyncIterator[ServedDrafter]:
+    """Starts a drafter with options of `DrafterConfig`; stops it at the end."""
     clock = Clock()
     drafter = DrafterServer(
         DrafterConfig.model_validate({"server": ServerOptions(listen=listen), **options}),
@@ -52,6 +52,6 @@ async def running_drafter(
     )
     try:
         await drafter.start()
-        yield RunningDrafter(drafter=drafter, clock=clock)
+        yield ServedDrafter(drafter=drafter, clock=clock)
     finally:
         await drafter.server.stop(0)

@@ -1,0 +1,80 @@
+"""The request id of a call: read from its metadata or made, logged, and sent back.
+
+The caller gives it as metadata `x-request-id`. It stands on all log lines of the call and in its
+trailing metadata. A handler whose request carries an id adopts it (`logs.adopt_request_id`).
+"""
+
+import asyncio
+import secrets
+from typing import Any
+
+import grpc
+import structlog
+
+from servicekit import logs
+from servicekit.errors import STATUS_DETAILS_KEY
+from servicekit.interceptors.base import (
+    CODE_BY_NUMBER,
+    CallFailedError,
+    CallInterceptor,
+    Context,
+    Handler,
+    behaviour_of,
+    rebuild,
+)
+
+REQUEST_ID_KEY = "x-request-id"
+
+_MAX_REQUEST_ID_CHARACTERS = 128
+
+
+class RequestIdInterceptor(CallInterceptor):
+    """Binds the request id and sends it back, whether the call succeeds or fails."""
+
+    def wrap(self, handler: Handler, method: str) -> Handler:
+        inner = behaviour_of(handler)
+
+        async def with_request_id(request: Any, context: Context) -> Any:
+            request_id = _read_request_id(context) or secrets.token_hex(16)
+            sent_back = (REQUEST_ID_KEY, request_id)
+            # Set before the handler runs, for handlers that abort; and again afterwards, for those
+            # that set trailing metadata of their own.
+            context.set_trailing_metadata((sent_back,))
+            status = None
+            with structlog.contextvars.bound_contextvars(request_id=request_id):
+                try:
+                    response = await inner(request, context)
+                except CallFailedError as error:
+                    status = error.status
+                except asyncio.CancelledError:
+                    # Either the caller cancelled, or the service cancelled the handler or a task
+                    # that it awaited; here they look the same. In the second case gRPC would send
+                    # nothing and the caller would wait forever. Answering a caller who is gone
+                    # does no harm.
+                    if not context.done():
+                        await context.abort(grpc.StatusCode.CANCELLED, "cancelled by the server")
+                    raise
+                adopted = logs.request_id()
+            trailing = tuple(pair for pair in context.trailing_metadata() if pair != sent_back)
+            trailing = (*trailing, (REQUEST_ID_KEY, adopted) if _is_valid(adopted) else sent_back)
+            if status is None:
+                context.set_trailing_metadata(trailing)
+                return response
+            # An abort sends only the metadata that it is given, not what was set before.
+            details = (STATUS_DETAILS_KEY, status.SerializeToString())
+            code = CODE_BY_NUMBER[status.code]
+            return await context.abort(code, status.message, (*trailing, details))
+
+        return rebuild(handler, with_request_id, handler.request_deserializer)
+
+
+def _read_request_id(context: Context) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY and isinstance(value, str):
+            return value if _is_valid(value) else None
+    return None
+
+
+def _is_valid(request_id: str) -> bool:
+    is_short = 0 < len(request_id) <= _MAX_REQUEST_ID_CHARACTERS
+    return is_short and request_id.isprintable() and request_id.isascii()

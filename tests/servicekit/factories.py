@@ -1,0 +1,49 @@
+"""What several tests of servicekit need: servers, calls, health checks, an error."""
+
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from servicekit.channel import open_channel
+from servicekit.config import ChannelOptions, ServerOptions
+from servicekit.errors import ErrorTable, RequestError
+from servicekit.logs import Logger, get_logger
+from servicekit.server import Server
+
+SERVICE = "test.v1.EchoService"
+
+
+class InvalidValueError(RequestError):
+    """An error of a service, for its error table."""
+
+
+def make_server(
+    *,
+    error_table: ErrorTable | None = None,
+    registry: CollectorRegistry | None = None,
+    logger: Logger | None = None,
+    **options: Any,
+) -> Server:
+    """A server that is not started yet; options as of `ServerOptions`."""
+    return Server(
+        ServerOptions(**options),
+        service_names=[SERVICE],
+        error_table=error_table or {},
+        registry=registry or CollectorRegistry(),
+        logger=logger or get_logger("test"),
+    )
+
+
+async def check_health(address: str, **options: Any) -> int:
+    """The status that a server answers a health check with; options as of `ChannelOptions`."""
+    async with open_channel(address, ChannelOptions(**options)) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)).status)
+
+
+def call(channel: grpc.aio.Channel, method: str = f"/{SERVICE}/Echo") -> Any:
+    """Calls a unary method with an empty request."""
+    unary: Any = channel.unary_unary(method)
+    return unary(b"")
