@@ -19,12 +19,12 @@ from drafter.indexed_text import IndexedText
 from drafter.ngram_params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
-from verifier.draft_buffer import HintOutcome
-from verifier.engine import Engine, EngineLoad, StepRecord
-from verifier.faults import Fault
-from verifier.messages import Decided, Event, Hint, Hints, Open, Rejected, StepStats
+from verifier.drafts.draft_buffer import HintOutcome
+from verifier.engine.engine import Engine, EngineLoad, StepRecord
+from verifier.engine.faults import Fault
+from verifier.engine.messages import Decided, Event, Hint, Hints, Open, Rejected, StepStats
 from verifier.sampling import Sampling
-from verifier.sequence import DraftWait, OpenSequence
+from verifier.scheduling.sequence import DraftWait, OpenSequence
 
 HINT_TOKENS = 32
 PATIENCE_S = 600.0

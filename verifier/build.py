@@ -11,11 +11,13 @@ import torch
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
-from verifier.block_pool import BlockPool
-from verifier.checkpoint import tokenizer_digest_of
+from verifier.batch.numerics import STRICT, Numerics
+from verifier.batch.target_model import TargetModel
 from verifier.config import VerifierConfig
-from verifier.engine import Engine, EngineObserver, EngineOptions
-from verifier.model_part import (
+from verifier.engine.engine import Engine, EngineObserver, EngineOptions
+from verifier.engine.observers import Observers
+from verifier.model.checkpoint import tokenizer_digest_of
+from verifier.model.model_part import (
     ModelPart,
     assemble,
     choose_device,
@@ -23,18 +25,16 @@ from verifier.model_part import (
     room_for_kv_blocks,
     wants_strict,
 )
-from verifier.numerics import STRICT, Numerics
-from verifier.numerics_digest import numerics_digest
-from verifier.observers import Observers
-from verifier.parity_probe import Probed, check_parity
-from verifier.philox import exponential_noise
-from verifier.rejection_sampler import AcceptanceRule
-from verifier.scheduler import Scheduler
-from verifier.scored_rows import max_rows_per_step
-from verifier.sequence import ScoringMethod
-from verifier.target_model import TargetModel
+from verifier.model.numerics_digest import numerics_digest
+from verifier.model.parity_probe import Probed, check_parity
+from verifier.sampling.philox import exponential_noise
+from verifier.sampling.rejection_sampler import AcceptanceRule
+from verifier.sampling.scored_rows import max_rows_per_step
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.scheduler import Scheduler
+from verifier.scheduling.sequence import ScoringMethod
+from verifier.service.wire import ServedModel
 from verifier.tensor_parallel.leader import Leader
-from verifier.wire import ServedModel
 
 logger = get_logger(__name__)
 

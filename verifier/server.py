@@ -12,15 +12,15 @@ from servicekit.logs import Logger, get_logger
 from servicekit.server import Server, serve_until_signalled
 from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
-from verifier.checkpoint import CheckpointError
 from verifier.config import SERVICE, VerifierConfig
-from verifier.engine import Engine, EngineObserver
+from verifier.engine.engine import Engine, EngineObserver
 from verifier.errors import ERROR_TABLE
 from verifier.metrics import VerifierMetrics
-from verifier.service import VerifierServicer
+from verifier.model.checkpoint import CheckpointError
+from verifier.service.servicer import VerifierServicer
+from verifier.service.watchdog import Watchdog
 from verifier.tensor_parallel.launch import Launch
 from verifier.tensor_parallel.leader import Leader
-from verifier.watchdog import Watchdog
 
 SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 

@@ -6,14 +6,14 @@ to be exact (the sampled law). Everything around it is the real verifier.
 
 import torch
 
-from verifier.batch_layout import BatchLayout
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.numerics import FAST
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.draft_buffer import HintOutcome
-from verifier.engine import EngineLoad
-from verifier.faults import Fault
-from verifier.numerics import FAST
-from verifier.wire import ServedModel
+from verifier.drafts.draft_buffer import HintOutcome
+from verifier.engine.engine import EngineLoad
+from verifier.engine.faults import Fault
+from verifier.service.wire import ServedModel
 
 _BLOCK_SIZE = 16
 _NUM_KV_BLOCKS = 256

@@ -19,13 +19,13 @@ from transformers import (
 )
 
 from verifier.attention.backend import AttentionBackend
+from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
-from verifier.batch_expansion import expand
-from verifier.batch_layout import ScheduledTokens, lay_out
-from verifier.checkpoint import describe, load_checkpoint
-from verifier.kv_cache import KVCache
-from verifier.numerics import STRICT, Numerics
-from verifier.transformers_model import ATTENTION_NAME, TransformersModel, register_attention
+from verifier.batch.batch_expansion import expand
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.numerics import STRICT, Numerics
+from verifier.model.checkpoint import describe, load_checkpoint
+from verifier.model.transformers_model import ATTENTION_NAME, TransformersModel, register_attention
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from tests.verifier.scripted_model import Rule, ScriptedModel, hashed
 from tests.verifier.sequences import make_open
-from verifier.block_pool import BlockPool
-from verifier.draft_buffer import HintOutcome, Source
-from verifier.engine import Engine, EngineLoad, EngineOptions, StepRecord
-from verifier.faults import Fault
-from verifier.messages import (
+from verifier.batch.numerics import STRICT
+from verifier.drafts.draft_buffer import HintOutcome, Source
+from verifier.engine.engine import Engine, EngineLoad, EngineOptions, StepRecord
+from verifier.engine.faults import Fault
+from verifier.engine.messages import (
     Close,
     Decided,
     DetachSession,
@@ -28,12 +28,12 @@ from verifier.messages import (
     StepTraced,
     Update,
 )
-from verifier.numerics import STRICT
-from verifier.observers import Observers
-from verifier.rejection_sampler import TokenLogprob
-from verifier.scheduler import Scheduler
-from verifier.sequence import ScoringMethod
-from verifier.step_trace import StepTrace
+from verifier.engine.observers import Observers
+from verifier.engine.step_trace import StepTrace
+from verifier.sampling.rejection_sampler import TokenLogprob
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.scheduler import Scheduler
+from verifier.scheduling.sequence import ScoringMethod
 
 # Nothing here takes a hundredth of it, unless it never comes.
 PATIENCE_S = 60.0

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.v1 import verifier_pb2 as pb
 from tandem.v1 import verifier_pb2_grpc as rpc
-from verifier.engine import Engine
+from verifier.engine.engine import Engine
 from verifier.server import VerifierServer
 
 StartVerifier = Callable[..., Awaitable["RunningVerifier"]]

@@ -11,10 +11,10 @@ from typing import Any
 
 from tests.verifier.scripted_model import hashed
 from tests.verifier.sequences import make_sequence
-from verifier.block_pool import BlockPool
-from verifier.prefix_cache import extend_digests
-from verifier.scheduler import ScheduledSequence, Scheduler
-from verifier.sequence import DraftWait, Scoring, ScoringMethod, Sequence
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.prefix_cache import extend_digests
+from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
+from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequence
 
 BLOCK_SIZE = 4
 # Drafts that `make_sequence` lets a sequence verify in one step.

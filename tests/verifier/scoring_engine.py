@@ -7,14 +7,14 @@ import torch
 
 from tests.verifier.running_engine import PATIENCE_S
 from verifier.build import LoadedModel, build_engine
-from verifier.checkpoint import reference_logits
 from verifier.config import VerifierConfig
-from verifier.engine import Engine
-from verifier.rejection_sampler import TokenLogprob
+from verifier.engine.engine import Engine
+from verifier.model.checkpoint import reference_logits
+from verifier.model.transformers_model import TransformersModel
 from verifier.sampling import Sampling
-from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions, SequenceScores
-from verifier.sequence import Scoring, ScoringMethod
-from verifier.transformers_model import TransformersModel
+from verifier.sampling.rejection_sampler import TokenLogprob
+from verifier.scheduling.sequence import Scoring, ScoringMethod
+from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions, SequenceScores
 
 StartScoring = Callable[..., Engine]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from verifier.batch_layout import BatchLayout
+from verifier.batch.batch_layout import BatchLayout
 
 VOCAB_SIZE = 16
 

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 from verifier.sampling import Sampling
-from verifier.sequence import DraftWait, OpenSequence, Sequence
+from verifier.scheduling.sequence import DraftWait, OpenSequence, Sequence
 
 _ids = itertools.count(1)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.verifier.test_batch_layout import steps
-from verifier.batch_expansion import expand
-from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_expansion import expand
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 
 Step = tuple[list[ScheduledTokens], int]
 

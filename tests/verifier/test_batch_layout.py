@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 
 
 def test_worked_example_of_five_sequences() -> None:

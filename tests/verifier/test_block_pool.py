@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from tests.volume import examples
-from verifier.block_pool import BlockPool, OutOfBlocksError
+from verifier.scheduling.block_pool import BlockPool, OutOfBlocksError
 
 
 def is_contiguous(block_table: list[int]) -> bool:

@@ -20,13 +20,13 @@ from verifier.attention.block_table import (
     tables_of,
     torch_varlen_kernel,
 )
+from verifier.attention.kv_cache import KVCache, KVLayout, KVShape
 from verifier.attention.selection import AttentionChoice, choose_attention
-from verifier.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.numerics import FAST, STRICT, Numerics
 from verifier.build import load_model
-from verifier.checkpoint import reference_logits
 from verifier.config import VerifierConfig
-from verifier.kv_cache import KVCache, KVLayout, KVShape
-from verifier.numerics import FAST, STRICT, Numerics
+from verifier.model.checkpoint import reference_logits
 
 CUDA = torch.device("cuda")
 BLOCK_SIZE = 256

@@ -19,15 +19,17 @@ from transformers import (
     StableLmConfig,
 )
 
-import verifier.checkpoint
+import verifier.model.checkpoint
 from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, EXPERT_CONFIGS, SMALL, SMALL_CONFIGS
 from verifier.attention.backend import StepAttention
+from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
-from verifier.batch_layout import BatchLayout
+from verifier.batch.batch_layout import BatchLayout
 from verifier.build import load_model
-from verifier.checkpoint import (
+from verifier.config import VerifierConfig
+from verifier.model.checkpoint import (
     CheckpointError,
     check_architecture,
     choose_dtype,
@@ -35,10 +37,8 @@ from verifier.checkpoint import (
     load_checkpoint,
     uses_experts,
 )
-from verifier.config import VerifierConfig
-from verifier.kv_cache import KVCache
-from verifier.lean_decoder import LeanDecoder, _LeanLayer
-from verifier.transformers_model import TransformersModel
+from verifier.model.lean_decoder import LeanDecoder, _LeanLayer
+from verifier.model.transformers_model import TransformersModel
 
 SaveModel = Callable[..., Path]
 
@@ -296,7 +296,7 @@ class TestParityProbe:
                 super().__init__(*arguments)
                 vars(self).update(change(self))
 
-        monkeypatch.setattr("verifier.lean_decoder._LeanLayer", OtherLayer)
+        monkeypatch.setattr("verifier.model.lean_decoder._LeanLayer", OtherLayer)
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
             load_model(config_for(MODEL_FOLDER, dtype=dtype))
 
@@ -310,7 +310,7 @@ class TestParityProbe:
                 num = len(self.inv_freq)
                 self.inv_freq = self.inv_freq * 2.0 ** (-torch.arange(num) / num)
 
-        monkeypatch.setattr("verifier.lean_decoder.LeanDecoder", OtherDecoder)
+        monkeypatch.setattr("verifier.model.lean_decoder.LeanDecoder", OtherDecoder)
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
             load_model(config_for(MODEL_FOLDER, dtype=dtype))
 
@@ -342,7 +342,7 @@ class TestParityProbe:
         def fail(model: PreTrainedModel) -> None:
             raise RuntimeError("expected bfloat16")
 
-        monkeypatch.setattr("verifier.parity_probe.widened_weights", fail)
+        monkeypatch.setattr("verifier.model.parity_probe.widened_weights", fail)
         assert load_model(config_for(MODEL_FOLDER, dtype="bfloat16")).served.dtype == "bfloat16"
         monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken_backend(scaling=1.0))
         with pytest.raises(CheckpointError, match="differ by"):
@@ -396,8 +396,8 @@ def test_dtype_is_the_checkpoints_where_the_processor_is_fast_at_it(
     native: set[str],
     chosen: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(verifier.checkpoint, "cpu_has_bfloat16", lambda: "bfloat16" in native)
-    monkeypatch.setattr(verifier.checkpoint, "cpu_has_float16", lambda: "float16" in native)
+    monkeypatch.setattr(verifier.model.checkpoint, "cpu_has_bfloat16", lambda: "bfloat16" in native)
+    monkeypatch.setattr(verifier.model.checkpoint, "cpu_has_float16", lambda: "float16" in native)
     config = SMALL_CONFIGS["llama"]()
     config.dtype = own
     assert choose_dtype(asked, config=config, device=CPU) is chosen

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from verifier.cpu_kernels import hold_cpu_kernels
+from verifier.model.cpu_kernels import hold_cpu_kernels
 
 ROOT = Path(__file__).parents[2]
 
 PRODUCTS = """
 import os, torch
-from verifier.cpu_kernels import hold_cpu_kernels
+from verifier.model.cpu_kernels import hold_cpu_kernels
 hold_cpu_kernels(os.environ)
 torch.set_num_threads(1)
 generator = torch.Generator().manual_seed(1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.volume import examples
-from verifier.draft_buffer import DraftBuffer, HintOutcome
+from verifier.drafts.draft_buffer import DraftBuffer, HintOutcome
 
 USED, REALIGNED, STALE, LATE = (
     HintOutcome.USED,

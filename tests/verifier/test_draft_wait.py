@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from verifier.draft_buffer import DraftBuffer
-from verifier.draft_wait import DraftWaitEstimates, FirstTokenRecord, RunningMean
+from verifier.drafts.draft_buffer import DraftBuffer
+from verifier.drafts.draft_wait import DraftWaitEstimates, FirstTokenRecord, RunningMean
 
 
 def estimates(step_s: float = 0.004, hop_s: float = 0.001) -> DraftWaitEstimates:

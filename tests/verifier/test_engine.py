@@ -20,12 +20,12 @@ from tests.verifier.running_engine import (
     start_engine_with,
 )
 from tests.verifier.scripted_model import continue_by, follow, hashed
-from verifier.batch_layout import BatchLayout
-from verifier.draft_buffer import HintOutcome
+from verifier.batch.batch_layout import BatchLayout
+from verifier.drafts.draft_buffer import HintOutcome
+from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
-from verifier.messages import Decided, Opened, Rejected
 from verifier.sampling import Sampling
-from verifier.sequence import DraftWait, FinishReason, ScoringMethod
+from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod
 
 pytestmark = pytest.mark.stand_in
 

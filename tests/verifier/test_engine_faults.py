@@ -18,14 +18,14 @@ from tests.verifier.running_engine import (
     start_engine_with,
 )
 from tests.verifier.scripted_model import continue_by, hashed
-from verifier.draft_buffer import HintOutcome
-from verifier.engine import EngineLoad, StepRecord
+from verifier.drafts.draft_buffer import HintOutcome
+from verifier.engine.engine import EngineLoad, StepRecord
+from verifier.engine.faults import Fault
+from verifier.engine.messages import Event, Hint, Hints, Rejected, StepStats
 from verifier.errors import InternalError
-from verifier.faults import Fault
-from verifier.messages import Event, Hint, Hints, Rejected, StepStats
 from verifier.sampling import Sampling
-from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions
-from verifier.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions
 
 pytestmark = pytest.mark.stand_in
 

@@ -27,12 +27,12 @@ from tandem.v1 import verifier_pb2 as pb
 from tandem.v1 import verifier_pb2_grpc as rpc
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.running_verifier import PATIENCE_S
-from verifier.batch_layout import BatchLayout
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.numerics import FAST
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.numerics import FAST
 from verifier.server import VerifierServer
-from verifier.wire import ServedModel
+from verifier.service.wire import ServedModel
 
 pytestmark = pytest.mark.stand_in
 

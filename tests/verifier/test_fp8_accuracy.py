@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import fp8_accuracy
-from verifier import fp8_weights
+from verifier.model import fp8_weights
 
 FEW = ["--prompts", "1", "--max-new-tokens", "24", "--min-agreement", "0.9", "--dtype", "float32"]
 

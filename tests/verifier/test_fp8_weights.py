@@ -6,8 +6,8 @@ from torch.nn.functional import linear
 
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, NUM_BLOCKS, PagedModel, make_small_model, some_tokens
-from verifier.checkpoint import load_checkpoint, reference_logits
-from verifier.fp8_weights import (
+from verifier.model.checkpoint import load_checkpoint, reference_logits
+from verifier.model.fp8_weights import (
     FP8,
     Fp8Linear,
     quantise_linear_layers,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from verifier.jit import kernel
+from verifier.sampling.jit import kernel
 
 
 def test_a_kernel_compiles_in_memory_where_no_cache_folder_can_be_had() -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.verifier.paged_model import BLOCK_SIZE, Chunk, PagedModel, make_small_model, some_tokens
-from verifier.kv_cache import KVCache, KVLayout, KVShape
-from verifier.numerics import STRICT
+from verifier.attention.kv_cache import KVCache, KVLayout, KVShape
+from verifier.batch.numerics import STRICT
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.float32)
 POISON = 96  # the token whose embedding is made non-finite

@@ -8,7 +8,7 @@ import torch
 
 from servicekit.config import ConfigError
 from verifier.config import VerifierConfig
-from verifier.model_part import choose_device
+from verifier.model.model_part import choose_device
 from verifier.tensor_parallel.launch import Launch, choose_gpu, read_launch
 
 TORCHRUN = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.tensor_parallel.layout_codec import decode, encode
 
 BLOCK_SIZE = 4

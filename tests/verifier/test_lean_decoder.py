@@ -18,9 +18,9 @@ from tests.verifier.paged_model import (
     some_tokens,
 )
 from verifier.build import load_model
-from verifier.checkpoint import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.lean_decoder import is_lean
+from verifier.model.checkpoint import CheckpointError
+from verifier.model.lean_decoder import is_lean
 
 
 def make_model(config: Any) -> PreTrainedModel:
@@ -89,6 +89,6 @@ def test_the_parity_probe_checks_the_lean_pass(
     make_model(config).save_pretrained(tmp_path)
     verifier_config = VerifierConfig(model=tmp_path, device="cpu", dtype="float32", threads=1)
     load_model(verifier_config)
-    monkeypatch.setattr("verifier.lean_decoder._window_of", lambda attention: None)
+    monkeypatch.setattr("verifier.model.lean_decoder._window_of", lambda attention: None)
     with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
         load_model(verifier_config)

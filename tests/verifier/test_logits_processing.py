@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.volume import examples
-from verifier.logits_processing import row_probs
 from verifier.sampling import Sampling
+from verifier.sampling.logits_processing import row_probs
 
 
 def probs_one_by_one(

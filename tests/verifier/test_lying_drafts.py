@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.verifier.running_engine import StartEngine, is_terminal, start_engine_with
 from tests.verifier.scripted_model import hashed
 from tests.volume import examples
-from verifier.messages import Decided, Rejected
-from verifier.sequence import DraftWait, FinishReason, ScoringMethod
+from verifier.engine.messages import Decided, Rejected
+from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod
 
 pytestmark = pytest.mark.stand_in
 

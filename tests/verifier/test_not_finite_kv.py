@@ -23,16 +23,16 @@ from tests.verifier.running_engine import (
     is_terminal,
 )
 from tests.verifier.scripted_model import continue_by, hashed
-from verifier import parity_probe
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
-from verifier.engine import Engine
+from verifier.engine.engine import Engine
+from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import NOT_FINITE_KV, ModelOutputError
-from verifier.messages import Decided, Opened, Rejected
+from verifier.model import parity_probe
+from verifier.model.transformers_model import TransformersModel
 from verifier.sampling import Sampling
-from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions
-from verifier.sequence import DraftWait, Scoring, ScoringMethod
-from verifier.transformers_model import TransformersModel
+from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions
 
 VOCAB_SIZE = 2048
 BLOCK_SIZE = 16
@@ -76,7 +76,7 @@ def poisoned(
     )
     with pytest.MonkeyPatch.context() as patch:
         if way == "transformers":
-            patch.setattr("verifier.transformers_model.is_lean", lambda model: False)
+            patch.setattr("verifier.model.transformers_model.is_lean", lambda model: False)
         loaded = load_model(config)
     assert isinstance(loaded.model, TransformersModel)
     assert (loaded.model._lean is None) == (way == "transformers")

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from tests.verifier.paged_model import DENSE_CONFIGS, Chunk, PagedModel
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.block_table import BlockTableBackend, StepTables
-from verifier.numerics import FAST, STRICT, Numerics
-from verifier.transformers_model import ATTENTION_NAME, register_attention
+from verifier.batch.numerics import FAST, STRICT, Numerics
+from verifier.model.transformers_model import ATTENTION_NAME, register_attention
 
 ELSEWHERE = torch.device("meta")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tandem.v1 import sampling_pb2
 from tests.volume import examples
-from verifier.logits_processing import History, adjusted_logits, target_probs
 from verifier.sampling import Sampling
+from verifier.sampling.logits_processing import History, adjusted_logits, target_probs
 
 VOCAB_SIZE = 11
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.verifier.law import kolmogorov_smirnov
-from verifier.philox import Purpose, exponential_noise, philox4x32
+from verifier.sampling.philox import Purpose, exponential_noise, philox4x32
 
 ONES = 0xFFFFFFFF
 

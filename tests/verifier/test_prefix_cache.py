@@ -8,9 +8,9 @@ import pytest
 from tests.verifier.running_engine import StartEngine
 from tests.verifier.scheduled_world import BLOCK_SIZE, ScheduledWorld
 from tests.verifier.scripted_model import continue_by, hashed
-from verifier.block_pool import BlockPool
-from verifier.messages import Opened
-from verifier.prefix_cache import extend_digests
+from verifier.engine.messages import Opened
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.prefix_cache import extend_digests
 
 TEXT = [random.Random(1).randrange(3) for _ in range(60)]
 

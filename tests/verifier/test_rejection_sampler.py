@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.verifier.law import follows
-from verifier import logits_processing
-from verifier.logits_processing import History, row_probs
-from verifier.rejection_sampler import (
+from verifier.sampling import Sampling, logits_processing
+from verifier.sampling.logits_processing import History, row_probs
+from verifier.sampling.rejection_sampler import (
     PADDING,
     AcceptanceRule,
     IntArray,
@@ -23,7 +23,6 @@ from verifier.rejection_sampler import (
     race,
     verify,
 )
-from verifier.sampling import Sampling
 
 
 def ints(values: list[int]) -> IntArray:

@@ -4,9 +4,9 @@ import pytest
 
 from servicekit.limits import MAX_MESSAGE_BYTES
 from tandem.v1 import verifier_pb2
-from verifier import wire
-from verifier.messages import Decided, Event, PromptScored, StepStats
-from verifier.rejection_sampler import TokenLogprob
+from verifier.engine.messages import Decided, Event, PromptScored, StepStats
+from verifier.sampling.rejection_sampler import TokenLogprob
+from verifier.service import wire
 
 STEP = StepStats(
     step_id=7,

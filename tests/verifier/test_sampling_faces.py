@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from verifier.rejection_sampler import PADDING, sample_greedy, sample_match, sample_ratio
+from verifier.sampling.rejection_sampler import PADDING, sample_greedy, sample_match, sample_ratio
 
 FloatArray = npt.NDArray[np.float64]
 

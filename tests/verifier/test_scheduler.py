@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.verifier.sequences import make_sequence
 from tests.volume import examples
-from verifier.block_pool import BlockPool
-from verifier.draft_buffer import HintOutcome
+from verifier.drafts.draft_buffer import HintOutcome
 from verifier.sampling import Sampling
-from verifier.scheduler import ScheduledSequence, Scheduler
-from verifier.sequence import DraftWait, Sequence
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
+from verifier.scheduling.sequence import DraftWait, Sequence
 
 
 def make_scheduler(

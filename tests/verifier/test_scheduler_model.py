@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.verifier.scheduled_world import ScheduledWorld, any_draft_wait, some_prompt
 from tests.verifier.scripted_model import continue_by, hashed
 from tests.volume import examples
-from verifier.sequence import DraftWait, Sequence
+from verifier.scheduling.sequence import DraftWait, Sequence
 
 seeds = st.integers(0, 2**32 - 1)
 

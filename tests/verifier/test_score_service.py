@@ -17,11 +17,11 @@ from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import RecordingObserver
 from tests.verifier.running_verifier import PATIENCE_S, RunningVerifier, StartVerifier
 from tests.verifier.scoring_engine import oracle_logits
-from verifier import service
 from verifier.build import LoadedModel
-from verifier.engine import StepRecord
-from verifier.logits_processing import target_probs
-from verifier.scoring import ScoreCall
+from verifier.engine.engine import StepRecord
+from verifier.sampling.logits_processing import target_probs
+from verifier.service import servicer as service
+from verifier.service.score_call import ScoreCall
 
 VOCAB_SIZE = 2048
 TEXT = some_tokens(60, VOCAB_SIZE)

@@ -24,20 +24,20 @@ from tests.verifier.scoring_engine import (
 )
 from tests.verifier.scripted_model import follow
 from verifier.build import LoadedModel
-from verifier.engine import StepRecord
+from verifier.engine.engine import StepRecord
+from verifier.engine.messages import Rejected
 from verifier.errors import ModelOutputError, OverloadedError
-from verifier.logits_processing import target_probs
-from verifier.messages import Rejected
 from verifier.sampling import Sampling
-from verifier.scored_rows import max_rows_per_step
-from verifier.scoring import (
+from verifier.sampling.logits_processing import target_probs
+from verifier.sampling.scored_rows import max_rows_per_step
+from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.service.score_call import (
     DraftsToScore,
     ScoreCall,
     ScoreOptions,
     SequenceScores,
     drafts_to_score,
 )
-from verifier.sequence import DraftWait, Scoring, ScoringMethod
 
 SINGLE_PASS, EXPANSION = ScoringMethod.SINGLE_PASS, ScoringMethod.BATCH_EXPANSION
 AS_IT_IS = Sampling()

@@ -26,10 +26,10 @@ from tests.verifier.running_verifier import (
 )
 from tests.verifier.scoring_engine import oracle_logits
 from verifier.build import LoadedModel
-from verifier.checkpoint import reference_logits
 from verifier.config import VerifierConfig
-from verifier.logits_processing import target_probs
+from verifier.model.checkpoint import reference_logits
 from verifier.sampling import Sampling
+from verifier.sampling.logits_processing import target_probs
 from verifier.server import VerifierServer
 
 INVALID = code_number(grpc.StatusCode.INVALID_ARGUMENT)

@@ -14,11 +14,11 @@ from tandem.v1 import verifier_pb2 as pb
 from tests.verifier.running_engine import PATIENCE_S, RunningEngine, StartEngine
 from tests.verifier.running_verifier import StartVerifier
 from tests.verifier.scripted_model import VOCAB_SIZE, continue_by, hashed
-from verifier import wire
-from verifier.command_flow import COMMAND_COST, WINDOW_COST
-from verifier.faults import Fault
-from verifier.session import Session
-from verifier.wire import ServedModel
+from verifier.engine.faults import Fault
+from verifier.service import wire
+from verifier.service.command_flow import COMMAND_COST, WINDOW_COST
+from verifier.service.session import Session
+from verifier.service.wire import ServedModel
 
 HELLO = pb.SessionRequest(commands=[pb.Command(hello=pb.Hello(protocol_version=1))])
 PROMPT = [1, 2, 0]

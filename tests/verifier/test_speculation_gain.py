@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from verifier.speculation_gain import DecodeCosts, StepCost
+from verifier.drafts.speculation_gain import DecodeCosts, StepCost
 
 
 def gain(

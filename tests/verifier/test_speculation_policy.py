@@ -5,9 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.logits_processing import History, law_probs
-from verifier.sampling import Sampling
-from verifier.speculation_policy import (
+from verifier.drafts.speculation_policy import (
     PROBE_PERIOD_TOKENS,
     USELESS_HINTS_BEFORE_PROBING,
     num_drafts_possible,
@@ -15,6 +13,8 @@ from verifier.speculation_policy import (
     num_drafts_trusted,
     num_drafts_wanted,
 )
+from verifier.sampling import Sampling
+from verifier.sampling.logits_processing import History, law_probs
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 from tandem.v1 import sampling_pb2
 from tests.verifier.running_engine import EngineSession, StartEngine
 from tests.verifier.scripted_model import follow, hashed
-from verifier import wire
-from verifier.draft_buffer import Source
-from verifier.messages import Decided, StepTraced
+from verifier.drafts.draft_buffer import Source
+from verifier.engine.messages import Decided, StepTraced
+from verifier.engine.step_trace import MAX_TRACED_TOKENS, ProposalLog, ProposalTrace, StepTrace
 from verifier.sampling import Sampling
-from verifier.sequence import DraftWait
-from verifier.step_trace import MAX_TRACED_TOKENS, ProposalLog, ProposalTrace, StepTrace
+from verifier.scheduling.sequence import DraftWait
+from verifier.service import wire
 
 ALWAYS = DraftWait.ALWAYS
 TEXT = [

@@ -22,8 +22,8 @@ from tests.verifier.paged_model import (
     make_small_model,
     some_tokens,
 )
-from verifier.checkpoint import reference_logits
-from verifier.numerics import FAST, STRICT, Numerics
+from verifier.batch.numerics import FAST, STRICT, Numerics
+from verifier.model.checkpoint import reference_logits
 
 NUM_TOKENS = 1230
 BORDERS = (192, 512, 704, 1024, 1216)

@@ -13,14 +13,14 @@ import torch
 
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import PATIENCE_S, EngineSession, RecordingObserver
-from verifier.batch_layout import BatchLayout
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import TargetModel
 from verifier.build import LoadedModel, build_engine
 from verifier.config import VerifierConfig
-from verifier.engine import Engine, StepRecord
-from verifier.messages import Decided, Opened
+from verifier.engine.engine import Engine, StepRecord
+from verifier.engine.messages import Decided, Opened
 from verifier.sampling import Sampling
-from verifier.sequence import DraftWait
-from verifier.target_model import TargetModel
+from verifier.scheduling.sequence import DraftWait
 
 NUM_NEW_TOKENS = 30
 LENGTHS = (180, 500, 1010)  # their outputs cross 192, 512 and 1,024

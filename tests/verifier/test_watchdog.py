@@ -11,8 +11,8 @@ from servicekit.health import LIVENESS_NAME
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
 from tests.verifier.running_verifier import PATIENCE_S, StartVerifier
 from tests.verifier.scripted_model import follow
-from verifier.sequence import DraftWait
-from verifier.watchdog import Watchdog
+from verifier.scheduling.sequence import DraftWait
+from verifier.service.watchdog import Watchdog
 
 # Long enough for a healthy engine on a busy machine to answer well within it most times; where it
 # does not, what is awaited below comes a little later.

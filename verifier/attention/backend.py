@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
-from verifier.batch_layout import BatchLayout
-from verifier.kv_cache import KVCache, KVLayout
+from verifier.attention.kv_cache import KVCache, KVLayout
+from verifier.batch.batch_layout import BatchLayout
 
 
 class StepAttention(Protocol):

@@ -12,10 +12,10 @@ Shape legend: T tokens of the step, G query heads per K/V head, L K/V length.
 import torch
 import torch.nn.functional
 
-from verifier.batch_layout import BatchLayout
-from verifier.device_copy import to_device
-from verifier.kv_cache import KVCache, KVLayout
-from verifier.numerics import Numerics
+from verifier.attention.kv_cache import KVCache, KVLayout
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.device_copy import to_device
+from verifier.batch.numerics import Numerics
 
 
 class SdpaBackend:

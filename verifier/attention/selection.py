@@ -9,7 +9,7 @@ from servicekit.config import ConfigError
 from verifier.attention import block_table
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
-from verifier.numerics import Numerics
+from verifier.batch.numerics import Numerics
 
 FLAG = "--attention-backend"
 SDPA_BLOCK_SIZE = 16

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verifier.batch_layout import BatchLayout, IntArray
+from verifier.batch.batch_layout import BatchLayout, IntArray
 
 # Tokens, positions and slots all stay far under 2^31: a cache of that many slots has terabytes.
 WireArray = npt.NDArray[np.int32]

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 import torch
 
 from servicekit.config import ConfigError
-from verifier.batch_layout import BatchLayout
-from verifier.target_model import KeepsHiddenStates, TargetModel
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import KeepsHiddenStates, TargetModel
 from verifier.tensor_parallel.collectives import TorchCollectives
 from verifier.tensor_parallel.connection import Connection, Kind
 from verifier.tensor_parallel.launch import Launch

@@ -1,0 +1,132 @@
+"""The K/V tensors of all layers, addressed by slot.
+
+Slot = block * block_size + offset. How a layer lies in memory is the attention backend's choice,
+see `KVLayout`. Behind the pool's blocks lies the trash block, which padding rows write to, and
+slack that a padded view may reach into. Every value in the cache is finite: what attention masks
+out is multiplied by zero, and 0 * NaN would carry one sequence's failure into another. What was not
+finite is written as zero, and `finite_rows` says whose it was: that sequence must not go on.
+"""
+
+import enum
+from dataclasses import dataclass
+
+import torch
+
+from verifier.batch.numerics import KV_CHUNK_TOKENS
+
+
+class KVLayout(enum.Enum):
+    """What a layer's K or V looks like."""
+
+    # [num_kv_heads, num_slots, head_dim]: a run of neighbouring blocks is a view [num_kv_heads,
+    # length, head_dim] that attention reads in place; what is scattered is gathered.
+    HEADS_FIRST = "heads_first"
+    # [num_blocks + 1, block_size, num_kv_heads, head_dim]: what kernels with a block table read.
+    BLOCKS_FIRST = "blocks_first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVShape:
+    """What a model's K/V look like."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block over all layers, K and V."""
+        values = 2 * self.num_layers * self.num_kv_heads * self.head_dim * block_size
+        return values * self.dtype.itemsize
+
+
+class KVCache:
+    """Written by the model's forward pass only; owned by the engine thread."""
+
+    def __init__(
+        self,
+        shape: KVShape,
+        *,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        layout: KVLayout = KVLayout.HEADS_FIRST,
+    ) -> None:
+        self.block_size = block_size
+        self.trash_slot = num_blocks * block_size
+        self.layout = layout
+        num_slots = (num_blocks + 1) * block_size
+        # Each layer's keys and then its values, so that one call can write both.
+        if layout is KVLayout.HEADS_FIRST:
+            num_slots += KV_CHUNK_TOKENS
+            size = (shape.num_layers, 2 * shape.num_kv_heads, num_slots, shape.head_dim)
+            self._slots = torch.zeros(size, dtype=shape.dtype, device=device)
+            self._keys = self._slots[:, : shape.num_kv_heads]
+            self._values = self._slots[:, shape.num_kv_heads :]
+        else:
+            heads = (shape.num_kv_heads, shape.head_dim)
+            self._slots = torch.zeros(
+                (2, shape.num_layers, num_slots, *heads), dtype=shape.dtype, device=device
+            )
+            self._keys, self._values = self._slots
+        # Of each write since `begin_step`, the sum of a row's values [T] float32.
+        self._row_sums: list[torch.Tensor] = []
+
+    def begin_step(self) -> None:
+        """Forgets which rows were finite."""
+        self._row_sums.clear()
+
+    def write(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> None:
+        """Stores K and V [num_kv_heads, T, head_dim] at `slot_mapping` [T] int64."""
+        if self.layout is KVLayout.HEADS_FIRST:
+            new = torch.cat((keys, values))
+            cache, row_sums = self._slots[layer], row_sums_of(new, [0, 2])
+        else:
+            new = torch.stack((keys.transpose(0, 1), values.transpose(0, 1)))
+            cache, row_sums = self._slots[:, layer], row_sums_of(new, [0, 2, 3])
+        self._row_sums.append(row_sums)
+        finite = torch.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
+        cache.index_copy_(1, slot_mapping, finite)
+
+    def finite_rows(self) -> torch.Tensor:
+        """[T] bool, of the rows written since `begin_step`: whether K and V of all layers are
+        finite.
+        """
+        return are_rows_finite(self._row_sums)
+
+    def blocks(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """BLOCKS_FIRST: K and V [num_blocks + 1, block_size, num_kv_heads, head_dim], in place."""
+        keys, values = self._keys[layer], self._values[layer]
+        size = (-1, self.block_size, *keys.shape[1:])
+        return keys.view(size), values.view(size)
+
+    @property
+    def layers(self) -> torch.Tensor:
+        """HEADS_FIRST: [num_layers, 2 * num_kv_heads, num_slots, head_dim], keys and then values,
+        in place.
+        """
+        return self._slots
+
+    def view(self, layer: int, first_slot: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """HEADS_FIRST: K and V [num_kv_heads, length, head_dim] of neighbouring slots, in place."""
+        end = first_slot + length
+        return self._keys[layer, :, first_slot:end], self._values[layer, :, first_slot:end]
+
+    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """HEADS_FIRST: K and V [num_kv_heads, L, head_dim] of `slots` [L] int64, copied."""
+        return self._keys[layer].index_select(1, slots), self._values[layer].index_select(1, slots)
+
+
+def row_sums_of(keys_and_values: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    """The sums [T] float32 over `dims`: finite where every value is. (Where values of 1e36 and
+    more add up to infinity, products of them would do so in attention.) No reduction is faster
+    that shows a NaN. Also compiled as TorchScript.
+    """
+    return keys_and_values.sum(dims, dtype=torch.float32)
+
+
+def are_rows_finite(row_sums: list[torch.Tensor]) -> torch.Tensor:
+    """[T] bool, from each layer's sums. Also compiled as TorchScript."""
+    return torch.isfinite(torch.stack(row_sums)).all(dim=0)

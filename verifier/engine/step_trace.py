@@ -1,0 +1,109 @@
+"""What one step did with one sequence, for who asks to see it.
+
+Owns which figures these are and where they lie in the step's arrays, and what is kept of the
+proposals that came between two steps. `docs/data_flow.md` walks through an example.
+"""
+
+import collections
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from verifier.batch.batch_layout import BatchLayout
+from verifier.drafts.draft_buffer import Source
+
+# Of a traced sequence, in one step. Its trace is then some 60 KB at most, in one message.
+MAX_TRACED_TOKENS = 4096
+# Between two steps, of all proposals together: with more, the first are not told. Some 20 KB.
+_MAX_PROPOSED_TOKENS = 4096
+_MAX_PROPOSALS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposalTrace:
+    """A hint as it came. `sampling.proto` documents the fields, here and below."""
+
+    base_length: int
+    token_ids: list[int]
+    matched_ngram_length: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrace:
+    step_id: int
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    input_token_ids: list[int]
+    positions: list[int]
+    slot_mapping: list[int]
+    logits_indices: list[int]
+    draft_token_ids: list[int]
+    num_accepted_tokens: int
+    output_token_ids: list[int]
+    context_length_after: int
+    proposals: list[ProposalTrace]
+
+
+class ProposalLog:
+    """The proposals since a sequence's last step, in order; the latest ones if there are many."""
+
+    def __init__(self) -> None:
+        self._proposals: collections.deque[ProposalTrace] = collections.deque()
+        self._num_tokens = 0
+
+    def add(self, proposal: ProposalTrace) -> None:
+        self._proposals.append(proposal)
+        self._num_tokens += len(proposal.token_ids)
+        while len(self._proposals) > _MAX_PROPOSALS or self._num_tokens > _MAX_PROPOSED_TOKENS:
+            self._num_tokens -= len(self._proposals.popleft().token_ids)
+
+    def take(self) -> list[ProposalTrace]:
+        """All of them, once."""
+        taken = list(self._proposals)
+        self._proposals.clear()
+        self._num_tokens = 0
+        return taken
+
+
+def trace_of(
+    entry: int,
+    layout: BatchLayout,
+    *,
+    step_id: int,
+    known_token_ids: SequenceOf[int],
+    num_accepted_tokens: int,
+    proposals: list[ProposalTrace],
+) -> StepTrace:
+    """The trace of a sequence that a step has moved forward.
+
+    Args:
+        entry: the sequence's place in the batch.
+        known_token_ids: its tokens after the step.
+        num_accepted_tokens: as judged; of an output that a stop token cuts, at most all of it.
+        proposals: those since its last step.
+    """
+    start, end = layout.cu_seqlens_q[entry : entry + 2].tolist()
+    num_draft_tokens = int(layout.num_draft_tokens[entry])
+    is_sampled = bool(layout.num_sampled_tokens[entry])
+    length_before = int(layout.seq_lens[entry]) - num_draft_tokens
+    output_token_ids = list(known_token_ids[length_before:]) if is_sampled else []
+    rows = layout.logits_indices[: layout.num_rows]
+    rows = np.sort(rows[(rows >= start) & (rows < end)])
+    input_token_ids = layout.input_token_ids[start:end].tolist()
+    positions = layout.positions[start:end].tolist()
+    return StepTrace(
+        step_id=step_id,
+        num_computed_tokens=positions[0],
+        num_scheduled_tokens=end - start,
+        input_token_ids=input_token_ids,
+        positions=positions,
+        slot_mapping=layout.slot_mapping[start:end].tolist(),
+        logits_indices=(rows - start).tolist(),
+        draft_token_ids=input_token_ids[end - start - num_draft_tokens :],
+        num_accepted_tokens=min(num_accepted_tokens, len(output_token_ids)),
+        output_token_ids=output_token_ids,
+        context_length_after=len(known_token_ids),
+        proposals=proposals,
+    )

@@ -1,0 +1,250 @@
+"""One process's part of the model, over its K/V cache: the whole model where there is one process.
+
+Which device, numerics and attention the flags stand for, and what memory has room for.
+"""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from servicekit.config import ConfigError
+from verifier.attention.backend import AttentionBackend
+from verifier.attention.kv_cache import KVCache
+from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
+from verifier.batch.numerics import FAST, STRICT, Numerics
+from verifier.config import VerifierConfig
+from verifier.model import parity_probe
+from verifier.model.checkpoint import Checkpoint, load_checkpoint
+from verifier.model.cpu_kernels import hold_cpu_kernels
+from verifier.model.transformers_model import TransformersModel
+from verifier.tensor_parallel.collectives import Collectives
+from verifier.tensor_parallel.launch import choose_gpu
+from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
+
+MIN_COMPUTE_CAPABILITY = (8, 0)
+"""Of a GPU: Ampere. Before it there is no bfloat16, and flash-attn's kernels do not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPart:
+    """A rank's part, loaded, and what the flags come to with it.
+
+    Attributes:
+        collectives: of several ranks.
+        reference: rank 0 of several: the whole model's, of the parity probe's text.
+    """
+
+    checkpoint: Checkpoint
+    device: torch.device
+    numerics: Numerics
+    attention: AttentionChoice
+    collectives: Collectives | None = None
+    reference: parity_probe.Reference | None = None
+
+    @property
+    def block_size(self) -> int:
+        return self.attention.block_size
+
+    def identity(self) -> dict[str, str]:
+        """What all ranks must have alike, by the flag that decides it."""
+        return {
+            "--model": self.checkpoint.model_digest,
+            "--device": self.device.type,
+            "--dtype": str(self.checkpoint.dtype).removeprefix("torch."),
+            "--numerics": self.numerics.name,
+            "--attention-backend": self.attention.name,
+            "--block-size": str(self.block_size),
+        }
+
+
+def load_part(
+    config: VerifierConfig, *, device: torch.device, collectives: Collectives | None
+) -> ModelPart:
+    """Loads the checkpoint and, of several ranks, keeps this one's part.
+
+    The model is cut as soon as it is read, on the CPU: whatever replaces its layers by faster
+    ones comes later and sees the parts.
+
+    Raises:
+        CheckpointError: it cannot be served.
+        ConfigError: the flags ask for what this model or device cannot do.
+    """
+    if wants_strict(config, device):
+        hold_cpu_kernels(os.environ)
+    if device.type == "cpu" or collectives is not None:
+        torch.set_num_threads(config.num_threads())
+    if collectives is None:
+        checkpoint = load_checkpoint(
+            config.model, dtype=config.dtype, device=device, quantization=config.quantization
+        )
+        return _settle(config, checkpoint, device=device)
+    references = []
+
+    def cut(model: PreTrainedModel) -> None:
+        if collectives.rank == 0:
+            token_ids = parity_probe.token_ids(
+                vocab_size=int(model.config.vocab_size),
+                max_model_len=int(model.config.max_position_embeddings),
+            )
+            references.append(parity_probe.make_reference(model, token_ids))
+        shard(model, collectives)
+
+    checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=device, prepare=cut)
+    num_kv_heads = num_local_kv_heads(
+        checkpoint.model, checkpoint.kv_shape.num_kv_heads, collectives.size
+    )
+    kv_shape = dataclasses.replace(checkpoint.kv_shape, num_kv_heads=num_kv_heads)
+    return _settle(
+        config,
+        dataclasses.replace(checkpoint, kv_shape=kv_shape),
+        device=device,
+        collectives=collectives,
+        reference=references[0] if references else None,
+    )
+
+
+def assemble(
+    part: ModelPart, *, num_kv_blocks: int, max_model_len: int
+) -> tuple[TransformersModel, KVCache, AttentionBackend]:
+    """The model over its K/V cache."""
+    backend = make_backend(
+        part.attention,
+        numerics=part.numerics,
+        dtype=part.checkpoint.dtype,
+        device=part.device,
+        max_model_len=max_model_len,
+    )
+    cache = KVCache(
+        part.checkpoint.kv_shape,
+        num_blocks=num_kv_blocks,
+        block_size=part.block_size,
+        device=part.device,
+        layout=backend.kv_layout,
+    )
+    model = TransformersModel(
+        part.checkpoint.model,
+        backend=backend,
+        cache=cache,
+        device=part.device,
+        collectives=part.collectives,
+    )
+    return model, cache, backend
+
+
+def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
+    """Where a rank runs.
+
+    Raises:
+        ConfigError: there is no such device, not one for every rank, or it is too old.
+    """
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        if config.devices is not None:
+            raise ConfigError("--devices", "names GPUs, but the model runs on CPU")
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("--device", "cuda: no GPU is available to this torch build")
+    if config.devices is None and config.tensor_parallel_size == 1:
+        _check_capability(torch.cuda.current_device())
+        return torch.device("cuda")
+    gpu = choose_gpu(
+        config.devices,
+        rank=rank,
+        tensor_parallel_size=config.tensor_parallel_size,
+        num_gpus=torch.cuda.device_count(),
+    )
+    # For what allocates or launches in this thread, which loads the model, without naming a device.
+    # The engine's thread has a current device of its own: what runs there names its device.
+    torch.cuda.set_device(gpu)
+    _check_capability(gpu)
+    return torch.device("cuda", gpu)
+
+
+def _check_capability(gpu: int) -> None:
+    """Refuses a GPU that bfloat16 and the attention kernels are not made for."""
+    capability = torch.cuda.get_device_capability(gpu)
+    if capability < MIN_COMPUTE_CAPABILITY:
+        have, need = (".".join(map(str, each)) for each in (capability, MIN_COMPUTE_CAPABILITY))
+        raise ConfigError(
+            "--device", f"GPU {gpu} has compute capability {have}; {need} is needed (Ampere)"
+        )
+
+
+def wants_strict(config: VerifierConfig, device: torch.device) -> bool:
+    """Whether numerics are `strict` unless the model is in the way.
+
+    Raises:
+        ConfigError: they cannot be.
+    """
+    if config.numerics == "strict" and device.type != "cpu":
+        raise ConfigError("--numerics", "strict: only known to hold on CPU so far")
+    return config.numerics == "strict" or (config.numerics == "auto" and device.type == "cpu")
+
+
+def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
+    """K/V blocks: the flag's, or as many as can be of use and the memory has room for."""
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    longest = config.max_model_len or part.checkpoint.max_position_embeddings
+    wanted = config.max_num_seqs * -(-longest // part.block_size)
+    free_bytes = _free_bytes(part.device) * config.kv_memory_fraction
+    if part.device.type == "cpu":
+        free_bytes /= config.tensor_parallel_size  # all ranks take from the same memory
+    affordable = int(free_bytes // part.checkpoint.kv_shape.block_bytes(part.block_size))
+    if affordable < 1:
+        raise ConfigError("--kv-memory-fraction", "leaves no memory for the K/V cache")
+    return min(wanted, affordable)
+
+
+def _settle(
+    config: VerifierConfig,
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device,
+    collectives: Collectives | None = None,
+    reference: parity_probe.Reference | None = None,
+) -> ModelPart:
+    return ModelPart(
+        checkpoint=checkpoint,
+        device=device,
+        numerics=_choose_numerics(config, device, checkpoint),
+        attention=choose_attention(
+            config.attention_backend,
+            block_size=config.block_size,
+            device=device,
+            dtype=checkpoint.dtype,
+            head_dim=checkpoint.kv_shape.head_dim,
+        ),
+        collectives=collectives,
+        reference=reference,
+    )
+
+
+def _choose_numerics(
+    config: VerifierConfig, device: torch.device, checkpoint: Checkpoint
+) -> Numerics:
+    is_strict = wants_strict(config, device)
+    if is_strict and checkpoint.uses_experts:
+        if config.numerics == "strict":
+            raise ConfigError(
+                "--numerics",
+                f"strict: does not hold for mixtures of experts ({checkpoint.architecture}): "
+                "which tokens share a product depends on the batch",
+            )
+        is_strict = False
+    return STRICT if is_strict else FAST
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError("--num-kv-blocks", "must be set: the free memory cannot be told here")

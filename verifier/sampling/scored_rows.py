@@ -1,0 +1,138 @@
+"""What is told of rows that are scored, computed from their logits.
+
+A row is the model's law after one token. Prompt rows say how likely the next prompt token was;
+draft rows say it of the next draft, and what else was likely.
+
+Shape legend: n rows of one sequence in one step, V vocabulary, H hidden size.
+"""
+
+import dataclasses
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+
+from verifier.sampling.logits_processing import History, law_logprobs, law_probs, row_slices
+from verifier.sampling.parameters import Sampling
+from verifier.sampling.rejection_sampler import TokenLogprob, token_logprobs
+
+# Of one step's scored logits, as float32, and of its events, at about this many for each logprob:
+# more of them would keep the event loop, which writes them, from everything else.
+_MAX_LOGITS_BYTES = 128 << 20
+_MAX_EVENT_BYTES = 128 << 10
+_LOGPROB_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredPosition:
+    """What the model says at one row of a scored sequence."""
+
+    top_token_id: int
+    # Of the draft that follows; None after the last.
+    draft: TokenLogprob | None
+    top: tuple[TokenLogprob, ...]
+    # For who asked for them, on the CPU: the law that would be sampled from, [V] float32; its
+    # logprobs as those of tokens are told, [V] float32; what the output layer got, [H].
+    probs: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None
+    hidden_state: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRows:
+    """Rows of one scored sequence: of prompt tokens, then of drafts, either may be empty."""
+
+    # Of the prompt tokens that follow the prompt rows.
+    prompt_logprobs: list[TokenLogprob]
+    # Of the draft rows.
+    positions: list[ScoredPosition]
+
+
+def max_rows_per_step(*, vocab_size: int, max_logprobs: int) -> int:
+    """How many rows a step may score, so that neither its logits nor its events grow large."""
+    by_logits = _MAX_LOGITS_BYTES // (4 * vocab_size)
+    by_events = _MAX_EVENT_BYTES // (_LOGPROB_BYTES * (max_logprobs + 1))
+    return max(8, min(by_logits, by_events))
+
+
+def are_finite(logits: torch.Tensor) -> bool:
+    """Whether every row [n, V] has a finite largest logit: as all rows are judged."""
+    return bool(torch.isfinite(logits.amax(dim=-1)).all())
+
+
+def prompt_logprobs(
+    logits: torch.Tensor, token_ids: SequenceOf[int], *, first_row: int, sampling: Sampling,
+    num_top: int,
+) -> list[TokenLogprob]:  # fmt: skip
+    """How likely each prompt token was, given the tokens before it.
+
+    The law is that of a first output token: what counts output has nothing to count here.
+
+    Args:
+        logits: [n, V] of the rows at positions first_row, first_row + 1 ...
+        token_ids: the prompt, the token after the last row included.
+    """
+    parameters = dataclasses.replace(
+        sampling, frequency_penalty=0.0, presence_penalty=0.0, min_new_tokens=0
+    )
+    scored: list[TokenLogprob] = []
+    for rows in row_slices(len(logits), logits.shape[-1]):
+        start, part = rows.start, logits[rows]
+        position = first_row + start
+        followers = list(token_ids[position + 1 : position + 1 + len(part)])
+        history = History(
+            prompt_token_ids=token_ids[: position + 1],
+            output_token_ids=(),
+            draft_token_ids=followers[:-1],
+        )
+        logprobs = law_logprobs(part, parameters, history)
+        ids = torch.tensor(followers, dtype=torch.int64, device=logprobs.device)
+        scored += token_logprobs(logprobs, ids, num_top)
+    return scored
+
+
+def draft_positions(
+    logits: torch.Tensor, *, prompt_token_ids: SequenceOf[int], draft_token_ids: SequenceOf[int],
+    first_draft: int, sampling: Sampling, stop_token_ids: frozenset[int], num_top: int,
+    keeps_law: bool = False, hidden_states: torch.Tensor | None = None,
+) -> list[ScoredPosition]:  # fmt: skip
+    """What the model says after `prompt + drafts[:j]`, for j from `first_draft` on.
+
+    Args:
+        logits: [n, V] of these rows.
+        draft_token_ids: all drafts of the sequence.
+        keeps_law: also gives the rows' laws.
+        hidden_states: [n, H] of these rows, to be given; on the CPU.
+    """
+    positions: list[ScoredPosition] = []
+    for rows in row_slices(len(logits), logits.shape[-1]):
+        start, part = rows.start, logits[rows]
+        first = first_draft + start
+        followers = list(draft_token_ids[first : first + len(part)])
+        history = History(
+            prompt_token_ids=prompt_token_ids,
+            output_token_ids=draft_token_ids[:first],
+            draft_token_ids=draft_token_ids[first : first + len(part) - 1],
+            stop_token_ids=stop_token_ids,
+        )
+        logprobs = law_logprobs(part, sampling, history)
+        top_ids = logprobs.argmax(dim=-1)
+        ids = top_ids.clone()
+        ids[: len(followers)] = torch.tensor(followers, dtype=torch.int64, device=ids.device)
+        told = token_logprobs(logprobs, ids, num_top)
+        probs = law_probs(part, sampling, history).cpu() if keeps_law else None
+        kept_logprobs = logprobs.float().cpu() if keeps_law else None
+        states = None if hidden_states is None else hidden_states[rows]
+        for row, (top_token_id, each) in enumerate(zip(top_ids.tolist(), told, strict=True)):
+            draft = dataclasses.replace(each, top=()) if row < len(followers) else None
+            positions.append(
+                ScoredPosition(
+                    top_token_id=top_token_id,
+                    draft=draft,
+                    top=each.top,
+                    probs=None if probs is None else probs[row],
+                    logprobs=None if kept_logprobs is None else kept_logprobs[row],
+                    hidden_state=None if states is None else states[row],
+                )
+            )
+    return positions
