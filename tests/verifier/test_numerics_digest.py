@@ -11,8 +11,8 @@ from tests.verifier.conftest import MODEL_FOLDER
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.model import numerics_digest as module
+from verifier.model.cpu_kernels import cpu_lines
 from verifier.model.numerics_digest import numerics_digest
-from verifier.model.processor import cpu_lines
 
 LOGITS = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
 OF_ONE: dict[str, Any] = {

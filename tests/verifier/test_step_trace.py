@@ -9,10 +9,11 @@ from tandem.v1 import sampling_pb2
 from tests.verifier.running_engine import EngineSession, StartEngine
 from tests.verifier.scripted_model import follow, hashed
 from verifier.drafts.draft_buffer import Source
+from verifier.drafts.proposal_log import ProposalLog, ProposalTrace
 from verifier.engine.messages import Decided, StepTraced
-from verifier.engine.step_trace import MAX_TRACED_TOKENS, ProposalLog, ProposalTrace, StepTrace
+from verifier.engine.step_trace import StepTrace
 from verifier.sampling import Sampling
-from verifier.scheduling.sequence import DraftWait
+from verifier.scheduling.sequence import MAX_TRACED_TOKENS, DraftWait
 from verifier.service import wire
 
 ALWAYS = DraftWait.ALWAYS

@@ -5,8 +5,9 @@ Once per step, the engine's layout becomes a `StepAttention`: everything that al
 keys and values.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy.typing as npt
 import torch
 
 from verifier.attention.kv_cache import KVCache, KVLayout
@@ -46,3 +47,15 @@ class AttentionBackend(Protocol):
     kv_layout: KVLayout  # of the cache that `prepare` gets
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> StepAttention: ...
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A tensor of the same type; on CPU it shares the array's memory.
+
+    To a GPU the copy goes through pinned memory and is only put in the stream's queue: a copy
+    from ordinary memory would first wait for the kernels queued before it.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

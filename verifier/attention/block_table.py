@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from verifier.attention.backend import to_device
 from verifier.attention.kv_cache import KVCache, KVLayout
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.device_copy import to_device
 
 BLOCK_SIZE_MULTIPLE = 256
 LARGEST_HEAD_DIM = 256

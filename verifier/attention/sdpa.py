@@ -12,9 +12,9 @@ Shape legend: T tokens of the step, G query heads per K/V head, L K/V length.
 import torch
 import torch.nn.functional
 
+from verifier.attention.backend import to_device
 from verifier.attention.kv_cache import KVCache, KVLayout
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.device_copy import to_device
 from verifier.batch.numerics import Numerics
 
 

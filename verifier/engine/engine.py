@@ -36,6 +36,7 @@ from verifier.batch.numerics import Numerics
 from verifier.batch.target_model import TargetModel
 from verifier.drafts.draft_buffer import DraftBuffer, HintOutcome, Source
 from verifier.drafts.draft_wait import DraftWaitEstimates
+from verifier.drafts.proposal_log import ProposalTrace
 from verifier.drafts.speculation_policy import num_drafts_wanted
 from verifier.engine.faults import Fault
 from verifier.engine.messages import (
@@ -59,7 +60,7 @@ from verifier.engine.messages import (
 from verifier.engine.profiling import ranged
 from verifier.engine.sequence_table import SequenceTable
 from verifier.engine.step_scoring import StepScoring
-from verifier.engine.step_trace import ProposalTrace, trace_of
+from verifier.engine.step_trace import trace_of
 from verifier.errors import NOT_FINITE_LOGITS, IdleError, InternalError, ModelOutputError
 from verifier.sampling.logits_processing import History
 from verifier.sampling.rejection_sampler import (

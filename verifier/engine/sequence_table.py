@@ -7,6 +7,7 @@ batch per session and step. Every Open ends in exactly one terminal event.
 import collections
 
 from servicekit.errors import RequestError
+from verifier.drafts.proposal_log import ProposalLog
 from verifier.engine.messages import (
     Close,
     Decided,
@@ -22,7 +23,6 @@ from verifier.engine.messages import (
     StepTraced,
     Update,
 )
-from verifier.engine.step_trace import ProposalLog
 from verifier.errors import InvalidRequestError, OverloadedError
 from verifier.scheduling.scheduler import Scheduler
 from verifier.scheduling.sequence import FinishReason, OpenSequence, Sequence

@@ -4,30 +4,13 @@ Owns which figures these are and where they lie in the step's arrays, and what i
 proposals that came between two steps. `docs/data_flow.md` walks through an example.
 """
 
-import collections
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
 
 from verifier.batch.batch_layout import BatchLayout
-from verifier.drafts.draft_buffer import Source
-
-# Of a traced sequence, in one step. Its trace is then some 60 KB at most, in one message.
-MAX_TRACED_TOKENS = 4096
-# Between two steps, of all proposals together: with more, the first are not told. Some 20 KB.
-_MAX_PROPOSED_TOKENS = 4096
-_MAX_PROPOSALS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProposalTrace:
-    """A hint as it came. `sampling.proto` documents the fields, here and below."""
-
-    base_length: int
-    token_ids: list[int]
-    matched_ngram_length: int
-    source: Source
+from verifier.drafts.proposal_log import ProposalTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +27,6 @@ class StepTrace:
     output_token_ids: list[int]
     context_length_after: int
     proposals: list[ProposalTrace]
-
-
-class ProposalLog:
-    """The proposals since a sequence's last step, in order; the latest ones if there are many."""
-
-    def __init__(self) -> None:
-        self._proposals: collections.deque[ProposalTrace] = collections.deque()
-        self._num_tokens = 0
-
-    def add(self, proposal: ProposalTrace) -> None:
-        self._proposals.append(proposal)
-        self._num_tokens += len(proposal.token_ids)
-        while len(self._proposals) > _MAX_PROPOSALS or self._num_tokens > _MAX_PROPOSED_TOKENS:
-            self._num_tokens -= len(self._proposals.popleft().token_ids)
-
-    def take(self) -> list[ProposalTrace]:
-        """All of them, once."""
-        taken = list(self._proposals)
-        self._proposals.clear()
-        self._num_tokens = 0
-        return taken
 
 
 def trace_of(

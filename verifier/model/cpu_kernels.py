@@ -16,8 +16,9 @@ empty.
 """
 
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
-from verifier.model.processor import cpu_lines
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def hold_cpu_kernels(
@@ -33,3 +34,12 @@ def hold_cpu_kernels(
     environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
     if processor.get("vendor_id") == "GenuineIntel":
         environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+
+def cpu_lines(path: Path = _CPUINFO) -> dict[str, str]:
+    """The first processor's description, by key; empty where there is none."""
+    if not path.exists():
+        return {}
+    first = path.read_text().partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

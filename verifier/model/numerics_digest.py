@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 
-from verifier.model.processor import cpu_lines
+from verifier.model.cpu_kernels import cpu_lines
 
 
 def numerics_digest(

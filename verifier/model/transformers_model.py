@@ -14,11 +14,10 @@ from typing import Any, cast
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from verifier.attention.backend import AttentionBackend, StepAttention
+from verifier.attention.backend import AttentionBackend, StepAttention, to_device
 from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.device_copy import to_device
 from verifier.model.lean_decoder import LeanModel, is_lean
 from verifier.tensor_parallel.collectives import Collectives
 

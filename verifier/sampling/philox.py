@@ -15,11 +15,15 @@ constants are theirs, and their published known answers are this module's tests.
 
 import enum
 import math
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
-from verifier.sampling.jit import kernel
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
 _MULTIPLIER_1 = np.uint64(0xCD9E8D57)
@@ -78,6 +82,21 @@ def exponential_noise(
         seeds, positions.astype(np.uint32), wanted, np.uint32(purpose)
     )
     return noise
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compiles `function`, at its first call with new argument types, to code that runs without the
+    interpreter lock.
+
+    The machine code is cached on disk, where numba finds a folder that it may write to; elsewhere,
+    as in a read-only container, every process compiles anew. A kernel must stand in the same file
+    as the kernels that it calls: numba invalidates its cache when that one file changes.
+    """
+    try:
+        compiled = numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:
+        compiled = numba.njit(nogil=True)(function)
+    return cast(Callable[P, R], compiled)
 
 
 @kernel

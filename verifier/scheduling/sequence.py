@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 from verifier.drafts.draft_buffer import DraftBuffer
 from verifier.drafts.draft_wait import FirstTokenRecord
-from verifier.engine.step_trace import MAX_TRACED_TOKENS, ProposalLog
+from verifier.drafts.proposal_log import ProposalLog
 from verifier.sampling import Sampling
 
+# Of a traced sequence, in one step. Its trace is then some 60 KB at most, in one message.
+MAX_TRACED_TOKENS = 4096
 # How many publications a late hint can still be timed against.
 PUBLICATIONS_KEPT = 8
 
