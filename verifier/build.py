@@ -14,8 +14,8 @@ from servicekit.logs import get_logger
 from verifier.batch.numerics import STRICT, Numerics
 from verifier.batch.target_model import TargetModel
 from verifier.config import VerifierConfig
-from verifier.engine.engine import Engine, EngineObserver, EngineOptions
-from verifier.engine.observers import Observers
+from verifier.engine.engine import Engine, EngineOptions
+from verifier.engine.observation import EngineObserver, Observers
 from verifier.model.checkpoint import tokenizer_digest_of
 from verifier.model.model_part import (
     ModelPart,

@@ -7,8 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from servicekit.tally_histogram import TallyHistogram
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.speculation_gain import DecodeCosts
-from verifier.engine.engine import EngineLoad, StepRecord
-from verifier.engine.faults import Fault
+from verifier.engine.observation import EngineLoad, Fault, StepRecord
 
 _STEP_BUCKETS_S = (
     0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1, 3, 10,

@@ -13,7 +13,8 @@ from servicekit.server import Server, serve_until_signalled
 from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import SERVICE, VerifierConfig
-from verifier.engine.engine import Engine, EngineObserver
+from verifier.engine.engine import Engine
+from verifier.engine.observation import EngineObserver
 from verifier.errors import ERROR_TABLE
 from verifier.metrics import VerifierMetrics
 from verifier.model.checkpoint import CheckpointError

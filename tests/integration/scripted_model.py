@@ -11,8 +11,7 @@ from verifier.batch.numerics import FAST
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.drafts.draft_buffer import HintOutcome
-from verifier.engine.engine import EngineLoad
-from verifier.engine.faults import Fault
+from verifier.engine.observation import EngineLoad, Fault
 from verifier.service.wire import ServedModel
 
 _BLOCK_SIZE = 16

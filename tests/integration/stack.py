@@ -19,7 +19,8 @@ from tandem.generation import EventCollector
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.drafts.draft_buffer import HintOutcome
-from verifier.engine.engine import Engine, EngineObserver
+from verifier.engine.engine import Engine
+from verifier.engine.observation import EngineObserver
 from verifier.server import VerifierServer
 
 REPOSITORY = Path(__file__).resolve().parents[2]

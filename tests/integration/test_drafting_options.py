@@ -22,7 +22,7 @@ from tests.integration.scripted_model import ScriptedModel, StepObserver, loaded
 from tests.integration.stack import LOOPBACK, MODEL, Stack, running_stack, settled
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.engine.engine import StepRecord
+from verifier.engine.observation import StepRecord
 
 SEMANTICS = json.loads((Path(__file__).parents[1] / "data" / "drafter_semantics.json").read_text())
 VOCAB_SIZE = 1000

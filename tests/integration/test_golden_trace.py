@@ -25,7 +25,7 @@ from tests.integration.scripted_model import ScriptedModel, StepObserver, loaded
 from tests.integration.stack import LOOPBACK, MODEL, running_stack
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.engine.engine import StepRecord
+from verifier.engine.observation import StepRecord
 
 VOCAB_SIZE = 151_936
 

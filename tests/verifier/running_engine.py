@@ -11,8 +11,7 @@ from tests.verifier.scripted_model import Rule, ScriptedModel, hashed
 from tests.verifier.sequences import make_open
 from verifier.batch.numerics import STRICT
 from verifier.drafts.draft_buffer import HintOutcome, Source
-from verifier.engine.engine import Engine, EngineLoad, EngineOptions, StepRecord
-from verifier.engine.faults import Fault
+from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import (
     Close,
     Decided,
@@ -28,7 +27,7 @@ from verifier.engine.messages import (
     StepTraced,
     Update,
 )
-from verifier.engine.observers import Observers
+from verifier.engine.observation import EngineLoad, Fault, Observers, StepRecord
 from verifier.engine.step_trace import StepTrace
 from verifier.sampling.rejection_sampler import TokenLogprob
 from verifier.scheduling.block_pool import BlockPool

@@ -150,7 +150,7 @@ class ScheduledWorld:
         num_steps = 0
         while self.open_sequences:
             for sequence in self.open_sequences:
-                if sequence.lacks_awaited_draft:
+                if sequence.must_await_hint:
                     self.hint(sequence, 0, 0)
             self.step()
             num_steps += 1
@@ -174,7 +174,7 @@ class ScheduledWorld:
             return
         first = running[0]
         assert first.is_running, "the first was preempted"
-        if not first.lacks_awaited_draft:
+        if not first.must_await_hint:
             assert any(item.sequence is first for item in scheduled), "the first stood still"
         for sequence in running:
             lengths = self._lengths_at_readmission.get(sequence.sequence_id)

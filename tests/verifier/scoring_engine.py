@@ -33,7 +33,7 @@ def score(
         method=method,
         num_top=prompt_logprobs or 0,
         prompt_logprobs=prompt_logprobs is not None,
-        keeps_law=True,
+        keeps_distributions=True,
         keeps_hidden_states=hidden_states,
     )
     call = ScoreCall(engine, sequences, ScoreOptions(scoring=scoring, sampling=sampling))

@@ -32,12 +32,12 @@ def test_a_match_reaches_further_back_with_every_token_that_came_as_hinted() -> 
     buffer = DraftBuffer()
     known = list(range(10))
     buffer.offer(10, [5, 6, 7, 8], 3, known)
-    assert buffer.reach(10) == 3
+    assert buffer.match_length(10) == 3
     known += [5, 6]
     buffer.advance(known)
-    assert buffer.reach(12) == 5
+    assert buffer.match_length(12) == 5
     buffer.offer(12, [7, 9], 1, known)
-    assert buffer.reach(12) == 1
+    assert buffer.match_length(12) == 1
 
 
 def test_drops_a_hint_that_the_sequence_contradicted() -> None:

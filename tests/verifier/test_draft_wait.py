@@ -61,11 +61,11 @@ def test_running_mean_counts_the_first_observation_in_full() -> None:
 class TestFirstTokenRecord:
     def test_learns_when_the_position_is_decided(self) -> None:
         record = FirstTokenRecord()
-        record.hinted(2, [7, 8], [0, 1])
+        record.record_hint(2, [7, 8], [0, 1])
         assert record.probability == 0, "not known yet"
-        record.grew([0, 1, 7])
+        record.settle([0, 1, 7])
         assert record.probability == pytest.approx(0.2)
-        record.grew([0, 1, 7, 7])
+        record.settle([0, 1, 7, 7])
         assert record.probability == pytest.approx(0.2), "each hint once"
 
     def test_decays_by_0_8(self) -> None:
@@ -73,28 +73,28 @@ class TestFirstTokenRecord:
         known = [0]
         expected = 0.0
         for right in (True, True, False, True):
-            record.hinted(len(known), [5], known)
+            record.record_hint(len(known), [5], known)
             known.append(5 if right else 6)
-            record.grew(known)
+            record.settle(known)
             expected = 0.8 * expected + 0.2 * right
             assert record.probability == pytest.approx(expected)
 
     @pytest.mark.parametrize(("token_id", "expected"), [(7, 0.2), (8, 0.0)])
     def test_learns_from_a_late_hint_at_once(self, token_id: int, expected: float) -> None:
         record = FirstTokenRecord()
-        record.hinted(2, [token_id], [0, 1, 7, 9])
+        record.record_hint(2, [token_id], [0, 1, 7, 9])
         assert record.probability == pytest.approx(expected)
 
     def test_an_empty_hint_counts_as_wrong(self) -> None:
         record = FirstTokenRecord()
-        record.hinted(1, [7], [0, 7])
-        record.hinted(2, [], [0, 7])
+        record.record_hint(1, [7], [0, 7])
+        record.record_hint(2, [], [0, 7])
         assert record.probability == pytest.approx(0.16)
 
     def test_only_the_first_token_counts(self) -> None:
         record = FirstTokenRecord()
-        record.hinted(1, [7, 9, 9], [0])
-        record.grew([0, 7, 1, 1])
+        record.record_hint(1, [7, 9, 9], [0])
+        record.settle([0, 7, 1, 1])
         assert record.probability == pytest.approx(0.2)
 
 
@@ -146,7 +146,7 @@ class Simulation:
                 len(drafts),
             )
             known = self.text[: len(known) + num_accepted + 1]
-            self.record.grew(known)
+            self.record.settle(known)
             self.buffer.advance(known)
             self.wait_estimates.step_s.observe(step_s)
             published_at_s = self.now_s
@@ -178,7 +178,7 @@ class Simulation:
     def take_hints(self, known: list[int]) -> None:
         while self.under_way and self.under_way[0][0] <= self.now_s:
             _, base_length, token_ids = self.under_way.pop(0)
-            self.record.hinted(base_length, token_ids, known)
+            self.record.record_hint(base_length, token_ids, known)
             self.buffer.offer(base_length, token_ids, 0, known)
             self.wait_estimates.hop_s.observe(self.hop_s)
 

@@ -19,9 +19,8 @@ from tests.verifier.running_engine import (
 )
 from tests.verifier.scripted_model import continue_by, hashed
 from verifier.drafts.draft_buffer import HintOutcome
-from verifier.engine.engine import EngineLoad, StepRecord
-from verifier.engine.faults import Fault
 from verifier.engine.messages import Event, Hint, Hints, Rejected, StepStats
+from verifier.engine.observation import EngineLoad, Fault, StepRecord
 from verifier.errors import InternalError
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod

@@ -202,9 +202,9 @@ class TestPreemption:
         first = world.open([0] * 9, 22)
         waits = world.open([1] * 9, 12, draft_wait=DraftWait.ALWAYS)
         world.step()
-        assert waits.lacks_awaited_draft
+        assert waits.must_await_hint
         while not waits.is_preempted:
-            if waits.lacks_awaited_draft and len(waits.token_ids) < 14:
+            if waits.must_await_hint and len(waits.token_ids) < 14:
                 world.hint(waits, 0, 0)
             world.step()
         length = len(waits.token_ids)

@@ -18,7 +18,7 @@ from tests.verifier.running_engine import RecordingObserver
 from tests.verifier.running_verifier import PATIENCE_S, RunningVerifier, StartVerifier
 from tests.verifier.scoring_engine import oracle_logits
 from verifier.build import LoadedModel
-from verifier.engine.engine import StepRecord
+from verifier.engine.observation import StepRecord
 from verifier.sampling.logits_processing import target_probs
 from verifier.service import servicer as service
 from verifier.service.score_call import ScoreCall

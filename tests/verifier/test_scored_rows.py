@@ -50,7 +50,7 @@ def test_a_draft_row_knows_the_drafts_before_it_as_output(first_draft: int) -> N
     positions = draft_positions(
         logits[first_draft:], prompt_token_ids=prompt, draft_token_ids=drafts,
         first_draft=first_draft, sampling=LAW, stop_token_ids=stop_token_ids, num_top=1,
-        keeps_law=True,
+        keeps_distributions=True,
     )  # fmt: skip
     assert len(positions) == 9 - first_draft
     for j, position in enumerate(positions, start=first_draft):

@@ -24,8 +24,8 @@ from tests.verifier.scoring_engine import (
 )
 from tests.verifier.scripted_model import follow
 from verifier.build import LoadedModel
-from verifier.engine.engine import StepRecord
 from verifier.engine.messages import Rejected
+from verifier.engine.observation import StepRecord
 from verifier.errors import ModelOutputError, OverloadedError
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import target_probs

@@ -11,10 +11,10 @@ from verifier.drafts.speculation_policy import (
     num_drafts_possible,
     num_drafts_to_verify,
     num_drafts_trusted,
-    num_drafts_wanted,
+    num_wanted_draft_tokens,
 )
 from verifier.sampling import Sampling
-from verifier.sampling.logits_processing import History, law_probs
+from verifier.sampling.logits_processing import History, sampling_probs
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,15 @@ def test_sequences_share_the_budget(budget: int, limits: list[int], expected: li
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_match", "reach", "expected"),
+    ("tokens_per_match", "match_length", "expected"),
     [(0, 9, None), (2, 9, 18), (3, 1, 3), pytest.param(2, 0, 2, id="nobody said how far")],
 )
-def test_trust_follows_the_match(tokens_per_match: int, reach: int, expected: int | None) -> None:
-    assert num_drafts_trusted(tokens_per_match=tokens_per_match, reach=reach) == expected
+def test_trust_follows_the_match(
+    tokens_per_match: int, match_length: int, expected: int | None
+) -> None:
+    assert (
+        num_drafts_trusted(tokens_per_match=tokens_per_match, match_length=match_length) == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_trust_follows_the_match(tokens_per_match: int, reach: int, expected: in
 def test_a_few_steps_worth_is_wanted_as_far_as_there_is_room(
     limit: int, remaining: int, expected: int
 ) -> None:
-    wanted = num_drafts_wanted(
+    wanted = num_wanted_draft_tokens(
         num_speculative_tokens=limit, remaining=remaining, length=11, num_useless_hints=0
     )
     assert wanted == expected
@@ -87,7 +91,7 @@ def test_after_many_useless_hints_one_is_asked_for_every_so_often() -> None:
 
 
 def wanted_at(length: int, num_useless_hints: int) -> int:
-    return num_drafts_wanted(
+    return num_wanted_draft_tokens(
         num_speculative_tokens=7,
         remaining=1000,
         length=length,
@@ -135,7 +139,7 @@ def test_a_draft_is_kept_as_long_as_the_law_can_choose_it_and_the_text_goes_on(
         stop_token_ids=stops,
     )
     sampling = Sampling(temperature=1.0, min_new_tokens=min_new_tokens)
-    probs = law_probs(torch.zeros(len(drafts) + 1, 5), sampling, history)
+    probs = sampling_probs(torch.zeros(len(drafts) + 1, 5), sampling, history)
     expected = 0
     for j, token_id in enumerate(drafts):
         if probs[j, token_id] == 0:

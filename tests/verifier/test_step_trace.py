@@ -52,11 +52,11 @@ TEXT = [
 BLOCK_SIZE = 4
 
 
-def proposal(base_length: int, token_ids: Sequence[int], reach: int = 2) -> ProposalTrace:
+def proposal(base_length: int, token_ids: Sequence[int], match_length: int = 2) -> ProposalTrace:
     return ProposalTrace(
         base_length=base_length,
         token_ids=list(token_ids),
-        matched_ngram_length=reach,
+        matched_ngram_length=match_length,
         source=Source.UNSPECIFIED,
     )
 
@@ -208,15 +208,15 @@ def test_a_decision_says_how_far_its_drafts_match_and_where_they_are_from(
 def test_of_many_proposals_the_latest_are_kept() -> None:
     log = ProposalLog()
     for base_length in range(1000):
-        log.add(proposal(base_length, [7] * 100))
-    taken = log.take()
+        log.append(proposal(base_length, [7] * 100))
+    taken = log.drain()
     assert taken[-1].base_length == 999
     assert [each.base_length for each in taken] == list(range(1000 - len(taken), 1000))
     assert 10 < len(taken) <= 64
     assert sum(len(each.token_ids) for each in taken) <= 4096
-    assert log.take() == []
-    log.add(proposal(1, [7] * 8192))
-    assert log.take() == []
+    assert log.drain() == []
+    log.append(proposal(1, [7] * 8192))
+    assert log.drain() == []
 
 
 def test_a_traced_prompt_comes_in_chunks_that_fit_a_message(start_engine: StartEngine) -> None:
@@ -235,7 +235,7 @@ def test_the_largest_trace_fits_a_message() -> None:
     largest = [(1 << 32) - 1] * MAX_TRACED_TOKENS
     log = ProposalLog()
     for _ in range(64):
-        log.add(proposal((1 << 32) - 1, largest[:64], reach=(1 << 32) - 1))
+        log.append(proposal((1 << 32) - 1, largest[:64], match_length=(1 << 32) - 1))
     step = StepTrace(
         step_id=1 << 63,
         num_computed_tokens=1 << 31,
@@ -248,7 +248,7 @@ def test_the_largest_trace_fits_a_message() -> None:
         num_accepted_tokens=512,
         output_token_ids=largest[:513],
         context_length_after=1 << 31,
-        proposals=log.take(),
+        proposals=log.drain(),
     )
     assert len(step.proposals) == 64
     message = wire.response([StepTraced(sequence_id="s" * 64, step=step)], None)

@@ -17,8 +17,9 @@ from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import TargetModel
 from verifier.build import LoadedModel, build_engine
 from verifier.config import VerifierConfig
-from verifier.engine.engine import Engine, StepRecord
+from verifier.engine.engine import Engine
 from verifier.engine.messages import Decided, Opened
+from verifier.engine.observation import StepRecord
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait
 

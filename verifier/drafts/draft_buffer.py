@@ -39,7 +39,7 @@ class DraftBuffer:
 
     __slots__ = (
         "_base_length",
-        "_is_told",
+        "_is_reported",
         "_matched_ngram_length",
         "_token_ids",
         "answered_length",
@@ -49,7 +49,7 @@ class DraftBuffer:
     def __init__(self) -> None:
         self._base_length = 0
         self._token_ids: list[int] = []
-        self._is_told = True
+        self._is_reported = True
         self._matched_ngram_length = 0
         # Longest length that a hint, possibly an empty one, was received for.
         self.answered_length = -1
@@ -90,7 +90,7 @@ class DraftBuffer:
         replaced = self._retire(HintOutcome.LATE)
         self._base_length = base_length
         self._token_ids = token_ids
-        self._is_told = False
+        self._is_reported = False
         self._matched_ngram_length = matched_ngram_length
         self.source = source
         return replaced
@@ -107,7 +107,7 @@ class DraftBuffer:
             return self._retire(HintOutcome.LATE)
         return None
 
-    def reach(self, length: int) -> int:
+    def match_length(self, length: int) -> int:
         """How many tokens before the first draft match, for a sequence of `length` tokens: those
         that the hint came with, and those that were decided as it said.
         """
@@ -123,13 +123,13 @@ class DraftBuffer:
         `offer` or `advance`; and what became of the hint, the first time that it is used.
         """
         token_ids = self.ahead(length, num_tokens)
-        if not token_ids or self._is_told:
+        if not token_ids or self._is_reported:
             return token_ids, None
-        self._is_told = True
+        self._is_reported = True
         is_realigned = length > self._base_length
         return token_ids, HintOutcome.REALIGNED if is_realigned else HintOutcome.USED
 
     def _retire(self, outcome: HintOutcome) -> HintOutcome | None:
         self._token_ids = []
-        was_told, self._is_told = self._is_told, True
+        was_told, self._is_reported = self._is_reported, True
         return None if was_told else outcome

@@ -76,7 +76,9 @@ class FirstTokenRecord:
         self.num_useless_hints = 0
         self._pending: tuple[int, int] | None = None
 
-    def hinted(self, base_length: int, token_ids: list[int], known_token_ids: list[int]) -> None:
+    def record_hint(
+        self, base_length: int, token_ids: list[int], known_token_ids: list[int]
+    ) -> None:
         """Records a hint as it arrives."""
         if not token_ids:
             self._observe(False)
@@ -85,7 +87,7 @@ class FirstTokenRecord:
         else:
             self._pending = (base_length, token_ids[0])
 
-    def grew(self, known_token_ids: list[int]) -> None:
+    def settle(self, known_token_ids: list[int]) -> None:
         """Settles the pending hint once its position is decided."""
         if self._pending is not None and self._pending[0] < len(known_token_ids):
             position, token_id = self._pending

@@ -27,15 +27,15 @@ class ProposalLog:
         self._proposals: collections.deque[ProposalTrace] = collections.deque()
         self._num_tokens = 0
 
-    def add(self, proposal: ProposalTrace) -> None:
+    def append(self, proposal: ProposalTrace) -> None:
         self._proposals.append(proposal)
         self._num_tokens += len(proposal.token_ids)
         while len(self._proposals) > _MAX_PROPOSALS or self._num_tokens > _MAX_PROPOSED_TOKENS:
             self._num_tokens -= len(self._proposals.popleft().token_ids)
 
-    def take(self) -> list[ProposalTrace]:
+    def drain(self) -> list[ProposalTrace]:
         """All of them, once."""
-        taken = list(self._proposals)
+        drained = list(self._proposals)
         self._proposals.clear()
         self._num_tokens = 0
-        return taken
+        return drained

@@ -120,7 +120,7 @@ class SequenceTable:
 
     def close(self, command: Close) -> None:
         if sequence := self.find(command.session_id, command.sequence_id):
-            self.tell_decided(sequence, _cancelled(sequence))
+            self.emit_decided(sequence, _cancelled(sequence))
 
     def forget(self, command: Forget) -> None:
         """Ends a sequence of which its session wants to hear nothing more."""
@@ -142,17 +142,17 @@ class SequenceTable:
                 )
             )
 
-    def tell_decided(self, sequence: Sequence, event: Decided) -> None:
+    def emit_decided(self, sequence: Sequence, event: Decided) -> None:
         """Queues the event; a finish reason ends the sequence."""
         self._outbox[sequence.session_id].append(event)
         if event.finish_reason is not None:
             self._forget(sequence)
 
-    def tell_step(self, sequence: Sequence, event: StepTraced) -> None:
+    def emit_trace(self, sequence: Sequence, event: StepTraced) -> None:
         """Queues the event."""
         self._outbox[sequence.session_id].append(event)
 
-    def tell_scores(self, sequence: Sequence, event: PromptScored | Scored) -> None:
+    def emit_scores(self, sequence: Sequence, event: PromptScored | Scored) -> None:
         """Queues the event; a sequence that is only scored ends with its last row."""
         self._outbox[sequence.session_id].append(event)
         if isinstance(event, Scored) and event.is_last:

@@ -58,7 +58,7 @@ def target_probs(
         output_token_ids=output_token_ids,
         draft_token_ids=draft_token_ids,
     )
-    return law_probs(logits, parameters, history)
+    return sampling_probs(logits, parameters, history)
 
 
 def row_slices(num_rows: int, vocab_size: int) -> list[slice]:
@@ -67,7 +67,7 @@ def row_slices(num_rows: int, vocab_size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
-def law_probs(logits: torch.Tensor, sampling: Sampling, history: History) -> torch.Tensor:
+def sampling_probs(logits: torch.Tensor, sampling: Sampling, history: History) -> torch.Tensor:
     """The law that one sequence's rows are sampled from.
 
     Args:
@@ -83,7 +83,7 @@ def law_probs(logits: torch.Tensor, sampling: Sampling, history: History) -> tor
     return row_probs(rows, [sampling] * len(rows))
 
 
-def law_logprobs(
+def reported_logprobs(
     logits: torch.Tensor, sampling: Sampling, history: History, *, first_row: int = 0
 ) -> torch.Tensor:
     """What is told of one sequence's rows: the law's logprobs, or the model's own if `sampling`

@@ -30,7 +30,7 @@ from verifier.sampling import philox
 from verifier.sampling.logits_processing import (
     History,
     adjusted_logits,
-    law_logprobs,
+    reported_logprobs,
     row_probs,
     row_slices,
 )
@@ -380,7 +380,7 @@ def _logprobs(
     """Of each emitted token, by the law of its row; `logits` are those of these rows."""
     sampling, told = sequence.sampling, []
     for part in row_slices(*logits.shape):
-        logprobs = law_logprobs(logits[part], sampling, sequence.history, first_row=part.start)
+        logprobs = reported_logprobs(logits[part], sampling, sequence.history, first_row=part.start)
         token_ids = torch.from_numpy(emitted[part]).to(logprobs.device)
         told += token_logprobs(logprobs, token_ids, sampling.logprobs or 0)
     return told

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from verifier.sampling.logits_processing import History, law_logprobs, law_probs, row_slices
+from verifier.sampling.logits_processing import (
+    History,
+    reported_logprobs,
+    row_slices,
+    sampling_probs,
+)
 from verifier.sampling.parameters import Sampling
 from verifier.sampling.rejection_sampler import TokenLogprob, token_logprobs
 
@@ -85,7 +90,7 @@ def prompt_logprobs(
             output_token_ids=(),
             draft_token_ids=followers[:-1],
         )
-        logprobs = law_logprobs(part, parameters, history)
+        logprobs = reported_logprobs(part, parameters, history)
         ids = torch.tensor(followers, dtype=torch.int64, device=logprobs.device)
         scored += token_logprobs(logprobs, ids, num_top)
     return scored
@@ -94,14 +99,14 @@ def prompt_logprobs(
 def draft_positions(
     logits: torch.Tensor, *, prompt_token_ids: SequenceOf[int], draft_token_ids: SequenceOf[int],
     first_draft: int, sampling: Sampling, stop_token_ids: frozenset[int], num_top: int,
-    keeps_law: bool = False, hidden_states: torch.Tensor | None = None,
+    keeps_distributions: bool = False, hidden_states: torch.Tensor | None = None,
 ) -> list[ScoredPosition]:  # fmt: skip
     """What the model says after `prompt + drafts[:j]`, for j from `first_draft` on.
 
     Args:
         logits: [n, V] of these rows.
         draft_token_ids: all drafts of the sequence.
-        keeps_law: also gives the rows' laws.
+        keeps_distributions: also gives the rows' laws.
         hidden_states: [n, H] of these rows, to be given; on the CPU.
     """
     positions: list[ScoredPosition] = []
@@ -115,13 +120,13 @@ def draft_positions(
             draft_token_ids=draft_token_ids[first : first + len(part) - 1],
             stop_token_ids=stop_token_ids,
         )
-        logprobs = law_logprobs(part, sampling, history)
+        logprobs = reported_logprobs(part, sampling, history)
         top_ids = logprobs.argmax(dim=-1)
         ids = top_ids.clone()
         ids[: len(followers)] = torch.tensor(followers, dtype=torch.int64, device=ids.device)
         told = token_logprobs(logprobs, ids, num_top)
-        probs = law_probs(part, sampling, history).cpu() if keeps_law else None
-        kept_logprobs = logprobs.float().cpu() if keeps_law else None
+        probs = sampling_probs(part, sampling, history).cpu() if keeps_distributions else None
+        kept_logprobs = logprobs.float().cpu() if keeps_distributions else None
         states = None if hidden_states is None else hidden_states[rows]
         for row, (top_token_id, each) in enumerate(zip(top_ids.tolist(), told, strict=True)):
             draft = dataclasses.replace(each, top=()) if row < len(followers) else None

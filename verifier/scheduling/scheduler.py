@@ -90,12 +90,12 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.counts = SchedulerCounts()
         # Whose turn it is while `admit` or `schedule` runs, or was when it failed.
-        self.at_hand: Sequence | None = None
+        self.current: Sequence | None = None
         # Most rows of a step's prefill chunks whose law is told.
         self._max_scored_rows = max_scored_rows
         # Room to grow that each running sequence must have when a preempted one is admitted again.
         self._growth_tokens = growth_tokens
-        self._most_blocks_in_step = max_num_batched_tokens // block_size + 1
+        self._max_blocks_in_step = max_num_batched_tokens // block_size + 1
         self._count_hint = count_hint
         self._num_arrivals = 0
         # What `admit` is about to return.
@@ -121,10 +121,10 @@ class Scheduler:
         for sequence in self.running:
             num_entered_tokens = sequence.num_entered_blocks * self.block_size
             if sequence.num_computed_tokens - num_entered_tokens >= self.block_size:
-                self.at_hand = sequence
+                self.current = sequence
                 self._enter_full_blocks(sequence)
         while self.waiting and len(self.running) < self.max_num_seqs:
-            sequence = self.at_hand = self.waiting[0]
+            sequence = self.current = self.waiting[0]
             found = self._find_cached(sequence)
             if not self._has_room(sequence, found):
                 break
@@ -133,7 +133,7 @@ class Scheduler:
             if not sequence.is_preempted:
                 self._count_lookup(sequence)
                 self._opened.append(sequence)
-        self.at_hand = None
+        self.current = None
         opened, self._opened = self._opened, []
         return opened
 
@@ -147,7 +147,7 @@ class Scheduler:
         num_drafting = sum(s.has_draft for s in decoding)
         scheduled = []
         for sequence in decoding:
-            self.at_hand = sequence
+            self.current = sequence
             num_blocks = self._num_blocks_with_next(sequence)
             room = (num_blocks + num_draft_blocks) * self.block_size
             room -= sequence.num_computed_tokens + 1
@@ -160,7 +160,7 @@ class Scheduler:
             num_spare_blocks -= len(sequence.block_table) - num_blocks
         scored_rows = self._max_scored_rows
         for i, sequence in enumerate(prefilling):
-            self.at_hand = sequence
+            self.current = sequence
             # The first one's next block is set aside.
             num_blocks = len(sequence.block_table) if i else self._num_blocks_with_next(sequence)
             room = (num_blocks + num_spare_blocks) * self.block_size
@@ -173,7 +173,7 @@ class Scheduler:
             budget -= num_tokens
             scheduled.append(self._scheduled(sequence, num_tokens, []))
             num_spare_blocks -= len(sequence.block_table) - num_blocks
-        self.at_hand = None
+        self.current = None
         return scheduled
 
     def finish(self, sequence: Sequence) -> None:
@@ -274,13 +274,11 @@ class Scheduler:
             longer chunks.
         """
         while True:
-            decoding = [
-                s for s in self.running if not s.is_prefilling and not s.lacks_awaited_draft
-            ]
+            decoding = [s for s in self.running if not s.is_prefilling and not s.must_await_hint]
             prefilling = [s for s in self.running if s.is_prefilling]
             # At most one block each; counted only when the step might feel the difference.
             num_spare = self.block_pool.num_available - len(self.running)
-            if num_spare <= self._most_blocks_in_step:
+            if num_spare <= self._max_blocks_in_step:
                 num_spare = self.block_pool.num_available - sum(
                     self._num_blocks_with_next(s) - len(s.block_table)
                     for s in (*decoding, *prefilling[:1])
@@ -338,7 +336,7 @@ class Scheduler:
             return []
         trusted = num_drafts_trusted(
             tokens_per_match=sequence.tokens_per_match,
-            reach=sequence.draft_buffer.reach(len(sequence.token_ids)),
+            match_length=sequence.draft_buffer.match_length(len(sequence.token_ids)),
         )
         most = min(sequence.num_speculative_tokens, room)
         num_drafts = num_drafts_to_verify(
@@ -388,4 +386,4 @@ def _num_missing_tokens(sequence: Sequence) -> int:
     with an answered hint leaves that step's token out.
     """
     num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
-    return num_missing - 1 if sequence.steps_with_answer_only else num_missing
+    return num_missing - 1 if sequence.steps_only_with_hint else num_missing

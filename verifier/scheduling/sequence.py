@@ -51,7 +51,7 @@ class Scoring:
     # Whether the prompt's tokens are scored, too.
     prompt_logprobs: bool = False
     # Tensors beside the summary: the law of each draft row, what the output layer got.
-    keeps_law: bool = False
+    keeps_distributions: bool = False
     keeps_hidden_states: bool = False
 
 
@@ -112,7 +112,7 @@ class Sequence:
     num_speculative_tokens: int
     # Sequences share cached blocks only with equal salts.
     cache_salt: str = ""
-    # Of a hint, per token that its match reaches back; 0: no such limit.
+    # Of a hint, per token that its match match_lengthes back; 0: no such limit.
     tokens_per_match: int = 0
     # Higher first; within one priority, in order of arrival (the scheduler's count).
     priority: int = 0
@@ -188,9 +188,9 @@ class Sequence:
         return self.num_speculative_tokens > 0 and self.remaining > 1
 
     @property
-    def steps_with_answer_only(self) -> bool:
+    def steps_only_with_hint(self) -> bool:
         """Under ALWAYS: the next token is decided together with the hint for this length."""
-        return self.draft_wait is DraftWait.ALWAYS and self.can_draft and self._has_asked
+        return self.draft_wait is DraftWait.ALWAYS and self.can_draft and self._has_requested_hint
 
     @property
     def has_draft(self) -> bool:
@@ -198,28 +198,28 @@ class Sequence:
         return self.can_draft and bool(self.draft_buffer)
 
     @property
-    def lacks_awaited_draft(self) -> bool:
+    def must_await_hint(self) -> bool:
         """Under ALWAYS: the hint for exactly the current length is not here yet."""
-        return self.steps_with_answer_only and self._awaits_answer
+        return self.steps_only_with_hint and self._is_unanswered
 
     @property
-    def hopes_for_draft(self) -> bool:
+    def may_await_hint(self) -> bool:
         """Under ADAPTIVE: there is no draft, and a hint may be under way."""
         return (
             self.draft_wait is DraftWait.ADAPTIVE
             and self.can_draft
             and not self.draft_buffer
-            and self._has_asked
-            and self._awaits_answer
+            and self._has_requested_hint
+            and self._is_unanswered
             and not self.is_prefilling
         )
 
     @property
-    def _has_asked(self) -> bool:
+    def _has_requested_hint(self) -> bool:
         """A hint for the current length was asked for and is expected."""
         return self.drafting and self.num_wanted_draft_tokens > 0
 
     @property
-    def _awaits_answer(self) -> bool:
+    def _is_unanswered(self) -> bool:
         """No hint for the current length has come back."""
         return self.draft_buffer.answered_length < len(self.token_ids)

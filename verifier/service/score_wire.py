@@ -77,7 +77,7 @@ def score_query(message: verifier_pb2.ScoreRequest, served: ServedModel) -> Scor
                 method=_METHODS[message.method],
                 num_top=message.top_logprobs,
                 prompt_logprobs=message.prompt_logprobs,
-                keeps_law=message.distributions,
+                keeps_distributions=message.distributions,
                 keeps_hidden_states=message.hidden_states,
             ),
             sampling=sampling,

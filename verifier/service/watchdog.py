@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from verifier.engine.engine import Engine, EngineLoad
+from verifier.engine.engine import Engine
+from verifier.engine.observation import EngineLoad
 
 # Between two looks, as a part of the stall timeout.
 _LOOKS_PER_TIMEOUT = 4
@@ -42,7 +43,7 @@ class Watchdog:
         self._stall_timeout_s = stall_timeout_s
         self._interval_s = stall_timeout_s / _LOOKS_PER_TIMEOUT
         # In looks, not in time: looks that were late because the process stood still don't count.
-        self._most_idle_looks = _LOOKS_PER_TIMEOUT + int(draft_idle_timeout_s / self._interval_s)
+        self._max_idle_checks = _LOOKS_PER_TIMEOUT + int(draft_idle_timeout_s / self._interval_s)
         self._on_change = on_change
         self._is_alive = True
 
@@ -59,7 +60,7 @@ class Watchdog:
             else:
                 num_idle_looks += 1
             num_steps = load.num_steps
-            self._tell(num_idle_looks <= self._most_idle_looks)
+            self._tell(num_idle_looks <= self._max_idle_checks)
             await asyncio.wait({stopped}, timeout=self._interval_s)
         self._tell(False)
 

@@ -1,7 +1,7 @@
-"""Verdicts sequence by sequence, for a step whose batch could not be judged as a whole.
+"""Isolates faults in verification: if verifying a batch raises, its sequences are verified singly.
 
-So one sequence's fault (parameters that the sampler stumbles over, say) is found, and the others
-get what they would have got. Slow, and not meant to happen.
+The sequence that causes the exception (by unforeseen parameters, say) is found, and the others get
+the tokens that they would have got. The second pass is slow, and not expected to happen.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from verifier.sampling.rejection_sampler import (
 IntArray = npt.NDArray[np.int64]
 
 
-def verify_separately(
+def verify_isolating_faults(
     logits: torch.Tensor,
     sequences: SequenceOf[JudgedSequence],
     *,
@@ -33,9 +33,36 @@ def verify_separately(
     rule: AcceptanceRule,
     fail: Callable[[int, Exception], None],
 ) -> Verdict:
-    """What `verify` says; `fail` is told of each sequence, by its index, for which it fails. Their
-    part of the verdict says nothing.
+    """As `verify`.
+
+    Args:
+        fail: called with the index of each sequence that cannot be verified; its part of the
+            verdict has no meaning.
     """
+    try:
+        return verify(
+            logits,
+            sequences,
+            draft_token_ids=draft_token_ids,
+            num_draft_tokens=num_draft_tokens,
+            is_usable=is_usable,
+            rule=rule,
+        )
+    except Exception:
+        return _verify_singly(
+            logits, sequences, draft_token_ids, num_draft_tokens, is_usable, rule, fail
+        )
+
+
+def _verify_singly(
+    logits: torch.Tensor,
+    sequences: SequenceOf[JudgedSequence],
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+    is_usable: BoolArray | None,
+    rule: AcceptanceRule,
+    fail: Callable[[int, Exception], None],
+) -> Verdict:
     num_sequences = len(sequences)
     width = int(num_draft_tokens.max(initial=0)) + 1
     output_token_ids = np.full((num_sequences, width), PADDING, dtype=np.int64)
