@@ -25,7 +25,7 @@ from tests.integration.stack import LOOPBACK, MODEL
 from verifier.batch.numerics import FAST
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.sampling.rejection_sampler import BoolArray, IntArray
+from verifier.sampling.acceptance_rules import BoolArray, IntArray, accept
 from verifier.server import VerifierServer
 from verifier.service.wire import ServedModel
 
@@ -162,7 +162,7 @@ async def test_a_sampler_that_favours_the_draft_by_a_few_percent_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokens_each, bias = volume
-    honest = verifier.sampling.rejection_sampler.accept
+    honest = accept
     chance = np.random.default_rng(0)
 
     def biased(

@@ -29,7 +29,7 @@ from verifier.engine.messages import (
 )
 from verifier.engine.observation import EngineLoad, Fault, Observers, StepRecord
 from verifier.engine.step_trace import StepTrace
-from verifier.sampling.rejection_sampler import TokenLogprob
+from verifier.sampling.logprobs import TokenLogprob
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.scheduler import Scheduler
 from verifier.scheduling.sequence import ScoringMethod

@@ -12,7 +12,7 @@ from verifier.engine.engine import Engine
 from verifier.model.checkpoint import reference_logits
 from verifier.model.transformers_model import TransformersModel
 from verifier.sampling import Sampling
-from verifier.sampling.rejection_sampler import TokenLogprob
+from verifier.sampling.logprobs import TokenLogprob
 from verifier.scheduling.sequence import Scoring, ScoringMethod
 from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions, SequenceScores
 

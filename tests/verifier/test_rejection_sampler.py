@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 
 from tests.verifier.law import follows
 from verifier.sampling import Sampling, logits_processing
+from verifier.sampling.acceptance_rules import PADDING, IntArray, accept, race
 from verifier.sampling.logits_processing import History, row_probs
-from verifier.sampling.rejection_sampler import (
-    PADDING,
-    AcceptanceRule,
-    IntArray,
-    JudgedSequence,
-    Verdict,
-    accept,
-    race,
-    verify,
-)
+from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
 
 
 def ints(values: list[int]) -> IntArray:

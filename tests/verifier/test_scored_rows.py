@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.verifier.paged_model import some_tokens
 from verifier.sampling import Sampling, logits_processing
 from verifier.sampling.logits_processing import target_probs
-from verifier.sampling.rejection_sampler import token_logprobs
+from verifier.sampling.logprobs import token_logprobs
 from verifier.sampling.scored_rows import draft_positions, prompt_logprobs
 
 VOCAB_SIZE = 12

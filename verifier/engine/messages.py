@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from servicekit.errors import RequestError
 from verifier.drafts.draft_buffer import Source
 from verifier.engine.step_trace import StepTrace
-from verifier.sampling.rejection_sampler import TokenLogprob
+from verifier.sampling.logprobs import TokenLogprob
 from verifier.sampling.scored_rows import ScoredRows
 from verifier.scheduling.sequence import FinishReason, OpenSequence
 

@@ -19,14 +19,10 @@ from verifier.engine.messages import PromptScored, Scored
 from verifier.engine.observation import Fault
 from verifier.engine.sequence_table import SequenceTable
 from verifier.errors import NOT_FINITE_KV, NOT_FINITE_LOGITS, ModelOutputError
+from verifier.sampling.acceptance_rules import BoolArray
 from verifier.sampling.fault_isolation import verify_isolating_faults
 from verifier.sampling.logits_processing import History
-from verifier.sampling.rejection_sampler import (
-    AcceptanceRule,
-    BoolArray,
-    JudgedSequence,
-    Verdict,
-)
+from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict
 from verifier.sampling.scored_rows import (
     ScoredRows,
     are_finite,

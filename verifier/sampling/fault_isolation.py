@@ -11,14 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verifier.sampling.rejection_sampler import (
-    PADDING,
-    AcceptanceRule,
-    BoolArray,
-    JudgedSequence,
-    Verdict,
-    verify,
-)
+from verifier.sampling.acceptance_rules import PADDING, BoolArray
+from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
 
 IntArray = npt.NDArray[np.int64]
 

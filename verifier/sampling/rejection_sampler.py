@@ -1,17 +1,17 @@
-"""Which drafts stand, and what is emitted: rejection sampling with a deterministic draft.
+"""Verifies a step's drafts: which are accepted, and which token each sequence gets next.
 
-The draft is a given token, so its law is a point mass, and two rules keep the output's law the
-model's:
+Rejection sampling with a deterministic draft: the draft is a given token, so its distribution is a
+point mass, and two rules keep the output's distribution the target model's:
 
 - `match` (default): at every position the target is sampled with noise that depends on seed,
-  position and token only; the sample is emitted; as long as it equals the draft, the next position
-  is judged too. For a fixed seed the output is then the same with and without drafts.
+  position and token only, and the sample is emitted. While it equals the draft, the next position
+  is verified too. For a fixed seed the output is then the same with and without drafts.
 - `ratio`: a draft is accepted with the target's probability of it; on rejection the target is
   sampled without the draft. (Leviathan et al., "Fast inference from transformers via speculative
-  decoding", ICML 2023, with a point mass for the draft's law.)
+  decoding", ICML 2023, with a point mass as the draft's distribution.)
 
-Both come down to one sampled token per row, kept up to and including the first that differs from
-its draft: `accept`.
+Both sample one token per row (`acceptance_rules.py`), and keep each sequence's tokens up to and
+including the first that differs from its draft (`accept`).
 
 Shape legend: B sequences, K_i drafts of sequence i, P = sum K_i, R = P + B rows: each sequence's
 K_i draft rows, then its bonus row. V vocabulary.
@@ -23,10 +23,17 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from verifier.sampling import philox
+from verifier.sampling.acceptance_rules import (
+    PADDING,
+    BoolArray,
+    IntArray,
+    accept,
+    race,
+    ratio_rows,
+)
 from verifier.sampling.logits_processing import (
     History,
     adjusted_logits,
@@ -34,27 +41,13 @@ from verifier.sampling.logits_processing import (
     row_probs,
     row_slices,
 )
+from verifier.sampling.logprobs import TokenLogprob, token_logprobs
 from verifier.sampling.parameters import Sampling
-
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
-
-PADDING = -1
 
 
 class AcceptanceRule(enum.Enum):
     MATCH = "match"
     RATIO = "ratio"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
-    """A token's logprob and rank (1: the likeliest), and the n likeliest with theirs."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    top: tuple["TokenLogprob", ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,156 +121,6 @@ def verify(
         is_finite=last_is_usable,
         logprobs=logprobs,
     )
-
-
-def sample_greedy(
-    target_logits: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: torch.Tensor | SequenceOf[int],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accepts the drafts that are the likeliest token; the lowest id wins a tie.
-
-    Args:
-        target_logits: [R, V]. draft_token_ids: [P]. num_draft_tokens: B counts.
-
-    Returns:
-        output_token_ids [B, K_max + 1] padded with -1, num_accepted_tokens [B]; int64.
-    """
-    return _accepted(target_logits.argmax(dim=-1), draft_token_ids, num_draft_tokens)
-
-
-def sample_match(
-    target_probs: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: torch.Tensor | SequenceOf[int],
-    exponential_noise: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rule `match` with the noise given.
-
-    Args:
-        target_probs, exponential_noise: [R, V]. draft_token_ids: [P]. num_draft_tokens: B counts.
-
-    Returns:
-        As `sample_greedy`.
-    """
-    sampled = race(target_probs, exponential_noise)
-    return _accepted(sampled, draft_token_ids, num_draft_tokens)
-
-
-def sample_ratio(
-    target_probs: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: torch.Tensor | SequenceOf[int],
-    accept_uniforms: torch.Tensor,
-    emit_uniforms: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rule `ratio` with the uniforms given.
-
-    Args:
-        target_probs: [R, V]. draft_token_ids: [P]. num_draft_tokens: B counts.
-        accept_uniforms: [P], one per draft; it stands if its uniform is below its probability.
-        emit_uniforms: [R], one per row, for the inverse CDF: the smallest id whose cumulative
-            mass exceeds uniform * total.
-
-    Returns:
-        As `sample_greedy`.
-    """
-    counts = _counts(num_draft_tokens)
-    is_target = np.ones(len(target_probs), dtype=np.bool_)
-    is_target[np.cumsum(counts + 1) - 1] = False
-    targets = torch.from_numpy(np.flatnonzero(is_target))
-    row_drafts = torch.full((len(target_probs),), PADDING)
-    row_drafts[targets] = torch.as_tensor(draft_token_ids, dtype=torch.int64).cpu()
-    row_uniforms = torch.ones(len(target_probs), dtype=torch.float64)
-    row_uniforms[targets] = accept_uniforms.cpu().double()
-    sampled = ratio_rows(target_probs, row_drafts, row_uniforms, emit_uniforms)
-    return _accepted(sampled, draft_token_ids, counts)
-
-
-def race(probs: torch.Tensor, exponential_noise: torch.Tensor) -> torch.Tensor:
-    """The winner of an exponential race, distributed as `probs`: argmax of probability / noise.
-
-    Args:
-        probs, exponential_noise: [R, V]. Tokens of probability 0 never win; the lowest id wins
-            a tie.
-    """
-    scores = torch.where(probs > 0, probs.double() / exponential_noise.double(), -1.0)
-    return scores.argmax(dim=-1)
-
-
-def ratio_rows(
-    probs: torch.Tensor,
-    row_drafts: torch.Tensor,
-    accept_uniforms: torch.Tensor,
-    emit_uniforms: torch.Tensor,
-) -> torch.Tensor:
-    """One token per row [R] under rule `ratio`: the draft where it stands, else another.
-
-    Args:
-        probs: [R, V].
-        row_drafts: [R] int64, the draft that each row judges; -1, or any id that is not in the
-            vocabulary: none that could stand.
-        accept_uniforms, emit_uniforms: [R], as in `sample_ratio`.
-    """
-    mass = probs.double()
-    drafts = row_drafts.to(mass.device)
-    is_known = (drafts >= 0) & (drafts < mass.shape[-1])
-    safe = torch.where(is_known, drafts, 0)
-    of_draft = torch.where(is_known, mass.gather(-1, safe[:, None])[:, 0], 0.0)
-    stands = accept_uniforms.to(mass) < of_draft
-    residual = mass.clone()
-    places = is_known.nonzero()[:, 0]
-    residual[places, safe[places]] = 0.0
-    return torch.where(stands, drafts, inverse_cdf(residual, emit_uniforms.to(mass)))
-
-
-def inverse_cdf(mass: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Per row, the smallest id whose cumulative mass exceeds uniform * total.
-
-    Args:
-        mass: [R, V] float64, not negative. uniforms: [R] in [0, 1).
-    """
-    cumulative = mass.cumsum(dim=-1)
-    threshold = uniforms.double()[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-    # Rounding may put the threshold at the total itself.
-    ids = torch.arange(mass.shape[-1], device=mass.device)
-    last = torch.where(mass > 0, ids, 0).amax(dim=-1)
-    return torch.minimum(found, last)
-
-
-def accept(
-    sampled_token_ids: IntArray,
-    draft_token_ids: IntArray,
-    num_draft_tokens: IntArray,
-    is_usable: BoolArray | None = None,
-) -> tuple[IntArray, IntArray]:
-    """Keeps each sequence's samples up to and including the first that differs from its draft.
-
-    Args:
-        sampled_token_ids: [R]. draft_token_ids: [P]. num_draft_tokens: [B].
-        is_usable: [R]; a sequence's samples end before the first that is not. None: all are.
-
-    Returns:
-        output_token_ids [B, K_max + 1] padded with -1, and num_accepted_tokens [B].
-
-    Example: samples 5 6 7 | 8, drafts 5 9, counts 2 0: outputs 5 6 -1 | 8 -1 -1, accepted 1 0.
-    """
-    num_sequences = len(num_draft_tokens)
-    width = int(num_draft_tokens.max(initial=0)) + 1
-    columns = np.arange(width)
-    is_draft_row = columns < num_draft_tokens[:, None]
-    is_row = columns <= num_draft_tokens[:, None]
-    sampled = np.full((num_sequences, width), PADDING, dtype=np.int64)
-    sampled[is_row] = sampled_token_ids
-    drafts = np.full((num_sequences, width), PADDING, dtype=np.int64)
-    drafts[is_draft_row] = draft_token_ids
-    is_match = is_draft_row & (sampled == drafts)
-    if is_usable is not None and not is_usable.all():
-        is_match[is_row] &= is_usable
-        sampled[is_row] = np.where(is_usable, sampled_token_ids, PADDING)
-    num_accepted = np.logical_and.accumulate(is_match, axis=1).sum(axis=1)
-    return np.where(columns <= num_accepted[:, None], sampled, PADDING), num_accepted
 
 
 def _likeliest_of_rows(logits: torch.Tensor) -> tuple[IntArray, BoolArray]:
@@ -384,66 +227,3 @@ def _logprobs(
         token_ids = torch.from_numpy(emitted[part]).to(logprobs.device)
         told += token_logprobs(logprobs, token_ids, sampling.logprobs or 0)
     return told
-
-
-def token_logprobs(
-    logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: int
-) -> list[TokenLogprob]:
-    """Logprob and rank of one token per row, and of the row's likeliest.
-
-    Args:
-        logprobs: [R, V]. token_ids: [R]. num_top: how many of the likeliest; among equals the
-            lower id comes first.
-    """
-    own = logprobs.gather(-1, token_ids[:, None])
-    ranks = (logprobs > own).sum(dim=-1) + 1
-    values, ids = _likeliest(logprobs, min(num_top, logprobs.shape[-1]))
-    return [
-        TokenLogprob(
-            token_id=token_id,
-            logprob=logprob,
-            rank=rank,
-            top=tuple(
-                TokenLogprob(token_id=i, logprob=v, rank=r)
-                for r, (i, v) in enumerate(zip(top_ids, top_values, strict=True), start=1)
-            ),
-        )
-        for token_id, logprob, rank, top_ids, top_values in zip(
-            token_ids.tolist(),
-            own[:, 0].tolist(),
-            ranks.tolist(),
-            ids.tolist(),
-            values.tolist(),
-            strict=True,
-        )
-    ]
-
-
-def _likeliest(logprobs: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and ids [R, num_top] of the largest of each row [R, V], lower ids first among equals.
-
-    `topk` leaves open which of several equals it takes, and sorting whole rows is slow.
-    """
-    if num_top == 0:
-        return logprobs[:, :0], logprobs[:, :0].long()
-    smallest = logprobs.topk(num_top, dim=-1).values[:, -1:]
-    is_above, is_equal = logprobs > smallest, logprobs == smallest
-    num_equals = num_top - is_above.sum(dim=-1, keepdim=True)
-    is_taken = is_above | (is_equal & (is_equal.cumsum(dim=-1) <= num_equals))
-    ids = is_taken.nonzero()[:, 1].view(len(logprobs), num_top)
-    values, order = logprobs.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
-    return values, ids.gather(-1, order)
-
-
-def _accepted(
-    sampled: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: torch.Tensor | SequenceOf[int] | IntArray,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    drafts = torch.as_tensor(draft_token_ids, dtype=torch.int64).cpu().numpy()
-    output, num_accepted = accept(sampled.cpu().numpy(), drafts, _counts(num_draft_tokens))
-    return torch.from_numpy(output), torch.from_numpy(num_accepted)
-
-
-def _counts(num_draft_tokens: torch.Tensor | SequenceOf[int] | IntArray) -> IntArray:
-    return torch.as_tensor(num_draft_tokens, dtype=torch.int64).cpu().numpy()

@@ -18,8 +18,8 @@ from verifier.sampling.logits_processing import (
     row_slices,
     sampling_probs,
 )
+from verifier.sampling.logprobs import TokenLogprob, token_logprobs
 from verifier.sampling.parameters import Sampling
-from verifier.sampling.rejection_sampler import TokenLogprob, token_logprobs
 
 # Of one step's scored logits, as float32, and of its events, at about this many for each logprob:
 # more of them would keep the event loop, which writes them, from everything else.

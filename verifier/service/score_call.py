@@ -13,7 +13,7 @@ from servicekit.errors import RequestError
 from verifier.engine.engine import Engine
 from verifier.engine.messages import DetachSession, Event, Open, Rejected, Scored, StepStats
 from verifier.sampling import Sampling
-from verifier.sampling.rejection_sampler import TokenLogprob
+from verifier.sampling.logprobs import TokenLogprob
 from verifier.sampling.scored_rows import ScoredPosition
 from verifier.scheduling.sequence import DraftWait, OpenSequence, Scoring
 

@@ -36,7 +36,7 @@ from verifier.errors import (
     WrongModelError,
 )
 from verifier.sampling import Sampling
-from verifier.sampling.rejection_sampler import TokenLogprob
+from verifier.sampling.logprobs import TokenLogprob
 from verifier.scheduling.sequence import DraftWait, FinishReason, OpenSequence
 
 _Logprobs = RepeatedCompositeFieldContainer[sampling_pb2.TokenLogprob]

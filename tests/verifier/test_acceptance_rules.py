@@ -1,11 +1,13 @@
-"""The one-batch faces of the sampler: rules `ratio`, `match` and greedy with the noise given."""
+"""The rules `ratio`, `match` and greedy with the noise given, and their import paths."""
+
+import importlib
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from verifier.sampling.rejection_sampler import PADDING, sample_greedy, sample_match, sample_ratio
+from verifier.sampling.acceptance_rules import PADDING, sample_greedy, sample_match, sample_ratio
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -24,17 +26,17 @@ def naive_ratio(
         output: list[int] = []
         rejected = False
         for j in range(count + 1):
-            law = probs[row + j].copy()
+            mass = probs[row + j].copy()
             if j < count:
                 token_id = drafts[draft + j]
-                own = law[token_id] if 0 <= token_id < len(law) else 0.0
+                own = mass[token_id] if 0 <= token_id < len(mass) else 0.0
                 if accept_uniforms[draft + j] < own:
                     output.append(token_id)
                     continue
-                if 0 <= token_id < len(law):
-                    law[token_id] = 0.0
+                if 0 <= token_id < len(mass):
+                    mass[token_id] = 0.0
                 rejected = True
-            cumulative = np.cumsum(law)
+            cumulative = np.cumsum(mass)
             output.append(
                 int(np.flatnonzero(cumulative > emit_uniforms[row + j] * cumulative[-1])[0])
             )
@@ -74,7 +76,7 @@ def test_a_draft_of_probability_0_is_rejected_even_at_uniform_0() -> None:
     assert (output.tolist(), accepted.tolist()) == ([[1, PADDING]], [0])
 
 
-def test_both_rules_have_the_targets_law() -> None:
+def test_both_rules_sample_the_target_distribution() -> None:
     draw = np.random.default_rng(5)
     num_trials, probs = 60_000, np.array([0.5, 0.3, 0.15, 0.05])
     rows = torch.from_numpy(np.tile(probs, (2 * num_trials, 1)))
@@ -102,3 +104,18 @@ def test_greedy_takes_the_lowest_of_the_likeliest() -> None:
     assert (output.tolist(), accepted.tolist()) == ([[1, 2, 0]], [2])
     output, accepted = sample_greedy(logits, torch.tensor([2, 2]), [2])
     assert (output.tolist(), accepted.tolist()) == ([[1, PADDING, PADDING]], [0])
+
+
+def test_the_samplers_public_names_are_importable_by_their_documented_paths() -> None:
+    """Code outside this repository imports these."""
+    names = {
+        "verifier.sampling": {
+            *("Sampling", "sample_greedy", "sample_match", "sample_ratio", "target_probs"),
+        },
+        "verifier.rejection_sampler": {"sample_greedy", "sample_match", "sample_ratio"},
+        "verifier.logits_processing": {"target_probs"},
+    }
+    for path, exported in names.items():
+        module = importlib.import_module(path)
+        assert set(module.__all__) == exported
+        assert all(callable(getattr(module, name)) for name in exported)
