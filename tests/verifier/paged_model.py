@@ -160,8 +160,16 @@ class PagedModel:
         """A copy of K and V of all layers in the first slots."""
         layers = range(self.checkpoint.kv_shape.num_layers)
         return torch.stack(
-            [part for layer in layers for part in self.cache.view(layer, 0, num_tokens)]
+            [part for layer in layers for part in keys_and_values(self.cache, layer, 0, num_tokens)]
         )
+
+
+def keys_and_values(
+    cache: KVCache, layer: int, first_slot: int, num_slots: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V [num_kv_heads, num_slots, head_dim] of a HEADS_FIRST cache."""
+    keys, values = cache.layers[layer, :, first_slot : first_slot + num_slots].chunk(2)
+    return keys, values
 
 
 def make_small_model(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tests.verifier.scripted_model import Rule, ScriptedModel, hashed
+from tests.scripted_model import Rule, ScriptedModel, hashed
 from tests.verifier.sequences import make_open
 from verifier.batch.numerics import STRICT
 from verifier.drafts.draft_buffer import HintOutcome, Source

@@ -9,7 +9,7 @@ or one entered into the cache with a rejected draft in it, shows up as a wrong v
 import random
 from typing import Any
 
-from tests.verifier.scripted_model import hashed
+from tests.scripted_model import hashed
 from tests.verifier.sequences import make_sequence
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests

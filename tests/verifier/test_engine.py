@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.scripted_model import continue_by, follow, hashed
 from tests.verifier.running_engine import (
     PATIENCE_S,
     EngineSession,
@@ -19,7 +20,6 @@ from tests.verifier.running_engine import (
     is_terminal,
     start_engine_with,
 )
-from tests.verifier.scripted_model import continue_by, follow, hashed
 from verifier.batch.batch_layout import BatchLayout
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.engine.messages import Decided, Opened, Rejected

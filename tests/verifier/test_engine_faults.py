@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import (
     PATIENCE_S,
     EngineSession,
@@ -17,7 +18,6 @@ from tests.verifier.running_engine import (
     StartEngine,
     start_engine_with,
 )
-from tests.verifier.scripted_model import continue_by, hashed
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.engine.messages import Event, Hint, Hints, Rejected, StepStats
 from verifier.engine.observation import EngineLoad, Fault, StepRecord

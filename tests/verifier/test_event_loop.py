@@ -105,7 +105,7 @@ class LoopClock:
 
 
 @dataclass
-class Client:
+class ThreadedClient:
     """A session from a thread of its own; its messages are written before the clock runs."""
 
     stub: "rpc.VerifierServiceStub"
@@ -113,7 +113,7 @@ class Client:
     start_session: Callable[..., Any]
     events: list[pb.Event] = field(default_factory=list)
 
-    def session(self, steps: list[tuple[list[bytes], Callable[["Client"], bool]]]) -> None:
+    def session(self, steps: list[tuple[list[bytes], Callable[["ThreadedClient"], bool]]]) -> None:
         """For each step, sends messages and reads until its condition holds; then ends."""
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         responses = self.start_session(iter(requests.get, None), timeout=PATIENCE_S)
@@ -168,7 +168,7 @@ HELLO = message(pb.Command(hello=pb.Hello(protocol_version=1)))
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
+async def client() -> AsyncIterator[ThreadedClient]:
     """Of a verifier in this loop."""
     verifier = VerifierServer(
         VerifierConfig(server=ServerOptions(listen="127.0.0.1:0"), model=MODEL_FOLDER),
@@ -181,7 +181,7 @@ async def client() -> AsyncIterator[Client]:
     start_session: Any = channel.stream_stream(
         "/tandem.v1.VerifierService/Session", response_deserializer=pb.SessionResponse.FromString
     )
-    yield Client(stub, start_session)
+    yield ThreadedClient(stub, start_session)
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.wrap_future(engine.when_idle())
         engine.stop()
@@ -197,25 +197,25 @@ async def measured(call: Callable[[], None]) -> None:
     clock.check()
 
 
-async def test_the_longest_prompt(client: Client) -> None:
+async def test_the_longest_prompt(client: ThreadedClient) -> None:
     opens = message(open_command(0, MAX_MODEL_LEN - 1, max_new_tokens=1))
     await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
     assert client.count("decided") == 1
 
 
-async def test_a_prompt_that_is_far_too_long(client: Client) -> None:
+async def test_a_prompt_that_is_far_too_long(client: ThreadedClient) -> None:
     opens = message(open_command(0, MAX_BYTES // 3 - 100))
     await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
     assert client.count("rejected") == 1
 
 
-async def test_a_message_full_of_opens(client: Client) -> None:
+async def test_a_message_full_of_opens(client: ThreadedClient) -> None:
     """Of which few find room."""
     opens = message(*(open_command(i, 40) for i in range(MAX_COMMANDS)))
     await measured(lambda: client.session([([opens], lambda c: c.count("rejected") > 15_000)]))
 
 
-async def test_a_message_full_of_commands_that_make_no_sense(client: Client) -> None:
+async def test_a_message_full_of_commands_that_make_no_sense(client: ThreadedClient) -> None:
     commands = message(*[pb.Command()] * MAX_COMMANDS)
     await measured(lambda: client.session([([commands], lambda c: c.num_ended() == MAX_COMMANDS)]))
 
@@ -223,7 +223,9 @@ async def test_a_message_full_of_commands_that_make_no_sense(client: Client) -> 
 @pytest.mark.parametrize(
     ("num_drafts", "num_tokens"), [(MAX_COMMANDS, 64), (160, MAX_DRAFT_TOKENS)]
 )
-async def test_a_message_full_of_drafts(client: Client, num_drafts: int, num_tokens: int) -> None:
+async def test_a_message_full_of_drafts(
+    client: ThreadedClient, num_drafts: int, num_tokens: int
+) -> None:
     token_ids = [LARGE_ID] * num_tokens
     drafts = message(*(draft_command(i, 5, token_ids) for i in range(num_drafts)))
     opens = message(open_command(0, 5, max_new_tokens=40))
@@ -232,7 +234,7 @@ async def test_a_message_full_of_drafts(client: Client, num_drafts: int, num_tok
     )
 
 
-async def test_steps_with_the_most_logprobs(client: Client) -> None:
+async def test_steps_with_the_most_logprobs(client: ThreadedClient) -> None:
     """64 sequences, each with 7 drafts accepted, and 20 likeliest tokens for each."""
     sampling = sampling_pb2.SamplingParams(logprobs=20)
     opens = message(
@@ -245,13 +247,13 @@ async def test_steps_with_the_most_logprobs(client: Client) -> None:
     assert most >= 7, "no drafts were accepted"
 
 
-async def test_the_logprobs_of_a_long_prompt(client: Client) -> None:
+async def test_the_logprobs_of_a_long_prompt(client: ThreadedClient) -> None:
     sampling = sampling_pb2.SamplingParams(prompt_logprobs=20)
     opens = message(open_command(0, 1000, max_new_tokens=1, sampling=sampling))
     await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
 
 
-async def test_closing_all_of_a_thousand_sequences(client: Client) -> None:
+async def test_closing_all_of_a_thousand_sequences(client: ThreadedClient) -> None:
     opens = message(*(open_command(i, 40) for i in range(1000)))
     closes = message(*(close_command(i) for i in range(1000)))
     await measured(
@@ -264,7 +266,7 @@ async def test_closing_all_of_a_thousand_sequences(client: Client) -> None:
     )
 
 
-async def test_the_end_of_a_session_with_a_thousand_sequences(client: Client) -> None:
+async def test_the_end_of_a_session_with_a_thousand_sequences(client: ThreadedClient) -> None:
     opens = message(*(open_command(i, 40) for i in range(1000)))
     await measured(lambda: client.session([([opens], lambda c: c.count("decided") > 64)]))
 
@@ -277,7 +279,7 @@ async def test_the_end_of_a_session_with_a_thousand_sequences(client: Client) ->
     ],
 )
 async def test_the_largest_score_calls(
-    client: Client, num_sequences: int, num_tokens: int, num_drafts: int, top_logprobs: int
+    client: ThreadedClient, num_sequences: int, num_tokens: int, num_drafts: int, top_logprobs: int
 ) -> None:
     sequence = pb.ScoreSequence(
         token_ids=[LARGE_ID] * num_tokens, draft_token_ids=[LARGE_ID] * num_drafts

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.scripted_model import hashed
 from tests.verifier.running_engine import StartEngine, is_terminal, start_engine_with
-from tests.verifier.scripted_model import hashed
 from tests.volume import examples
 from verifier.engine.messages import Decided, Rejected
 from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.scripted_model import continue_by, hashed
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import (
@@ -22,7 +23,6 @@ from tests.verifier.running_engine import (
     StartEngine,
     is_terminal,
 )
-from tests.verifier.scripted_model import continue_by, hashed
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
 from verifier.engine.engine import Engine

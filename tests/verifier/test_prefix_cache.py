@@ -5,9 +5,9 @@ import random
 
 import pytest
 
+from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import StartEngine
 from tests.verifier.scheduled_world import BLOCK_SIZE, ScheduledWorld
-from tests.verifier.scripted_model import continue_by, hashed
 from verifier.engine.messages import Opened
 from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests

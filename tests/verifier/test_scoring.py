@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from tests.scripted_model import follow
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import (
     PATIENCE_S,
@@ -22,7 +23,6 @@ from tests.verifier.scoring_engine import (
     score,
     stacked,
 )
-from tests.verifier.scripted_model import follow
 from verifier.build import LoadedModel
 from verifier.engine.messages import Rejected
 from verifier.engine.observation import StepRecord

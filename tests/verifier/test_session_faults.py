@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from tandem.v1 import verifier_pb2 as pb
+from tests.scripted_model import VOCAB_SIZE, continue_by, hashed
 from tests.verifier.running_engine import PATIENCE_S, RunningEngine, StartEngine
 from tests.verifier.running_verifier import StartVerifier
-from tests.verifier.scripted_model import VOCAB_SIZE, continue_by, hashed
 from verifier.engine.observation import Fault
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, WINDOW_COST

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from tandem.v1 import sampling_pb2
+from tests.scripted_model import follow, hashed
 from tests.verifier.running_engine import EngineSession, StartEngine
-from tests.verifier.scripted_model import follow, hashed
 from verifier.drafts.draft_buffer import Source
 from verifier.drafts.proposal_log import ProposalLog, ProposalTrace
 from verifier.engine.messages import Decided, StepTraced

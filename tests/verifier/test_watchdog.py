@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from servicekit.health import LIVENESS_NAME
+from tests.scripted_model import follow
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
 from tests.verifier.running_verifier import PATIENCE_S, StartVerifier
-from tests.verifier.scripted_model import follow
 from verifier.scheduling.sequence import DraftWait
 from verifier.service.watchdog import Watchdog
 

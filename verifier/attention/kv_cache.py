@@ -61,14 +61,11 @@ class KVCache:
             num_slots += KV_CHUNK_TOKENS
             size = (shape.num_layers, 2 * shape.num_kv_heads, num_slots, shape.head_dim)
             self._slots = torch.zeros(size, dtype=shape.dtype, device=device)
-            self._keys = self._slots[:, : shape.num_kv_heads]
-            self._values = self._slots[:, shape.num_kv_heads :]
         else:
             heads = (shape.num_kv_heads, shape.head_dim)
             self._slots = torch.zeros(
                 (2, shape.num_layers, num_slots, *heads), dtype=shape.dtype, device=device
             )
-            self._keys, self._values = self._slots
         # Of each write since `begin_step`, the sum of a row's values [T] float32.
         self._row_sums: list[torch.Tensor] = []
 
@@ -98,7 +95,7 @@ class KVCache:
 
     def blocks(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """BLOCKS_FIRST: K and V [num_blocks + 1, block_size, num_kv_heads, head_dim], in place."""
-        keys, values = self._keys[layer], self._values[layer]
+        keys, values = self._slots[:, layer]
         size = (-1, self.block_size, *keys.shape[1:])
         return keys.view(size), values.view(size)
 
@@ -108,15 +105,6 @@ class KVCache:
         in place.
         """
         return self._slots
-
-    def view(self, layer: int, first_slot: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """HEADS_FIRST: K and V [num_kv_heads, length, head_dim] of neighbouring slots, in place."""
-        end = first_slot + length
-        return self._keys[layer, :, first_slot:end], self._values[layer, :, first_slot:end]
-
-    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """HEADS_FIRST: K and V [num_kv_heads, L, head_dim] of `slots` [L] int64, copied."""
-        return self._keys[layer].index_select(1, slots), self._values[layer].index_select(1, slots)
 
 
 def row_sums_of(keys_and_values: torch.Tensor, dims: list[int]) -> torch.Tensor:

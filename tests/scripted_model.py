@@ -1,8 +1,8 @@
 """A stand-in for the target model: a rule over token ids instead of a network.
 
-It keeps the token ids themselves in a paged memory of its own, written through the slot mapping
-and read back through the block tables, as a real model keeps K and V. So a wrong slot, a wrong
-position or a rejected draft that was not forgotten shows up as a wrong next token.
+It stores the token ids themselves in paged memory of its own, written through the slot mapping and
+read back through the block tables, as a real model stores K and V. So a wrong slot, a wrong
+position or a rejected draft that is still counted shows up as a wrong next token.
 """
 
 import hashlib
@@ -20,9 +20,7 @@ Rule = Callable[[list[int]], int | None]
 
 
 def hashed(token_ids: list[int]) -> int:
-    """A different text for every prefix, of few kinds of tokens, so that guesses are right at
-    times.
-    """
+    """A different continuation for every prefix; of three tokens, so that guesses may be right."""
     return hashlib.sha256(bytes(token_ids)).digest()[0] % 3
 
 
@@ -34,17 +32,17 @@ def follow(text: list[int]) -> Rule:
 class ScriptedModel:
     """Implements `TargetModel`: one-hot logits."""
 
-    vocab_size = VOCAB_SIZE
-
     def __init__(
         self,
         rule: Rule,
         *,
         num_slots: int,
         block_size: int,
+        vocab_size: int = VOCAB_SIZE,
         poison: frozenset[int] = frozenset(),
     ) -> None:
-        """`poison`: tokens whose K/V is not finite; that of all that follow one still is."""
+        """`poison`: tokens whose own K/V is not finite."""
+        self.vocab_size = vocab_size
         self.rule = rule
         self.kv_is_finite: torch.Tensor | None = None
         self._poison = list(poison)
@@ -54,12 +52,12 @@ class ScriptedModel:
     def forward(self, layout: BatchLayout) -> torch.Tensor:
         self._memory[layout.slot_mapping] = layout.input_token_ids
         self.kv_is_finite = torch.from_numpy(~np.isin(layout.input_token_ids, self._poison))
-        logits = torch.zeros(layout.num_rows, VOCAB_SIZE)
+        logits = torch.zeros(layout.num_rows, self.vocab_size)
         known = [
             self._read(block_table, int(seq_len))
             for block_table, seq_len in zip(layout.block_tables, layout.seq_lens, strict=True)
         ]
-        # Of the entries, as far as they are sampled: an expanded sequence has several.
+        # The sequence of each entry: an expanded sequence has several.
         sequences = np.repeat(
             np.arange(len(layout.num_draft_tokens)), layout.num_expanded_tokens + 1
         )
@@ -88,7 +86,7 @@ class ScriptedModel:
 
 
 def continue_by(rule: Rule, token_ids: list[int], num_tokens: int) -> list[int]:
-    """What plain decoding yields."""
+    """The output of plain decoding."""
     known = list(token_ids)
     for _ in range(num_tokens):
         next_token_id = rule(known)
