@@ -1,6 +1,4 @@
-"""Puts a verifier together: checkpoint, K/V cache, scheduler, engine. The only place that knows
-all the parts.
-"""
+"""Builds a verifier from its parts: checkpoint, K/V cache, scheduler, engine."""
 
 import platform
 import secrets
@@ -41,7 +39,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run, and what clients are told of it."""
+    """A model ready to run, and its description for clients."""
 
     model: TargetModel
     served: ServedModel
@@ -50,15 +48,15 @@ class LoadedModel:
 
 
 def load_model(config: VerifierConfig, leader: Leader | None = None) -> LoadedModel:
-    """Loads and checks the configured checkpoint. Takes as long as the weights take to read.
+    """Loads and checks the configured checkpoint; blocks while the weights are read.
 
     Args:
-        leader: where this process is rank 0 of several.
+        leader: if this process is rank 0 of several.
 
     Raises:
         CheckpointError: it cannot be served.
-        ConfigError: the flags ask for more than there is.
-        RankLostError: another rank is gone.
+        ConfigError: the flags ask for more than the machine has.
+        RankLostError: another rank is lost.
     """
     device = choose_device(config, rank=0)
     if leader is None:
@@ -180,9 +178,9 @@ def _dtype_name(dtype: torch.dtype, quantization: str) -> str:
 
 
 def _numerics_digest(config: VerifierConfig, part: ModelPart, probed: Probed) -> str:
-    """Empty where equal digests could not mean equal tokens: `fast` numerics, whose bits depend on
-    the batch; `strict` ones that do so, too, on this processor; rule `ratio`, whose draws depend on
-    the drafts.
+    """Empty where equal digests would not mean equal tokens: under `fast` numerics, whose bits
+    depend on the batch; where `strict` ones also do on this processor; under rule `ratio`, whose
+    samples depend on the drafts.
     """
     if part.numerics is not STRICT or config.acceptance_rule != AcceptanceRule.MATCH.value:
         return ""

@@ -1,7 +1,7 @@
-"""Every rank but 0: loads its part, then runs the steps that rank 0 sends. Serves nobody.
+"""Every rank but 0: loads its part of the model, then runs the steps that rank 0 sends.
 
-Ends in order only when rank 0 says so. SIGTERM and SIGINT are rank 0's business: torchrun sends
-them to all, and rank 0 drains first.
+It ends in order only on rank 0's STOP. It ignores SIGTERM and SIGINT: torchrun sends them to all
+ranks, and rank 0 drains first.
 """
 
 import gc
@@ -36,8 +36,8 @@ def follow(config: VerifierConfig, launch: Launch) -> int:
     """Runs a rank to its end.
 
     Returns:
-        The exit code: 0 when rank 0 said so, 1 after an exception or a lost rank, which are
-        logged, 2 when it cannot start, which is printed in one line on stderr.
+        The exit code: 0 after a STOP; 1 after an exception or a lost rank, which are logged; 2 if
+        it cannot start, with one line on stderr.
     """
     try:
         _follow(config, launch)
@@ -89,7 +89,7 @@ def _load_and_run(
     connection: Connection,
     collectives: TorchCollectives,
 ) -> None:
-    """Returns at a STOP. Whatever goes wrong at rank 0 is raised by `receive`."""
+    """Returns at a STOP. `receive` raises when rank 0 fails or is lost."""
     connection.receive()  # LOAD
     part = load_part(config, device=device, collectives=collectives)
     connection.send(
@@ -101,7 +101,7 @@ def _load_and_run(
     if begin.kind is Kind.STOP:
         return
     model, _, _ = assemble(part, **begin.values)
-    # All ranks wait for the slowest: none should look through what was made while loading.
+    # Garbage collection of the loaded objects on any rank would delay all of them.
     gc.freeze()
     while (message := connection.receive()).kind is Kind.STEP:
         model.forward(decode(np.frombuffer(message.payload, dtype=np.int32)))

@@ -1,10 +1,10 @@
-"""Back-pressure from the engine to one session: reading stops while too much is not yet handled.
+"""Back-pressure from the engine to one session: reading stops while too much is unhandled.
 
-What a session has submitted is counted in tokens, and each command as many tokens more, which is
-about what it costs to check and to handle. After every window of it a marker is sent along; the
-next window ends only when the engine has come to the marker of the one before. So the engine's
-queue holds at most two windows of a session and what ended the last, an ordinary session never
-waits, and one that sends without end is held up by its transport, alone.
+A submitted command costs its tokens plus `COMMAND_COST`, about the time to check and handle it.
+After every `WINDOW_COST` the session queues a marker; it reads on only when the engine has handled
+the marker before that. So the engine's queue holds at most two windows of a session and one more
+command or slice. An ordinary session never waits; one that sends without end is slowed by its
+transport, alone.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import asyncio
 from verifier.engine.engine import Engine
 
 COMMAND_COST = 512
-# Reading goes on elsewhere after so much: a few milliseconds.
+# Handled between two returns to the event loop; a few milliseconds.
 SLICE_COST = 1 << 16
 WINDOW_COST = 1 << 17
 
@@ -26,8 +26,8 @@ class CommandFlow:
         self._marker: asyncio.Future[None] | None = None
 
     async def submitted(self, cost: int) -> None:
-        """Counts commands that were submitted. Waits if too much is in the queue, and lets the
-        event loop do other things after much work; else returns at once.
+        """Counts submitted commands. Waits if too many are unhandled; yields to the event loop
+        after a slice of work; else returns at once.
         """
         self._cost += cost
         if cost >= SLICE_COST:

@@ -1,8 +1,8 @@
-"""Target-model scores of given drafts, without sampling: one call from its sequences to results.
+"""One Score call: the target model's scores of given drafts, without sampling.
 
-A call opens its sequences on a session of its own. The engine computes them like prompts, in
-chunks, under the same token budget as everybody's prefill, and tells the rows that were asked for
-(`step_scoring.py`). No drafter is needed. Closing the call frees whatever is left of it.
+A call opens its sequences on a session of its own. The engine computes them like prompts, in chunks
+under the common token budget, and emits the scores of the requested rows (`step_batch.py`). No
+drafter is needed. Closing the call ends its open sequences.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -22,7 +22,7 @@ from verifier.scheduling.sequence import DraftWait, OpenSequence, Scoring
 class DraftsToScore:
     """A prompt, not empty and in the vocabulary, and the drafts to score after it.
 
-    `unscored_reason` says why drafts that were asked for are not among them; empty: they are.
+    `unscored_reason` says why the request's drafts are left out; empty: they are not.
     """
 
     token_ids: list[int]
@@ -35,26 +35,26 @@ class ScoreOptions:
     """How all sequences of a call are scored."""
 
     scoring: Scoring
-    # The law that is scored; row j's history is the prompt and drafts[:j].
+    # Adjusts the logits that are scored; row j's history is the prompt and drafts[:j].
     sampling: Sampling
-    # Masked as long as `sampling.min_new_tokens` says.
+    # Masked among the first `sampling.min_new_tokens` tokens.
     stop_token_ids: frozenset[int] = frozenset()
     cache_salt: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
 class SequenceScores:
-    """What was told of one sequence: K_i + 1 positions."""
+    """The scores of one sequence: K_i + 1 positions."""
 
     positions: list[ScoredPosition] = field(default_factory=list)
-    # Of the tokens after the first; empty if they were not asked for.
+    # Of the tokens after the first; empty if not requested.
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 def drafts_to_score(
     token_ids: list[int], draft_token_ids: list[int], *, vocab_size: int, max_model_len: int
 ) -> DraftsToScore:
-    """The drafts, or none and the reason, where the model could not be asked about them."""
+    """The drafts, or, if the model cannot score them, none and the reason."""
     reason = ""
     outside = next((t for t in draft_token_ids if not 0 <= t < vocab_size), None)
     num_tokens = len(token_ids) + len(draft_token_ids)
@@ -70,20 +70,20 @@ def drafts_to_score(
 
 
 class ScoreCall:
-    """One call; `close` must be called, by any thread, and frees everything that it holds.
+    """One call. `close` must be called, by any thread; it frees the call's sequences.
 
     Attributes:
-        result: per sequence what was told of it; fails with the error of the first that fails.
+        result: each sequence's scores; fails with the error of the first sequence that fails.
     """
 
     def __init__(
         self, engine: Engine, sequences: SequenceOf[DraftsToScore], options: ScoreOptions
     ) -> None:
         self.result: Future[list[SequenceScores]] = Future()
-        # From now on nobody can cancel it, and the engine thread can always set it.
+        # It can no longer be cancelled, so the engine thread can always set it.
         self.result.set_running_or_notify_cancel()
         self._engine = engine
-        # The sink's, on the engine thread.
+        # Used by the sink, on the engine thread.
         self._scores = [SequenceScores() for _ in sequences]
         self._num_missing = len(sequences)
         self._session_id = engine.attach(self._sink)
@@ -99,11 +99,11 @@ class ScoreCall:
 
     def _sink(self, events: list[Event], step: StepStats | None) -> None:
         try:
-            self._take(events)
-        except Exception as error:  # whoever waits for the result hears of it
+            self._add_scores(events)
+        except Exception as error:
             self.result.set_exception(error)
 
-    def _take(self, events: list[Event]) -> None:
+    def _add_scores(self, events: list[Event]) -> None:
         for event in events:
             if self.result.done():
                 return
@@ -140,7 +140,7 @@ def _open_sequence(
 
 
 def _of_sequence(sequence_id: str, error: RequestError) -> RequestError:
-    """The error, naming the sequence of the call where it names a field or is the sequence's."""
+    """The error with the sequence of the call in its field; an overload stays as it is."""
     if error.retry_after_ms is not None:
         return error
     name = f"sequences[{sequence_id}]"

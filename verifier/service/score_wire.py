@@ -1,7 +1,7 @@
-"""Between the messages of `Score` and the engine's types: validation on the way in, nothing else.
+"""Converts `Score` messages from and to the engine's types, and validates requests.
 
-Bounds what one call may ask for beyond the .proto file's own limits on what it holds, which have
-been checked before: its tokens in all, and how much there would be to answer.
+The .proto file's own limits have been checked before. This module bounds a call's total of tokens
+and the size of its response.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from verifier.service.wire import (
 )
 
 MAX_SCORE_TOKENS = 1 << 17
-# Of one answer, at about 24 bytes each: no message is over 1 MiB.
+# Of one response, at about 24 bytes each: no message is over 1 MiB.
 MAX_SCORE_LOGPROBS = 1 << 15
-# Of an answer with whole laws or hidden states: what gRPC's clients take by default.
+# Of a response with distributions or hidden states: the limit of gRPC clients by default.
 MAX_FULL_SCORE_BYTES = 4 << 20
-# At most, in an answer: of a logprob, and of what a position holds beside logprobs and tensors.
+# Upper bounds, in a response: of a logprob, and of a position without its logprobs and tensors.
 _LOGPROB_BYTES = 24
 _POSITION_BYTES = 64
 
@@ -33,8 +33,8 @@ _METHODS = {
     verifier_pb2.METHOD_BATCH_EXPANSION: ScoringMethod.BATCH_EXPANSION,
 }
 _TENSORS = ("probs", "logprobs", "hidden_state")
-# Fields of `sampling` that have a field of their own here.
-_ASKED_FOR_ELSEWHERE = {"logprobs": "top_logprobs", "prompt_logprobs": "prompt_logprobs"}
+# Fields of `sampling` that ScoreRequest replaces by fields of its own.
+_REPLACED_FIELDS = {"logprobs": "top_logprobs", "prompt_logprobs": "prompt_logprobs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class ScoreQuery:
 
     sequences: list[DraftsToScore]
     options: ScoreOptions
-    # Of the laws and hidden states in the answer.
+    # Of the distributions and hidden states in the response.
     num_tensor_bytes: int
 
     @property
@@ -58,11 +58,11 @@ def score_query(message: verifier_pb2.ScoreRequest, served: ServedModel) -> Scor
         RequestError: names the field.
     """
     if served.max_logprobs is None:
-        raise UnsupportedFieldError("this server gives no logprobs", field="")
+        raise UnsupportedFieldError("logprobs are not enabled on this server", field="")
     if message.method not in _METHODS:
         raise InvalidRequestError(f"unknown value {message.method}", field="method")
     check_num_logprobs(message.top_logprobs, served, field="top_logprobs")
-    for name, instead in _ASKED_FOR_ELSEWHERE.items():
+    for name, instead in _REPLACED_FIELDS.items():
         if message.sampling.HasField(name):  # type: ignore[arg-type]
             raise InvalidRequestError(f"use {instead}", field=f"sampling.{name}")
     sampling = check_sampling(message.sampling, served, needs_seed=False)
@@ -89,7 +89,7 @@ def score_query(message: verifier_pb2.ScoreRequest, served: ServedModel) -> Scor
 
 
 def score_response(query: ScoreQuery, scored: list[SequenceScores]) -> verifier_pb2.ScoreResponse:
-    """The answer, in request order."""
+    """The response, in request order."""
     response = verifier_pb2.ScoreResponse()
     for sequence, scores in zip(query.sequences, scored, strict=True):
         message = response.sequences.add(unscored_reason=sequence.unscored_reason)
@@ -110,7 +110,7 @@ def score_response(query: ScoreQuery, scored: list[SequenceScores]) -> verifier_
 
 
 def _check_size(message: verifier_pb2.ScoreRequest, served: ServedModel) -> int:
-    """How many bytes of laws and hidden states there are to answer."""
+    """Returns the bytes of distributions and hidden states in the response."""
     sequences = message.sequences
     if not sequences:
         raise InvalidRequestError("must not be empty", field="sequences")
@@ -125,7 +125,7 @@ def _check_size(message: verifier_pb2.ScoreRequest, served: ServedModel) -> int:
     num_logprobs = num_rows * (message.top_logprobs + 2)
     if num_logprobs > MAX_SCORE_LOGPROBS:
         raise InvalidRequestError(
-            f"{num_logprobs} logprobs to answer are over the limit {MAX_SCORE_LOGPROBS}",
+            f"{num_logprobs} logprobs in the response are over the limit {MAX_SCORE_LOGPROBS}",
             field="prompt_logprobs" if message.prompt_logprobs else "top_logprobs",
         )
     return _check_tensors(message, served, num_logprobs)
@@ -139,7 +139,7 @@ def _check_tensors(
         return 0
     if not served.allows_full_scores:
         raise UnsupportedFieldError(
-            f"this server gives no {asked[0].replace('_', ' ')}", field=asked[0]
+            f"{asked[0].replace('_', ' ')} are not enabled on this server", field=asked[0]
         )
     num_floats = message.distributions * 2 * served.vocab_size
     num_floats += message.hidden_states * served.hidden_size
@@ -148,7 +148,7 @@ def _check_tensors(
     num_bytes = num_tensor_bytes + num_positions * _POSITION_BYTES + num_logprobs * _LOGPROB_BYTES
     if num_bytes > MAX_FULL_SCORE_BYTES:
         raise InvalidRequestError(
-            f"{num_bytes} bytes to answer are over the limit {MAX_FULL_SCORE_BYTES}",
+            f"{num_bytes} bytes in the response are over the limit {MAX_FULL_SCORE_BYTES}",
             field=asked[0],
         )
     return num_tensor_bytes

@@ -1,4 +1,4 @@
-"""VerifierService over gRPC: exchanges messages with the engine thread, computes nothing."""
+"""VerifierService over gRPC: exchanges messages with the engine thread and computes nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,16 +14,16 @@ from verifier.service.score_call import ScoreCall
 from verifier.service.session import Session
 from verifier.service.wire import ServedModel
 
-# Of all Score calls at a time, unless there is only one.
+# Over all concurrent Score calls; a single call may exceed it.
 MAX_SCORED_TOKENS = 1 << 20
-# Likewise, of the laws and hidden states in their answers.
+# Of distributions and hidden states in the responses of all concurrent Score calls.
 MAX_SCORED_TENSOR_BYTES = 64 << 20
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
-    """Owned by the event loop. Until `open`, the model is still loading and RPCs are refused."""
+    """Owned by the event loop. Until `open`, the model is loading and RPCs are refused."""
 
     def __init__(self, *, max_session_event_bytes: int) -> None:
         self._opened: tuple[Engine, ServedModel] | None = None
@@ -34,7 +34,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._is_draining = False
 
     def open(self, engine: Engine, served: ServedModel) -> None:
-        """From now on RPCs are answered. The engine is started and stopped by the caller."""
+        """Answers RPCs from now on. The caller starts and stops the engine."""
         self._opened = (engine, served)
 
     async def Session(
@@ -68,8 +68,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             )
         if self._num_scored_tensor_bytes + query.num_tensor_bytes > MAX_SCORED_TENSOR_BYTES:
             raise OverloadedError(
-                f"{self._num_scored_tensor_bytes} bytes of laws and hidden states are being made "
-                "already",
+                f"{self._num_scored_tensor_bytes} bytes of distributions and hidden states are "
+                "being computed already",
                 retry_after_ms=1000,
             )
         self._num_scored_tokens += num_tokens
@@ -77,10 +77,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         call = ScoreCall(engine, query.sequences, query.options)
         try:
             scored = await asyncio.wrap_future(call.result)
-            # Writing tens of thousands of logprobs takes longer than hints may wait.
+            # Writing tens of thousands of logprobs would block the event loop, and hints with it.
             return await asyncio.to_thread(score_wire.score_response, query, scored)
         finally:
-            # Also when the client has gone away: its blocks are free within one step.
+            # Also after a cancellation: the call's blocks are free within one step.
             call.close()
             self._num_scored_tokens -= num_tokens
             self._num_scored_tensor_bytes -= query.num_tensor_bytes

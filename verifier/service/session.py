@@ -1,6 +1,6 @@
 """One gateway's session: commands from its stream to the engine, events from the engine to it.
 
-Lives on the event loop; the engine thread only calls `_sink`, which hands over and returns.
+Runs on the event loop. The engine thread only calls `_sink`, which passes events to the loop.
 """
 
 import asyncio
@@ -36,17 +36,17 @@ from verifier.service.command_flow import COMMAND_COST, SLICE_COST, CommandFlow
 
 logger = get_logger(__name__)
 
-# As many as are looked through in a few milliseconds.
-_MANY_COMMANDS = 4096
+# Handled between two returns to the event loop; a few milliseconds.
+_COMMANDS_PER_SLICE = 4096
 
 
 class Session:
     """Owned by the event loop. `close` must be called; it frees everything opened here.
 
-    What is bounded: the bytes of events not yet taken by the stream. At the bound the session
-    ends with RESOURCE_EXHAUSTED, because a gateway that does not read would otherwise hold
-    the engine up or fill the memory. And the commands not yet taken by the engine: at the bound
-    the stream is not read on until it has (`command_flow.py`).
+    Two queues are bounded. Events that the stream has not sent: beyond `max_event_bytes` the
+    session ends with RESOURCE_EXHAUSTED, since a gateway that does not read would otherwise stall
+    the engine or fill the memory. Commands that the engine has not handled: beyond the bound the
+    stream is not read until it has (`command_flow.py`).
     """
 
     def __init__(self, engine: Engine, served: wire.ServedModel, *, max_event_bytes: int) -> None:
@@ -58,14 +58,14 @@ class Session:
         self._responses: asyncio.Queue[verifier_pb2.SessionResponse | None] = asyncio.Queue()
         self._queued_bytes = 0
         self._error: Exception | None = None
-        # Of whom an event could not be written: their other events are dropped.
+        # Sequences with an event that could not be written: their other events are dropped.
         self._forgotten: set[str] = set()
         self._flow = CommandFlow(engine)
         self._is_draining = False
         self._session_id = engine.attach(self._sink)
 
     async def read(self, requests: AsyncIterator[verifier_pb2.SessionRequest]) -> None:
-        """Takes commands until the stream ends, then ends the session."""
+        """Submits commands until the stream ends, then ends the session."""
         try:
             greeted = False
             async for request in requests:
@@ -83,11 +83,11 @@ class Session:
             self._responses.put_nowait(None)
 
     async def responses(self) -> AsyncIterator[verifier_pb2.SessionResponse]:
-        """The stream's messages: the welcome, then one per engine step.
+        """The stream's messages: Welcome, then one per engine step.
 
         Raises:
-            RequestError: the session's protocol was not kept, or too many events went unread.
-            Exception: reading failed otherwise.
+            RequestError: the client violated the protocol or left too many events unread.
+            Exception: any other failure of `read`.
         """
         while (response := await self._responses.get()) is not None:
             self._queued_bytes -= response.ByteSize()
@@ -102,7 +102,7 @@ class Session:
         self._is_draining = True
 
     def end(self) -> None:
-        """Ends the stream once what is queued has been sent."""
+        """Ends the stream once the queued messages have been sent."""
         self._responses.put_nowait(None)
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Session:
                 self._put(part)
 
     def _written(self, event: Event) -> Event:
-        """The event, or if it cannot be written, the end of its sequence."""
+        """The event, or, if it cannot be written, a Rejected that ends its sequence."""
         try:
             wire.response([event], None)
         except Exception as error:
@@ -160,14 +160,14 @@ class Session:
         self._put(wire.welcome(self._served))
 
     async def _take(self, commands: Sequence[verifier_pb2.Command], received_at_s: float) -> None:
-        """Submits a message's commands, its drafts first, in slices if they are many."""
+        """Submits a message's commands, drafts first, in slices if they are many."""
         hints: list[Hint] = []
         others: list[verifier_pb2.Command] = []
         rejected: list[Event] = []
         cost = 0
         for index, command in enumerate(commands):
-            if index % _MANY_COMMANDS == 0 and len(commands) > _MANY_COMMANDS:
-                # To parse so many took long enough, and so does a look at each.
+            if index % _COMMANDS_PER_SLICE == 0 and len(commands) > _COMMANDS_PER_SLICE:
+                # Also at index 0: parsing so large a message took long enough.
                 await asyncio.sleep(0)
             if not command.HasField("draft"):
                 others.append(command)

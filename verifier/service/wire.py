@@ -1,7 +1,7 @@
-"""Between protobuf messages and the engine's types: validation on the way in, nothing else.
+"""Converts protobuf messages from and to the engine's types, and validates requests.
 
-Whatever a client may get wrong in an Open is found here, before the engine sees it, and named by
-its field.
+Every mistake that a client can make in an Open is found here, before the engine sees it, and named
+by its field.
 """
 
 import dataclasses
@@ -42,22 +42,23 @@ from verifier.scheduling.sequence import DraftWait, FinishReason, OpenSequence
 _Logprobs = RepeatedCompositeFieldContainer[sampling_pb2.TokenLogprob]
 
 PROTOCOL_VERSION = 1
-# What a session's messages may hold: how many commands, and what each.
+# Limits of a session's messages: the number of commands, and the fields of each.
 SESSION_LIMITS = MessageLimits(verifier_pb2.SessionRequest.DESCRIPTOR, limits_pb2)
 COMMAND_LIMITS = MessageLimits(verifier_pb2.Command.DESCRIPTOR, limits_pb2)
 _DRAFT_LIMITS = MessageLimits(verifier_pb2.Draft.DESCRIPTOR, limits_pb2)
 _MAX_DRAFT_ID_BYTES = _DRAFT_LIMITS.max_bytes("sequence_id")
 _MAX_DRAFT_TOKENS = _DRAFT_LIMITS.max_items("token_ids")
-# Of one prompt, each with the likeliest ones beside it: what a gateway can hand on in one message.
+# Of one prompt, including the likeliest tokens at each position: a gateway can send them in one
+# message.
 MAX_PROMPT_LOGPROBS = 1 << 17
-# Of one message to a gateway, unless one sequence's decision alone is larger: reading it keeps the
-# gateway's event loop busy, and over 5 MiB ends the session.
+# Of one message to a gateway, unless a single event is larger. Parsing a large message blocks the
+# gateway's event loop; a message over 5 MiB ends the session.
 MAX_RESPONSE_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What a client is told of the model, and what its requests are checked against."""
+    """The served model's properties and limits, as sent to clients and checked in requests."""
 
     model_id: str
     model_digest: str
@@ -76,15 +77,14 @@ class ServedModel:
     block_size: int
     num_kv_blocks: int
     eos_token_ids: frozenset[int]
-    # Most of the likeliest tokens whose logprobs may be asked for. None: no logprobs at all.
+    # Limit of `logprobs` and `prompt_logprobs`. None: no logprobs at all.
     max_logprobs: int | None = 20
-    # Whether a request may ask to be told of every step.
+    # Whether a request may ask for a trace of every step.
     allow_trace: bool = False
     # "": the model's folder has no tokenizer.
     tokenizer_digest: str = ""
-    # Elements of a hidden state.
     hidden_size: int = 0
-    # Whether `Score` may be asked for whole laws and hidden states.
+    # Whether a `Score` request may ask for distributions and hidden states.
     allows_full_scores: bool = False
 
     def limits(self) -> verifier_pb2.Limits:
@@ -127,7 +127,7 @@ class ServedModel:
 
 
 def welcome(served: ServedModel) -> verifier_pb2.SessionResponse:
-    """The answer to Hello."""
+    """The response to Hello."""
     return verifier_pb2.SessionResponse(events=[verifier_pb2.Event(welcome=served.welcome())])
 
 
@@ -146,7 +146,7 @@ _FINISH_REASONS = {
 
 _SOURCES = {int(source): source for source in Source}
 
-# Fields of Open that are not honoured.
+# Fields of Open that must be empty.
 _UNSUPPORTED_OPEN = ("adapter_id", "drafter_address")
 
 
@@ -162,14 +162,14 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
         if getattr(message, field):
             raise UnsupportedFieldError(f"{field} is not supported", field=field)
     if message.trace and not served.allow_trace:
-        raise UnsupportedFieldError("this server tells of no steps", field="trace")
+        raise UnsupportedFieldError("traces are not enabled on this server", field="trace")
     if message.expected_model_digest not in ("", served.model_digest):
         raise WrongModelError(
             f"model {served.model_digest} is served", field="expected_model_digest"
         )
     if message.draft_wait not in _DRAFT_WAITS:
         raise InvalidRequestError(f"unknown value {message.draft_wait}", field="draft_wait")
-    # Before anything looks at each of them.
+    # Checked before any loop over the tokens.
     if len(message.token_ids) >= served.max_model_len:
         raise InvalidRequestError(
             f"{len(message.token_ids)} tokens leave no room in the model's {served.max_model_len}",
@@ -224,25 +224,28 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
 
 
 def rejected_command(message: verifier_pb2.Command, error: MessageLimitError) -> Rejected:
-    """What a command that holds too much is answered with.
+    """The event for a command that exceeds a limit.
 
-    Only of an Open it is a sequence's end: another command's sequence goes on without it.
+    It ends a sequence only if the command is an Open; another command is dropped, and its sequence
+    goes on.
     """
     if not message.HasField("open"):
         return Rejected(sequence_id="", error=error)
     field = error.field.removeprefix("open.")
-    # Its id may be what is too long: then it names no sequence.
+    # An id that is too long itself names no sequence.
     sequence_id = "" if field == "sequence_id" else message.open.sequence_id
     return Rejected(sequence_id=sequence_id, error=MessageLimitError(field, error.reason))
 
 
 def hint(message: verifier_pb2.Draft, served: ServedModel) -> Hint:
-    """A draft ends before its first id outside the vocabulary: it cannot be right from there on,
-    and the model cannot look it up. It also ends where the longest sequence does, which bounds
-    what is kept of it. Hot path: its two limits are looked at where it is read.
+    """The hint of a Draft message.
+
+    The draft is cut before its first id outside the vocabulary, which the model could neither
+    embed nor sample, and at the longest sequence's end, which bounds its memory. Hot path: its two
+    limits are checked here, not by `COMMAND_LIMITS`.
 
     Raises:
-        MessageLimitError: it holds too much; it names the field from its command on.
+        MessageLimitError: it exceeds a limit; names the field from its command on.
     """
     sequence_id, sent = message.sequence_id, message.token_ids
     is_long = len(sequence_id) > _MAX_DRAFT_ID_BYTES or not sequence_id.isascii()
@@ -284,7 +287,7 @@ def response(events: Iterable[Event], step: StepStats | None) -> verifier_pb2.Se
 
 
 def split(response: verifier_pb2.SessionResponse) -> list[verifier_pb2.SessionResponse]:
-    """The same events in messages that are not too large, in order; nearly always in one."""
+    """The same events, in order, in messages of at most `MAX_RESPONSE_BYTES` where possible."""
     if response.ByteSize() <= MAX_RESPONSE_BYTES:
         return [response]
     events = list(response.events)
@@ -300,7 +303,7 @@ def split(response: verifier_pb2.SessionResponse) -> list[verifier_pb2.SessionRe
 
 
 def _halves(event: verifier_pb2.Event) -> list[verifier_pb2.Event]:
-    """A prompt's logprobs as two events; any other event as it is."""
+    """A prompt's logprobs as two events; any other event unchanged."""
     scored = event.prompt_scored
     middle = len(scored.logprobs) // 2
     if not event.HasField("prompt_scored") or not middle:
@@ -374,8 +377,8 @@ def _write_step(message: sampling_pb2.StepTrace, step: StepTrace) -> None:
 
 
 def add_logprobs(entries: _Logprobs, logprobs: Iterable[TokenLogprob]) -> None:
-    """Appends them in place: a step may have ten thousand, and a message made by itself and then
-    copied takes seven times as long.
+    """Appends them in place. A step may have ten thousand; messages built first and copied then
+    take seven times as long.
     """
     for logprob in logprobs:
         entry = entries.add()
@@ -405,15 +408,15 @@ def check_in_vocabulary(token_ids: Iterable[int], served: ServedModel, *, field:
 
 
 def check_num_logprobs(num_logprobs: int | None, served: ServedModel, *, field: str) -> None:
-    """Checks how many of the likeliest tokens are asked for; None: no logprobs at all.
+    """Checks the number of likeliest tokens requested; None: no logprobs requested.
 
     Raises:
-        RequestError: the server gives none, or not as many.
+        RequestError: the server offers none, or fewer.
     """
     if num_logprobs is None:
         return
     if served.max_logprobs is None:
-        raise UnsupportedFieldError("this server gives no logprobs", field=field)
+        raise UnsupportedFieldError("logprobs are not enabled on this server", field=field)
     if num_logprobs > served.max_logprobs:
         raise InvalidRequestError(
             f"{num_logprobs} is over the limit {served.max_logprobs}", field=field
@@ -423,7 +426,7 @@ def check_num_logprobs(num_logprobs: int | None, served: ServedModel, *, field: 
 def check_sampling(
     message: sampling_pb2.SamplingParams, served: ServedModel, *, needs_seed: bool = True
 ) -> Sampling:
-    """Checks the parameters of one sequence; `needs_seed`: it will be sampled from.
+    """Checks the parameters of one sequence; `needs_seed`: temperature > 0 requires a seed.
 
     Raises:
         RequestError: names the field.
@@ -453,7 +456,7 @@ def check_sampling(
     return dataclasses.replace(sampling, raw_logprobs=_RAW_LOGPROBS[message.logprobs_mode])
 
 
-# Field, what is allowed, and how to say so.
+# Field, check, and description of the range.
 _SAMPLING_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("temperature", lambda v: math.isfinite(v) and v >= 0, "at least 0"),
     ("top_p", lambda v: 0 < v <= 1, "in (0, 1]"),
