@@ -33,13 +33,13 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(table=tables, num_blocks=st.integers(0, 12), run_blocks=st.integers(0, 6))
     def extend(self, table: list[int], num_blocks: int, run_blocks: int) -> None:
         before = list(table)
-        wanted = max(0, num_blocks - len(table))
+        num_missing = max(0, num_blocks - len(table))
         num_available = self.pool.num_available
-        if wanted > num_available:
+        if num_missing > num_available:
             with pytest.raises(OutOfBlocksError) as error:
                 self.pool.extend(table, num_blocks, run_blocks=run_blocks)
-            assert (error.value.wanted_blocks, error.value.available_blocks) == (
-                wanted,
+            assert (error.value.missing_blocks, error.value.available_blocks) == (
+                num_missing,
                 num_available,
             )
             assert table == before
@@ -48,7 +48,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.pool.extend(table, num_blocks, run_blocks=run_blocks)
             assert table[: len(before)] == before
             assert len(table) == max(num_blocks, len(before))
-            assert self.pool.num_available == num_available - wanted
+            assert self.pool.num_available == num_available - num_missing
             assert not any(block in self.pool.cache for block in table[len(before) :])
 
     @rule(table=tables)

@@ -1,9 +1,9 @@
 """The draft buffer: the latest hint for one sequence, kept by position.
 
-A hint says what may come after a sequence's first `base_length` tokens. It may arrive late or
-hold more than one step's worth, so it is stored with its position and moved forward (realigned)
-to wherever the sequence stands when the next step is formed. Nothing here decides how many
-drafts are verified (`speculation_policy.py`) or whether to wait (`draft_wait.py`).
+A hint predicts the tokens after a sequence's first `base_length` tokens. It may arrive late or
+cover several steps, so it is stored with its position and moved forward (realigned) to the
+sequence's length when the next step is formed. How many drafts are verified is decided in
+`speculation_policy.py`, whether to wait in `draft_wait.py`.
 
 Example: the hint (base_length 10, tokens 5 6 7 8), the sequence now 12 tokens long and ending in
 5 6: the draft is 7 8. Had it ended in 5 9, the hint would be stale.
@@ -15,19 +15,19 @@ import enum
 class Source(enum.IntEnum):
     """Where a hint was copied from; the wire's numbers."""
 
-    # And every number that this verifier does not know.
+    # Also for every number that this verifier does not know.
     UNSPECIFIED = 0
     SEQUENCE = 1
     POOL = 2
 
 
 class HintOutcome(enum.StrEnum):
-    """What became of a hint, told once per hint; the label of `tandem_draft_hints`."""
+    """The outcome of a hint, reported once per hint; the label of `tandem_draft_hints`."""
 
-    USED = "used"  # drafted from at the length that it was made for
-    REALIGNED = "realigned"  # first drafted from after the sequence had moved on
+    USED = "used"  # first used at the length that it was made for
+    REALIGNED = "realigned"  # first used at a later length
     STALE = "stale"  # contradicted by the sequence before it was used
-    LATE = "late"  # every token of it was decided, or a newer hint was here, before it was used
+    LATE = "late"  # passed by the sequence, or replaced by a newer hint, before it was used
 
 
 class DraftBuffer:
@@ -53,7 +53,7 @@ class DraftBuffer:
         self._matched_ngram_length = 0
         # Longest length that a hint, possibly an empty one, was received for.
         self.answered_length = -1
-        # Of the hint that was taken last.
+        # Of the hint that was accepted last.
         self.source = Source.UNSPECIFIED
 
     def __bool__(self) -> bool:
@@ -68,12 +68,12 @@ class DraftBuffer:
         known_token_ids: list[int],
         source: Source = Source.UNSPECIFIED,
     ) -> HintOutcome | None:
-        """Takes a hint unless it is older than the buffered one, contradicted or overtaken.
+        """Accepts a hint unless it is older than the buffered one, contradicted or passed.
 
         An empty hint only records that its length was answered.
 
         Returns:
-            What became of a hint that is of no more use: this one, or the one it replaced.
+            The outcome of a hint that ends unused: this one, or the one it replaces.
         """
         length = len(known_token_ids)
         if base_length > length:
@@ -96,7 +96,7 @@ class DraftBuffer:
         return replaced
 
     def advance(self, known_token_ids: list[int]) -> HintOutcome | None:
-        """Drops the hint if the sequence, having grown, contradicts it or has passed its end."""
+        """Drops the hint if the sequence, now longer, contradicts it or has passed its end."""
         if not self._token_ids:
             return None
         skip = len(known_token_ids) - self._base_length
@@ -108,19 +108,19 @@ class DraftBuffer:
         return None
 
     def match_length(self, length: int) -> int:
-        """How many tokens before the first draft match, for a sequence of `length` tokens: those
-        that the hint came with, and those that were decided as it said.
+        """Matching tokens before the first draft, for a sequence of `length` tokens: the hint's own
+        match, and the tokens decided since as it predicted.
         """
         return self._matched_ngram_length + length - self._base_length
 
     def ahead(self, length: int, num_tokens: int) -> list[int]:
-        """What `draft` would give; to look at only."""
+        """The token ids that `draft` would return, without counting the hint as used."""
         skip = length - self._base_length
         return self._token_ids[skip : skip + num_tokens]
 
     def draft(self, length: int, num_tokens: int) -> tuple[list[int], HintOutcome | None]:
         """Up to `num_tokens` drafts for a sequence of `length` tokens, the length of the last
-        `offer` or `advance`; and what became of the hint, the first time that it is used.
+        `offer` or `advance`; and the hint's outcome, when it is used for the first time.
         """
         token_ids = self.ahead(length, num_tokens)
         if not token_ids or self._is_reported:

@@ -1,14 +1,14 @@
-"""Whether a step should wait for hints that are on their way, and for how long.
+"""Whether a step should wait for hints under way, and for how long.
 
-Waiting delays every sequence of the step and helps those without a draft, so the rule compares
-the two sides, both in seconds of step time summed over sequences:
+Waiting delays every sequence of the step and helps those without a draft. The rule compares the
+two, both in seconds of step time summed over sequences:
 
     sum of p1 over the sequences without a draft * step  >  remaining hop * sequences in the step
 
-p1 is a sequence's running probability that a hint's first token turned out right. It is the
-first token that counts, not the expected length: a late hint is realigned, so not waiting costs
-at most the one step that would have been drafted. Hints come waited for or not, so p1 is learned
-for free, and text that never repeats is never waited for.
+p1 is a sequence's running probability that a hint's first token is right. The expected length does
+not count: a late hint is realigned, so not waiting costs at most one step without drafts. Hints
+come whether awaited or not, so p1 is learned without waiting, and a step never waits for text that
+never repeats.
 
 Pure arithmetic on durations; knows no clock and no sequence.
 """
@@ -35,7 +35,7 @@ class RunningMean:
 
 @dataclass(slots=True)
 class DraftWaitEstimates:
-    """Running estimates of one verifier: a step's duration, and a hint's way back to us."""
+    """Running means of one verifier: a step's duration, and the hop from publication to hint."""
 
     step_s: RunningMean = field(default_factory=lambda: RunningMean(DURATION_DECAY))
     hop_s: RunningMean = field(default_factory=lambda: RunningMean(DURATION_DECAY))
@@ -45,13 +45,12 @@ class DraftWaitEstimates:
     ) -> float:
         """How long the step may wait for the missing hints; 0 when waiting does not pay.
 
-        Args:
-            first_token_probabilities: p1 of each sequence that lacks a draft.
-            num_sequences: sequences that the wait would delay, these included.
-            elapsed_s: time since the missing hints could have been asked for.
+        Never longer than the expected gain, which bounds the loss by an overdue hint.
 
-        Never more than the wait could gain, so a hint that is overdue costs no more than it
-        would have brought.
+        Args:
+            first_token_probabilities: p1 of each sequence without a draft.
+            num_sequences: sequences that the wait would delay, these included.
+            elapsed_s: time since the last of the missing hints was requested.
         """
         if not first_token_probabilities or self.step_s.value is None or self.hop_s.value is None:
             return 0.0
@@ -63,16 +62,16 @@ class DraftWaitEstimates:
 class FirstTokenRecord:
     """p1 of one sequence, learned from every hint, used or not.
 
-    A hint's first token is compared with what the sequence really got there, which may be known
-    when the hint arrives or only later. A hint without tokens counts as wrong,
-    unless the drafter says that it is still indexing: that is not recorded at all.
+    A hint's first token is compared with the sequence's token at that position, when that is
+    known. A hint without tokens counts as wrong. The caller leaves out empty hints of a drafter
+    that is still indexing.
     """
 
     __slots__ = ("_pending", "num_useless_hints", "probability")
 
     def __init__(self) -> None:
         self.probability = 0.0
-        # Hints in a row, up to now, whose first token was wrong or missing.
+        # The last hints in a row whose first token was wrong or missing.
         self.num_useless_hints = 0
         self._pending: tuple[int, int] | None = None
 
@@ -88,7 +87,7 @@ class FirstTokenRecord:
             self._pending = (base_length, token_ids[0])
 
     def settle(self, known_token_ids: list[int]) -> None:
-        """Settles the pending hint once its position is decided."""
+        """Compares the pending hint once its position is decided."""
         if self._pending is not None and self._pending[0] < len(known_token_ids):
             position, token_id = self._pending
             self._pending = None

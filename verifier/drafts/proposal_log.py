@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from verifier.drafts.draft_buffer import Source
 
-# Between two steps, of all proposals together: with more, the first are not told. Some 20 KB.
+# Limits between two steps, some 20 KB; the oldest proposals beyond them are dropped.
 _MAX_PROPOSED_TOKENS = 4096
 _MAX_PROPOSALS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalTrace:
-    """A hint as it came. `sampling.proto` documents the fields, here and below."""
+    """A hint as received. `sampling.proto` documents the fields."""
 
     base_length: int
     token_ids: list[int]
@@ -21,7 +21,7 @@ class ProposalTrace:
 
 
 class ProposalLog:
-    """The proposals since a sequence's last step, in order; the latest ones if there are many."""
+    """The latest proposals since a sequence's last step, in order."""
 
     def __init__(self) -> None:
         self._proposals: collections.deque[ProposalTrace] = collections.deque()
@@ -34,7 +34,7 @@ class ProposalLog:
             self._num_tokens -= len(self._proposals.popleft().token_ids)
 
     def drain(self) -> list[ProposalTrace]:
-        """All of them, once."""
+        """Returns and removes all of them."""
         drained = list(self._proposals)
         self._proposals.clear()
         self._num_tokens = 0

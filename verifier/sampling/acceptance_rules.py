@@ -64,7 +64,7 @@ def sample_ratio(
 
     Args:
         target_probs: [R, V]. draft_token_ids: [P]. num_draft_tokens: B counts.
-        accept_uniforms: [P], one per draft; it stands if its uniform is below its probability.
+        accept_uniforms: [P]; a draft is accepted if its uniform is below its probability.
         emit_uniforms: [R], one per row, for the inverse CDF: the smallest id whose cumulative
             mass exceeds uniform * total.
 
@@ -100,12 +100,11 @@ def ratio_rows(
     accept_uniforms: torch.Tensor,
     emit_uniforms: torch.Tensor,
 ) -> torch.Tensor:
-    """One token per row [R] under rule `ratio`: the draft where it stands, else another.
+    """One token per row [R] under rule `ratio`: the draft if it is accepted, else another.
 
     Args:
         probs: [R, V].
-        row_drafts: [R] int64, the draft that each row judges; -1, or any id that is not in the
-            vocabulary: none that could stand.
+        row_drafts: [R] int64, each row's draft; -1, or any id outside the vocabulary: no draft.
         accept_uniforms, emit_uniforms: [R], as in `sample_ratio`.
     """
     mass = probs.double()
@@ -145,7 +144,7 @@ def accept(
 
     Args:
         sampled_token_ids: [R]. draft_token_ids: [P]. num_draft_tokens: [B].
-        is_usable: [R]; a sequence's samples end before the first that is not. None: all are.
+        is_usable: [R]; a sequence's samples end before the first unusable one. None: all usable.
 
     Returns:
         output_token_ids [B, K_max + 1] padded with -1, and num_accepted_tokens [B].

@@ -1,13 +1,13 @@
-"""From logits to the law that is sampled.
+"""From logits to the distribution that is sampled.
 
 In this order: repetition penalty over prompt and output; frequency and presence penalties over
 the output; logit bias; stop tokens masked before `min_new_tokens`; temperature; min-p; top-k;
-top-p; softmax. A sequence's row j is judged with the history `output + drafts[:j]`, which is what
-the history will be if the row counts.
+top-p; softmax. A sequence's row j is processed with the history `output + drafts[:j]`, which is
+the sequence's history if the row is reached.
 
-Everything is computed in float64, row by row independent of the others, so a row's result has the
-same bits alone and in a batch, with and without drafts. So it can be done slice by slice, too:
-hundreds of rows of a large vocabulary, whole and in several copies, would take gigabytes.
+Everything is computed in float64, each row independently of the others, so a row's result has the
+same bits alone and in a batch, with and without drafts. Callers work slice by slice (`row_slices`):
+several copies of hundreds of rows of a large vocabulary would take gigabytes.
 """
 
 import math
@@ -18,16 +18,16 @@ import torch
 
 from verifier.sampling.parameters import Sampling
 
-# Of one float64 tensor of a slice, or of one row where that is more. What is done to a slice holds
-# at most ten of them at a time, whatever the parameters: 160 MiB.
+# Limit of one float64 tensor of a slice, unless one row is larger. Processing a slice holds at most
+# ten such tensors at a time, whatever the parameters: 160 MiB.
 SLICE_BYTES = 16 << 20
-# Penalties cost the square of it.
+# Penalties cost the square of a slice's rows.
 _MAX_SLICE_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What a sequence's law depends on beside its logits. K drafts: K + 1 rows."""
+    """The tokens that a sequence's rows depend on beside their logits. K drafts: K + 1 rows."""
 
     prompt_token_ids: SequenceOf[int]
     output_token_ids: SequenceOf[int]
@@ -42,12 +42,12 @@ def target_probs(
     output_token_ids: SequenceOf[int],
     draft_token_ids: SequenceOf[int],
 ) -> torch.Tensor:
-    """The target's law at each row of one sequence.
+    """The distribution that each row of one sequence is sampled from.
 
     Args:
         logits: [K + 1, V], any float dtype.
         sampling: a `Sampling`, or any object with its fields (a SamplingParams message, say).
-        draft_token_ids: K of them; ids outside the vocabulary leave no trace in the history.
+        draft_token_ids: K of them; ids outside the vocabulary do not count in the history.
 
     Returns:
         [K + 1, V] float32; a point mass where the temperature is 0.
@@ -62,13 +62,13 @@ def target_probs(
 
 
 def row_slices(num_rows: int, vocab_size: int) -> list[slice]:
-    """Runs of rows, all of them, that are worked on one after another."""
+    """Slices that cover all rows, to process one after another."""
     size = max(1, min(_MAX_SLICE_ROWS, SLICE_BYTES // (8 * vocab_size)))
     return [slice(start, start + size) for start in range(0, num_rows, size)]
 
 
 def sampling_probs(logits: torch.Tensor, sampling: Sampling, history: History) -> torch.Tensor:
-    """The law that one sequence's rows are sampled from.
+    """As `target_probs`, of validated parameters.
 
     Args:
         logits: [K + 1, V], any float dtype.
@@ -86,11 +86,11 @@ def sampling_probs(logits: torch.Tensor, sampling: Sampling, history: History) -
 def reported_logprobs(
     logits: torch.Tensor, sampling: Sampling, history: History, *, first_row: int = 0
 ) -> torch.Tensor:
-    """What is told of one sequence's rows: the law's logprobs, or the model's own if `sampling`
-    wants them raw. At temperature 0, of the law that the likeliest token is taken from.
+    """The logprobs that responses contain: of the sampled distribution, or of the model's own if
+    `sampling` asks for raw ones. At temperature 0: of the softmax of the adjusted logits.
 
     Args:
-        logits: [n, V], any float dtype, of the rows from `first_row` on; of all K + 1 or fewer.
+        logits: [n, V], any float dtype, of the n <= K + 1 rows from `first_row` on.
 
     Returns:
         [n, V] float64.
@@ -106,10 +106,10 @@ def reported_logprobs(
 def adjusted_logits(
     logits: torch.Tensor, sampling: Sampling, history: History, *, first_row: int = 0
 ) -> torch.Tensor:
-    """All that happens before the temperature, for one sequence.
+    """All steps before the temperature, for one sequence.
 
     Args:
-        logits: [n, V], any float dtype, of the rows from `first_row` on; of all K + 1 or fewer.
+        logits: [n, V], any float dtype, of the n <= K + 1 rows from `first_row` on.
 
     Returns:
         [n, V] float64.
@@ -118,7 +118,7 @@ def adjusted_logits(
     if not sampling.adjusts_logits:
         return rows
     num_rows, vocab_size = rows.shape
-    # Entry (row, token): one per draft that stands before the row.
+    # One (row, draft) pair for each draft before a row.
     drafts = torch.tensor(list(history.draft_token_ids), dtype=torch.int64, device=rows.device)
     before, place = torch.tril_indices(
         num_rows, len(drafts), offset=first_row - 1, device=rows.device
@@ -147,7 +147,7 @@ def adjusted_logits(
         rows = rows.index_add(1, ids, bias.expand(num_rows, -1))
     num_output = len(history.output_token_ids) + first_row
     num_masked = min(num_rows, sampling.min_new_tokens - num_output)
-    # A model may name end tokens that it has no logit for.
+    # A model may name end tokens without a logit.
     stops = sorted(t for t in history.stop_token_ids if t < vocab_size)
     if num_masked > 0 and stops:
         rows = rows.clone()
@@ -163,14 +163,14 @@ def row_probs(logits: torch.Tensor, sampling: SequenceOf[Sampling]) -> torch.Ten
         sampling: the parameters of each row's sequence, temperature > 0, R of them.
 
     Returns:
-        [R, V] float32; what was cut off is exactly 0. Among equal logits the lower id is kept
+        [R, V] float32; tokens that are cut off have exactly 0. Of equal logits, lower ids are kept
         first.
     """
     return torch.softmax(scaled_logits(logits, sampling), dim=-1).float()
 
 
 def scaled_logits(logits: torch.Tensor, sampling: SequenceOf[Sampling]) -> torch.Tensor:
-    """The logits [R, V] float64 whose softmax is the law; -inf where it is cut off."""
+    """The logits [R, V] float64 whose softmax is sampled; -inf for tokens that are cut off."""
     temperatures = _column([s.temperature for s in sampling], logits)
     # Subtracting the largest first keeps a tiny temperature from overflowing.
     scaled = logits.double()
@@ -186,7 +186,7 @@ def scaled_logits(logits: torch.Tensor, sampling: SequenceOf[Sampling]) -> torch
 
 
 def _truncated(scaled: torch.Tensor, sampling: SequenceOf[Sampling]) -> torch.Tensor:
-    """Sets what top-k, then top-p, cut off to -inf."""
+    """Applies top-k, then top-p: tokens that are cut off get -inf."""
     vocab_size = scaled.shape[-1]
     in_order, token_ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
     top_k = _column([float(s.top_k or vocab_size) for s in sampling], scaled)
@@ -195,7 +195,7 @@ def _truncated(scaled: torch.Tensor, sampling: SequenceOf[Sampling]) -> torch.Te
     mass = torch.softmax(in_order, dim=-1)
     mass_before = torch.cumsum(mass, dim=-1) - mass
     top_p = _column([s.top_p for s in sampling], scaled)
-    # The likeliest token stays, whatever rounding says; and 1 means off, whatever it says.
+    # Whatever rounding does: the likeliest token stays, and 1 cuts nothing.
     is_cut = (mass_before >= top_p) & (ranks > 0) & (top_p < 1.0)
     in_order = in_order.masked_fill(is_cut, -torch.inf)
     return torch.empty_like(scaled).scatter_(-1, token_ids, in_order)

@@ -18,11 +18,11 @@ class TokenLogprob:
 def token_logprobs(
     logprobs: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> list[TokenLogprob]:
-    """Logprob and rank of one token per row, and of the row's likeliest.
+    """Logprob and rank of one token per row, and of the row's likeliest tokens.
 
     Args:
-        logprobs: [R, V]. token_ids: [R]. num_top: how many of the likeliest; among equals the
-            lower id comes first.
+        logprobs: [R, V]. token_ids: [R]. num_top: how many of the likeliest; lower ids first among
+            equals.
     """
     own = logprobs.gather(-1, token_ids[:, None])
     ranks = (logprobs > own).sum(dim=-1) + 1
@@ -51,7 +51,7 @@ def token_logprobs(
 def _likeliest(logprobs: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and ids [R, num_top] of the largest of each row [R, V], lower ids first among equals.
 
-    `topk` leaves open which of several equals it takes, and sorting whole rows is slow.
+    `topk` does not specify which of several equals it picks, and sorting whole rows is slow.
     """
     if num_top == 0:
         return logprobs[:, :0], logprobs[:, :0].long()

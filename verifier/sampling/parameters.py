@@ -1,4 +1,4 @@
-"""Sampling parameters of one sequence, as the engine sees them: validated, defaults filled in."""
+"""Sampling parameters of one sequence: validated, with defaults filled in."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     min_new_tokens: int = 0
-    # None: no logprobs. 0: of the output tokens alone. n: of the n likeliest beside.
+    # None: no logprobs. 0: of the output tokens only. n: also of the n likeliest.
     logprobs: int | None = None
     # The same for the prompt.
     prompt_logprobs: int | None = None
-    # Logprobs of the model's own law rather than of the law that is sampled from.
+    # Logprobs of the model's unadjusted distribution, not of the one that is sampled.
     raw_logprobs: bool = False
 
     @property
@@ -34,7 +34,7 @@ class Sampling:
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether anything is done to the logits before the temperature."""
+        """Whether logits change before the temperature is applied."""
         return (
             self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0
@@ -45,9 +45,9 @@ class Sampling:
 
     @classmethod
     def of(cls, parameters: object) -> "Sampling":
-        """Takes the fields by name from any object that has some of them.
+        """Copies the fields by name from any object that has some of them.
 
-        A message's optional field that is not set counts as absent, as does a None.
+        A None, or a message's optional field that is not set, leaves the default.
         """
         if isinstance(parameters, cls):
             return parameters

@@ -1,7 +1,7 @@
 """Noise as a pure function of (seed, position, token): Philox4x32-10.
 
-A sampled token depends on its sequence's seed, its absolute position and the model's law there,
-and on nothing else: not on drafts, batch, chunking, or which replica computes it. That is what
+A sampled token depends on its sequence's seed, its absolute position and the model's distribution
+there, and on nothing else: not on drafts, batch, chunking, or the replica that computes it. That
 makes seeded output repeatable.
 
     key     (seed low 32 bits, seed high 32 bits)
@@ -34,7 +34,7 @@ _WORD_MASK = np.uint64(0xFFFFFFFF)
 
 
 class Purpose(enum.IntEnum):
-    """What a draw is for; part of the counter, so that no two uses share noise."""
+    """The use of a draw; part of the counter, so that no two uses share noise."""
 
     MATCH = 0
     ACCEPT = 1
@@ -50,8 +50,8 @@ def uniforms(
     """Uniform variates in (0, 1).
 
     Args:
-        seeds, positions, token_ids: [R]; the row's sequence's seed, the absolute position of the
-            token that the row samples, and the token that the draw is about (0: none).
+        seeds, positions, token_ids: [R]; the seed of the row's sequence, the absolute position of
+            the token that the row samples, and the token that the draw is for (0: none).
 
     Returns:
         [R].
@@ -65,21 +65,21 @@ def uniforms(
 def exponential_noise(
     seeds: npt.NDArray[np.uint64],
     positions: npt.NDArray[np.int64],
-    wanted: npt.NDArray[np.bool_],
+    is_needed: npt.NDArray[np.bool_],
     purpose: Purpose = Purpose.MATCH,
 ) -> npt.NDArray[np.float64]:
     """Exponential variates of rate 1.
 
     Args:
-        seeds: [R], the row's sequence's seed.
+        seeds: [R], the seed of the row's sequence.
         positions: [R], the absolute position of the token that the row samples.
-        wanted: [R, V], where noise is needed; elsewhere the result is 1.
+        is_needed: [R, V], where noise is needed; elsewhere the result is 1.
 
     Returns:
         [R, V]; column v is token id v's noise.
     """
     noise: npt.NDArray[np.float64] = _fill_exponential(
-        seeds, positions.astype(np.uint32), wanted, np.uint32(purpose)
+        seeds, positions.astype(np.uint32), is_needed, np.uint32(purpose)
     )
     return noise
 
@@ -138,16 +138,16 @@ def _uniform(
 def _fill_exponential(
     seeds: npt.NDArray[np.uint64],
     positions: npt.NDArray[np.uint32],
-    wanted: npt.NDArray[np.bool_],
+    is_needed: npt.NDArray[np.bool_],
     purpose: np.uint32,
 ) -> npt.NDArray[np.float64]:
-    num_rows, vocab_size = wanted.shape
+    num_rows, vocab_size = is_needed.shape
     noise = np.ones((num_rows, vocab_size), dtype=np.float64)
     for row in range(num_rows):
         key_0 = np.uint32(seeds[row] & _WORD_MASK)
         key_1 = np.uint32(seeds[row] >> _WORD_BITS)
         for token_id in range(vocab_size):
-            if wanted[row, token_id]:
+            if is_needed[row, token_id]:
                 uniform = _uniform(np.uint32(token_id), positions[row], purpose, key_0, key_1)
                 noise[row, token_id] = -math.log(uniform)
     return noise

@@ -52,7 +52,7 @@ class AcceptanceRule(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedSequence:
-    """What a sequence's rows are judged by."""
+    """What a sequence's rows are verified with."""
 
     sampling: Sampling
     history: History
@@ -62,13 +62,13 @@ class JudgedSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one step decided for its sequences, in batch order."""
+    """A step's decisions, in batch order."""
 
     output_token_ids: IntArray  # [B, K_max + 1]: accepted drafts and one more, then -1
     num_accepted_tokens: IntArray  # [B]
-    # [B]; False: the row behind the accepted drafts is not usable, so they are all the output.
+    # [B]; False: the row after the accepted drafts is not usable, so no further token is emitted.
     is_finite: BoolArray
-    # By index in the batch, of the sequences that asked: one per emitted token.
+    # By index in the batch, of sequences that requested logprobs: one per emitted token.
     logprobs: dict[int, list[TokenLogprob]]
 
 
@@ -81,16 +81,16 @@ def verify(
     is_usable: BoolArray | None = None,
     rule: AcceptanceRule = AcceptanceRule.MATCH,
 ) -> Verdict:
-    """Judges all drafts of a step and samples one further token per sequence.
+    """Verifies all drafts of a step and samples one further token per sequence.
 
-    What is in a sequence's rows behind the first draft that is not accepted changes nothing.
+    A sequence's rows after its first rejected draft have no effect, whatever they contain.
 
     Args:
         logits: [R, V], any float dtype and device.
         sequences: B of them.
         draft_token_ids: [P]; ids outside the vocabulary are never accepted.
         num_draft_tokens: [B].
-        is_usable: [R]; False: not to be used, whatever its logits. None: all may be.
+        is_usable: [R]; False: the row must not be used, whatever its logits. None: all may be.
     """
     num_rows_each = num_draft_tokens + 1
     starts = np.cumsum(num_rows_each) - num_rows_each
@@ -124,11 +124,11 @@ def verify(
 
 
 def _likeliest_of_rows(logits: torch.Tensor) -> tuple[IntArray, BoolArray]:
-    """The likeliest token of each row, the lowest id of equals, and whether the row is finite: its
-    largest logit is, and none is NaN.
+    """The likeliest token of each row, the lowest id of equals, and whether the row is finite: it
+    has no NaN, and its largest logit is finite.
     """
     if logits.device.type == "cpu":
-        # torch's maximum with its place takes several times as long.
+        # torch's maximum with its index takes several times as long.
         likeliest = np.empty(len(logits), dtype=np.int64)
         is_finite = np.empty(len(logits), dtype=np.bool_)
         is_numpy_type = logits.dtype in (torch.float32, torch.float64)
@@ -151,7 +151,7 @@ def _sample(
     """One token for each of the given sequences' rows, a slice at a time.
 
     Args:
-        logits: [R, V]. rows: which of them are theirs, one sequence's after another's.
+        logits: [R, V]. rows: indices of the sequences' rows, sequence after sequence.
     """
     counts = np.array([len(s.history.draft_token_ids) + 1 for s in sequences], dtype=np.int64)
     owners = np.repeat(np.arange(len(sequences)), counts)
@@ -174,8 +174,8 @@ def _sample_slice(
 
     Args:
         logits: [n, V].
-        owners: [n], which sequence each row is of, in order.
-        places: [n], which of the sequence's rows it is.
+        owners: [n], each row's index in `sequences`, ascending.
+        places: [n], each row's index within its sequence.
     """
     rows = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
     starts = np.flatnonzero(np.diff(owners, prepend=-1)).tolist()
@@ -220,10 +220,10 @@ def _sample_slice(
 def _logprobs(
     logits: torch.Tensor, sequence: JudgedSequence, emitted: IntArray
 ) -> list[TokenLogprob]:
-    """Of each emitted token, by the law of its row; `logits` are those of these rows."""
-    sampling, told = sequence.sampling, []
+    """The logprobs of the emitted tokens, each by its row of `logits`."""
+    sampling, logprobs = sequence.sampling, []
     for part in row_slices(*logits.shape):
-        logprobs = reported_logprobs(logits[part], sampling, sequence.history, first_row=part.start)
-        token_ids = torch.from_numpy(emitted[part]).to(logprobs.device)
-        told += token_logprobs(logprobs, token_ids, sampling.logprobs or 0)
-    return told
+        rows = reported_logprobs(logits[part], sampling, sequence.history, first_row=part.start)
+        token_ids = torch.from_numpy(emitted[part]).to(rows.device)
+        logprobs += token_logprobs(rows, token_ids, sampling.logprobs or 0)
+    return logprobs

@@ -1,7 +1,7 @@
-"""What is told of rows that are scored, computed from their logits.
+"""The scores of rows, computed from their logits.
 
-A row is the model's law after one token. Prompt rows say how likely the next prompt token was;
-draft rows say it of the next draft, and what else was likely.
+A row is the model's output after one token. A prompt row gives the logprob of the next prompt
+token; a draft row gives that of the next draft, and the likeliest tokens.
 
 Shape legend: n rows of one sequence in one step, V vocabulary, H hidden size.
 """
@@ -21,8 +21,8 @@ from verifier.sampling.logits_processing import (
 from verifier.sampling.logprobs import TokenLogprob, token_logprobs
 from verifier.sampling.parameters import Sampling
 
-# Of one step's scored logits, as float32, and of its events, at about this many for each logprob:
-# more of them would keep the event loop, which writes them, from everything else.
+# Limits of one step's scored logits, as float32, and of its events, at `_LOGPROB_BYTES` each: the
+# event loop writes the events, and larger ones would block it.
 _MAX_LOGITS_BYTES = 128 << 20
 _MAX_EVENT_BYTES = 128 << 10
 _LOGPROB_BYTES = 24
@@ -30,14 +30,14 @@ _LOGPROB_BYTES = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredPosition:
-    """What the model says at one row of a scored sequence."""
+    """The scores of one draft row."""
 
     top_token_id: int
-    # Of the draft that follows; None after the last.
+    # Of the draft after this row; None after the last draft.
     draft: TokenLogprob | None
     top: tuple[TokenLogprob, ...]
-    # For who asked for them, on the CPU: the law that would be sampled from, [V] float32; its
-    # logprobs as those of tokens are told, [V] float32; what the output layer got, [H].
+    # On request, on the CPU: the distribution that would be sampled, [V] float32; the logprobs that
+    # `draft` and `top` are of, [V] float32; the output layer's input, [H].
     probs: torch.Tensor | None = None
     logprobs: torch.Tensor | None = None
     hidden_state: torch.Tensor | None = None
@@ -45,23 +45,23 @@ class ScoredPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRows:
-    """Rows of one scored sequence: of prompt tokens, then of drafts, either may be empty."""
+    """Scores of one sequence in one step; either list may be empty."""
 
-    # Of the prompt tokens that follow the prompt rows.
+    # Of the prompt token after each prompt row.
     prompt_logprobs: list[TokenLogprob]
-    # Of the draft rows.
+    # Of each draft row.
     positions: list[ScoredPosition]
 
 
 def max_rows_per_step(*, vocab_size: int, max_logprobs: int) -> int:
-    """How many rows a step may score, so that neither its logits nor its events grow large."""
+    """How many rows a step may score: it bounds the step's logits and events."""
     by_logits = _MAX_LOGITS_BYTES // (4 * vocab_size)
     by_events = _MAX_EVENT_BYTES // (_LOGPROB_BYTES * (max_logprobs + 1))
     return max(8, min(by_logits, by_events))
 
 
 def are_finite(logits: torch.Tensor) -> bool:
-    """Whether every row [n, V] has a finite largest logit: as all rows are judged."""
+    """Whether every row [n, V] has a finite largest logit and no NaN."""
     return bool(torch.isfinite(logits.amax(dim=-1)).all())
 
 
@@ -69,9 +69,9 @@ def prompt_logprobs(
     logits: torch.Tensor, token_ids: SequenceOf[int], *, first_row: int, sampling: Sampling,
     num_top: int,
 ) -> list[TokenLogprob]:  # fmt: skip
-    """How likely each prompt token was, given the tokens before it.
+    """The logprob of each prompt token, given the tokens before it.
 
-    The law is that of a first output token: what counts output has nothing to count here.
+    Parameters apply as to a first output token: penalties that count output tokens count none.
 
     Args:
         logits: [n, V] of the rows at positions first_row, first_row + 1 ...
@@ -101,13 +101,13 @@ def draft_positions(
     first_draft: int, sampling: Sampling, stop_token_ids: frozenset[int], num_top: int,
     keeps_distributions: bool = False, hidden_states: torch.Tensor | None = None,
 ) -> list[ScoredPosition]:  # fmt: skip
-    """What the model says after `prompt + drafts[:j]`, for j from `first_draft` on.
+    """The scores after `prompt + drafts[:j]`, for j from `first_draft` on.
 
     Args:
         logits: [n, V] of these rows.
         draft_token_ids: all drafts of the sequence.
-        keeps_distributions: also gives the rows' laws.
-        hidden_states: [n, H] of these rows, to be given; on the CPU.
+        keeps_distributions: whether the scores contain the rows' distributions.
+        hidden_states: [n, H] of these rows, on the CPU, if the scores shall contain them.
     """
     positions: list[ScoredPosition] = []
     for rows in row_slices(len(logits), logits.shape[-1]):
@@ -124,11 +124,11 @@ def draft_positions(
         top_ids = logprobs.argmax(dim=-1)
         ids = top_ids.clone()
         ids[: len(followers)] = torch.tensor(followers, dtype=torch.int64, device=ids.device)
-        told = token_logprobs(logprobs, ids, num_top)
+        scores = token_logprobs(logprobs, ids, num_top)
         probs = sampling_probs(part, sampling, history).cpu() if keeps_distributions else None
         kept_logprobs = logprobs.float().cpu() if keeps_distributions else None
         states = None if hidden_states is None else hidden_states[rows]
-        for row, (top_token_id, each) in enumerate(zip(top_ids.tolist(), told, strict=True)):
+        for row, (top_token_id, each) in enumerate(zip(top_ids.tolist(), scores, strict=True)):
             draft = dataclasses.replace(each, top=()) if row < len(followers) else None
             positions.append(
                 ScoredPosition(

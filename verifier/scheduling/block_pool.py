@@ -1,12 +1,11 @@
-"""The KV blocks: which are free, who holds which, and which could be had by forgetting.
+"""The KV blocks: which are free, which are held, and which cached ones can be evicted.
 
-Blocks are handed out so that a sequence's blocks lie one after another where possible: a
-contiguous run of blocks can be attended over in place, without gathering it first. Knows no
-tensor; the blocks' contents are `kv_cache.py`'s.
+A sequence's blocks are allocated one after another where possible: attention can read a contiguous
+run of blocks in place, without gathering. Knows no tensor; `kv_cache.py` owns the contents.
 
 A block is in one of three states:
     held   in at least one block table; in several only if it is cached (`prefix_cache.py`)
-    idle   cached, in no table: handed out again, least recently used first, when no block is free
+    idle   cached, in no table; evicted, least recently used first, when no block is free
     free   neither
 """
 
@@ -16,25 +15,25 @@ import numpy as np
 
 from verifier.scheduling.prefix_cache import PrefixCache
 
-# Room for a newcomer's run is made by evicting as long as no more than this part of all blocks is
-# free then: attention in place is worth a little of the cache, not much of it.
-_MOST_FREE_FOR_RUNS = 1 / 8
+# Idle blocks are evicted to make room for a contiguous run only while at most this part of all
+# blocks is free: a contiguous run is worth a small part of the cache only.
+_MAX_FREE_FOR_RUNS = 1 / 8
 
 
 class OutOfBlocksError(Exception):
-    """Fewer blocks are to be had than were asked for. Nothing was allocated."""
+    """Fewer blocks are available than requested. Nothing was allocated."""
 
-    def __init__(self, wanted_blocks: int, available_blocks: int) -> None:
-        super().__init__(f"{wanted_blocks} blocks wanted, {available_blocks} available")
-        self.wanted_blocks = wanted_blocks
+    def __init__(self, missing_blocks: int, available_blocks: int) -> None:
+        super().__init__(f"{missing_blocks} blocks missing, {available_blocks} available")
+        self.missing_blocks = missing_blocks
         self.available_blocks = available_blocks
 
 
 class BlockPool:
     """Owned by the engine thread; sole owner of the prefix cache.
 
-    Invariants: every block is free, idle or held; a held block counts the tables that it is in,
-    and is in several only if it is cached. `check_integrity` verifies them.
+    Invariants: every block is free, idle or held; a held block counts the tables that hold it, and
+    several tables hold it only if it is cached. `check_integrity` verifies them.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -42,14 +41,14 @@ class BlockPool:
         self.num_free = num_blocks
         self.cache = PrefixCache()
         self._num_holders = [0] * num_blocks
-        # With a block that isn't free at either end.
+        # With a block that is not free at either end.
         self._is_free_padded = np.zeros(num_blocks + 2, dtype=np.bool_)
         self._is_free = self._is_free_padded[1:-1]
         self._is_free[:] = True
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be handed out now."""
+        """Blocks that can be allocated now."""
         return self.num_free + self.cache.num_idle
 
     @property
@@ -62,30 +61,30 @@ class BlockPool:
         be.
 
         Args:
-            run_blocks: how many blocks, these included, the table is expected to grow by: if a
-                new run has to begin, room for as many is looked for.
+            run_blocks: how many blocks, these included, the table is expected to grow by; a new
+                run starts where there is room for as many, if possible.
 
         Raises:
             OutOfBlocksError: fewer are available.
         """
-        wanted = num_blocks - len(block_table)
-        if wanted <= 0:
+        num_missing = num_blocks - len(block_table)
+        if num_missing <= 0:
             return
-        if wanted > self.num_available:
-            raise OutOfBlocksError(wanted, self.num_available)
-        while wanted > self.num_free:
+        if num_missing > self.num_available:
+            raise OutOfBlocksError(num_missing, self.num_available)
+        while num_missing > self.num_free:
             self._evict()
-        for i in range(wanted):
+        for i in range(num_missing):
             block = block_table[-1] + 1 if block_table else self.num_blocks
             if block >= self.num_blocks or not self._is_free[block]:
-                block = self._start_of_run(max(wanted, run_blocks) - i)
+                block = self._start_of_run(max(num_missing, run_blocks) - i)
             self._is_free[block] = False
             self.num_free -= 1
             self._num_holders[block] = 1
             block_table.append(block)
 
     def share(self, block_table: list[int], blocks: list[int]) -> None:
-        """Appends cached blocks to a table; they are held by one more."""
+        """Appends cached blocks to a table, which holds them from now on."""
         for block in blocks:
             if self._num_holders[block] == 0:
                 self.cache.revive(block)
@@ -93,8 +92,8 @@ class BlockPool:
         block_table += blocks
 
     def release(self, block_table: list[int]) -> None:
-        """Gives back all blocks of a table and empties it. Cached ones that nobody else holds
-        become idle, the last first: without its beginning, a prefix is of no use.
+        """Releases all blocks of a table and empties it. Cached ones that no other table holds
+        become idle, the last first, so that a prefix is evicted from its end.
         """
         for block in reversed(block_table):
             assert self._num_holders[block] > 0, f"block {block} freed twice"
@@ -108,7 +107,7 @@ class BlockPool:
         block_table.clear()
 
     def check_integrity(self, block_tables: list[list[int]]) -> None:
-        """Asserts the invariants; `block_tables` are all there are."""
+        """Asserts the invariants; `block_tables` are all existing tables."""
         held = collections.Counter(block for table in block_tables for block in table)
         for block, num_holders in held.items():
             assert num_holders == 1 or block in self.cache, f"block {block} is in two tables"
@@ -129,15 +128,15 @@ class BlockPool:
         self._free(self.cache.evict())
 
     def _start_of_run(self, run_blocks: int) -> int:
-        """Where a new run begins: in the longest free run, in its middle, to leave whoever holds
-        the block before it room to grow; but with room for `run_blocks` if it has that.
+        """The first block of a new run: the middle of the longest free run, so that the sequence
+        before it can grow, or earlier where the run would have no room for `run_blocks`.
 
-        In a pool that is full of idle blocks, free ones are few and scattered. Blocks of one
-        sequence grow old together, so evicting as many as the run wants tends to make one.
+        In a pool full of idle blocks, free ones are few and scattered. Blocks of one sequence are
+        evicted together, so evicting `run_blocks` of them tends to free a contiguous run.
         """
         start, end = self._longest_free_run()
         num_free = self.num_free + run_blocks
-        if end - start < run_blocks and num_free <= self.num_blocks * _MOST_FREE_FOR_RUNS:
+        if end - start < run_blocks and num_free <= self.num_blocks * _MAX_FREE_FOR_RUNS:
             for _ in range(min(run_blocks, self.cache.num_idle)):
                 self._evict()
             start, end = self._longest_free_run()

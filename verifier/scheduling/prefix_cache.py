@@ -1,12 +1,12 @@
-"""Which blocks hold the K/V of which tokens, so that a prefix computed once is not computed again.
+"""Maps prefixes to the blocks with their K/V, so that a prefix is computed once.
 
-A block is known by its digest: BLAKE2b over the digest of the block before it and its own token
-ids. The chain begins with the salt, so equal digests mean equal tokens from the very first one,
-under equal salts; a collision would be a break of BLAKE2b, so nothing is compared. Only whole
-blocks of computed, verified tokens are ever entered.
+The key of a block is its digest: BLAKE2b over the digest of the block before it and its own token
+ids. The chain begins with the salt, so equal digests mean equal salts and equal tokens from the
+first one on; a collision would break BLAKE2b, so tokens are not compared. Only whole blocks of
+computed, verified tokens are entered.
 
-A block that no sequence holds any more stays here, idle, until its place is needed: then the least
-recently used one goes. Knows no tensor and no sequence.
+A block that no sequence holds stays here, idle, until it is evicted, least recently used first.
+Knows no tensor and no sequence.
 """
 
 import array
@@ -21,7 +21,7 @@ def extend_digests(
     """Appends the digests of a sequence's next whole blocks until there are `num_blocks`.
 
     Args:
-        digests: those of the first blocks of `token_ids`, made with the same salt.
+        digests: of the first blocks of `token_ids`, under the same salt.
     """
     digest = digests[-1] if digests else _root_digest(cache_salt)
     for start in range(len(digests) * block_size, num_blocks * block_size, block_size):
@@ -34,7 +34,7 @@ class PrefixCache:
     """Owned by the block pool.
 
     Invariants: a digest has one block and a block one digest; the idle blocks are exactly the
-    cached ones that nobody holds, least recently used first.
+    cached ones that no table holds, least recently used first.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class PrefixCache:
         return block in self._idle
 
     def find(self, digests: list[bytes]) -> list[int]:
-        """The blocks of the longest prefix that is cached."""
+        """The blocks of the longest cached prefix."""
         found = []
         for digest in digests:
             block = self._blocks.get(digest)
@@ -64,24 +64,22 @@ class PrefixCache:
         return found
 
     def add(self, digest: bytes, block: int) -> None:
-        """Enters a block that somebody holds. The first of several with equal tokens stays; the
-        others remain their sequences' own.
-        """
+        """Enters a held block. Of several with equal tokens only the first is cached."""
         if digest not in self._blocks:
             assert block not in self._digests, f"block {block} is cached as something else"
             self._blocks[digest] = block
             self._digests[block] = digest
 
     def retire(self, block: int) -> None:
-        """Its last holder is gone: it was used just now."""
+        """Makes a block idle whose last holder has released it; it is the most recently used."""
         self._idle[block] = None
 
     def revive(self, block: int) -> None:
-        """It is held again."""
+        """Makes an idle block a held one again."""
         del self._idle[block]
 
     def evict(self) -> int:
-        """Forgets the least recently used idle block; returns it."""
+        """Removes the least recently used idle block; returns it."""
         block = next(iter(self._idle))
         del self._idle[block]
         del self._blocks[self._digests.pop(block)]
@@ -102,7 +100,7 @@ class PrefixCache:
 
 
 def _root_digest(cache_salt: str) -> bytes:
-    """Where a salt's chains begin; hashed apart, so that no salt can pass for a block."""
+    """The start of a salt's chains, hashed in its own domain so that no salt equals a block."""
     return hashlib.blake2b(
         cache_salt.encode(), digest_size=_DIGEST_BYTES, person=b"cache salt"
     ).digest()

@@ -1,21 +1,20 @@
 """Which sequences take part in a step, with how many tokens: continuous batching.
 
 One token budget per step covers decodes, drafts and prefill chunks alike. Decodes come first, so
-that a long prompt never stops a running stream; prompts are cut into chunks to fit what is left.
-Everybody stands in one order: priority, then arrival. A sequence is admitted when there are blocks
-for its next chunk beside what the running ones are known to need; nothing is set aside for what
-they may need later. When blocks run short, idle cached blocks are evicted, then drafts are cut,
-then the last in order is preempted: it gives its blocks back, keeps its tokens, and computes them
-again when there is room for that and for everybody to grow (`growth_tokens`). So it is preempted
-again only after it, or one that stands before it, has grown by about as much.
+that a long prompt never stops a running stream; prompts are cut into chunks to fit the rest. All
+sequences stand in one order: priority, then arrival. A sequence is admitted when there are blocks
+for its next chunk beside the blocks that running sequences need now; nothing is reserved for later
+growth. When blocks run short, idle cached blocks are evicted, then drafts are cut, then the last
+running sequence in order is preempted: it frees its blocks, keeps its tokens, and computes them
+again when there is room for them and for all running sequences to grow (`growth_tokens`). So it is
+preempted again only after it, or one before it in order, has grown by about as much.
 
-Everybody comes to an end, unless others keep arriving with a higher priority. No sequence needs
-more blocks than there are (`add` demands it), so:
+Every sequence ends, unless others keep arriving with a higher priority. No sequence needs more
+blocks than the pool has (`add` asserts it), so:
 
-- When nothing runs, the first that waits is admitted.
-- The first that runs is never preempted, and computes at least one token in every step in which
-  it is not waiting for its client's draft, for which the engine's patience is bounded. It ends,
-  and the next one is the first.
+- When nothing runs, the first waiting sequence is admitted.
+- The first running sequence is never preempted. It computes at least one token in every step,
+  except while it waits for a draft, which the engine bounds. It ends, and the next one is first.
 
 Knows no tensor and no clock.
 """
@@ -34,7 +33,7 @@ from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests
 from verifier.scheduling.sequence import Sequence
 
-# A run of blocks is begun where it has room for this much output, if the sequence may grow so far.
+# A new run of blocks starts where there is room for this much more output.
 _RUN_AHEAD_TOKENS = 256
 
 
@@ -46,15 +45,15 @@ class ScheduledSequence:
     # Known tokens to run, from num_computed_tokens on.
     num_new_tokens: int
     draft_token_ids: list[int]
-    # False for a prefill chunk that does not end what is known.
+    # False for a prefill chunk that ends before the last known token.
     samples: bool
 
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerCounts:
-    """What happened so far; only grows."""
+    """Totals since the start."""
 
-    # Tokens of sequences that were looked up in the prefix cache, and those found.
+    # Tokens of sequences looked up in the prefix cache, and those found.
     num_prefix_cache_queries: int = 0
     num_prefix_cache_hits: int = 0
     num_preemptions: int = 0
@@ -63,8 +62,8 @@ class SchedulerCounts:
 class Scheduler:
     """Owned by the engine thread; sole owner of `waiting`, `running` and the block pool.
 
-    Invariants: both lists are in order; a waiting sequence holds no block and has computed
-    nothing.
+    Invariants: both lists are in order; a waiting sequence holds no block and has no computed
+    tokens.
     """
 
     def __init__(
@@ -89,24 +88,24 @@ class Scheduler:
         self.num_waiting_tokens = 0
         self.running: list[Sequence] = []
         self.counts = SchedulerCounts()
-        # Whose turn it is while `admit` or `schedule` runs, or was when it failed.
+        # The sequence that `admit` or `schedule` works on, or failed with.
         self.current: Sequence | None = None
-        # Most rows of a step's prefill chunks whose law is told.
+        # Limit of a step's scored rows.
         self._max_scored_rows = max_scored_rows
-        # Room to grow that each running sequence must have when a preempted one is admitted again.
+        # Tokens that each running sequence must have room for when a preempted one is readmitted.
         self._growth_tokens = growth_tokens
         self._max_blocks_in_step = max_num_batched_tokens // block_size + 1
         self._count_hint = count_hint
         self._num_arrivals = 0
-        # What `admit` is about to return.
+        # Sequences that `admit` will return; kept here in case it raises and is called again.
         self._opened: list[Sequence] = []
 
     def fits(self, max_length: int) -> bool:
-        """Whether a sequence that may grow to `max_length` tokens could ever end."""
+        """Whether the pool has blocks for a sequence of `max_length` tokens."""
         return self.num_blocks_for(max_length) <= self.block_pool.num_blocks
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence that `fits`, behind all of its priority."""
+        """Queues a sequence that `fits`, after all of its priority."""
         assert self.fits(sequence.max_length)
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
@@ -116,7 +115,7 @@ class Scheduler:
         """Moves waiting sequences to running, in order, while there is room.
 
         Returns:
-            Those that run for the first time.
+            Sequences that run for the first time.
         """
         for sequence in self.running:
             num_entered_tokens = sequence.num_entered_blocks * self.block_size
@@ -141,7 +140,7 @@ class Scheduler:
         """Forms a step: decodes with their drafts first, then prefill chunks."""
         decoding, prefilling, num_spare_blocks = self._make_room()
         budget = self.max_num_batched_tokens - len(decoding)
-        # Prompts waiting for their first token get at least half of what drafts could take.
+        # Prompts get at least half of the budget that drafts could use.
         draft_budget = budget // 2 if prefilling else budget
         num_draft_blocks = num_spare_blocks // 2 if prefilling else num_spare_blocks
         num_drafting = sum(s.has_draft for s in decoding)
@@ -161,7 +160,7 @@ class Scheduler:
         scored_rows = self._max_scored_rows
         for i, sequence in enumerate(prefilling):
             self.current = sequence
-            # The first one's next block is set aside.
+            # The first prompt's next block is reserved.
             num_blocks = len(sequence.block_table) if i else self._num_blocks_with_next(sequence)
             room = (num_blocks + num_spare_blocks) * self.block_size
             room -= sequence.num_computed_tokens
@@ -177,7 +176,7 @@ class Scheduler:
         return scheduled
 
     def finish(self, sequence: Sequence) -> None:
-        """Takes a sequence out, running or waiting, and frees its blocks."""
+        """Removes a sequence, running or waiting, and frees its blocks."""
         if sequence.is_running:
             self.running.remove(sequence)
             self._stop(sequence)
@@ -212,8 +211,8 @@ class Scheduler:
         self.num_waiting_tokens -= len(sequence.token_ids)
 
     def _find_cached(self, sequence: Sequence) -> list[int]:
-        """The cached blocks that a waiting sequence begins with; never a token whose logits are
-        wanted, as the last one's are.
+        """The cached blocks of a waiting sequence's prefix; they never cover a token whose logits
+        are needed, as the last one's are.
         """
         if not self.has_prefix_cache:
             return []
@@ -222,32 +221,32 @@ class Scheduler:
         return self.block_pool.cache.find(sequence.block_digests[:num_blocks])
 
     def _has_room(self, sequence: Sequence, found: list[int]) -> bool:
-        """Whether there are blocks for a waiting sequence's next chunk, beside those that the
-        running ones are known to need.
+        """Whether there are blocks for a waiting sequence's next chunk, beside those that running
+        sequences need now.
 
-        A preempted one needs them for all of its tokens and some growth, its own and everybody's:
-        it should bring something forward before it is preempted again.
+        A preempted one needs blocks for all its tokens, and room for all sequences to grow, so that
+        it makes progress before it is preempted again.
         """
         num_found_tokens = len(found) * self.block_size
         if sequence.is_preempted:
             num_missing = len(sequence.token_ids) - num_found_tokens
-            # While it is computed again, the others grow by a token per step.
+            # While it is recomputed, the others grow by one token per step.
             growth_tokens = self._growth_tokens + num_missing // self.max_num_batched_tokens
-            num_wanted = self._num_blocks_with_growth(sequence, 1 + growth_tokens)
+            num_required = self._num_blocks_with_growth(sequence, 1 + growth_tokens)
         else:
             growth_tokens = 0
             chunk_end = num_found_tokens + self.max_num_batched_tokens
-            num_wanted = self._num_blocks_with_growth(sequence, 1)
-            num_wanted = min(num_wanted, self.num_blocks_for(chunk_end))
-        num_wanted -= len(found)
-        num_wanted += sum(map(self.block_pool.cache.is_idle, found))
+            num_required = self._num_blocks_with_growth(sequence, 1)
+            num_required = min(num_required, self.num_blocks_for(chunk_end))
+        num_required -= len(found)
+        num_required += sum(map(self.block_pool.cache.is_idle, found))
         for running in self.running:
             num_needed = self._num_blocks_with_growth(running, 1 + growth_tokens)
-            num_wanted += max(0, num_needed - len(running.block_table))
-        return num_wanted <= self.block_pool.num_available
+            num_required += max(0, num_needed - len(running.block_table))
+        return num_required <= self.block_pool.num_available
 
     def _num_blocks_with_growth(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks for a sequence's tokens and the next `num_tokens`, as far as it may grow."""
+        """Blocks for a sequence's tokens and the next `num_tokens`, up to its maximum length."""
         length = min(len(sequence.token_ids) + num_tokens, sequence.max_length)
         return self.num_blocks_for(length)
 
@@ -270,13 +269,13 @@ class Scheduler:
         """Preempts until every decode, and the first prompt, has a block for its next token.
 
         Returns:
-            The decoding and the prefilling sequences, and how many blocks are left for drafts and
+            The decoding and the prefilling sequences, and the number of blocks left for drafts and
             longer chunks.
         """
         while True:
             decoding = [s for s in self.running if not s.is_prefilling and not s.must_await_hint]
             prefilling = [s for s in self.running if s.is_prefilling]
-            # At most one block each; counted only when the step might feel the difference.
+            # Each needs one block at most. Counted exactly only if the step could use more.
             num_spare = self.block_pool.num_available - len(self.running)
             if num_spare <= self._max_blocks_in_step:
                 num_spare = self.block_pool.num_available - sum(
@@ -288,7 +287,7 @@ class Scheduler:
             self._preempt(self.running[-1])
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Puts a running sequence back to waiting, where it stands before whoever came later."""
+        """Returns a running sequence to its place among the waiting ones."""
         self.running.remove(sequence)
         self._stop(sequence)
         sequence.is_preempted = True
@@ -297,15 +296,15 @@ class Scheduler:
         self.counts.num_preemptions += 1
 
     def _stop(self, sequence: Sequence) -> None:
-        """Gives back a sequence's blocks; what is whole of them stays cached."""
+        """Frees a sequence's blocks; whole ones stay cached."""
         self._enter_full_blocks(sequence)
         self.block_pool.release(sequence.block_table)
         sequence.num_entered_blocks = 0
         sequence.is_running = False
 
     def _enter_full_blocks(self, sequence: Sequence) -> None:
-        """Tells the prefix cache of the blocks that have become whole. What is computed is also
-        verified: K/V of a rejected draft is never counted as computed.
+        """Enters newly filled blocks into the prefix cache. Their tokens are verified, since K/V of
+        a rejected draft is never counted as computed.
         """
         num_full = sequence.num_computed_tokens // self.block_size
         if num_full == sequence.num_entered_blocks or not self.has_prefix_cache:
@@ -325,7 +324,7 @@ class Scheduler:
         )
 
     def _num_blocks_with_next(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence holds, and the one it lacks for one more token."""
+        """Blocks that a running sequence needs to compute one more token."""
         num_held = len(sequence.block_table)
         return num_held + (sequence.num_computed_tokens == num_held * self.block_size)
 
@@ -338,9 +337,9 @@ class Scheduler:
             tokens_per_match=sequence.tokens_per_match,
             match_length=sequence.draft_buffer.match_length(len(sequence.token_ids)),
         )
-        most = min(sequence.num_speculative_tokens, room)
+        limit = min(sequence.num_speculative_tokens, room)
         num_drafts = num_drafts_to_verify(
-            num_speculative_tokens=most if trusted is None else min(most, trusted),
+            num_speculative_tokens=limit if trusted is None else min(limit, trusted),
             remaining=sequence.remaining,
             budget=budget,
             num_sharing=num_sharing,
@@ -377,13 +376,13 @@ class Scheduler:
 
 
 def _place(sequence: Sequence) -> tuple[int, int]:
-    """Where a sequence stands: higher priority first, then who came first."""
+    """The sort key: higher priority first, then earlier arrival."""
     return -sequence.priority, sequence.arrival
 
 
 def _num_missing_tokens(sequence: Sequence) -> int:
-    """Known tokens that a prefilling sequence may run; one that takes its next step only together
-    with an answered hint leaves that step's token out.
+    """Known tokens that a prefilling sequence may compute. One whose next token is decided only
+    together with a hint leaves its last token to that step.
     """
     num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
     return num_missing - 1 if sequence.steps_only_with_hint else num_missing

@@ -9,9 +9,9 @@ from verifier.drafts.draft_wait import FirstTokenRecord
 from verifier.drafts.proposal_log import ProposalLog
 from verifier.sampling import Sampling
 
-# Of a traced sequence, in one step. Its trace is then some 60 KB at most, in one message.
+# Limit of a traced sequence's tokens in one step: its trace is 60 KB at most, one message.
 MAX_TRACED_TOKENS = 4096
-# How many publications a late hint can still be timed against.
+# Publications kept to time late hints.
 PUBLICATIONS_KEPT = 8
 
 
@@ -30,27 +30,27 @@ class FinishReason(enum.Enum):
 
 
 class ScoringMethod(enum.Enum):
-    """How drafts are run through the model, to be verified or scored: both give the same rows."""
+    """How drafts are run through the model; both methods give the same logits rows."""
 
     SINGLE_PASS = "single_pass"
-    # One single-query entry per draft and one more; see `batch_expansion.py`.
+    # K + 1 entries of one query each for K drafts; see `batch_expansion.py`.
     BATCH_EXPANSION = "batch_expansion"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """What is asked of a sequence that is scored instead of continued.
+    """What is requested of a sequence that is only scored, not continued.
 
-    Its `token_ids` are a prompt and then its drafts, and all of them are computed as a prompt is.
-    Scored are the prompt's last row and the rows of the drafts.
+    Its `token_ids` are a prompt and then its drafts; all of them are computed as a prompt is. The
+    prompt's last row and the rows of the drafts are scored.
     """
 
     method: ScoringMethod
-    # How many of the likeliest tokens are told, per row.
+    # How many of the likeliest tokens to report per row.
     num_top: int
-    # Whether the prompt's tokens are scored, too.
+    # Whether the prompt's other rows are scored, too.
     prompt_logprobs: bool = False
-    # Tensors beside the summary: the law of each draft row, what the output layer got.
+    # Tensors to return: each draft row's distribution, and the output layer's input.
     keeps_distributions: bool = False
     keeps_hidden_states: bool = False
 
@@ -72,15 +72,15 @@ class OpenSequence:
     cache_salt: str = ""
     priority: int = 0
     tokens_per_match: int = 0
-    # Every step is told of.
+    # Whether an event describes every step of the sequence.
     trace: bool = False
-    # None: it is continued.
+    # None: the sequence is continued.
     scoring: Scoring | None = None
 
     @property
     def rows_to_score(self) -> range:
-        """Positions of the tokens after which the model's law is asked for. The law of the first
-        output token is told with that token.
+        """Positions of the tokens whose rows are scored. Logprobs of the first output token are
+        not among them: they come with that token.
         """
         if self.scoring is not None:
             first = 0 if self.scoring.prompt_logprobs else self.prompt_length - 1
@@ -103,7 +103,7 @@ class Sequence:
     session_id: int
     token_ids: list[int]
     prompt_length: int
-    # The length at which generation ends: max_new_tokens or the model's limit.
+    # The length at which generation ends, by max_new_tokens or the model's limit.
     max_length: int
     sampling: Sampling
     stop_token_ids: frozenset[int]
@@ -112,52 +112,52 @@ class Sequence:
     num_speculative_tokens: int
     # Sequences share cached blocks only with equal salts.
     cache_salt: str = ""
-    # Of a hint, per token that its match match_lengthes back; 0: no such limit.
+    # Limits the drafts of a hint per token of its match; 0: no such limit.
     tokens_per_match: int = 0
-    # Higher first; within one priority, in order of arrival (the scheduler's count).
+    # Higher first; within one priority, by arrival (the scheduler's count).
     priority: int = 0
     arrival: int = 0
     is_running: bool = False
     is_preempted: bool = False
     scoring: Scoring | None = None
-    # Rows of known tokens (by position) whose law is still to be told. A row that was told leaves,
-    # so that a sequence whose K/V is computed again tells nothing twice.
+    # Positions whose logprobs are not yet reported. Reported ones leave the range, so that a
+    # sequence that is preempted and recomputed reports none twice.
     rows_to_score: range = range(0)
     num_computed_tokens: int = 0
-    # Of the tokens, those whose K/V was found at the first admission.
+    # Tokens whose K/V was found in the prefix cache at the first admission.
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
-    # Digests of the first whole blocks of `token_ids`, as far as they were needed.
+    # Digests of the first whole blocks of `token_ids`, computed when needed.
     block_digests: list[bytes] = field(default_factory=list)
-    # Blocks of `block_table`, from the first on, that the prefix cache was told of.
+    # How many blocks of `block_table`, from the first on, are entered in the prefix cache.
     num_entered_blocks: int = 0
-    # What the session was told last: how long a hint would be useful. 0: none is to come.
+    # The hint length last requested from the session. 0: no hint is requested.
     num_wanted_draft_tokens: int = 0
     draft_buffer: DraftBuffer = field(default_factory=DraftBuffer)
-    # None: nobody asked for a trace.
+    # None: not traced.
     proposals: ProposalLog | None = None
     first_token_record: FirstTokenRecord = field(default_factory=FirstTokenRecord)
-    # The last few (length, monotonic seconds) told to the session: hints for that length are
-    # under way since. Empty before the first token.
+    # The last published (length, monotonic seconds): hints for that length are under way since
+    # then. Empty before the first token.
     publications: collections.deque[tuple[int, float]] = field(
         default_factory=lambda: collections.deque(maxlen=PUBLICATIONS_KEPT)
     )
 
     @property
     def max_cached_tokens(self) -> int:
-        """Most tokens whose K/V may come from a cache: the other rows must be computed."""
+        """Limit of the tokens whose K/V may come from the cache; later rows must be computed."""
         return self.rows_to_score.start if self.rows_to_score else len(self.token_ids) - 1
 
     def scored_rows(self, num_new_tokens: int) -> range:
-        """Which of `rows_to_score` the next `num_new_tokens` tokens hold."""
+        """The part of `rows_to_score` that the next `num_new_tokens` tokens cover."""
         end = self.num_computed_tokens + num_new_tokens
         rows = self.rows_to_score
         start = max(rows.start, self.num_computed_tokens)
         return range(start, max(start, min(rows.stop, end)))
 
     def longest_chunk(self, max_rows: int) -> int:
-        """Most of the next tokens that hold at most `max_rows` of `rows_to_score`, and of a traced
-        sequence those that a trace may be of.
+        """Limit of the next chunk's tokens: they cover at most `max_rows` of `rows_to_score`, and
+        for a traced sequence at most `MAX_TRACED_TOKENS`.
         """
         num_missing = len(self.token_ids) - self.num_computed_tokens
         if self.proposals is not None:
@@ -174,7 +174,7 @@ class Sequence:
 
     @property
     def published_at_s(self) -> float:
-        """When the current length was published; only for a sequence that was."""
+        """When the current length was published; only after the first publication."""
         return self.publications[-1][1]
 
     @property
@@ -184,7 +184,7 @@ class Sequence:
 
     @property
     def can_draft(self) -> bool:
-        """There is use for a hint."""
+        """A hint can be of use."""
         return self.num_speculative_tokens > 0 and self.remaining > 1
 
     @property
@@ -194,7 +194,7 @@ class Sequence:
 
     @property
     def has_draft(self) -> bool:
-        """A hint is here, and there is use for it."""
+        """A draft is buffered and can be of use."""
         return self.can_draft and bool(self.draft_buffer)
 
     @property
