@@ -1,8 +1,8 @@
 """The interface between the model's layers and a paged attention backend.
 
-Once per step, the engine's layout becomes a `StepAttention`: everything that all layers share
-(masks, slots, ranges). Once per layer, the model's attention function hands it the new queries,
-keys and values.
+Once per step, a backend prepares a `StepAttention` from the layout: everything that all layers
+share (masks, slots, ranges). Once per layer, the model's attention function passes it the new
+queries, keys and values.
 """
 
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ class StepAttention(Protocol):
         Args:
             queries: [num_heads, T_padded, head_dim].
             keys, values: [num_kv_heads, T_padded, head_dim].
-            sliding_window: a token sees this many, itself included; None: all before it.
+            sliding_window: how many tokens a token sees, itself included; None: all before it.
 
         Returns:
             [T_padded, num_heads, head_dim]; rows of padding tokens are zero.
@@ -50,10 +50,10 @@ class AttentionBackend(Protocol):
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor of the same type; on CPU it shares the array's memory.
+    """Copies a step's index array to the model's device; on CPU the tensor shares its memory.
 
-    To a GPU the copy goes through pinned memory and is only put in the stream's queue: a copy
-    from ordinary memory would first wait for the kernels queued before it.
+    To a GPU the copy goes through pinned memory and is only queued: a copy from ordinary memory
+    would first wait for the kernels queued before it.
     """
     tensor = torch.from_numpy(array)
     if device.type != "cuda":

@@ -1,10 +1,10 @@
 """The K/V tensors of all layers, addressed by slot.
 
-Slot = block * block_size + offset. How a layer lies in memory is the attention backend's choice,
-see `KVLayout`. Behind the pool's blocks lies the trash block, which padding rows write to, and
-slack that a padded view may reach into. Every value in the cache is finite: what attention masks
-out is multiplied by zero, and 0 * NaN would carry one sequence's failure into another. What was not
-finite is written as zero, and `finite_rows` says whose it was: that sequence must not go on.
+Slot = block * block_size + offset. The attention backend chooses how a layer lies in memory, see
+`KVLayout`. After the pool's blocks come the trash block, which padding rows write to, and slack for
+padded reads past the last block. Every value in the cache is finite: attention multiplies masked
+values by zero, and 0 * NaN would spread one sequence's failure to another. Values that are not
+finite are stored as zero, and `finite_rows` reports their tokens: their sequences must not go on.
 """
 
 import enum
@@ -16,18 +16,18 @@ from verifier.batch.numerics import KV_CHUNK_TOKENS
 
 
 class KVLayout(enum.Enum):
-    """What a layer's K or V looks like."""
+    """The memory layout of a layer's K or V."""
 
-    # [num_kv_heads, num_slots, head_dim]: a run of neighbouring blocks is a view [num_kv_heads,
-    # length, head_dim] that attention reads in place; what is scattered is gathered.
+    # [num_kv_heads, num_slots, head_dim]: attention reads a contiguous run of blocks in place, as
+    # [num_kv_heads, length, head_dim]; scattered blocks are gathered.
     HEADS_FIRST = "heads_first"
-    # [num_blocks + 1, block_size, num_kv_heads, head_dim]: what kernels with a block table read.
+    # [num_blocks + 1, block_size, num_kv_heads, head_dim]: for kernels with a block table.
     BLOCKS_FIRST = "blocks_first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """What a model's K/V look like."""
+    """The dimensions of a model's K/V."""
 
     num_layers: int
     num_kv_heads: int
@@ -66,11 +66,11 @@ class KVCache:
             self._slots = torch.zeros(
                 (2, shape.num_layers, num_slots, *heads), dtype=shape.dtype, device=device
             )
-        # Of each write since `begin_step`, the sum of a row's values [T] float32.
+        # Per write since `begin_step`: the sum of each row's values, [T] float32.
         self._row_sums: list[torch.Tensor] = []
 
     def begin_step(self) -> None:
-        """Forgets which rows were finite."""
+        """Resets `finite_rows`."""
         self._row_sums.clear()
 
     def write(
@@ -88,7 +88,7 @@ class KVCache:
         cache.index_copy_(1, slot_mapping, finite)
 
     def finite_rows(self) -> torch.Tensor:
-        """[T] bool, of the rows written since `begin_step`: whether K and V of all layers are
+        """[T] bool, for the rows written since `begin_step`: whether K and V of all layers are
         finite.
         """
         return are_rows_finite(self._row_sums)
@@ -108,9 +108,9 @@ class KVCache:
 
 
 def row_sums_of(keys_and_values: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    """The sums [T] float32 over `dims`: finite where every value is. (Where values of 1e36 and
-    more add up to infinity, products of them would do so in attention.) No reduction is faster
-    that shows a NaN. Also compiled as TorchScript.
+    """The sums [T] float32 over `dims`: finite where every value is. (Finite values that add up to
+    infinity, of 1e36 and more, would overflow in attention, too.) The fastest reduction that
+    propagates NaN. Also compiled as TorchScript.
     """
     return keys_and_values.sum(dims, dtype=torch.float32)
 

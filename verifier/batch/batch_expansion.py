@@ -1,10 +1,10 @@
-"""Verifying drafts without multi-query attention: one single-query entry per draft and one more.
+"""Batch expansion: verifies drafts without multi-query attention, by K + 1 single-query entries.
 
-Attention is the only part of a forward pass in which a token meets others. So a step is expanded by
-splitting the entries that attention gets: a sequence with K drafts becomes K + 1 entries, of one
-query each, over one block table. Entry i asks what follows the sequence and its first i drafts. It
-finds the K/V of these drafts because, in every layer, K/V of all tokens is written before any of
-them attends. (Batch expansion, as vLLM's first scorer did it.)
+Attention is the only part of a forward pass in which a token sees others. So a step is expanded by
+splitting the entries that attention gets: a sequence with K drafts becomes K + 1 entries of one
+query each over one block table. Entry i computes what follows the sequence and its first i drafts.
+It finds the K/V of these drafts because, in every layer, K/V of all tokens is written before any
+token attends. (As in vLLM's first scorer.)
 
 Example: "a" is 7 8 9 with drafts 4 5, its 7 8 computed before; "b" is 3, with none.
 
@@ -14,9 +14,8 @@ Example: "a" is 7 8 9 with drafts 4 5, its 7 8 computed before; "b" is 3, with n
     seq_lens        5 1               3 4 5 1
     block_tables    A B               A A A B
 
-Tokens, positions, slots and logits rows stay where they are, so the answers come back as those of a
-single pass do, each sequence's K + 1 rows side by side: there is nothing to contract, and an entry
-needs no name of its own.
+Tokens, positions, slots and logits rows stay in place, so the results are in the order of a single
+pass, each sequence's K + 1 rows side by side, and need no contraction.
 """
 
 import dataclasses
@@ -27,11 +26,11 @@ from verifier.batch.batch_layout import BatchLayout
 
 
 def expand(layout: BatchLayout) -> BatchLayout:
-    """The layout as the model runs it: each sequence's `num_expanded_tokens` are entries of their
-    own, behind one with the sequence's other tokens. Itself, if no sequence has any.
+    """The layout for the model: each sequence's `num_expanded_tokens` become entries of their own,
+    after one with the sequence's other tokens. The same layout, if no sequence has any.
 
-    Of the result, E entries: cu_seqlens_q [E + 1], seq_lens [E], block_tables [E]. All else is the
-    given layout's.
+    The result has E entries: cu_seqlens_q [E + 1], seq_lens [E], block_tables [E]. All else is
+    unchanged.
     """
     num_expanded = layout.num_expanded_tokens
     if not num_expanded.any():

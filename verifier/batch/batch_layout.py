@@ -1,4 +1,4 @@
-"""Where everything of one step lies in the flattened batch. Pure index arithmetic.
+"""The layout of one step's flattened batch. Pure index arithmetic.
 
 Shape legend
     B  sequences in the step            T  scheduled tokens of all of them, flattened
@@ -9,17 +9,17 @@ Shape legend
 
 A sequence that verifies K drafts schedules its last token and the drafts, K + 1 tokens, and needs
 logits at all of them. A prefill chunk that ends the prompt needs logits at its last token only; one
-that does not end it is not sampled and needs none. Rows whose law is to be told, for prompt
-logprobs or `Score`, are scored: a row that is there already is used again.
+that does not end it is not sampled and needs none. Rows whose logprobs are reported, for prompt
+logprobs or `Score`, are scored; a row that needs logits anyway is not computed twice.
 
 Worked example: drafts 3, 0, 2, 0, 1; scheduled tokens 4, 100, 3, 100, 2 (two prompts end):
     cu_seqlens_q            0 4 104 107 207 209
     logits_indices          0 1 2 3  103  104 105 106  206  207 208
-    target_logits_indices   0 1 2  5 6  9        rows, among those, that judge a draft
-    bonus_logits_indices    3 4 7 8 10           rows, among those, that follow the last draft
-If the second sequence wants its last two tokens' rows scored (offsets 98 and 99):
-    logits_indices          ... 208  102         appended; row 99 of its chunk is there: 103
-    scored_logits_indices   11 4                 rows, among those, that are scored
+    target_logits_indices   0 1 2  5 6  9        those of these rows that verify a draft
+    bonus_logits_indices    3 4 7 8 10           those of these rows that follow the last draft
+If the second sequence's last two rows are scored (offsets 98 and 99):
+    logits_indices          ... 208  102         102 is appended; offset 99, 103, is there already
+    scored_logits_indices   11 4                 those of these rows that are scored
 If it does not end its prompt instead, 103 is missing:
     logits_indices          0 1 2 3  104 105 106  206  207 208
 """
@@ -43,9 +43,9 @@ class ScheduledTokens:
     block_table: list[int]
     # False: a prefill chunk that does not end the prompt.
     is_sampled: bool = True
-    # Which of its scheduled tokens' rows are scored.
+    # Offsets, among its scheduled tokens, of rows that are scored.
     scored_offsets: range = range(0)
-    # So many of its last tokens attend one by one; see `batch_expansion.py`.
+    # How many of its last tokens attend one by one; see `batch_expansion.py`.
     num_expanded_tokens: int = 0
 
     @property
@@ -71,8 +71,8 @@ class BatchLayout:
     num_draft_tokens: IntArray  # [B]
     num_expanded_tokens: IntArray  # [B]
     scored_logits_indices: IntArray  # [S], sequence after sequence
-    scored_only_indices: IntArray  # hidden rows, at the end of logits_indices, for these alone
-    hidden_state_indices: IntArray  # [S] if their hidden states are wanted, too; else []
+    scored_only_indices: IntArray  # hidden rows, the last of logits_indices, that are only scored
+    hidden_state_indices: IntArray  # [S] if hidden states are requested; else []
 
     @property
     def num_tokens(self) -> int:
@@ -99,7 +99,7 @@ def lay_out(
         trash_slot: where padding rows write their K/V.
         row_multiple: T and R are padded to multiples of it. Padding tokens have id 0 and
             position 0; padding logits rows repeat hidden row 0. R is padded to 1 at least.
-        wants_hidden_states: whether the last layer's output is wanted of the scored rows.
+        wants_hidden_states: whether the last layer's output of the scored rows is requested.
     """
     num_scheduled = np.array([s.num_scheduled_tokens for s in scheduled], dtype=np.int64)
     num_computed = np.array([s.num_computed_tokens for s in scheduled], dtype=np.int64)
@@ -137,7 +137,7 @@ def lay_out(
     if any(s.scored_offsets for s in scheduled):
         scored, scored_only = _scored(logits, scheduled, cu_seqlens_q)
         logits = np.concatenate((logits, scored_only))
-    # Never empty: not every kernel takes that.
+    # Never empty: some kernels reject empty input.
     logits_indices = np.zeros(_round_up(max(1, len(logits)), row_multiple), dtype=np.int64)
     logits_indices[: len(logits)] = logits
     return BatchLayout(
@@ -166,17 +166,15 @@ def slots_of(
     num_scheduled: IntArray,
     block_size: int,
 ) -> IntArray:
-    """KV slots of `positions` [T]: block_table[position // block_size] * block_size + rest.
+    """KV slots of `positions` [T]: block_table[position // block_size] * block_size plus
+    position % block_size.
 
-    Each sequence's positions rise by one.
-
-    Goes through the table for every position: neighbours in a sequence need not be neighbours
-    in memory.
+    Each sequence's positions must be consecutive; its blocks need not be.
     """
     ends = np.cumsum(num_scheduled)
     logical = positions // block_size
     firsts, lasts = logical[ends - num_scheduled], logical[ends - 1]
-    # Of long tables only what is written to.
+    # Only the part of each table that is written to: tables may be long.
     used: list[int] = []
     for table, first, last in zip(block_tables, firsts.tolist(), lasts.tolist(), strict=True):
         used += table[first : last + 1]
@@ -190,8 +188,8 @@ def slots_of(
 def _scored(
     logits: IntArray, scheduled: SequenceOf[ScheduledTokens], cu_seqlens_q: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Where the scored rows are among those that need logits, once those that `logits` lacks are
-    appended to it; and these.
+    """Indices of the scored rows among the rows that need logits, after the hidden rows missing in
+    `logits` are appended to it; and these hidden rows.
     """
     hidden_rows = np.concatenate(
         [

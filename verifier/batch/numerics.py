@@ -1,9 +1,9 @@
-"""How rows are padded so that a token's logits have the same bits whatever else is computed.
+"""Padding rules that give a token's logits the same bits whatever else is in the batch.
 
-Matrix products pick their kernels, and so their order of summation, by shape. Under `strict`
-every shape is rounded up to one for which the bits of a row are known not to depend on it. On CPU
+Matrix products choose their kernels, and so their order of summation, by shape. Under `strict`
+every shape is rounded up to one at which a row's bits are known not to depend on the shape. For CPU
 (torch 2.13, float32 and bfloat16, AVX-512) these rules were found by trial and are held by tests,
-with the libraries held to some of their kernels (`cpu_kernels.py`):
+with the libraries restricted to some of their kernels (`cpu_kernels.py`):
 
 - the rows of every linear layer: a multiple of 8 (1 to 3 rows differ from wider products);
 - the query rows of an attention call: a multiple of 8, for the same reason;

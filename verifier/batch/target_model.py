@@ -1,4 +1,4 @@
-"""The target model as the engine sees it: a step's layout in, logits out."""
+"""The protocol of a target model: a step's layout in, logits out."""
 
 from typing import Protocol, runtime_checkable
 
@@ -14,8 +14,8 @@ class TargetModel(Protocol):
 
     @property
     def kv_is_finite(self) -> torch.Tensor | None:
-        """Of the last layout: [T_padded] bool, whether each token's K/V was finite. None: the
-        model keeps none that could fail.
+        """Whether the K/V of each token of the last layout was finite, [T_padded] bool. None: the
+        model does not check.
         """
         ...
 
@@ -29,7 +29,7 @@ class TargetModel(Protocol):
 
 @runtime_checkable
 class KeepsHiddenStates(Protocol):
-    """A target model that can also give what its logits were made of."""
+    """A target model that also gives the hidden states that its logits were computed from."""
 
-    # [S, hidden size] of the last layout's `hidden_state_indices`, if it had any.
+    # [S, hidden size], by the last layout's `hidden_state_indices`, if it had any.
     hidden_states: torch.Tensor | None

@@ -131,5 +131,5 @@ class DraftBuffer:
 
     def _retire(self, outcome: HintOutcome) -> HintOutcome | None:
         self._token_ids = []
-        was_told, self._is_reported = self._is_reported, True
-        return None if was_told else outcome
+        was_reported, self._is_reported = self._is_reported, True
+        return None if was_reported else outcome

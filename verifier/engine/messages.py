@@ -1,4 +1,4 @@
-"""What the engine thread and the outside exchange: commands in, events out. No protobuf."""
+"""The engine's messages: commands in, events out. No protobuf."""
 
 import concurrent.futures
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Hint:
     token_ids: list[int]
     matched_ngram_length: int
     is_indexing: bool = False
-    """It is empty only because the drafter is still indexing the sequence."""
+    """Empty only because the drafter is still indexing the sequence."""
     source: Source = Source.UNSPECIFIED
 
 
@@ -56,7 +56,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Ends a sequence whose events cannot be handed on; none follows."""
+    """Ends a sequence whose events cannot be written; emits no further event."""
 
     session_id: int
     sequence_id: str
@@ -135,7 +135,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTraced:
-    """Before the step's Decided, if it has one."""
+    """A step's trace; precedes the step's Decided, if there is one."""
 
     sequence_id: str
     step: StepTrace
@@ -152,7 +152,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """The next rows of a sequence that is scored, in order; the last end it."""
+    """The scores of a sequence's next rows, in order; the last ones end it."""
 
     sequence_id: str
     scored: ScoredRows
@@ -183,6 +183,6 @@ class StepStats:
 
 
 class EventSink(Protocol):
-    """Where a session's events go. Called by the engine thread; must not block or raise."""
+    """Receives a session's events. Called by the engine thread; must not block or raise."""
 
     def __call__(self, events: list[Event], step: StepStats | None) -> None: ...

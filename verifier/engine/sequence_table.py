@@ -1,6 +1,6 @@
-"""All open sequences and what their sessions are to be told: the engine's front desk.
+"""The open sequences, and the events queued for their sessions.
 
-Turns commands into sequences in the scheduler, and gathers events until they are flushed, one
+Turns commands into sequences in the scheduler, and collects events until they are flushed, one
 batch per session and step. Every Open ends in exactly one terminal event.
 """
 
@@ -31,7 +31,7 @@ from verifier.scheduling.sequence import FinishReason, OpenSequence, Sequence
 class SequenceTable:
     """Owned by the engine thread.
 
-    Invariant: the sequences here are exactly those in the scheduler, and each one's session is
+    Invariant: the table and the scheduler hold the same sequences, and each one's session is
     attached.
     """
 
@@ -48,7 +48,7 @@ class SequenceTable:
         self._max_num_waiting = max_num_waiting
         self._max_waiting_tokens = max_waiting_tokens
         self._sinks: dict[int, EventSink] = {}
-        # By session and sequence id: a session reaches only its own sequences.
+        # By session and sequence id: a session can address its own sequences only.
         self._sequences: dict[tuple[int, str], Sequence] = {}
         self._outbox: dict[int, list[Event]] = collections.defaultdict(list)
 
@@ -57,7 +57,7 @@ class SequenceTable:
         return not self._sequences
 
     def is_full(self, opened: OpenSequence) -> bool:
-        """Whether a further sequence may not wait: for their number or for their tokens."""
+        """Whether the queue has no room for a further sequence, by number or by tokens."""
         num_waiting = len(self._scheduler.waiting)
         num_tokens = self._scheduler.num_waiting_tokens + len(opened.token_ids)
         return num_waiting >= self._max_num_waiting or (
@@ -108,7 +108,7 @@ class SequenceTable:
         self._sequences[command.session_id, opened.sequence_id] = sequence
 
     def refuse(self, command: Open, error: RequestError) -> None:
-        """Answers an Open that starts nothing."""
+        """Rejects an Open that starts no sequence."""
         if command.session_id in self._sinks:
             self._outbox[command.session_id].append(
                 Rejected(sequence_id=command.sequence.sequence_id, error=error)
@@ -123,7 +123,7 @@ class SequenceTable:
             self.emit_decided(sequence, _cancelled(sequence))
 
     def forget(self, command: Forget) -> None:
-        """Ends a sequence of which its session wants to hear nothing more."""
+        """Ends a sequence and drops its queued events."""
         if sequence := self.find(command.session_id, command.sequence_id):
             self._outbox[command.session_id] = [
                 event
@@ -153,7 +153,7 @@ class SequenceTable:
         self._outbox[sequence.session_id].append(event)
 
     def emit_scores(self, sequence: Sequence, event: PromptScored | Scored) -> None:
-        """Queues the event; a sequence that is only scored ends with its last row."""
+        """Queues the event; the last Scored ends its sequence."""
         self._outbox[sequence.session_id].append(event)
         if isinstance(event, Scored) and event.is_last:
             self._forget(sequence)
@@ -166,10 +166,10 @@ class SequenceTable:
         self._forget(sequence)
 
     def flush(self, step: StepStats | None) -> list[Exception]:
-        """Hands each session its events. A session whose sink fails is ended: it would miss them.
+        """Hands each session its events. A session whose sink raises is ended.
 
         Returns:
-            Why sinks failed.
+            The exceptions that sinks raised.
         """
         failed: dict[int, Exception] = {}
         for session_id, events in self._outbox.items():

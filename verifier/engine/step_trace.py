@@ -1,7 +1,6 @@
-"""What one step did with one sequence, for who asks to see it.
+"""The trace of one step of one sequence: its values, and their places in the step's arrays.
 
-Owns which figures these are and where they lie in the step's arrays, and what is kept of the
-proposals that came between two steps. `docs/data_flow.md` walks through an example.
+`docs/data_flow.md` walks through an example; `sampling.proto` documents the fields.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -41,9 +40,9 @@ def trace_of(
     """The trace of a sequence that a step has moved forward.
 
     Args:
-        entry: the sequence's place in the batch.
+        entry: the sequence's index in the batch.
         known_token_ids: its tokens after the step.
-        num_accepted_tokens: as judged; of an output that a stop token cuts, at most all of it.
+        num_accepted_tokens: of the verdict; capped at the output, which a stop token may cut.
         proposals: those since its last step.
     """
     start, end = layout.cu_seqlens_q[entry : entry + 2].tolist()

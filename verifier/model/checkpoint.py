@@ -1,8 +1,8 @@
-"""Loading a checkpoint folder: which models are served, their digests, and the parity probe.
+"""Loads a checkpoint folder: which models are served, their digests, and reference logits.
 
-Weights come from safetensors files only: nothing in a checkpoint is executed. What would be
-computed wrongly is refused by name, and before serving, the loaded model is compared with
-transformers' own attention on a short text, so that an unknown peculiarity shows at start.
+Weights come from safetensors files only: no code in a checkpoint is executed. Architectures that
+would be computed wrongly are refused by name. `parity_probe.py` finds unknown peculiarities before
+the model is served.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ from verifier.model.fp8_weights import quantise_linear_layers
 from verifier.model.transformers_model import ATTENTION_NAME, register_attention
 
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
-# Of those that a configuration does not give away; any other fails the parity probe.
+# Models with sinks that their configuration does not show; any other fails the parity probe.
 MODEL_TYPES_WITH_SINKS = {"gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"}
-# How these turn any token depends on the longest sequence of the whole batch.
+# Their rotation of a token depends on the longest sequence of the whole batch.
 UNSUPPORTED_ROPE_TYPES = {"dynamic", "longrope"}
-# In the names of what a configuration says of other things than text.
+# Parts of the names of configuration keys for images and sound.
 _MEDIA_WORDS = frozenset({"audio", "codec", "image", "video", "vision", "vq"})
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class CheckpointError(Exception):
-    """The folder holds no checkpoint that can be served; the message says why."""
+    """The folder holds no checkpoint that can be served, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A loaded model and what the rest of the verifier needs to know of it."""
+    """A loaded model and its properties."""
 
     model: PreTrainedModel
     architecture: str
@@ -65,7 +65,7 @@ def load_checkpoint(
     Args:
         dtype: a key of `DTYPES`, or "auto": see `choose_dtype`.
         quantization: "none" or "fp8".
-        prepare: changes the whole model, on the CPU, before it goes to the device.
+        prepare: changes the whole model, on the CPU, before it is moved to the device.
 
     Raises:
         CheckpointError: no safetensors, or an architecture that is not served.
@@ -73,7 +73,7 @@ def load_checkpoint(
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder")
     if (folder / "adapter_config.json").exists():
-        # transformers might load the model that it names, from elsewhere.
+        # transformers might load the base model that it names, from elsewhere.
         raise CheckpointError(
             f"{folder} holds adapter_config.json: LoRA adapters are not served: merge it into its "
             "model and serve that"
@@ -106,14 +106,14 @@ def load_checkpoint(
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
     except (AttributeError, ImportError, LookupError, TypeError) as error:
-        # For one, model code that knows no attention functions but its own.
+        # For example, model code that supports no attention function but its own.
         raise CheckpointError(
             f"{config.model_type} is not served: its code does not load with another attention "
             f"function ({type(error).__name__}: {error})"
         ) from error
     model: PreTrainedModel = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):
-        # transformers has made them up.
+        # transformers has initialised them at random.
         raise CheckpointError(f"{folder}: weights are missing: {', '.join(missing[:3])}")
     model.eval().requires_grad_(False)
     if prepare is not None:
@@ -130,7 +130,7 @@ def load_checkpoint(
 def describe(
     model: PreTrainedModel, *, dtype: torch.dtype, model_digest: str, folder: Path | None = None
 ) -> Checkpoint:
-    """What the verifier needs to know of a model whose attention is `ATTENTION_NAME`."""
+    """The Checkpoint of a model whose attention is `ATTENTION_NAME`."""
     config = model.config
     num_heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // num_heads)
@@ -154,10 +154,10 @@ def describe(
 
 
 def check_architecture(config: Any) -> None:
-    """Refuses what is not a dense-attention, decoder-only text model.
+    """Refuses models other than decoder-only text models with dense attention.
 
     Raises:
-        CheckpointError: names the property that is in the way.
+        CheckpointError: names the unsupported property.
     """
     name = str(getattr(config, "model_type", "?"))
     if getattr(config, "is_encoder_decoder", False):
@@ -191,8 +191,8 @@ def check_architecture(config: Any) -> None:
 
 
 def uses_experts(config: Any) -> bool:
-    """Whether layers send tokens to experts: then the rows of a product are those of the batch's
-    tokens that chose it, and no padding keeps a token's bits apart from its company.
+    """Whether layers route tokens to experts. A product's rows are then all tokens of the batch
+    routed to one expert, and no padding makes a token's bits independent of the others.
     """
     return any(
         "expert" in key and isinstance(value, int) and value > 1
@@ -272,10 +272,10 @@ def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tens
 
 @contextlib.contextmanager
 def widened_weights(model: PreTrainedModel) -> Iterator[None]:
-    """The model computes in float32, with the weights that it has, until the end.
+    """Within the context, the model computes in float32 with its own weights.
 
-    Each module's weights are widened while it runs: that takes the memory of one module's, the
-    largest embedding's at most, not of another model.
+    Each module's weights are widened only while it runs: that takes the memory of one module, of
+    the largest embedding at most, instead of a second model's.
     """
     kept: dict[torch.nn.Parameter, torch.Tensor] = {}
 
@@ -304,8 +304,8 @@ def widened_weights(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _media_key(config: Any) -> str | None:
-    """What of a configuration is about images or sound. A token's id alone is no sign of it: text
-    models made from others may have kept some.
+    """A configuration key about images or sound, if there is one. Token ids do not count: text
+    models derived from multimodal ones may have kept some.
     """
     for key, value in config.to_dict().items():
         is_token = key.endswith(("_token_id", "_token_ids", "_token_index"))
@@ -322,7 +322,7 @@ def _rope_types(config: Any) -> set[str]:
 
 
 def _eos_token_ids(config: Any, folder: Path | None) -> frozenset[int]:
-    """End tokens: the generation configuration's if there is one, else the model's."""
+    """End tokens of the generation configuration if there is one, else of the model's."""
     value = getattr(config, "eos_token_id", None)
     if folder is not None and (folder / "generation_config.json").exists():
         generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)

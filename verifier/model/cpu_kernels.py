@@ -1,17 +1,17 @@
-"""Which kernels torch's libraries may pick on a CPU while numerics are `strict`.
+"""Restricts the kernels of torch's libraries on a CPU while numerics are `strict`.
 
-The padding rules of `numerics.py` make products of one row and of many the same to the bit where
-the libraries sum in one order. Two of their choices break that, found by trial (torch 2.13, Xeon
-with AMX):
+The padding rules of `numerics.py` give products of one row and of many the same bits if the
+libraries sum in one order. Two of their choices, found by trial (torch 2.13, Xeon with AMX), do
+not:
 
-- oneDNN multiplies bfloat16 by AMX from some shape on, in another order than without it. It is
-  held to AVX-512.
+- oneDNN multiplies larger bfloat16 shapes by AMX, in another order than without it. It is
+  restricted to AVX-512.
 - MKL on Intel's processors splits the sums of float32 products by their number of rows. Its
-  conditional numerical reproducibility, STRICT, ends that. Elsewhere MKL is left alone: it did not
-  do so on AMD's, where that mode may cost speed.
+  conditional numerical reproducibility, STRICT, prevents that. On AMD's processors MKL did not
+  split, and that mode may cost speed, so it is not set there.
 
-The libraries read their variables once, when they compute for the first time, so they must be set
-before. Where it was too late, the check at load finds out and the verifier's `numerics_digest` is
+The libraries read their variables once, at their first computation, so the variables must be set
+before. If they are set too late, the check at load notices, and the verifier's `numerics_digest` is
 empty.
 """
 
@@ -24,7 +24,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 def hold_cpu_kernels(
     environ: MutableMapping[str, str], processor: Mapping[str, str] | None = None
 ) -> None:
-    """Sets the variables that are not set yet.
+    """Sets those of the variables that are not set.
 
     Args:
         environ: `os.environ`.

@@ -1,10 +1,9 @@
 """FP8 weights: linear layers whose weights are held in float8_e4m3fn, a byte each.
 
-Weight-only: what is multiplied are the weights widened to the model's dtype, at every use, so
-activations are not rounded and the rows of a product have the bits that ordinary weights of the
-same values would give them (`strict` holds as before). One scale per output channel, a power of
-two: the format has exponents of its own, so finer scales would hardly be more exact, and such a
-product rounds nothing.
+Weight-only: weights are widened to the model's dtype at every use, so activations are not rounded,
+and a product has the same bits as with ordinary weights of the same values (`strict` holds). One
+scale per output channel, a power of two: multiplying by it rounds nothing, and since the format has
+exponents of its own, finer scales would hardly be more exact.
 
 Embeddings, the output layer and norms keep their dtype. Format: Micikevicius et al., "FP8 Formats
 for Deep Learning", 2022: e4m3fn has 4 bits of exponent, 3 of mantissa, no infinities; largest 448.
@@ -46,7 +45,7 @@ class Fp8Linear(torch.nn.Module):
 
 
 def quantise_linear_layers(model: PreTrainedModel) -> int:
-    """Replaces the model's linear layers, but for the output layer. Returns how many."""
+    """Replaces the model's linear layers, except the output layer. Returns how many."""
     kept = model.get_output_embeddings()
     names = [
         name
@@ -74,13 +73,13 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def widened(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The product weight * scale in `dtype`: exact, but where float16 has no such small numbers.
+    """Weight * scale in `dtype`: exact, except for numbers too small for float16.
 
-    Done on the bits: the library's own conversion takes ten times as long on a CPU.
+    Converts the bits, since torch's own conversion takes ten times as long on a CPU.
     """
     shift, mask, factor = _BFLOAT16_BITS if dtype is torch.bfloat16 else _FLOAT16_BITS
     bits = weight.view(torch.int8).to(torch.int16)
     bits = bits.bitwise_left_shift_(shift).bitwise_and_(mask)
     values = bits.view(torch.bfloat16 if dtype is torch.bfloat16 else torch.float16)
-    # In the same type: mixed types take the library's slow path. A power of two loses nothing.
+    # In one type: mixed types take torch's slow path. A power of two loses no precision.
     return values.to(dtype).mul_((scale * factor).to(dtype))

@@ -1,14 +1,13 @@
-"""The forward pass of the usual dense decoder in few operations, from a transformers model.
+"""The forward pass of common dense decoders in few operations, from a transformers model.
 
 transformers' modules run some hundred small operations per layer, one by one, under the
-interpreter lock. Where every module of a model is one that this file knows (Llama, Mistral,
-Qwen2, Qwen3: RMS norms, rotary embedding, grouped attention, gated SiLU), the same maths is done
-here with fused projections, and compiled as TorchScript: one call per step, which holds no
-interpreter lock and needs no compiler. Any other model, or one with a module replaced (sharded,
-quantised), runs as transformers defines it. The parity probe at load compares either with
-transformers' own.
+interpreter lock. If this file knows every module of a model (Llama, Mistral, Qwen2, Qwen3: RMS
+norms, rotary embedding, grouped attention, gated SiLU), it computes the same with fused
+projections, compiled as TorchScript: one call per step that does not hold the interpreter lock and
+needs no compiler. Any other model, or one with a replaced module (sharded, quantised), runs as
+transformers defines it. The parity probe compares both with transformers' own attention.
 
-The fused weights replace the originals, which become views of them: nothing is held twice.
+The original weights become views of the fused ones: no weight is stored twice.
 
 Shape legend: T tokens of the step, D head_dim, G query heads per K/V head.
 """
@@ -65,7 +64,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def is_lean(model: PreTrainedModel) -> bool:
-    """Whether `LeanDecoder` computes this model: every module is known and as it was made."""
+    """Whether `LeanDecoder` computes this model: every module is known and unchanged."""
     if type(model) not in _MODELS or not all(map(_is_known, model.modules())):
         return False
     parameters = list(model.parameters())
@@ -83,14 +82,14 @@ class LeanModel:
     """A model that `is_lean` over the paged K/V cache. Owned by the engine thread."""
 
     def __init__(self, model: PreTrainedModel, *, backend: SdpaBackend, cache: KVCache) -> None:
-        """Takes over the model's weights: they become views of fused ones."""
+        """Fuses the model's weights; its own become views of the fused ones."""
         config = model.config
         self._backend = backend
         self._cache = cache
         self._group = config.num_attention_heads // config.num_key_value_heads
         layers = cast(Any, model).model.layers
-        # An attention module for each distinct sliding window; the window is read from it anew in
-        # every step, because the parity probe changes it.
+        # One attention module per distinct sliding window. The window is read from it in every
+        # step, because the parity probe changes it.
         windowed = {_window_of(layer.self_attn): layer.self_attn for layer in layers}
         self._windowed = list(windowed.values())
         self._decoder = _compiled(LeanDecoder(model, list(windowed)))
@@ -98,8 +97,8 @@ class LeanModel:
     def forward(
         self, layout: BatchLayout
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """As `TargetModel.forward`, its `kv_is_finite`, and `KeepsHiddenStates`; under inference
-        mode.
+        """Logits, `kv_is_finite` and hidden states as in `TargetModel` and `KeepsHiddenStates`.
+        Requires inference mode.
         """
         step = self._backend.prepare(layout, self._cache)
         logits, rows, kv_is_finite = self._decoder(
@@ -154,20 +153,20 @@ class LeanDecoder(torch.nn.Module):
         scattered_slots: list[torch.Tensor],
         masks: list[list[torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits [R, vocab_size] of the rows asked for, the hidden states [R, hidden_size] that
-        they were made of, and whether the K/V of each token is finite [T].
+        """Logits [R, vocab_size], the hidden states [R, hidden_size] that they were computed from,
+        and whether the K/V of each token is finite [T].
 
         Args:
             token_ids, positions: [T]. logits_indices: [R].
-            cache: [num_layers, 2 * num_kv_heads, num_slots, D], of `KVCache.layers`.
-            slot_mapping and what follows it: of `SdpaStep`.
-            masks: of `SdpaStep.masks`, for each of the sliding windows.
+            cache: [num_layers, 2 * num_kv_heads, num_slots, D], from `KVCache.layers`.
+            slot_mapping, query_ends, first_slots, kv_lengths, scattered_slots: from `SdpaStep`.
+            masks: from `SdpaStep.masks`, for each of the sliding windows.
         """
         hidden = torch.nn.functional.embedding(token_ids, self.embedding)
         angles = positions[:, None].to(torch.float32) * self.inv_freq
         cos = angles.cos() * self.rotary_scaling
         sin = angles.sin() * self.rotary_scaling
-        # Of one token [1, D]; the sign is that of `rotate_half`.
+        # [T, 1, D]; with the sign of `rotate_half`.
         cos = torch.cat([cos, cos], dim=-1).to(hidden.dtype)[:, None]
         sin = torch.cat([-sin, sin], dim=-1).to(hidden.dtype)[:, None]
         row_sums: list[torch.Tensor] = []
@@ -232,9 +231,7 @@ class _LeanLayer(torch.nn.Module):
         scattered_slots: list[torch.Tensor],
         masks: list[list[torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden [T, hidden_size] to the same, and the `row_sums_of` its K/V; cos, sin
-        [T, 1, D].
-        """
+        """The layer's output [T, hidden_size] and the `row_sums_of` its K/V; cos, sin [T, 1, D]."""
         num_tokens = hidden.shape[0]
         group = self.num_heads // self.num_kv_heads
         rows = rms_norm(hidden, self.input_norm, self.eps)
@@ -303,7 +300,7 @@ def _compiled(decoder: LeanDecoder) -> torch.nn.Module:
 
 
 def _is_known(module: torch.nn.Module) -> bool:
-    """Whether a module is one of those above, and nobody hooked it or gave it another forward."""
+    """Whether a module is one of those above, without hooks and with its own `forward`."""
     return (
         type(module) in _KNOWN_MODULES
         and not module._forward_hooks
@@ -313,7 +310,7 @@ def _is_known(module: torch.nn.Module) -> bool:
 
 
 def _fuse(linears: SequenceOf[torch.nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One weight and bias for all, of which theirs become views."""
+    """One weight and bias for all; each layer's own become views of them."""
     weight = torch.cat([linear.weight.data for linear in linears])
     biases = [linear.bias for linear in linears if linear.bias is not None]
     assert len(biases) in (0, len(linears)), "some have a bias and some have none"
@@ -333,6 +330,6 @@ def _data(parameter: torch.nn.Parameter | None) -> torch.Tensor | None:
 
 
 def _window_of(attention: Any) -> int | None:
-    """A layer's sliding window, from where transformers takes it."""
+    """A layer's sliding window, read where transformers reads it."""
     holder = attention.config if isinstance(attention, mistral.MistralAttention) else attention
     return cast(int | None, getattr(holder, "sliding_window", None))

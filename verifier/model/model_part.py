@@ -1,6 +1,6 @@
-"""One process's part of the model, over its K/V cache: the whole model where there is one process.
+"""Loads one process's part of the model: all of it if there is one process only.
 
-Which device, numerics and attention the flags stand for, and what memory has room for.
+Resolves the flags for device, numerics and attention, and the room for K/V blocks.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ from verifier.tensor_parallel.launch import choose_gpu
 from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
-"""Of a GPU: Ampere. Before it there is no bfloat16, and flash-attn's kernels do not run."""
+"""Of a GPU: Ampere. Older ones have no bfloat16, and flash-attn's kernels do not run on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
-    """A rank's part, loaded, and what the flags come to with it.
+    """A rank's loaded part, and what the flags resolve to.
 
     Attributes:
-        collectives: of several ranks.
-        reference: rank 0 of several: the whole model's, of the parity probe's text.
+        collectives: if there are several ranks.
+        reference: at rank 0 of several: the whole model's, for the parity probe.
     """
 
     checkpoint: Checkpoint
@@ -50,7 +50,7 @@ class ModelPart:
         return self.attention.block_size
 
     def identity(self) -> dict[str, str]:
-        """What all ranks must have alike, by the flag that decides it."""
+        """What all ranks must have in common, by the flag that decides it."""
         return {
             "--model": self.checkpoint.model_digest,
             "--device": self.device.type,
@@ -64,10 +64,9 @@ class ModelPart:
 def load_part(
     config: VerifierConfig, *, device: torch.device, collectives: Collectives | None
 ) -> ModelPart:
-    """Loads the checkpoint and, of several ranks, keeps this one's part.
+    """Loads the checkpoint and, if there are several ranks, keeps this one's part.
 
-    The model is cut as soon as it is read, on the CPU: whatever replaces its layers by faster
-    ones comes later and sees the parts.
+    The model is cut on the CPU right after loading, before layers are replaced by faster ones.
 
     Raises:
         CheckpointError: it cannot be served.
@@ -110,7 +109,7 @@ def load_part(
 def assemble(
     part: ModelPart, *, num_kv_blocks: int, max_model_len: int
 ) -> tuple[TransformersModel, KVCache, AttentionBackend]:
-    """The model over its K/V cache."""
+    """Builds the model over its K/V cache."""
     backend = make_backend(
         part.attention,
         numerics=part.numerics,
@@ -136,10 +135,10 @@ def assemble(
 
 
 def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
-    """Where a rank runs.
+    """The device of a rank.
 
     Raises:
-        ConfigError: there is no such device, not one for every rank, or it is too old.
+        ConfigError: there is no such device, there is none for some rank, or it is too old.
     """
     name = config.device
     if name == "auto":
@@ -159,15 +158,15 @@ def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
         tensor_parallel_size=config.tensor_parallel_size,
         num_gpus=torch.cuda.device_count(),
     )
-    # For what allocates or launches in this thread, which loads the model, without naming a device.
-    # The engine's thread has a current device of its own: what runs there names its device.
+    # For code in this thread, which loads the model, that allocates or launches without naming a
+    # device. The engine thread has a current device of its own; code there names its device.
     torch.cuda.set_device(gpu)
     _check_capability(gpu)
     return torch.device("cuda", gpu)
 
 
 def _check_capability(gpu: int) -> None:
-    """Refuses a GPU that bfloat16 and the attention kernels are not made for."""
+    """Refuses a GPU without support for bfloat16 and the attention kernels."""
     capability = torch.cuda.get_device_capability(gpu)
     if capability < MIN_COMPUTE_CAPABILITY:
         have, need = (".".join(map(str, each)) for each in (capability, MIN_COMPUTE_CAPABILITY))
@@ -177,10 +176,10 @@ def _check_capability(gpu: int) -> None:
 
 
 def wants_strict(config: VerifierConfig, device: torch.device) -> bool:
-    """Whether numerics are `strict` unless the model is in the way.
+    """Whether numerics are `strict`, if the model allows it.
 
     Raises:
-        ConfigError: they cannot be.
+        ConfigError: the flag asks for it and the device does not allow it.
     """
     if config.numerics == "strict" and device.type != "cpu":
         raise ConfigError("--numerics", "strict: only known to hold on CPU so far")
@@ -188,18 +187,18 @@ def wants_strict(config: VerifierConfig, device: torch.device) -> bool:
 
 
 def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
-    """K/V blocks: the flag's, or as many as can be of use and the memory has room for."""
+    """K/V blocks: the flag's, or as many as can be used and as memory has room for."""
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
     longest = config.max_model_len or part.checkpoint.max_position_embeddings
-    wanted = config.max_num_seqs * -(-longest // part.block_size)
+    num_usable = config.max_num_seqs * -(-longest // part.block_size)
     free_bytes = _free_bytes(part.device) * config.kv_memory_fraction
     if part.device.type == "cpu":
         free_bytes /= config.tensor_parallel_size  # all ranks take from the same memory
     affordable = int(free_bytes // part.checkpoint.kv_shape.block_bytes(part.block_size))
     if affordable < 1:
         raise ConfigError("--kv-memory-fraction", "leaves no memory for the K/V cache")
-    return min(wanted, affordable)
+    return min(num_usable, affordable)
 
 
 def _settle(
@@ -247,4 +246,4 @@ def _free_bytes(device: torch.device) -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise ConfigError("--num-kv-blocks", "must be set: the free memory cannot be told here")
+    raise ConfigError("--num-kv-blocks", "must be set: the free memory is unknown here")

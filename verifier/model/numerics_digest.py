@@ -1,10 +1,10 @@
-"""The digest by which one tells that two verifiers continue a sequence with the same tokens.
+"""A digest that two verifiers share if they continue a sequence with the same tokens.
 
-It is made of all that decides the bits of logits and of the noise that tokens are drawn with, as
-far as it is known: software versions, processor, settings, and, for what is not known (a library's
-environment variable, say), the very logits of the parity probe's text. The number of threads is not
-in it: under `strict`, one thread and two gave the same bits wherever it was tried (the bundled
-model, float32 and bfloat16); where it made a difference, the probe's logits would tell.
+It covers everything known to decide the bits of logits and of sampling noise: software versions,
+processor and settings. For what is not known, such as a library's environment variable, it covers
+the logits of the parity probe's text. The number of threads is left out: under `strict`, one thread
+and two gave the same bits wherever tried (the bundled model, float32 and bfloat16). If threads made
+a difference, the probe's logits would differ.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def numerics_digest(
     tensor_parallel_size: int,
     probe_logits: torch.Tensor,
 ) -> str:
-    """Of a model that runs in this process, on a CPU.
+    """The digest of a model that runs in this process, on a CPU.
 
     Args:
         probe_logits: [T, V], of the parity probe's text.
@@ -46,7 +46,7 @@ def numerics_digest(
 
 
 def _software() -> tuple[str, ...]:
-    """What computes (sdpa is torch's own), defines the model, and makes the noise."""
+    """The versions that compute (sdpa is torch's own), define the model, and make the noise."""
     return (
         f"torch {torch.__version__} {torch.version.git_version}",
         f"transformers {transformers.__version__}",
@@ -57,7 +57,7 @@ def _software() -> tuple[str, ...]:
 
 
 def _processor() -> tuple[str, ...]:
-    """By its features, torch and its libraries pick their kernels; by its name, block sizes."""
+    """Its features decide the kernels of torch and its libraries; its name, their block sizes."""
     lines = cpu_lines()
     return (
         platform.machine(),

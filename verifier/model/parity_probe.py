@@ -1,15 +1,15 @@
 """The load-time check that the paged model computes what transformers computes.
 
-A short text goes through the paged model in two chunks, and through transformers' own attention
-in one piece. Whatever a model does that the paged forward pass does not know of (a mask of its
-own, a window handed on wrongly, state that flows between tokens outside of attention) shows as a
-difference, and the model is refused. Sliding windows are longer than any text one would probe
-with, so for the probe they are made short, on both sides alike.
+A short text runs through the paged model in two chunks, and through transformers' own attention in
+one piece. If the model does anything that the paged forward pass does not support (a mask of its
+own, a window passed wrongly, state that flows between tokens outside of attention), the logits
+differ and the model is refused. Sliding windows are longer than a short text, so for the probe they
+are shortened on both sides.
 
-How much difference is rounding is measured, too: in bfloat16 and float16, transformers computes the
-text a second time in float32, with the same weights, and the paged model must come about as close
-to that as transformers in the model's own dtype does. That costs one more forward pass of 48
-tokens, in float32, and the memory of the largest module's weights in float32.
+The rounding error is measured, too: in bfloat16 and float16, transformers computes the text a
+second time in float32 with the same weights. The paged model must come about as close to that as
+transformers does in the model's own dtype. This costs one more forward pass of 48 tokens in
+float32, and the memory of the largest module's weights in float32.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from verifier.batch.numerics import STRICT, Numerics
 from verifier.batch.target_model import TargetModel
 from verifier.model.checkpoint import Checkpoint, CheckpointError, reference_logits, widened_weights
 
-# Largest difference of two ways to compute the same logits, relative to the largest logit: at any
-# one place, where a mixture of experts may choose differently.
+# Largest difference of any logit between two computations, relative to the largest logit. Wide,
+# since a mixture of experts may route a token differently.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
-# How far from the float32 logits the paged model's may be, in parts of how far transformers' are
-# in the same dtype. Right models were at 0.75 to 1.05, cut into 8 ranks at up to 1.3; a softmax
-# scale 10 % wrong is at 4 in bfloat16 and at 35 in float16.
+# Largest distance of the paged model's logits from the float32 ones, relative to the distance of
+# transformers' logits in the same dtype. Correct models had 0.75 to 1.05, cut into 8 ranks up to
+# 1.3; a softmax scale that is 10 % wrong gives 4 in bfloat16 and 35 in float16.
 _ROUNDING_TOLERANCE = 2.0
 _NUM_TOKENS = 48
 _WINDOW_TOKENS = 16
@@ -47,18 +47,18 @@ class Reference:
     """Logits [T, V] of the text by transformers' own attention."""
 
     logits: torch.Tensor
-    # Computed in float32. None: `logits` are, or this model's code takes no wider weights.
+    # Computed in float32. None: `logits` are, or this model's code fails with wider weights.
     exact: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What the paged model made of the text.
+    """The paged model's output for the text.
 
     Attributes:
         logits: [T, V].
-        is_repeatable: under numerics that promise it, whether it makes the same of the text in
-            other pieces, bit for bit. That the processor keeps the promise is found by trial.
+        is_repeatable: under `strict`, whether other chunks of the text gave the same bits; that
+            this processor does so is found by trial.
     """
 
     logits: torch.Tensor
@@ -66,7 +66,7 @@ class Probed:
 
 
 def make_reference(model: PreTrainedModel, token_ids: list[int]) -> Reference:
-    """The whole model's; on whatever device it is."""
+    """The whole model's reference, computed on the model's device."""
     logits = reference_logits(model, token_ids)
     if logits.dtype is torch.float32:
         return Reference(logits=logits, exact=None)
@@ -74,7 +74,7 @@ def make_reference(model: PreTrainedModel, token_ids: list[int]) -> Reference:
         with widened_weights(model):
             exact = reference_logits(model, token_ids)
     except Exception as error:
-        # Any model's code runs here. The coarse tolerance is left.
+        # Any model's code runs here. Only the coarse tolerance applies then.
         logger.warning("parity_probe_without_float32", reason=str(error))
         return Reference(logits=logits, exact=None)
     return Reference(logits=logits, exact=exact)
@@ -97,11 +97,11 @@ def check_parity(
     """Compares the paged model with transformers' own attention; writes to the first blocks.
 
     Args:
-        reference: of several ranks, the whole model's, of the text or of a longer one that begins
-            with it: a wrong cut shows too. Windows are then as they are.
+        reference: if the model is cut into ranks, the whole model's, of the text or of a longer
+            one that begins with it; so a wrong cut shows, too. Windows are not shortened then.
 
     Raises:
-        CheckpointError: they differ by more than rounding, or ours cannot compute it at all.
+        CheckpointError: they differ by more than rounding, or the paged model fails.
     """
     text = token_ids(vocab_size=checkpoint.vocab_size, max_model_len=max_model_len)
     try:
@@ -116,7 +116,7 @@ def check_parity(
             if reference is None:
                 reference = make_reference(checkpoint.model, text)
     except Exception as error:
-        # Any model's code runs here, and fails in any way.
+        # Any model's code runs here and may fail in any way.
         raise CheckpointError(f"{checkpoint.architecture} is not served: {error}") from error
     expected = reference.logits[: len(text)].to(rows.device)
     difference = (rows.float() - expected.float()).abs().max().item()
@@ -165,16 +165,16 @@ def _has_same_bits(rows: torch.Tensor, others: torch.Tensor) -> bool:
 
 
 def _distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
-    """How far a row of logits [T, V] is from the exact one: root mean square, the median row's."""
+    """The median over rows [T, V] of the root mean square difference from the exact row."""
     return (logits.float() - exact.float()).square().mean(dim=1).sqrt().median().item()
 
 
 @contextlib.contextmanager
 def _short_windows(model: PreTrainedModel, max_model_len: int) -> Iterator[None]:
-    """Every sliding window that some sequence may outgrow is short, until the end.
+    """Within the context, every sliding window shorter than the longest sequence is shortened.
 
-    transformers' masks read it from the configuration, attention from the configuration or from
-    a copy in the module; both are changed, so that a model which uses only one of them differs.
+    transformers' masks read the window from the configuration, attention reads it there or from a
+    copy in the module. Both are changed, so that a model that uses only one of them differs.
     """
     holders: dict[int, Any] = {id(model.config): model.config}
     for module in model.modules():

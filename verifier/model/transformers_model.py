@@ -1,10 +1,10 @@
 """A transformers model over the paged K/V cache.
 
 The model definition is transformers' own; only its attention function is ours, registered under
-a name that transformers knows no mask for, so it builds none. A step is one packed [1, T] input
-with explicit positions and no cache of transformers'. The step's prepared attention travels
-through the model's keyword arguments to the attention function. On a CPU, a model whose every
-module is known runs through `lean_decoder.py` instead: the same maths in fewer operations.
+a name for which transformers builds no mask. A step is one packed [1, T] input with explicit
+positions and without transformers' cache. The step's prepared attention is passed to the attention
+function through the model's keyword arguments. On a CPU, a model of known modules runs through
+`lean_decoder.py` instead: the same computation in fewer operations.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from verifier.tensor_parallel.collectives import Collectives
 
 ATTENTION_NAME = "tandem_paged"
 
-# Keyword arguments of transformers' attention functions that change nothing here: no dropout
-# outside of training, positions are in the layout, and a model whose attention is not causal
-# fails the parity probe. Any other that is set (softcap, sinks, sparse indices) changes the result.
+# Keyword arguments of transformers' attention functions that have no effect here: there is no
+# dropout outside of training, positions are in the layout, and a model whose attention is not
+# causal fails the parity probe. Any other (softcap, sinks, sparse indices) changes the result.
 _HARMLESS_ARGUMENTS = frozenset(
     (
         "dropout",
@@ -40,7 +40,7 @@ _HARMLESS_ARGUMENTS = frozenset(
 
 
 class UnsupportedAttentionError(Exception):
-    """The model's attention wants something that would be computed wrongly here."""
+    """The model's attention needs something that would be computed wrongly here."""
 
 
 class TransformersModel:
@@ -55,7 +55,7 @@ class TransformersModel:
         device: torch.device,
         collectives: Collectives | None = None,
     ) -> None:
-        """`collectives`: where the model is one rank's part."""
+        """`collectives`: if the model is one rank's part."""
         self.vocab_size = int(model.config.vocab_size)
         self.kv_is_finite: torch.Tensor | None = None
         self.hidden_states: torch.Tensor | None = None
@@ -77,7 +77,7 @@ class TransformersModel:
         logits = self._forward_keeping(layout)
         self.kv_is_finite = self._cache.finite_rows()
         if self._collectives is not None:
-            # Each rank sees its own heads only.
+            # Each rank checks its own heads only.
             num_failed = self._collectives.sum((~self.kv_is_finite).float())
             self.kv_is_finite = num_failed == 0
         return logits
@@ -101,7 +101,7 @@ class TransformersModel:
 
     @contextlib.contextmanager
     def _keeping_hidden_states(self, layout: BatchLayout) -> Iterator[None]:
-        """What goes into the output layer is what the logits are made of, whatever the model."""
+        """Within the context, stores the output layer's input, in any model the hidden states."""
 
         def keep(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
             self.hidden_states = arguments[0][0, self._on_device(layout.hidden_state_indices)]
@@ -134,7 +134,7 @@ def _paged_attention(
     step_attention: StepAttention | None = None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Transformers' attention interface: query [1, num_heads, T, head_dim] and so on."""
+    """Implements transformers' attention interface: query [1, num_heads, T, head_dim] and so on."""
     for name in arguments.keys() - _HARMLESS_ARGUMENTS:
         if arguments[name] is not None:
             raise UnsupportedAttentionError(f"attention argument {name!r} is not supported")
