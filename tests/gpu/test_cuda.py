@@ -1,5 +1,5 @@
-"""What only a GPU can show: that the forward pass, every attention backend and the sampler work
-there and agree with transformers and with the CPU.
+"""The forward pass, every attention backend and the sampler on a GPU, against transformers and the
+CPU.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""What all of the verifier's tests stand on: one thread, the bundled model, real servers."""
+"""Fixtures of the verifier's tests: one torch thread, the bundled model, real servers."""
 
 import contextlib
 import dataclasses

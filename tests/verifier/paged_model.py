@@ -1,4 +1,4 @@
-"""Real models over a paged K/V cache, run chunk by chunk as a test says."""
+"""Real models over a paged K/V cache, run chunk by chunk."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ SMALL_CONFIGS = DENSE_CONFIGS | EXPERT_CONFIGS
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Tokens of one sequence from position `start` on; logits are wanted at the last `num_rows`."""
+    """Tokens of one sequence from position `start` on, with logits at the last `num_rows`."""
 
     token_ids: list[int]
     start: int

@@ -1,9 +1,9 @@
 """A scheduler and its block pool, driven step by step, over a memory that stands in for K/V.
 
-What is "computed" for a token is a fold over the value of the token before it, read back through
-the block table, and the token itself. So a slot's value tells the whole prefix that it was
-computed from: a block shared with the wrong sequence, one that was handed out while it was held,
-or one entered into the cache with a rejected draft in it, shows up as a wrong value.
+The value "computed" for a token is a fold over the value of the token before it, read back through
+the block table, and the token itself. So a slot's value depends on the whole prefix that it was
+computed from. A block shared with the wrong sequence, allocated while it was held, or cached with a
+rejected draft in it shows as a wrong value.
 """
 
 import random
@@ -70,8 +70,8 @@ class ScheduledWorld:
         self.growth_tokens = growth_tokens
         self.longest = num_blocks * BLOCK_SIZE
         self.memory = [0] * self.longest
-        # Output as it would be told, by sequence: appended to, never changed.
-        self.told: dict[str, list[int]] = {}
+        # Emitted output by sequence: appended to, never changed.
+        self.reported: dict[str, list[int]] = {}
         # Positions of the rows that were scored, by sequence.
         self.scored: dict[str, list[int]] = {}
         self.opened: list[Sequence] = []
@@ -89,7 +89,7 @@ class ScheduledWorld:
             token_ids=list(token_ids), num_output_tokens=num_output_tokens, **fields
         )
         self.scheduler.add(sequence)
-        self.told[sequence.sequence_id] = []
+        self.reported[sequence.sequence_id] = []
         self.scored[sequence.sequence_id] = []
         return sequence
 
@@ -212,7 +212,7 @@ class ScheduledWorld:
         for draft_token_id in [*item.draft_token_ids, None]:
             token_id = hashed(sequence.token_ids)
             sequence.token_ids.append(token_id)
-            self.told[sequence.sequence_id].append(token_id)
+            self.reported[sequence.sequence_id].append(token_id)
             if token_id != draft_token_id:
                 break
             sequence.num_computed_tokens += 1

@@ -1,4 +1,4 @@
-"""Sequences with everything filled in that a test does not care about."""
+"""Sequences with defaults for the fields that a test does not care about."""
 
 import itertools
 from typing import Any

@@ -98,7 +98,7 @@ def test_both_rules_sample_the_target_distribution() -> None:
             assert chi_square < 21.1  # upper 1e-4 point, 3 degrees of freedom
 
 
-def test_greedy_takes_the_lowest_of_the_likeliest() -> None:
+def test_greedy_picks_the_lowest_id_among_the_likeliest() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0], [0.0, 0.0, 5.0], [3.0, 3.0, 3.0]])
     output, accepted = sample_greedy(logits, torch.tensor([1, 2]), [2])
     assert (output.tolist(), accepted.tolist()) == ([[1, 2, 0]], [2])

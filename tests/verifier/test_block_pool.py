@@ -1,4 +1,4 @@
-"""The block pool: who holds what, and that sequences keep their blocks together."""
+"""The block pool: holders of blocks, and contiguous runs."""
 
 import pytest
 from hypothesis import settings
@@ -101,7 +101,7 @@ def test_one_table_is_contiguous_from_first_to_last_block() -> None:
         assert is_contiguous(table)
 
 
-def test_tables_that_grow_in_turns_stay_contiguous_while_there_is_room() -> None:
+def test_tables_that_grow_alternately_stay_contiguous_while_there_is_room() -> None:
     pool = BlockPool(64)
     tables: list[list[int]] = [[] for _ in range(4)]
     for num_blocks in range(1, 17):
@@ -111,7 +111,7 @@ def test_tables_that_grow_in_turns_stay_contiguous_while_there_is_room() -> None
     assert all(is_contiguous(table) for table in tables)
 
 
-def test_every_block_can_be_held_whatever_the_fragments() -> None:
+def test_every_block_can_be_allocated_despite_fragmentation() -> None:
     pool = BlockPool(16)
     tables: list[list[int]] = [[] for _ in range(16)]
     for table in tables:
@@ -126,7 +126,7 @@ def test_every_block_can_be_held_whatever_the_fragments() -> None:
         pool.extend(scattered, 9)
 
 
-def test_freed_blocks_are_handed_out_again_as_one_run() -> None:
+def test_freed_blocks_are_allocated_again_as_one_run() -> None:
     pool, first, second = BlockPool(8), list[int](), list[int]()
     pool.extend(first, 8)
     pool.release(first)
@@ -142,7 +142,9 @@ def test_freed_blocks_are_handed_out_again_as_one_run() -> None:
         pytest.param([[0, 1]], "in no table", id="lost"),
     ],
 )
-def test_integrity_check_sees_what_is_wrong(tables: list[list[int]], complaint: str) -> None:
+def test_the_integrity_check_finds_every_kind_of_damage(
+    tables: list[list[int]], complaint: str
+) -> None:
     pool = BlockPool(8)
     pool.extend([], 3)
     with pytest.raises(AssertionError, match=complaint):

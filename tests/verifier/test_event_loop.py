@@ -1,9 +1,8 @@
-"""The event loop answers: nothing that a client may send, and nothing that is sent to it, keeps
-the loop from everybody else for long.
+"""The event loop stays responsive: no message from or to a client blocks it for long.
 
-Measured is the CPU time of the loop's thread in each of its callbacks, not the time on the clock:
-what others do on the machine, or the engine's thread beside it, does not count. The client lives
-in threads of its own. The model is a stand-in that always goes on with token 0.
+The tests measure the CPU time of the loop's thread in each of its callbacks, not wall time, so that
+other processes and the engine thread do not count. The client runs in threads of its own. The model
+is a stand-in that always continues with token 0.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ def test_the_bundled_model_keeps_its_tokens(capsys: pytest.CaptureFixture[str]) 
     assert "| float32, fp8 weights | " in table
 
 
-def test_weights_of_other_channels_are_noticed(
+def test_weights_with_swapped_channels_fail_the_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quantised = fp8_weights.quantised

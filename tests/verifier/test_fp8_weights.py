@@ -1,4 +1,4 @@
-"""FP8 weights: what a weight becomes, which layers have them, and that `strict` holds with them."""
+"""FP8 weights: quantised values, the layers that have them, and that `strict` holds with them."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ NUMBERS = EVERY_VALUE[~EVERY_VALUE.float().isnan()]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 0.125, 2.0**-8])
-def test_every_value_is_widened_as_the_library_does(dtype: torch.dtype, scale: float) -> None:
+def test_every_value_is_widened_as_torch_does(dtype: torch.dtype, scale: float) -> None:
     row = widened(NUMBERS[None], torch.full((1, 1), scale), dtype)[0]
     assert row.dtype is dtype
     assert torch.equal(row, (NUMBERS.float() * scale).to(dtype))

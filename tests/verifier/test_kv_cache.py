@@ -1,4 +1,4 @@
-"""The K/V tensors: what is written where, and that failures do not spread through them."""
+"""The K/V tensors: where writes go, and that failures do not spread through them."""
 
 import dataclasses
 from typing import cast
@@ -36,11 +36,11 @@ def test_writes_reach_their_slots_and_layer_alone() -> None:
     assert not cache.layers[0].any(), "the other layer was written"
 
 
-def test_the_trash_slot_lies_behind_the_pools_blocks() -> None:
+def test_the_trash_slot_lies_after_the_pools_blocks() -> None:
     assert make_cache().trash_slot == 5 * BLOCK_SIZE
 
 
-def test_a_padded_view_of_the_last_block_stays_inside() -> None:
+def test_a_padded_read_of_the_last_block_stays_inside() -> None:
     longest_padding = STRICT.padded_kv_length(193)
     keys, values = keys_and_values(make_cache(), 0, 4 * BLOCK_SIZE, longest_padding)
     assert keys.shape == values.shape == (3, 512, 4)
@@ -62,7 +62,7 @@ def test_everything_in_the_cache_stays_finite(bad: float) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("layout", KVLayout)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rows_with_any_value_that_is_not_finite_are_told(
+def test_rows_with_any_value_that_is_not_finite_are_reported(
     bad: float, layout: KVLayout, dtype: torch.dtype
 ) -> None:
     shape = dataclasses.replace(SHAPE, dtype=dtype)
@@ -107,7 +107,7 @@ def chunk(token_ids: list[int], first_block: int, start: int = 0) -> Chunk:
 def test_a_failed_sequence_changes_no_bit_of_its_neighbours(poisoned: PagedModel) -> None:
     """In the same step and in later ones, its blocks right behind theirs.
 
-    Only last rows have logits, and those of the failed one are finite: its K/V tells.
+    Only last rows have logits, and those of the failed sequence are finite; its K/V is not.
     """
     healthy, other = some_tokens(40, POISON, seed=1), some_tokens(40, POISON, seed=2)
     failing = [*other[:20], POISON, *other[21:]]
@@ -127,7 +127,7 @@ def test_a_failed_sequence_changes_no_bit_of_its_neighbours(poisoned: PagedModel
         assert torch.equal(expected, got)
 
 
-def test_blocks_that_a_failed_sequence_held_are_clean_for_the_next(poisoned: PagedModel) -> None:
+def test_blocks_of_a_failed_sequence_are_clean_for_the_next(poisoned: PagedModel) -> None:
     token_ids = some_tokens(20, POISON)
     expected = poisoned.run(chunk(token_ids, 0))[0]
     poisoned.run(chunk([POISON] * 100, 0))

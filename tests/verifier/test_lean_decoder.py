@@ -1,6 +1,6 @@
-"""The lean forward pass computes what transformers' modules compute, and only for those it knows.
+"""The lean forward pass computes what transformers' modules compute, and only for known modules.
 
-Its bits are `test_strict_numerics.py`'s business.
+`test_strict_numerics.py` compares its bits.
 """
 
 from typing import Any
@@ -74,7 +74,7 @@ def test_a_replaced_or_patched_module_leaves_the_model_to_transformers() -> None
     assert not is_lean(model)
 
 
-def test_no_weight_is_held_twice() -> None:
+def test_no_weight_is_stored_twice() -> None:
     attention: Any = make_small_model("qwen2").model.get_submodule("model.layers.0.self_attn")
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1

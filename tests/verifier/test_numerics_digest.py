@@ -1,4 +1,4 @@
-"""What the numerics digest covers, and that it is empty where it could promise nothing."""
+"""What the numerics digest covers, and when it is empty."""
 
 from typing import Any
 
@@ -103,7 +103,7 @@ def test_does_not_depend_on_limits_or_the_number_of_threads(
         torch.set_num_threads(before)
 
 
-def test_the_probe_cuts_its_text_in_three_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_computes_its_text_in_three_chunkings(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
 
     def compare(rows: torch.Tensor, others: torch.Tensor) -> bool:

@@ -1,6 +1,6 @@
-"""Nothing of a step may stay behind on the CPU when the model is elsewhere.
+"""All tensors of a step are on the model's device.
 
-torch's `meta` device computes shapes only, and refuses tensors of another device as a GPU does: so
+torch's `meta` device computes shapes only, and refuses tensors of another device as a GPU does. So
 a forgotten copy shows without a GPU.
 """
 
@@ -34,7 +34,7 @@ def shapes_only(
 @pytest.mark.parametrize("numerics", [FAST, STRICT], ids=lambda numerics: numerics.name)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("backend_name", ["sdpa", "block table"])
-def test_a_step_runs_where_the_model_is(name: str, backend_name: str, numerics: Numerics) -> None:
+def test_a_step_runs_on_the_models_device(name: str, backend_name: str, numerics: Numerics) -> None:
     """A long chunk, a decode in scattered blocks and drafts in neighbouring ones."""
     register_attention()
     with ELSEWHERE:

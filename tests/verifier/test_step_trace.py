@@ -1,4 +1,4 @@
-"""What is told of each step of a traced sequence, held against the text and the hints."""
+"""Traces of a sequence's steps, against its text and its hints."""
 
 import random
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ def check_flow(session: EngineSession, sequence_id: str, prompt: list[int]) -> l
     return steps
 
 
-def test_every_step_of_the_sequence_is_told_of_and_of_no_other(start_engine: StartEngine) -> None:
+def test_every_step_of_the_sequence_and_of_no_other_is_traced(start_engine: StartEngine) -> None:
     session = start_engine(rule=follow(TEXT), max_num_batched_tokens=8).attach()
     traced = session.open(TEXT[:19], max_new_tokens=12, trace=True)
     other = session.open(TEXT[:19], max_new_tokens=12)
@@ -110,7 +110,7 @@ def test_every_step_of_the_sequence_is_told_of_and_of_no_other(start_engine: Sta
     assert session.traced(other) == []
 
 
-def test_a_trace_tells_the_drafts_and_the_proposals_that_came_before(
+def test_a_trace_holds_the_drafts_and_the_proposals_before_them(
     start_engine: StartEngine,
 ) -> None:
     session = start_engine(rule=follow(TEXT)).attach()
@@ -135,7 +135,7 @@ def test_a_trace_tells_the_drafts_and_the_proposals_that_came_before(
     session.close(sequence_id)
 
 
-def test_a_stop_token_cuts_what_is_traced_as_it_cuts_the_output(start_engine: StartEngine) -> None:
+def test_a_stop_token_cuts_the_trace_as_it_cuts_the_output(start_engine: StartEngine) -> None:
     session = start_engine(rule=follow(TEXT)).attach()
     sequence_id = session.open(
         TEXT[:4], draft_wait=ALWAYS, trace=True, stop_token_ids=frozenset({6})
@@ -161,7 +161,7 @@ def test_scored_rows_of_a_prompt_are_rows_that_gave_logits(start_engine: StartEn
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_traces_follow_the_text_through_preemption_and_whatever_hints_come(
+def test_traces_follow_the_text_through_preemption_and_any_hints(
     start_engine: StartEngine, seed: int
 ) -> None:
     draw = random.Random(seed)
@@ -183,7 +183,7 @@ def test_traces_follow_the_text_through_preemption_and_whatever_hints_come(
         assert check_flow(session, sequence_id, prompt)
 
 
-def test_a_decision_says_how_far_its_drafts_match_and_where_they_are_from(
+def test_a_decision_names_its_drafts_match_length_and_source(
     start_engine: StartEngine,
 ) -> None:
     session = start_engine(rule=follow(TEXT)).attach()
@@ -205,7 +205,7 @@ def test_a_decision_says_how_far_its_drafts_match_and_where_they_are_from(
     session.close(sequence_id)
 
 
-def test_of_many_proposals_the_latest_are_kept() -> None:
+def test_the_latest_of_many_proposals_are_kept() -> None:
     log = ProposalLog()
     for base_length in range(1000):
         log.append(proposal(base_length, [7] * 100))
@@ -253,11 +253,11 @@ def test_the_largest_trace_fits_a_message() -> None:
     assert len(step.proposals) == 64
     message = wire.response([StepTraced(sequence_id="s" * 64, step=step)], None)
     assert message.ByteSize() < wire.MAX_RESPONSE_BYTES
-    told = message.events[0].step_traced.step
+    reported = message.events[0].step_traced.step
     for name in StepTrace.__dataclass_fields__:
         if name != "proposals":
-            assert getattr(told, name) == getattr(step, name), name
-    assert told.proposals[0] == sampling_pb2.ProposalTrace(
+            assert getattr(reported, name) == getattr(step, name), name
+    assert reported.proposals[0] == sampling_pb2.ProposalTrace(
         base_length=(1 << 32) - 1,
         token_ids=largest[:64],
         matched_ngram_length=(1 << 32) - 1,

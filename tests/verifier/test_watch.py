@@ -1,4 +1,4 @@
-"""A process that has lost another rank ends, whatever it is stuck in."""
+"""A process that has lost another rank ends, even if it is stuck."""
 
 import threading
 

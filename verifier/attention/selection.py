@@ -50,7 +50,7 @@ def choose_attention(
     multiple = block_table.BLOCK_SIZE_MULTIPLE
     if block_size % multiple:
         raise ConfigError(
-            "--block-size", f"{block_size}: {FLAG} {name} wants a multiple of {multiple}"
+            "--block-size", f"{block_size}: {FLAG} {name} needs a multiple of {multiple}"
         )
     return AttentionChoice(name=name, block_size=block_size or multiple)
 

@@ -216,7 +216,7 @@ class Sequence:
 
     @property
     def _has_requested_hint(self) -> bool:
-        """A hint for the current length was asked for and is expected."""
+        """A hint for the current length was requested."""
         return self.drafting and self.num_wanted_draft_tokens > 0
 
     @property

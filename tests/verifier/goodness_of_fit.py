@@ -1,4 +1,4 @@
-"""Statistics: how far a sample may be from a law before it is another law's."""
+"""Statistics: whether a sample can come from a distribution."""
 
 import math
 
@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 
 def chi_square(counts: npt.ArrayLike, probs: npt.ArrayLike) -> float:
-    """Pearson's statistic of `counts` [V] under the law `probs` [V]; infinite where the law
-    forbids what was counted.
+    """Pearson's statistic of `counts` [V] under `probs` [V]; infinite if a counted value has
+    probability 0.
     """
     observed = np.asarray(counts, dtype=np.float64)
     expected = np.asarray(probs, dtype=np.float64) * observed.sum()
@@ -27,7 +27,7 @@ def chi_square_limit(degrees_of_freedom: int, z: float = 4.0) -> float:
 
 
 def follows(counts: npt.ArrayLike, probs: npt.ArrayLike) -> bool:
-    """Whether a sample may well have come from the law."""
+    """Whether `counts` can come from `probs`, within `chi_square_limit`."""
     degrees_of_freedom = int((np.asarray(probs) > 0).sum()) - 1
     return chi_square(counts, probs) <= chi_square_limit(degrees_of_freedom)
 
@@ -35,12 +35,12 @@ def follows(counts: npt.ArrayLike, probs: npt.ArrayLike) -> bool:
 def kolmogorov_smirnov(
     sample: npt.NDArray[np.float64], cumulative: npt.NDArray[np.float64]
 ) -> float:
-    """sqrt(n) times the largest distance of the sample's distribution function from a law's.
+    """sqrt(n) times the largest distance between the sample's distribution function and another.
 
     Args:
-        sample: [n], ascending. cumulative: [n], the law's distribution function there.
+        sample: [n], ascending. cumulative: [n], the other distribution function there.
 
-    Under the law it exceeds 1.95 once in a thousand samples.
+    It exceeds 1.95 once in a thousand samples of that distribution.
     """
     assert (np.diff(sample) >= 0).all()
     n = len(sample)
