@@ -138,7 +138,7 @@ class ScheduledWorld:
             computed = sequence.token_ids[: sequence.num_computed_tokens]
             slots = self._slots(sequence, 0, len(computed))
             assert [self.memory[slot] for slot in slots] == values_of(computed), "wrong K/V"
-        for block, digest in scheduler.block_pool.cache.entries():
+        for block, digest in scheduler.block_pool.cache._digests.items():
             last = self.memory[(block + 1) * BLOCK_SIZE - 1]
             assert self.last_values[digest] == last, "a cached block holds something else"
 

@@ -60,7 +60,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(target=tables, chosen=st.integers(0, 2**24 - 1))
     def share(self, chosen: int) -> list[int]:
-        entries = self.pool.cache.entries()
+        entries = list(self.pool.cache._digests.items())
         digests = [digest for i, (_, digest) in enumerate(entries) if chosen >> i & 1]
         blocks = self.pool.cache.find(digests)
         assert blocks == [block for i, (block, _) in enumerate(entries) if chosen >> i & 1]

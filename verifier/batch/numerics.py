@@ -44,4 +44,3 @@ class Numerics:
 
 STRICT = Numerics(name="strict", row_multiple=8, pads_kv=True)
 FAST = Numerics(name="fast", row_multiple=1, pads_kv=False)
-BY_NAME = {numerics.name: numerics for numerics in (STRICT, FAST)}

@@ -80,7 +80,7 @@ class Committer:
             finish_reason = FinishReason.LENGTH
         self._advance_drafting(sequence, is_finished=finish_reason is not None)
         self._emit_trace(entry, sequence, layout, step_id, num_accepted_tokens=num_accepted)
-        self._table.emit_decided(
+        self._table.emit(
             sequence,
             Decided(
                 sequence_id=sequence.sequence_id,
@@ -137,7 +137,7 @@ class Committer:
             num_accepted_tokens=num_accepted_tokens,
             proposals=sequence.proposals.drain(),
         )
-        self._table.emit_trace(sequence, StepTraced(sequence_id=sequence.sequence_id, step=step))
+        self._table.emit(sequence, StepTraced(sequence_id=sequence.sequence_id, step=step))
 
 
 def _up_to_stop(token_ids: list[int], stop_token_ids: frozenset[int]) -> list[int]:

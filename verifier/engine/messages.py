@@ -168,6 +168,13 @@ class Rejected:
 Event = Opened | PromptScored | Scored | StepTraced | Decided | Rejected
 
 
+def is_terminal(event: Event) -> bool:
+    """Whether the event ends its sequence."""
+    if isinstance(event, Decided):
+        return event.finish_reason is not None
+    return isinstance(event, Rejected) or (isinstance(event, Scored) and event.is_last)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
     """`verifier.proto`'s StepStats documents the fields."""

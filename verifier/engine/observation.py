@@ -10,6 +10,7 @@ import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
 from torch.autograd import profiler
@@ -93,21 +94,11 @@ class Observers:
         self._observers = observers
         # By observer and method.
         self._logged: set[tuple[int, str]] = set()
-
-    def stepped(self, record: StepRecord) -> None:
-        self._call("stepped", record)
-
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        self._call("hint_ended", outcome)
-
-    def hop_measured(self, duration_s: float) -> None:
-        self._call("hop_measured", duration_s)
-
-    def settled(self, load: EngineLoad) -> None:
-        self._call("settled", load)
-
-    def fault_met(self, fault: Fault) -> None:
-        self._call("fault_met", fault)
+        self.stepped: Callable[[StepRecord], None] = partial(self._call, "stepped")
+        self.hint_ended: Callable[[HintOutcome], None] = partial(self._call, "hint_ended")
+        self.hop_measured: Callable[[float], None] = partial(self._call, "hop_measured")
+        self.settled: Callable[[EngineLoad], None] = partial(self._call, "settled")
+        self.fault_met: Callable[[Fault], None] = partial(self._call, "fault_met")
 
     def _call(self, method: str, argument: object) -> None:
         for index, observer in enumerate(self._observers):

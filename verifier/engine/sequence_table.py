@@ -16,12 +16,10 @@ from verifier.engine.messages import (
     Forget,
     Open,
     Opened,
-    PromptScored,
     Rejected,
-    Scored,
     StepStats,
-    StepTraced,
     Update,
+    is_terminal,
 )
 from verifier.errors import InvalidRequestError, OverloadedError
 from verifier.scheduling.scheduler import Scheduler
@@ -120,7 +118,7 @@ class SequenceTable:
 
     def close(self, command: Close) -> None:
         if sequence := self.find(command.session_id, command.sequence_id):
-            self.emit_decided(sequence, _cancelled(sequence))
+            self.emit(sequence, _cancelled(sequence))
 
     def forget(self, command: Forget) -> None:
         """Ends a sequence and drops its queued events."""
@@ -135,35 +133,20 @@ class SequenceTable:
     def admit(self) -> None:
         """Lets waiting sequences run while there is room."""
         for sequence in self._scheduler.admit():
-            self._outbox[sequence.session_id].append(
-                Opened(
-                    sequence_id=sequence.sequence_id,
-                    num_cached_tokens=sequence.num_cached_tokens,
-                )
+            num_cached = sequence.num_cached_tokens
+            self.emit(
+                sequence, Opened(sequence_id=sequence.sequence_id, num_cached_tokens=num_cached)
             )
 
-    def emit_decided(self, sequence: Sequence, event: Decided) -> None:
-        """Queues the event; a finish reason ends the sequence."""
+    def emit(self, sequence: Sequence, event: Event) -> None:
+        """Queues an event of a sequence; a terminal one ends it."""
         self._outbox[sequence.session_id].append(event)
-        if event.finish_reason is not None:
-            self._forget(sequence)
-
-    def emit_trace(self, sequence: Sequence, event: StepTraced) -> None:
-        """Queues the event."""
-        self._outbox[sequence.session_id].append(event)
-
-    def emit_scores(self, sequence: Sequence, event: PromptScored | Scored) -> None:
-        """Queues the event; the last Scored ends its sequence."""
-        self._outbox[sequence.session_id].append(event)
-        if isinstance(event, Scored) and event.is_last:
+        if is_terminal(event):
             self._forget(sequence)
 
     def reject(self, sequence: Sequence, error: RequestError) -> None:
         """Ends a sequence with an error."""
-        self._outbox[sequence.session_id].append(
-            Rejected(sequence_id=sequence.sequence_id, error=error)
-        )
-        self._forget(sequence)
+        self.emit(sequence, Rejected(sequence_id=sequence.sequence_id, error=error))
 
     def flush(self, step: StepStats | None) -> list[Exception]:
         """Hands each session its events. A session whose sink raises is ended.

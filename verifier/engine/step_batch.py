@@ -20,9 +20,13 @@ from verifier.engine.observation import Fault
 from verifier.engine.sequence_table import SequenceTable
 from verifier.errors import NOT_FINITE_KV, NOT_FINITE_LOGITS, ModelOutputError
 from verifier.sampling.acceptance_rules import BoolArray
-from verifier.sampling.fault_isolation import verify_isolating_faults
 from verifier.sampling.logits_processing import History
-from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict
+from verifier.sampling.rejection_sampler import (
+    AcceptanceRule,
+    JudgedSequence,
+    Verdict,
+    verify_isolating_faults,
+)
 from verifier.sampling.scored_rows import (
     ScoredRows,
     are_finite,
@@ -166,12 +170,12 @@ class StepBatch:
             return
         sequence.rows_to_score = range(scored.rows.stop, sequence.rows_to_score.stop)
         if sequence.scoring is None:
-            table.emit_scores(sequence, _prompt_scored(sequence, scored.rows, rows))
+            table.emit(sequence, _prompt_scored(sequence, scored.rows, rows))
         else:
             states = None
             if hidden_states is not None and sequence.scoring.keeps_hidden_states:
                 states = hidden_states[scored.indices].cpu()
-            table.emit_scores(sequence, _scored(sequence, scored.rows, rows, states))
+            table.emit(sequence, _scored(sequence, scored.rows, rows, states))
 
     def _entry(self, item: ScheduledSequence) -> ScheduledTokens:
         sequence = item.sequence

@@ -29,35 +29,12 @@ from verifier.attention.kv_cache import KVCache, are_rows_finite, row_sums_of
 from verifier.attention.sdpa import SdpaBackend, attend_grouped
 from verifier.batch.batch_layout import BatchLayout
 
-_MODELS = (
-    llama.LlamaForCausalLM,
-    mistral.MistralForCausalLM,
-    qwen2.Qwen2ForCausalLM,
-    qwen3.Qwen3ForCausalLM,
-)
-_BODIES = (llama.LlamaModel, mistral.MistralModel, qwen2.Qwen2Model, qwen3.Qwen3Model)
-_LAYERS = (
-    llama.LlamaDecoderLayer,
-    mistral.MistralDecoderLayer,
-    qwen2.Qwen2DecoderLayer,
-    qwen3.Qwen3DecoderLayer,
-)
-_ATTENTIONS = (
-    llama.LlamaAttention,
-    mistral.MistralAttention,
-    qwen2.Qwen2Attention,
-    qwen3.Qwen3Attention,
-)
-_MLPS = (llama.LlamaMLP, mistral.MistralMLP, qwen2.Qwen2MLP, qwen3.Qwen3MLP)
-_NORMS = (llama.LlamaRMSNorm, mistral.MistralRMSNorm, qwen2.Qwen2RMSNorm, qwen3.Qwen3RMSNorm)
-_ROTARIES = (
-    llama.LlamaRotaryEmbedding,
-    mistral.MistralRotaryEmbedding,
-    qwen2.Qwen2RotaryEmbedding,
-    qwen3.Qwen3RotaryEmbedding,
-)
+_FAMILIES = ((llama, "Llama"), (mistral, "Mistral"), (qwen2, "Qwen2"), (qwen3, "Qwen3"))
+_PARTS = ("Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding")
+_MODELS = tuple(getattr(module, f"{name}ForCausalLM") for module, name in _FAMILIES)
 _KNOWN_MODULES = {
-    *(*_MODELS, *_BODIES, *_LAYERS, *_ATTENTIONS, *_MLPS, *_NORMS, *_ROTARIES),
+    *_MODELS,
+    *(getattr(module, name + part) for module, name in _FAMILIES for part in _PARTS),
     *(torch.nn.ModuleList, torch.nn.Linear, torch.nn.Embedding, torch.nn.SiLU, SiLUActivation),
 }
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

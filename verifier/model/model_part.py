@@ -76,33 +76,26 @@ def load_part(
         hold_cpu_kernels(os.environ)
     if device.type == "cpu" or collectives is not None:
         torch.set_num_threads(config.num_threads())
+    reference = None
     if collectives is None:
         checkpoint = load_checkpoint(
             config.model, dtype=config.dtype, device=device, quantization=config.quantization
         )
-        return _settle(config, checkpoint, device=device)
-    references = []
-
-    def cut(model: PreTrainedModel) -> None:
-        if collectives.rank == 0:
-            token_ids = parity_probe.token_ids(
-                vocab_size=int(model.config.vocab_size),
-                max_model_len=int(model.config.max_position_embeddings),
-            )
-            references.append(parity_probe.make_reference(model, token_ids))
-        shard(model, collectives)
-
-    checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=device, prepare=cut)
-    num_kv_heads = num_local_kv_heads(
-        checkpoint.model, checkpoint.kv_shape.num_kv_heads, collectives.size
-    )
-    kv_shape = dataclasses.replace(checkpoint.kv_shape, num_kv_heads=num_kv_heads)
-    return _settle(
-        config,
-        dataclasses.replace(checkpoint, kv_shape=kv_shape),
+    else:
+        checkpoint, reference = _load_cut(config, device, collectives)
+    return ModelPart(
+        checkpoint=checkpoint,
         device=device,
+        numerics=_choose_numerics(config, device, checkpoint),
+        attention=choose_attention(
+            config.attention_backend,
+            block_size=config.block_size,
+            device=device,
+            dtype=checkpoint.dtype,
+            head_dim=checkpoint.kv_shape.head_dim,
+        ),
         collectives=collectives,
-        reference=references[0] if references else None,
+        reference=reference,
     )
 
 
@@ -201,28 +194,28 @@ def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
     return min(num_usable, affordable)
 
 
-def _settle(
-    config: VerifierConfig,
-    checkpoint: Checkpoint,
-    *,
-    device: torch.device,
-    collectives: Collectives | None = None,
-    reference: parity_probe.Reference | None = None,
-) -> ModelPart:
-    return ModelPart(
-        checkpoint=checkpoint,
-        device=device,
-        numerics=_choose_numerics(config, device, checkpoint),
-        attention=choose_attention(
-            config.attention_backend,
-            block_size=config.block_size,
-            device=device,
-            dtype=checkpoint.dtype,
-            head_dim=checkpoint.kv_shape.head_dim,
-        ),
-        collectives=collectives,
-        reference=reference,
+def _load_cut(
+    config: VerifierConfig, device: torch.device, collectives: Collectives
+) -> tuple[Checkpoint, parity_probe.Reference | None]:
+    """This rank's part of the checkpoint and, at rank 0, the whole model's reference."""
+    reference = None
+
+    def cut(model: PreTrainedModel) -> None:
+        nonlocal reference
+        if collectives.rank == 0:
+            token_ids = parity_probe.token_ids(
+                vocab_size=int(model.config.vocab_size),
+                max_model_len=int(model.config.max_position_embeddings),
+            )
+            reference = parity_probe.make_reference(model, token_ids)
+        shard(model, collectives)
+
+    checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=device, prepare=cut)
+    num_kv_heads = num_local_kv_heads(
+        checkpoint.model, checkpoint.kv_shape.num_kv_heads, collectives.size
     )
+    kv_shape = dataclasses.replace(checkpoint.kv_shape, num_kv_heads=num_kv_heads)
+    return dataclasses.replace(checkpoint, kv_shape=kv_shape), reference
 
 
 def _choose_numerics(

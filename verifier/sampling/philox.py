@@ -56,10 +56,9 @@ def uniforms(
     Returns:
         [R].
     """
-    drawn: npt.NDArray[np.float64] = _fill_uniform(
+    return _fill_uniform(
         seeds, positions.astype(np.uint32), token_ids.astype(np.uint32), np.uint32(purpose)
     )
-    return drawn
 
 
 def exponential_noise(
@@ -78,10 +77,7 @@ def exponential_noise(
     Returns:
         [R, V]; column v is token id v's noise.
     """
-    noise: npt.NDArray[np.float64] = _fill_exponential(
-        seeds, positions.astype(np.uint32), is_needed, np.uint32(purpose)
-    )
-    return noise
+    return _fill_exponential(seeds, positions.astype(np.uint32), is_needed, np.uint32(purpose))
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:

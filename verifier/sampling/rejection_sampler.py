@@ -19,6 +19,7 @@ K_i draft rows, then its bonus row. V vocabulary.
 
 import enum
 import itertools
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -119,6 +120,71 @@ def verify(
         output_token_ids=output_token_ids,
         num_accepted_tokens=num_accepted_tokens,
         is_finite=last_is_usable,
+        logprobs=logprobs,
+    )
+
+
+def verify_isolating_faults(
+    logits: torch.Tensor,
+    sequences: SequenceOf[JudgedSequence],
+    *,
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+    is_usable: BoolArray | None,
+    rule: AcceptanceRule,
+    fail: Callable[[int, Exception], None],
+) -> Verdict:
+    """As `verify`; but if that raises, verifies the sequences one by one, slowly, so that the
+    sequence that causes it is found and the others get the tokens that they would have got.
+
+    Args:
+        fail: called with the index of each sequence that cannot be verified; its part of the
+            verdict has no meaning.
+    """
+    try:
+        return verify(
+            logits,
+            sequences,
+            draft_token_ids=draft_token_ids,
+            num_draft_tokens=num_draft_tokens,
+            is_usable=is_usable,
+            rule=rule,
+        )
+    except Exception:
+        pass  # raised again below, for one sequence
+    num_sequences = len(sequences)
+    width = int(num_draft_tokens.max(initial=0)) + 1
+    output_token_ids = np.full((num_sequences, width), PADDING, dtype=np.int64)
+    num_accepted_tokens = np.zeros(num_sequences, dtype=np.int64)
+    is_finite = np.zeros(num_sequences, dtype=np.bool_)
+    logprobs = {}
+    first_row = first_draft = 0
+    for i, sequence in enumerate(sequences):
+        num_drafts = int(num_draft_tokens[i])
+        end_row, end_draft = first_row + num_drafts + 1, first_draft + num_drafts
+        try:
+            verdict = verify(
+                logits[first_row:end_row],
+                [sequence],
+                draft_token_ids=draft_token_ids[first_draft:end_draft],
+                num_draft_tokens=num_draft_tokens[i : i + 1],
+                is_usable=None if is_usable is None else is_usable[first_row:end_row],
+                rule=rule,
+            )
+        except Exception as error:
+            fail(i, error)
+        else:
+            [token_ids] = verdict.output_token_ids
+            output_token_ids[i, : len(token_ids)] = token_ids
+            num_accepted_tokens[i] = verdict.num_accepted_tokens[0]
+            is_finite[i] = verdict.is_finite[0]
+            if 0 in verdict.logprobs:
+                logprobs[i] = verdict.logprobs[0]
+        first_row, first_draft = end_row, end_draft
+    return Verdict(
+        output_token_ids=output_token_ids,
+        num_accepted_tokens=num_accepted_tokens,
+        is_finite=is_finite,
         logprobs=logprobs,
     )
 

@@ -85,10 +85,6 @@ class PrefixCache:
         del self._blocks[self._digests.pop(block)]
         return block
 
-    def entries(self) -> list[tuple[int, bytes]]:
-        """Every cached block and its digest."""
-        return list(self._digests.items())
-
     def check_integrity(self, held: set[int]) -> None:
         """Asserts the invariants; `held` are the blocks that sequences hold."""
         assert len(self._blocks) == len(self._digests), "a block or a digest is entered twice"

@@ -28,7 +28,6 @@ from verifier.engine.messages import (
     StepStats,
     StepTraced,
 )
-from verifier.engine.step_trace import StepTrace
 from verifier.errors import (
     ERROR_TABLE,
     InvalidRequestError,
@@ -98,17 +97,6 @@ class ServedModel:
             num_kv_blocks=self.num_kv_blocks,
         )
 
-    def welcome(self) -> verifier_pb2.Welcome:
-        return verifier_pb2.Welcome(
-            protocol_version=PROTOCOL_VERSION,
-            instance_id=self.instance_id,
-            model_digest=self.model_digest,
-            numerics_digest=self.numerics_digest,
-            limits=self.limits(),
-            model_id=self.model_id,
-            tokenizer_digest=self.tokenizer_digest,
-        )
-
     def model_info(self) -> verifier_pb2.GetModelInfoResponse:
         return verifier_pb2.GetModelInfoResponse(
             model_id=self.model_id,
@@ -128,7 +116,16 @@ class ServedModel:
 
 def welcome(served: ServedModel) -> verifier_pb2.SessionResponse:
     """The response to Hello."""
-    return verifier_pb2.SessionResponse(events=[verifier_pb2.Event(welcome=served.welcome())])
+    message = verifier_pb2.Welcome(
+        protocol_version=PROTOCOL_VERSION,
+        instance_id=served.instance_id,
+        model_digest=served.model_digest,
+        numerics_digest=served.numerics_digest,
+        limits=served.limits(),
+        model_id=served.model_id,
+        tokenizer_digest=served.tokenizer_digest,
+    )
+    return verifier_pb2.SessionResponse(events=[verifier_pb2.Event(welcome=message)])
 
 
 _DRAFT_WAITS = {
@@ -336,7 +333,9 @@ def _write_event(message: verifier_pb2.Event, event: Event) -> None:
             decided.source = drafter_pb2.Source.ValueType(event.source)
         case StepTraced():
             message.step_traced.sequence_id = event.sequence_id
-            _write_step(message.step_traced.step, event.step)
+            # The fields have the same names.
+            step = sampling_pb2.StepTrace(**dataclasses.asdict(event.step))
+            message.step_traced.step.CopyFrom(step)
         case PromptScored():
             message.prompt_scored.sequence_id = event.sequence_id
             message.prompt_scored.base_length = event.base_length
@@ -354,26 +353,6 @@ def _write_event(message: verifier_pb2.Event, event: Event) -> None:
             rejected.message = error.message
             rejected.field = error.field
             rejected.retry_after_ms = error.retry_after_ms or 0
-
-
-def _write_step(message: sampling_pb2.StepTrace, step: StepTrace) -> None:
-    message.step_id = step.step_id
-    message.num_computed_tokens = step.num_computed_tokens
-    message.num_scheduled_tokens = step.num_scheduled_tokens
-    message.input_token_ids.extend(step.input_token_ids)
-    message.positions.extend(step.positions)
-    message.slot_mapping.extend(step.slot_mapping)
-    message.logits_indices.extend(step.logits_indices)
-    message.draft_token_ids.extend(step.draft_token_ids)
-    message.num_accepted_tokens = step.num_accepted_tokens
-    message.output_token_ids.extend(step.output_token_ids)
-    message.context_length_after = step.context_length_after
-    for proposal in step.proposals:
-        entry = message.proposals.add()
-        entry.base_length = proposal.base_length
-        entry.token_ids.extend(proposal.token_ids)
-        entry.matched_ngram_length = proposal.matched_ngram_length
-        entry.source = drafter_pb2.Source.ValueType(proposal.source)
 
 
 def add_logprobs(entries: _Logprobs, logprobs: Iterable[TokenLogprob]) -> None:
