@@ -44,7 +44,7 @@ from tandem.client import (
 )
 from tandem.generation import EventCollector
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
-from verifier.checkpoint import choose_dtype
+from verifier.model.checkpoint import choose_dtype
 
 BATCH = 16
 # transformers recommends 10; which is best depends on the text.

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL, HELD_OUT
-from verifier.checkpoint import load_checkpoint, reference_logits
+from verifier.model.checkpoint import load_checkpoint, reference_logits
 
 CPU = torch.device("cpu")
 

@@ -21,14 +21,14 @@ import torch
 from benchmarks.machine import processor
 from benchmarks.workloads import BUNDLED_MODEL, random_tasks
 from servicekit.config import ServerOptions
-from verifier.batch_expansion import expand
-from verifier.batch_layout import BatchLayout, lay_out
+from verifier.batch.batch_expansion import expand
+from verifier.batch.batch_layout import BatchLayout, lay_out
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
+from verifier.engine.step_batch import StepBatch
 from verifier.sampling import Sampling
-from verifier.scheduler import ScheduledSequence
-from verifier.sequence import DraftWait, Scoring, ScoringMethod, Sequence
-from verifier.step_scoring import StepScoring
+from verifier.scheduling.scheduler import ScheduledSequence
+from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequence
 
 NUM_DRAFTS = 5
 BATCHES = (4, 32)
@@ -181,7 +181,7 @@ def _compute_contexts(loaded: LoadedModel, sequences: list[Sequence]) -> None:
 
 
 def _lay_out(loaded: LoadedModel, sequences: list[Sequence], num_new_tokens: int) -> BatchLayout:
-    scoring = StepScoring(
+    scoring = StepBatch(
         [
             ScheduledSequence(
                 sequence=sequence, num_new_tokens=num_new_tokens, draft_token_ids=[], samples=False

@@ -20,10 +20,20 @@ from benchmarks.workloads import BUNDLED_MODEL
 from servicekit.config import ServerOptions
 from verifier.build import build_engine, load_model
 from verifier.config import VerifierConfig
-from verifier.engine import Engine
-from verifier.messages import Close, Decided, Event, Hint, Hints, Open, Opened, Rejected, StepStats
+from verifier.engine.engine import Engine
+from verifier.engine.messages import (
+    Close,
+    Decided,
+    Event,
+    Hint,
+    Hints,
+    Open,
+    Opened,
+    Rejected,
+    StepStats,
+)
 from verifier.sampling import Sampling
-from verifier.sequence import DraftWait, FinishReason, OpenSequence
+from verifier.scheduling.sequence import DraftWait, FinishReason, OpenSequence
 
 PATIENCE_S = 60.0
 

@@ -37,8 +37,8 @@ from benchmarks.machine import processor
 from benchmarks.ratios import median_ratio
 from benchmarks.transformers_baseline import generate, generate_batch
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
-from verifier.checkpoint import choose_dtype
 from verifier.config import VerifierConfig
+from verifier.model.checkpoint import choose_dtype
 
 BATCH = 16
 # transformers recommends 10; which is best depends on the text.

@@ -8,7 +8,7 @@ numba keeps what it compiled beside the source, so a second run has nothing to d
 import numpy as np
 
 import drafter.compile_kernels
-from verifier.philox import Purpose, exponential_noise, uniforms
+from verifier.sampling.philox import Purpose, exponential_noise, uniforms
 
 
 def main() -> None:

@@ -1,1 +1,17 @@
-"""The verifier: runs the model and decides which drafts stand. Start reading at `engine.py`."""
+"""The verifier: runs the target model and decides which drafts are accepted.
+
+Start at `Engine.step` in `engine/engine.py`. `server.py` starts the service, `build.py` puts its
+parts together, `follower.py` is the process of another rank. The rooms, from the outside in:
+
+    service/          gRPC: sessions, conversion and validation of messages, liveness
+    engine/           the engine thread: commands in, steps, events out
+    scheduling/       which sequences run, with how many tokens, in which K/V blocks
+    drafts/           a sequence's latest hint, how many drafts to verify, whether to wait for one
+    sampling/         from logits to tokens and logprobs; acceptance of drafts
+    batch/            a step as flat arrays, and the protocol of a model that runs it
+    model/            loads and checks a checkpoint, and runs it
+    attention/        the paged K/V cache and attention over it
+    tensor_parallel/  one model over several processes
+
+`rejection_sampler.py` and `logits_processing.py` are import paths for code outside this repository.
+"""

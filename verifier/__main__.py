@@ -7,8 +7,8 @@ from servicekit.config import ConfigError, load_config
 from servicekit.logs import configure_logs
 from servicekit.process import run
 from verifier.config import SERVICE, VerifierConfig
+from verifier.follower import follow
 from verifier.server import serve
-from verifier.tensor_parallel.follower import follow
 from verifier.tensor_parallel.launch import read_launch
 
 

@@ -1,6 +1,4 @@
-"""Puts a verifier together: checkpoint, K/V cache, scheduler, engine. The only place that knows
-all the parts.
-"""
+"""Builds a verifier from its parts: checkpoint, K/V cache, scheduler, engine."""
 
 import platform
 import secrets
@@ -11,11 +9,13 @@ import torch
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
-from verifier.block_pool import BlockPool
-from verifier.checkpoint import tokenizer_digest_of
+from verifier.batch.numerics import STRICT, Numerics
+from verifier.batch.target_model import TargetModel
 from verifier.config import VerifierConfig
-from verifier.engine import Engine, EngineObserver, EngineOptions
-from verifier.model_part import (
+from verifier.engine.engine import Engine, EngineOptions
+from verifier.engine.observation import EngineObserver, Observers
+from verifier.model.checkpoint import tokenizer_digest_of
+from verifier.model.model_part import (
     ModelPart,
     assemble,
     choose_device,
@@ -23,25 +23,23 @@ from verifier.model_part import (
     room_for_kv_blocks,
     wants_strict,
 )
-from verifier.numerics import STRICT, Numerics
-from verifier.numerics_digest import numerics_digest
-from verifier.observers import Observers
-from verifier.parity_probe import Probed, check_parity
-from verifier.philox import exponential_noise
-from verifier.rejection_sampler import AcceptanceRule
-from verifier.scheduler import Scheduler
-from verifier.scored_rows import max_rows_per_step
-from verifier.sequence import ScoringMethod
-from verifier.target_model import TargetModel
+from verifier.model.numerics_digest import numerics_digest
+from verifier.model.parity_probe import Probed, check_parity
+from verifier.sampling.philox import exponential_noise
+from verifier.sampling.rejection_sampler import AcceptanceRule
+from verifier.sampling.scored_rows import max_rows_per_step
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.scheduler import Scheduler
+from verifier.scheduling.sequence import ScoringMethod
+from verifier.service.wire import ServedModel
 from verifier.tensor_parallel.leader import Leader
-from verifier.wire import ServedModel
 
 logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run, and what clients are told of it."""
+    """A model ready to run, and its description for clients."""
 
     model: TargetModel
     served: ServedModel
@@ -50,15 +48,15 @@ class LoadedModel:
 
 
 def load_model(config: VerifierConfig, leader: Leader | None = None) -> LoadedModel:
-    """Loads and checks the configured checkpoint. Takes as long as the weights take to read.
+    """Loads and checks the configured checkpoint; blocks while the weights are read.
 
     Args:
-        leader: where this process is rank 0 of several.
+        leader: if this process is rank 0 of several.
 
     Raises:
         CheckpointError: it cannot be served.
-        ConfigError: the flags ask for more than there is.
-        RankLostError: another rank is gone.
+        ConfigError: the flags ask for more than the machine has.
+        RankLostError: another rank is lost.
     """
     device = choose_device(config, rank=0)
     if leader is None:
@@ -180,9 +178,9 @@ def _dtype_name(dtype: torch.dtype, quantization: str) -> str:
 
 
 def _numerics_digest(config: VerifierConfig, part: ModelPart, probed: Probed) -> str:
-    """Empty where equal digests could not mean equal tokens: `fast` numerics, whose bits depend on
-    the batch; `strict` ones that do so, too, on this processor; rule `ratio`, whose draws depend on
-    the drafts.
+    """Empty where equal digests would not mean equal tokens: under `fast` numerics, whose bits
+    depend on the batch; where `strict` ones also do on this processor; under rule `ratio`, whose
+    samples depend on the drafts.
     """
     if part.numerics is not STRICT or config.acceptance_rule != AcceptanceRule.MATCH.value:
         return ""

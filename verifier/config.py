@@ -1,4 +1,4 @@
-"""The verifier's configuration. Where the values come from is known to `servicekit.config`."""
+"""The verifier's configuration; `servicekit.config` reads it from flags, environment and file."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ class VerifierConfig(
     """Where the model runs; auto takes a GPU if there is one."""
 
     tensor_parallel_size: int = pydantic.Field(default=1, ge=1)
-    """Processes that share one model, each on a device of its own, started by
+    """Processes that share one model, each on its own device, started by
     `torchrun --nproc-per-node N -m verifier`."""
 
     devices: tuple[int, ...] | None = None
@@ -52,8 +52,7 @@ class VerifierConfig(
     package is installed and can serve the model, else sdpa."""
 
     threads: int = pydantic.Field(default=0, ge=0)
-    """Threads of the model on CPU, in each process; 0 leaves one core to the rest of the
-    machine."""
+    """Threads of the model on CPU, in each process; 0: as many as leave one core free."""
 
     max_model_len: int | None = pydantic.Field(default=None, ge=2)
     """Most tokens of a sequence, prompt and output; the model's own limit if empty."""
@@ -101,19 +100,19 @@ class VerifierConfig(
     """Most of the likeliest tokens whose logprobs a request may ask for."""
 
     allow_trace: bool = False
-    """Whether requests may ask to be told of every step: what was computed, where, and from which
+    """Whether requests may ask for a trace of every step: what was computed, where, and from which
     proposals."""
 
     allow_full_scores: bool = False
-    """Whether Score may be asked for each position's whole law and hidden state, up to 4 MiB a
-    call. Whoever may call can learn much of the model's weights from them."""
+    """Whether Score requests may ask for each position's distribution over the vocabulary and its
+    hidden state, up to 4 MiB a call. Callers can learn much of the model's weights from them."""
 
     draft_idle_timeout_s: float = pydantic.Field(default=30.0, gt=0)
-    """Longest that a sequence opened with DRAFT_WAIT_ALWAYS waits for a draft, in seconds."""
+    """Longest wait for a draft of a sequence opened with DRAFT_WAIT_ALWAYS, in seconds."""
 
     stall_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
-    """How long the engine may take over one step, or have sequences and finish none, before
-    liveness probes are told to have the process restarted, in seconds."""
+    """Longest duration of one step, or of having sequences without finishing a step, before
+    liveness probes fail, in seconds."""
 
     max_session_event_bytes: int = pydantic.Field(default=8 << 20, ge=1 << 16)
     """Most bytes of events that a session may leave unread before it is ended."""
@@ -137,6 +136,6 @@ class VerifierConfig(
         return self
 
     def num_threads(self) -> int:
-        """Threads for the model: more than there are free cores stall each other badly."""
+        """Threads for the model; more threads than free cores would stall each other."""
         free_cores = len(os.sched_getaffinity(0)) - 1
         return self.threads or max(1, free_cores // self.tensor_parallel_size)

@@ -1,15 +1,15 @@
-"""What can go wrong with a request to the verifier, and the status each becomes.
+"""Errors of requests to the verifier, and the status of each.
 
 RequestError
 ├── InvalidRequestError      INVALID_ARGUMENT     the caller's mistake, in `field`
-├── UnsupportedFieldError    UNIMPLEMENTED        a field that this server cannot honour yet
+├── UnsupportedFieldError    UNIMPLEMENTED        a field that this server does not support
 ├── WrongModelError          FAILED_PRECONDITION  another model is served
 ├── OverloadedError          RESOURCE_EXHAUSTED   no room; `retry_after_ms` says when to ask again
 ├── NotReadyError            UNAVAILABLE          the model is still being loaded
 ├── DrainingError            UNAVAILABLE          shutting down
-├── IdleError                DEADLINE_EXCEEDED    a draft that was waited for never came
-├── SessionError             FAILED_PRECONDITION  a session's protocol was not kept
-├── ModelOutputError         INTERNAL             the model computed what is not finite
+├── IdleError                DEADLINE_EXCEEDED    no draft came under DRAFT_WAIT_ALWAYS
+├── SessionError             FAILED_PRECONDITION  the client violated the session's protocol
+├── ModelOutputError         INTERNAL             the model computed NaN or infinity
 └── InternalError            INTERNAL             a fault of the verifier's own, logged
 """
 
@@ -23,7 +23,7 @@ class InvalidRequestError(RequestError):
 
 
 class UnsupportedFieldError(RequestError):
-    """The field's capability is not there (yet)."""
+    """The server does not support this field, or has it disabled."""
 
 
 class WrongModelError(RequestError):
@@ -43,7 +43,7 @@ class DrainingError(RequestError):
 
 
 class IdleError(RequestError):
-    """A sequence that always waits for drafts got none within the idle timeout."""
+    """A sequence under DRAFT_WAIT_ALWAYS got no draft within the idle timeout."""
 
 
 class SessionError(RequestError):
@@ -51,7 +51,7 @@ class SessionError(RequestError):
 
 
 class ModelOutputError(RequestError):
-    """What the model computed for this sequence is not finite."""
+    """The model's output for this sequence is not finite."""
 
 
 NOT_FINITE_KV = "the model's keys or values for this sequence are not finite"
@@ -59,7 +59,7 @@ NOT_FINITE_LOGITS = "the model's logits for this sequence are not finite"
 
 
 class InternalError(RequestError):
-    """A fault of the verifier's own ended this sequence. It says nothing more: the log does."""
+    """A fault of the verifier's own ended this sequence; only the log says which."""
 
     def __init__(self) -> None:
         super().__init__("internal error")

@@ -1,14 +1,13 @@
-"""The verifier's metrics, fed by the engine. Registered in the registry that is given."""
+"""The verifier's metrics: an observer of the engine."""
 
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from servicekit.tally_histogram import TallyHistogram
-from verifier.draft_buffer import HintOutcome
-from verifier.engine import EngineLoad, StepRecord
-from verifier.faults import Fault
-from verifier.speculation_gain import DecodeCosts
+from verifier.drafts.draft_buffer import HintOutcome
+from verifier.drafts.speculation_gain import DecodeCosts
+from verifier.engine.observation import EngineLoad, Fault, StepRecord
 
 _STEP_BUCKETS_S = (
     0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1, 3, 10,
@@ -43,13 +42,11 @@ class VerifierMetrics:
         )
         self._draft_hop = Histogram(
             "tandem_draft_hop_seconds",
-            "A hint's way: decision published to hint received, in seconds.",
+            "From a decision's publication to the receipt of its hint, in seconds.",
             buckets=_HOP_BUCKETS_S,
             registry=registry,
         )
-        hints = Counter(
-            "tandem_draft_hints", "Hints, by what became of them.", ["outcome"], registry=registry
-        )
+        hints = Counter("tandem_draft_hints", "Hints, by outcome.", ["outcome"], registry=registry)
         self._hints = {outcome: hints.labels(outcome.value) for outcome in HintOutcome}
         self._kv_blocks_used = Gauge(
             "tandem_kv_blocks_used", "K/V blocks held by sequences.", registry=registry
@@ -77,13 +74,12 @@ class VerifierMetrics:
         self._counted = EngineLoad()
         self._pending_commands = Gauge(
             "tandem_verifier_pending_commands",
-            "Commands that the engine has not taken yet.",
+            "Commands that the engine has not handled yet.",
             registry=registry,
         )
         faults = Counter(
             "tandem_verifier_internal_errors",
-            "Faults of the verifier's own that one sequence paid for, or nobody, by what was "
-            "being done.",
+            "Faults of the verifier's own that ended at most one sequence, by phase.",
             ["phase"],
             registry=registry,
         )
@@ -138,7 +134,7 @@ class VerifierMetrics:
         self._faults[fault].inc()
 
     def watch_commands(self, num_pending: Callable[[], int]) -> None:
-        """Reads the gauge from the engine's queue whenever it is scraped."""
+        """Sets the source of the gauge of pending commands."""
         self._pending_commands.set_function(num_pending)
 
     def _weigh_decode(self, record: StepRecord) -> None:

@@ -13,20 +13,21 @@ from servicekit.process import serve_until_signalled
 from servicekit.server import Server
 from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
-from verifier.checkpoint import CheckpointError
 from verifier.config import SERVICE, VerifierConfig
-from verifier.engine import Engine, EngineObserver
+from verifier.engine.engine import Engine
+from verifier.engine.observation import EngineObserver
 from verifier.errors import ERROR_TABLE
 from verifier.metrics import VerifierMetrics
-from verifier.service import VerifierServicer
+from verifier.model.checkpoint import CheckpointError
+from verifier.service.servicer import VerifierServicer
+from verifier.service.watchdog import Watchdog
 from verifier.tensor_parallel.launch import Launch
 from verifier.tensor_parallel.leader import Leader
-from verifier.watchdog import Watchdog
 
 SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
-# A step is mostly short Python between long GIL-free operations; with the default 5 ms the event
-# loop would wait that long for its turn, and hints with it.
+# A step is mostly short Python between long operations without the GIL. With the default of 5 ms
+# the event loop, and with it hints, would wait that long.
 _SWITCH_INTERVAL_S = 0.00005
 
 # Longer than a step takes.
@@ -34,7 +35,7 @@ _LAST_STEP_TIMEOUT_S = 10.0
 
 
 class VerifierServer:
-    """One verifier. Bound first, loaded second: probes hear NOT_SERVING meanwhile.
+    """One verifier. It binds its port before it loads, so that probes get NOT_SERVING meanwhile.
 
     Attributes:
         server: the gRPC server, with health, reflection and the metrics endpoint.
@@ -66,8 +67,8 @@ class VerifierServer:
         """Binds, loads the model in a thread of its own, and starts the engine.
 
         Args:
-            load: makes the model; `build.load_model` outside tests.
-            observer: told of every step beside the metrics.
+            load: `build.load_model`, except in tests.
+            observer: called beside the metrics.
 
         Raises:
             CheckpointError, ConfigError: cannot start.
@@ -88,7 +89,7 @@ class VerifierServer:
         return engine
 
     async def watch(self, stopped: "asyncio.Future[None]") -> None:
-        """Keeps what liveness probes hear true, until the engine has stopped; after `start`."""
+        """Updates the liveness status until the engine has stopped; after `start`."""
         assert self.engine is not None, "the verifier has not started"
         await Watchdog(
             self.engine,
@@ -136,8 +137,8 @@ async def _serve(config: VerifierConfig, leader: Leader | None) -> None:
         if isinstance(error, CheckpointError):
             raise ConfigError("--model", str(error)) from error
         raise
-    # What was made while loading lives as long as the process: looking through it again and again
-    # would stop both threads for tens of milliseconds each time.
+    # The loaded objects live as long as the process. Each garbage collection of them would stop
+    # both threads for tens of milliseconds.
     gc.freeze()
     stopped = asyncio.wrap_future(engine.stopped)
     failed = stopped if leader is None else _first_failure(stopped, leader)
@@ -147,12 +148,12 @@ async def _serve(config: VerifierConfig, leader: Leader | None) -> None:
     finally:
         watching.cancel()
         engine.stop()
-        # If the interpreter ended while the thread is in a step, the process would abort.
+        # The process would abort if the interpreter ended during a step.
         await asyncio.wait([stopped], timeout=_LAST_STEP_TIMEOUT_S)
 
 
 def _first_failure(stopped: "asyncio.Future[None]", leader: Leader) -> "asyncio.Future[None]":
-    """Done when the engine has stopped or a rank is gone, with that one's error."""
+    """Done when the engine has stopped or a rank is lost, with the error of either."""
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def ended(future: "asyncio.Future[None]") -> None:

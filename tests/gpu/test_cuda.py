@@ -1,5 +1,5 @@
-"""What only a GPU can show: that the forward pass, every attention backend and the sampler work
-there and agree with transformers and with the CPU.
+"""The forward pass, every attention backend and the sampler on a GPU, against transformers and the
+CPU.
 """
 
 import importlib.util
@@ -12,14 +12,14 @@ from transformers import PreTrainedModel
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import PagedModel, make_small_model, some_tokens
 from verifier.attention.selection import AttentionChoice, make_backend
+from verifier.batch.numerics import FAST
 from verifier.build import load_model
-from verifier.checkpoint import reference_logits
 from verifier.config import VerifierConfig
-from verifier.fp8_weights import FP8, widened
-from verifier.logits_processing import History
-from verifier.numerics import FAST
-from verifier.rejection_sampler import JudgedSequence, Verdict, verify
+from verifier.model.checkpoint import reference_logits
+from verifier.model.fp8_weights import FP8, widened
 from verifier.sampling import Sampling
+from verifier.sampling.logits_processing import History
+from verifier.sampling.rejection_sampler import JudgedSequence, Verdict, verify
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"

@@ -4,8 +4,8 @@ import threading
 
 import torch
 
-from verifier.batch_layout import BatchLayout
-from verifier.target_model import TargetModel
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import TargetModel
 
 
 class PausableModel:

@@ -6,34 +6,27 @@ to be exact (the sampled law). Everything around it is the real verifier.
 
 import torch
 
-from verifier.batch_layout import BatchLayout
+from tests.scripted_model import ScriptedModel
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.numerics import FAST
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.draft_buffer import HintOutcome
-from verifier.engine import EngineLoad
-from verifier.faults import Fault
-from verifier.numerics import FAST
-from verifier.wire import ServedModel
+from verifier.drafts.draft_buffer import HintOutcome
+from verifier.engine.observation import EngineLoad, Fault
+from verifier.service.wire import ServedModel
 
 _BLOCK_SIZE = 16
 _NUM_KV_BLOCKS = 256
 
 
-class ScriptedModel:
-    """Implements `TargetModel`: greedy at position i (0-based) of the sequence gives script[i]."""
-
-    kv_is_finite: torch.Tensor | None = None
-
-    def __init__(self, script: dict[int, int], *, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self._script = script
-
-    def forward(self, layout: BatchLayout) -> torch.Tensor:
-        rows = layout.logits_indices[: layout.num_rows]
-        logits = torch.zeros(len(rows), self.vocab_size)
-        for row, position in enumerate(layout.positions[rows].tolist()):
-            logits[row, self._script.get(position + 1, 0)] = 1.0
-        return logits
+def model_of_script(script: dict[int, int], *, vocab_size: int) -> ScriptedModel:
+    """Greedy at position i (0-based) of the sequence gives script[i], else token 0."""
+    return ScriptedModel(
+        lambda token_ids: script.get(len(token_ids), 0),
+        num_slots=(_NUM_KV_BLOCKS + 1) * _BLOCK_SIZE,
+        block_size=_BLOCK_SIZE,
+        vocab_size=vocab_size,
+    )
 
 
 class FixedLawModel:

@@ -18,8 +18,9 @@ from tandem.client import AsyncTandemClient, Generation, GenerationRequest
 from tandem.generation import EventCollector
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
-from verifier.draft_buffer import HintOutcome
-from verifier.engine import Engine, EngineObserver
+from verifier.drafts.draft_buffer import HintOutcome
+from verifier.engine.engine import Engine
+from verifier.engine.observation import EngineObserver
 from verifier.server import VerifierServer
 
 REPOSITORY = Path(__file__).resolve().parents[2]

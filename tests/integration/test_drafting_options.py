@@ -18,11 +18,11 @@ import drafter.ngram.params as ngram_params
 from drafter.ngram.params import NgramParams, Overlap, Tie
 from tandem.client import GenerationRequest, SamplingParams, SpeculationParams
 from tests.drafter.brute_force import propose
-from tests.integration.scripted_model import ScriptedModel, StepObserver, loaded
+from tests.integration.scripted_model import StepObserver, loaded, model_of_script
 from tests.integration.stack import LOOPBACK, MODEL, Stack, running_stack, settled
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.engine import StepRecord
+from verifier.engine.observation import StepRecord
 
 SEMANTICS = json.loads((Path(__file__).parents[1] / "data" / "drafter_semantics.json").read_text())
 VOCAB_SIZE = 1000
@@ -47,7 +47,7 @@ class DraftRecorder(StepObserver):
 
 def load_scripted(config: VerifierConfig) -> LoadedModel:
     return loaded(
-        ScriptedModel({}, vocab_size=VOCAB_SIZE),
+        model_of_script({}, vocab_size=VOCAB_SIZE),
         config,
         max_model_len=2048,
         max_num_speculative_tokens=LIMIT,

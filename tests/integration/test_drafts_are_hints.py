@@ -11,7 +11,7 @@ from tandem.v1 import drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tests.integration.lying_drafter import LyingDrafter
 from tests.integration.prompts import PLAIN, rename_prompts
 from tests.integration.stack import Stack, running_stack
-from verifier.draft_buffer import HintOutcome
+from verifier.drafts.draft_buffer import HintOutcome
 
 NUM_PROMPTS, MAX_NEW_TOKENS = 12, 40
 

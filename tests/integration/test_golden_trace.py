@@ -21,11 +21,11 @@ from tandem.client import (
 from tandem.generation import EventCollector
 from tests import golden_trace
 from tests.golden_trace import TEXT, TRACE
-from tests.integration.scripted_model import ScriptedModel, StepObserver, loaded
+from tests.integration.scripted_model import StepObserver, loaded, model_of_script
 from tests.integration.stack import LOOPBACK, MODEL, running_stack
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.engine import StepRecord
+from verifier.engine.observation import StepRecord
 
 VOCAB_SIZE = 151_936
 
@@ -46,7 +46,7 @@ def load_scripted(config: VerifierConfig) -> LoadedModel:
     first = len(TRACE["prompt_token_ids"])
     script = dict(enumerate(TRACE["target_continuation"], start=first))
     return loaded(
-        ScriptedModel(script, vocab_size=VOCAB_SIZE),
+        model_of_script(script, vocab_size=VOCAB_SIZE),
         config,
         max_model_len=TRACE["max_model_len"],
         max_num_speculative_tokens=TRACE["num_speculative_tokens"],

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tandem.client import Generation, GenerationRequest, SamplingParams
 from tests.integration.prompts import PLAIN, mixed_requests, rename_prompts
 from tests.integration.stack import MODEL, Stack, running_stack, verifier_config
-from verifier.draft_buffer import HintOutcome
+from verifier.drafts.draft_buffer import HintOutcome
 
 BATCH = 16
 LAWS = ("greedy", "seeded")

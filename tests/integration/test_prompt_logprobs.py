@@ -8,7 +8,7 @@ import torch
 from tandem.client import Generation, GenerationRequest, SamplingParams, TandemError
 from tests.integration.prompts import PLAIN, prompt_of_length
 from tests.integration.stack import MODEL, Stack, running_stack, verifier_config
-from verifier.checkpoint import load_checkpoint, reference_logits
+from verifier.model.checkpoint import load_checkpoint, reference_logits
 
 # Prompts on both sides of 192 and 512 tokens, where attention's shapes change.
 LENGTHS = [1, 40, 200, 530]

@@ -17,17 +17,17 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-import verifier.rejection_sampler
+import verifier.sampling.rejection_sampler
 from servicekit.logs import get_logger
 from tandem.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.integration.scripted_model import FixedLawModel
 from tests.integration.stack import LOOPBACK, MODEL
+from verifier.batch.numerics import FAST
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.numerics import FAST
-from verifier.rejection_sampler import BoolArray, IntArray
+from verifier.sampling.acceptance_rules import BoolArray, IntArray, accept
 from verifier.server import VerifierServer
-from verifier.wire import ServedModel
+from verifier.service.wire import ServedModel
 
 PROBS = np.array([0.40, 0.25, 0.15, 0.10, 0.05, 0.03, 0.02])
 NUM_SEQUENCES, MAX_TOKENS_EACH, NUM_DRAFTS = 48, 900, 3
@@ -162,7 +162,7 @@ async def test_a_sampler_that_favours_the_draft_by_a_few_percent_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokens_each, bias = volume
-    honest = verifier.rejection_sampler.accept
+    honest = accept
     chance = np.random.default_rng(0)
 
     def biased(
@@ -176,6 +176,6 @@ async def test_a_sampler_that_favours_the_draft_by_a_few_percent_is_found_out(
         sampled[rows[is_swayed]] = drafts[is_swayed]
         return honest(sampled, drafts, num_drafts, is_usable)
 
-    monkeypatch.setattr(verifier.rejection_sampler, "accept", biased)
+    monkeypatch.setattr(verifier.sampling.rejection_sampler, "accept", biased)
     counts, _ = await sample(stub, DRAFTERS["unlikely"], tokens_each)
     assert chi_square(counts) > CRITICAL_VALUE

@@ -43,7 +43,7 @@ operators allow it with `--allow-trace` at the gateway and at its verifiers.
 
 ## How to read it
 
-The order is that of a step (`verifier/engine.py`, `Engine.step`).
+The order is that of a step (`verifier/engine/engine.py`, `Engine.step`).
 
 | Line | What it is | Made in |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""What all of the verifier's tests stand on: one thread, the bundled model, real servers."""
+"""Fixtures of the verifier's tests: one torch thread, the bundled model, real servers."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,8 @@ from tests.verifier.running_verifier import RunningVerifier, StartVerifier
 from tests.verifier.scoring_engine import StartScoring, started
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
-from verifier.engine import Engine, EngineObserver
+from verifier.engine.engine import Engine
+from verifier.engine.observation import EngineObserver
 from verifier.server import VerifierServer
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples/demo_model/model"

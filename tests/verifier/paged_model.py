@@ -1,4 +1,4 @@
-"""Real models over a paged K/V cache, run chunk by chunk as a test says."""
+"""Real models over a paged K/V cache, run chunk by chunk."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from transformers import (
 )
 
 from verifier.attention.backend import AttentionBackend
+from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
-from verifier.batch_expansion import expand
-from verifier.batch_layout import ScheduledTokens, lay_out
-from verifier.checkpoint import describe, load_checkpoint
-from verifier.kv_cache import KVCache
-from verifier.numerics import STRICT, Numerics
-from verifier.transformers_model import ATTENTION_NAME, TransformersModel, register_attention
+from verifier.batch.batch_expansion import expand
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.numerics import STRICT, Numerics
+from verifier.model.checkpoint import describe, load_checkpoint
+from verifier.model.transformers_model import ATTENTION_NAME, TransformersModel, register_attention
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -70,7 +70,7 @@ SMALL_CONFIGS = DENSE_CONFIGS | EXPERT_CONFIGS
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Tokens of one sequence from position `start` on; logits are wanted at the last `num_rows`."""
+    """Tokens of one sequence from position `start` on, with logits at the last `num_rows`."""
 
     token_ids: list[int]
     start: int
@@ -160,8 +160,16 @@ class PagedModel:
         """A copy of K and V of all layers in the first slots."""
         layers = range(self.checkpoint.kv_shape.num_layers)
         return torch.stack(
-            [part for layer in layers for part in self.cache.view(layer, 0, num_tokens)]
+            [part for layer in layers for part in keys_and_values(self.cache, layer, 0, num_tokens)]
         )
+
+
+def keys_and_values(
+    cache: KVCache, layer: int, first_slot: int, num_slots: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V [num_kv_heads, num_slots, head_dim] of a HEADS_FIRST cache."""
+    keys, values = cache.layers[layer, :, first_slot : first_slot + num_slots].chunk(2)
+    return keys, values
 
 
 def make_small_model(

@@ -1,4 +1,4 @@
-"""A started engine over a scripted model, and a session of a client that is a test."""
+"""A started engine over a scripted model, and the sessions of a test."""
 
 import contextlib
 import queue
@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tests.verifier.scripted_model import Rule, ScriptedModel, hashed
+from tests.scripted_model import Rule, ScriptedModel, hashed
 from tests.verifier.sequences import make_open
-from verifier.block_pool import BlockPool
-from verifier.draft_buffer import HintOutcome, Source
-from verifier.engine import Engine, EngineLoad, EngineOptions, StepRecord
-from verifier.faults import Fault
-from verifier.messages import (
+from verifier.batch.numerics import STRICT
+from verifier.drafts.draft_buffer import HintOutcome, Source
+from verifier.engine.engine import Engine, EngineOptions
+from verifier.engine.messages import (
     Close,
     Decided,
     DetachSession,
@@ -28,14 +27,14 @@ from verifier.messages import (
     StepTraced,
     Update,
 )
-from verifier.numerics import STRICT
-from verifier.observers import Observers
-from verifier.rejection_sampler import TokenLogprob
-from verifier.scheduler import Scheduler
-from verifier.sequence import ScoringMethod
-from verifier.step_trace import StepTrace
+from verifier.engine.observation import EngineLoad, Fault, Observers, StepRecord
+from verifier.engine.step_trace import StepTrace
+from verifier.sampling.logprobs import TokenLogprob
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.scheduler import Scheduler
+from verifier.scheduling.sequence import ScoringMethod
 
-# Nothing here takes a hundredth of it, unless it never comes.
+# Far longer than anything here takes.
 PATIENCE_S = 60.0
 
 StartEngine = Callable[..., "RunningEngine"]
@@ -126,7 +125,7 @@ class EngineSession:
         self.steps.append(step)
 
     def read_all(self) -> None:
-        """Takes what is there."""
+        """Reads all batches that have arrived."""
         while not self._batches.empty():
             self.read()
 
@@ -143,13 +142,13 @@ class EngineSession:
         return [t for event in self.decided(sequence_id) for t in event.token_ids]
 
     def prompt_logprobs(self, sequence_id: str) -> list[TokenLogprob]:
-        """Of all chunks, which must follow each other."""
-        told: list[TokenLogprob] = []
+        """Of all chunks, which must be contiguous."""
+        reported: list[TokenLogprob] = []
         for event in self.of(sequence_id):
             if isinstance(event, PromptScored):
-                assert event.base_length == len(told) + 1
-                told += event.logprobs
-        return told
+                assert event.base_length == len(reported) + 1
+                reported += event.logprobs
+        return reported
 
     def wait_decided(self, sequence_id: str, count: int) -> Decided:
         """The sequence's `count`th decision, waited for."""
@@ -186,12 +185,12 @@ class RunningEngine:
         return session
 
     def sync(self) -> None:
-        """Returns when the engine has handled what was submitted before, and is whole."""
+        """Waits until the engine has handled earlier commands, and checks its integrity."""
         self.engine.call(self.engine.check_integrity).result(PATIENCE_S)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """The engine stands still between two steps: what is submitted meanwhile is handled
+        """Pauses the engine between two steps, so that commands submitted meanwhile are handled
         together.
         """
         stands_still, goes_on = threading.Event(), threading.Event()
@@ -208,7 +207,7 @@ class RunningEngine:
             goes_on.set()
 
     def stop(self) -> None:
-        """Closes what is open, and checks that nothing is left and the thread ends well."""
+        """Closes all sessions; checks that nothing is left and the thread ends without an error."""
         for session in self.sessions:
             session.detach()
         self.engine.when_idle().result(PATIENCE_S)
@@ -223,7 +222,7 @@ class RunningEngine:
 
 
 def check_contract(session: EngineSession) -> None:
-    """What holds for the events of every sequence."""
+    """Asserts the contract of every sequence's events."""
     for sequence_id in {event.sequence_id for event in session.events}:
         events = session.of(sequence_id)
         assert not any(is_terminal(event) for event in events[:-1]), "something follows the end"

@@ -1,4 +1,4 @@
-"""A started verifier with a client, and what tests ask of it."""
+"""A started verifier with a client."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.v1 import verifier_pb2 as pb
 from tandem.v1 import verifier_pb2_grpc as rpc
-from verifier.engine import Engine
+from verifier.engine.engine import Engine
 from verifier.server import VerifierServer
 
 StartVerifier = Callable[..., Awaitable["RunningVerifier"]]
@@ -104,7 +104,7 @@ class RunningVerifier:
     sessions: list[ClientSession] = field(default_factory=list)
 
     def session(self) -> ClientSession:
-        """A stream on which nothing was said yet."""
+        """A stream without a Hello yet."""
         session = ClientSession(self.stub.Session())
         self.sessions.append(session)
         return session
@@ -118,12 +118,12 @@ class RunningVerifier:
         return await self.stub.GetVerifierLoad(pb.GetVerifierLoadRequest())
 
     async def sync(self) -> None:
-        """Returns between two steps: what is said of the last one is all said."""
+        """Returns between two steps, when all events of the last one have been published."""
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.wrap_future(self.engine.call(self.engine.check_integrity))
 
     async def idle(self) -> None:
-        """Returns when no sequence is open; everything must be free then."""
+        """Waits until no sequence is open, and checks that everything is free."""
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.wrap_future(self.engine.when_idle())
         await self.sync()
@@ -131,7 +131,7 @@ class RunningVerifier:
         assert load.num_running == load.num_waiting == load.num_kv_blocks_used == 0
 
     async def close(self) -> None:
-        """Ends the sessions; nothing may be left, logged as failed, or broken."""
+        """Ends the sessions; checks that nothing is left, broken or logged as an error."""
         for session in self.sessions:
             session.call.cancel()
         await self.idle()

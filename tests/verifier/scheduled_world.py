@@ -1,20 +1,20 @@
 """A scheduler and its block pool, driven step by step, over a memory that stands in for K/V.
 
-What is "computed" for a token is a fold over the value of the token before it, read back through
-the block table, and the token itself. So a slot's value tells the whole prefix that it was
-computed from: a block shared with the wrong sequence, one that was handed out while it was held,
-or one entered into the cache with a rejected draft in it, shows up as a wrong value.
+The value "computed" for a token is a fold over the value of the token before it, read back through
+the block table, and the token itself. So a slot's value depends on the whole prefix that it was
+computed from. A block shared with the wrong sequence, allocated while it was held, or cached with a
+rejected draft in it shows as a wrong value.
 """
 
 import random
 from typing import Any
 
-from tests.verifier.scripted_model import hashed
+from tests.scripted_model import hashed
 from tests.verifier.sequences import make_sequence
-from verifier.block_pool import BlockPool
-from verifier.prefix_cache import extend_digests
-from verifier.scheduler import ScheduledSequence, Scheduler
-from verifier.sequence import DraftWait, Scoring, ScoringMethod, Sequence
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.prefix_cache import extend_digests
+from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
+from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequence
 
 BLOCK_SIZE = 4
 # Drafts that `make_sequence` lets a sequence verify in one step.
@@ -70,8 +70,8 @@ class ScheduledWorld:
         self.growth_tokens = growth_tokens
         self.longest = num_blocks * BLOCK_SIZE
         self.memory = [0] * self.longest
-        # Output as it would be told, by sequence: appended to, never changed.
-        self.told: dict[str, list[int]] = {}
+        # Emitted output by sequence: appended to, never changed.
+        self.reported: dict[str, list[int]] = {}
         # Positions of the rows that were scored, by sequence.
         self.scored: dict[str, list[int]] = {}
         self.opened: list[Sequence] = []
@@ -89,7 +89,7 @@ class ScheduledWorld:
             token_ids=list(token_ids), num_output_tokens=num_output_tokens, **fields
         )
         self.scheduler.add(sequence)
-        self.told[sequence.sequence_id] = []
+        self.reported[sequence.sequence_id] = []
         self.scored[sequence.sequence_id] = []
         return sequence
 
@@ -138,7 +138,7 @@ class ScheduledWorld:
             computed = sequence.token_ids[: sequence.num_computed_tokens]
             slots = self._slots(sequence, 0, len(computed))
             assert [self.memory[slot] for slot in slots] == values_of(computed), "wrong K/V"
-        for block, digest in scheduler.block_pool.cache.entries():
+        for block, digest in scheduler.block_pool.cache._digests.items():
             last = self.memory[(block + 1) * BLOCK_SIZE - 1]
             assert self.last_values[digest] == last, "a cached block holds something else"
 
@@ -150,7 +150,7 @@ class ScheduledWorld:
         num_steps = 0
         while self.open_sequences:
             for sequence in self.open_sequences:
-                if sequence.lacks_awaited_draft:
+                if sequence.must_await_hint:
                     self.hint(sequence, 0, 0)
             self.step()
             num_steps += 1
@@ -174,7 +174,7 @@ class ScheduledWorld:
             return
         first = running[0]
         assert first.is_running, "the first was preempted"
-        if not first.lacks_awaited_draft:
+        if not first.must_await_hint:
             assert any(item.sequence is first for item in scheduled), "the first stood still"
         for sequence in running:
             lengths = self._lengths_at_readmission.get(sequence.sequence_id)
@@ -212,7 +212,7 @@ class ScheduledWorld:
         for draft_token_id in [*item.draft_token_ids, None]:
             token_id = hashed(sequence.token_ids)
             sequence.token_ids.append(token_id)
-            self.told[sequence.sequence_id].append(token_id)
+            self.reported[sequence.sequence_id].append(token_id)
             if token_id != draft_token_id:
                 break
             sequence.num_computed_tokens += 1

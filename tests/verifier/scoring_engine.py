@@ -1,4 +1,4 @@
-"""An engine over the bundled model, for what is told of its laws."""
+"""An engine over the bundled model, and an oracle of its scores."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -7,14 +7,14 @@ import torch
 
 from tests.verifier.running_engine import PATIENCE_S
 from verifier.build import LoadedModel, build_engine
-from verifier.checkpoint import reference_logits
 from verifier.config import VerifierConfig
-from verifier.engine import Engine
-from verifier.rejection_sampler import TokenLogprob
+from verifier.engine.engine import Engine
+from verifier.model.checkpoint import reference_logits
+from verifier.model.transformers_model import TransformersModel
 from verifier.sampling import Sampling
-from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions, SequenceScores
-from verifier.sequence import Scoring, ScoringMethod
-from verifier.transformers_model import TransformersModel
+from verifier.sampling.logprobs import TokenLogprob
+from verifier.scheduling.sequence import Scoring, ScoringMethod
+from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions, SequenceScores
 
 StartScoring = Callable[..., Engine]
 
@@ -28,12 +28,12 @@ def score(
     hidden_states: bool = False,
     prompt_logprobs: int | None = None,
 ) -> list[SequenceScores]:
-    """All that can be told of a batch's drafts, whole laws included."""
+    """All scores of a batch's drafts, distributions and hidden states included."""
     scoring = Scoring(
         method=method,
         num_top=prompt_logprobs or 0,
         prompt_logprobs=prompt_logprobs is not None,
-        keeps_law=True,
+        keeps_distributions=True,
         keeps_hidden_states=hidden_states,
     )
     call = ScoreCall(engine, sequences, ScoreOptions(scoring=scoring, sampling=sampling))
@@ -79,11 +79,13 @@ def output_head(loaded: LoadedModel, hidden_states: torch.Tensor) -> torch.Tenso
     return logits
 
 
-def check_against_oracle(told: list[TokenLogprob], logits: torch.Tensor, ids: list[int]) -> None:
+def check_against_oracle(
+    reported: list[TokenLogprob], logits: torch.Tensor, ids: list[int]
+) -> None:
     """Each entry is of its id, by log_softmax of its row of logits, with rank and likeliest."""
     expected = torch.log_softmax(logits.double(), dim=-1)
-    assert [entry.token_id for entry in told] == ids
-    for entry, row in zip(told, expected, strict=True):
+    assert [entry.token_id for entry in reported] == ids
+    for entry, row in zip(reported, expected, strict=True):
         torch.testing.assert_close(
             torch.tensor(entry.logprob, dtype=torch.float64), row[entry.token_id],
             atol=1e-4, rtol=0,

@@ -1,10 +1,10 @@
-"""Sequences with everything filled in that a test does not care about."""
+"""Sequences with defaults for the fields that a test does not care about."""
 
 import itertools
 from typing import Any
 
 from verifier.sampling import Sampling
-from verifier.sequence import DraftWait, OpenSequence, Sequence
+from verifier.scheduling.sequence import DraftWait, OpenSequence, Sequence
 
 _ids = itertools.count(1)
 

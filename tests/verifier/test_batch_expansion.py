@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.verifier.test_batch_layout import steps
-from verifier.batch_expansion import expand
-from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_expansion import expand
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 
 Step = tuple[list[ScheduledTokens], int]
 
@@ -52,7 +52,7 @@ def expanded_steps(draw: st.DrawFn) -> Step:
     ], block_size
 
 
-def sights(layout: BatchLayout) -> list[tuple[int, list[int]]]:
+def visible_tokens(layout: BatchLayout) -> list[tuple[int, list[int]]]:
     """Of each token, how many tokens it attends to, and by which block table."""
     seen = []
     for i, table in enumerate(layout.block_tables):
@@ -63,11 +63,11 @@ def sights(layout: BatchLayout) -> list[tuple[int, list[int]]]:
 
 
 @given(step=expanded_steps())
-def test_every_token_sees_what_it_saw_and_the_expanded_ones_stand_alone(step: Step) -> None:
+def test_every_token_attends_as_before_and_expanded_ones_are_single_queries(step: Step) -> None:
     scheduled, block_size = step
     layout = laid_out(scheduled, block_size)
     expanded = expand(layout)
-    assert sights(expanded) == sights(layout)
+    assert visible_tokens(expanded) == visible_tokens(layout)
     counts: list[int] = []
     for each in scheduled:
         num_together = each.num_scheduled_tokens - each.num_expanded_tokens
@@ -76,7 +76,7 @@ def test_every_token_sees_what_it_saw_and_the_expanded_ones_stand_alone(step: St
 
 
 @given(step=expanded_steps())
-def test_all_else_stays_where_it_is(step: Step) -> None:
+def test_all_other_arrays_are_unchanged(step: Step) -> None:
     layout = laid_out(*step)
     expanded = expand(layout)
     for field in dataclasses.fields(layout):
@@ -87,7 +87,7 @@ def test_all_else_stays_where_it_is(step: Step) -> None:
 
 
 @pytest.mark.parametrize("num_drafts", [0, 3])
-def test_a_step_with_nothing_to_expand_is_as_it_was(num_drafts: int) -> None:
+def test_a_step_with_nothing_to_expand_is_unchanged(num_drafts: int) -> None:
     layout = laid_out(
         [
             ScheduledTokens(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 
 
 def test_worked_example_of_five_sequences() -> None:
@@ -189,7 +189,7 @@ def test_worked_example_of_scored_rows() -> None:
     assert layout.num_rows == 12
 
 
-def test_a_chunk_that_does_not_end_its_prompt_needs_no_logits_but_where_it_is_scored() -> None:
+def test_a_chunk_that_does_not_end_its_prompt_has_logits_for_scored_rows_only() -> None:
     layout = lay_out(
         [
             make_scheduled(4, num_drafts=3),
@@ -236,7 +236,7 @@ def make_scheduled(
 
 
 @given(step=steps(), row_multiple=st.sampled_from([1, 8]), draws=st.data())
-def test_scored_rows_are_appended_once_and_disturb_nothing(
+def test_scored_rows_are_appended_once_and_change_no_other_index(
     step: tuple[list[ScheduledTokens], int], row_multiple: int, draws: st.DataObject
 ) -> None:
     scheduled, block_size = step

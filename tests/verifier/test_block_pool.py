@@ -1,4 +1,4 @@
-"""The block pool: who holds what, and that sequences keep their blocks together."""
+"""The block pool: holders of blocks, and contiguous runs."""
 
 import pytest
 from hypothesis import settings
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from tests.volume import examples
-from verifier.block_pool import BlockPool, OutOfBlocksError
+from verifier.scheduling.block_pool import BlockPool, OutOfBlocksError
 
 
 def is_contiguous(block_table: list[int]) -> bool:
@@ -33,13 +33,13 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(table=tables, num_blocks=st.integers(0, 12), run_blocks=st.integers(0, 6))
     def extend(self, table: list[int], num_blocks: int, run_blocks: int) -> None:
         before = list(table)
-        wanted = max(0, num_blocks - len(table))
+        num_missing = max(0, num_blocks - len(table))
         num_available = self.pool.num_available
-        if wanted > num_available:
+        if num_missing > num_available:
             with pytest.raises(OutOfBlocksError) as error:
                 self.pool.extend(table, num_blocks, run_blocks=run_blocks)
-            assert (error.value.wanted_blocks, error.value.available_blocks) == (
-                wanted,
+            assert (error.value.missing_blocks, error.value.available_blocks) == (
+                num_missing,
                 num_available,
             )
             assert table == before
@@ -48,7 +48,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.pool.extend(table, num_blocks, run_blocks=run_blocks)
             assert table[: len(before)] == before
             assert len(table) == max(num_blocks, len(before))
-            assert self.pool.num_available == num_available - wanted
+            assert self.pool.num_available == num_available - num_missing
             assert not any(block in self.pool.cache for block in table[len(before) :])
 
     @rule(table=tables)
@@ -60,7 +60,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(target=tables, chosen=st.integers(0, 2**24 - 1))
     def share(self, chosen: int) -> list[int]:
-        entries = self.pool.cache.entries()
+        entries = list(self.pool.cache._digests.items())
         digests = [digest for i, (_, digest) in enumerate(entries) if chosen >> i & 1]
         blocks = self.pool.cache.find(digests)
         assert blocks == [block for i, (block, _) in enumerate(entries) if chosen >> i & 1]
@@ -101,7 +101,7 @@ def test_one_table_is_contiguous_from_first_to_last_block() -> None:
         assert is_contiguous(table)
 
 
-def test_tables_that_grow_in_turns_stay_contiguous_while_there_is_room() -> None:
+def test_tables_that_grow_alternately_stay_contiguous_while_there_is_room() -> None:
     pool = BlockPool(64)
     tables: list[list[int]] = [[] for _ in range(4)]
     for num_blocks in range(1, 17):
@@ -111,7 +111,7 @@ def test_tables_that_grow_in_turns_stay_contiguous_while_there_is_room() -> None
     assert all(is_contiguous(table) for table in tables)
 
 
-def test_every_block_can_be_held_whatever_the_fragments() -> None:
+def test_every_block_can_be_allocated_despite_fragmentation() -> None:
     pool = BlockPool(16)
     tables: list[list[int]] = [[] for _ in range(16)]
     for table in tables:
@@ -126,7 +126,7 @@ def test_every_block_can_be_held_whatever_the_fragments() -> None:
         pool.extend(scattered, 9)
 
 
-def test_freed_blocks_are_handed_out_again_as_one_run() -> None:
+def test_freed_blocks_are_allocated_again_as_one_run() -> None:
     pool, first, second = BlockPool(8), list[int](), list[int]()
     pool.extend(first, 8)
     pool.release(first)
@@ -142,7 +142,9 @@ def test_freed_blocks_are_handed_out_again_as_one_run() -> None:
         pytest.param([[0, 1]], "in no table", id="lost"),
     ],
 )
-def test_integrity_check_sees_what_is_wrong(tables: list[list[int]], complaint: str) -> None:
+def test_the_integrity_check_finds_every_kind_of_damage(
+    tables: list[list[int]], complaint: str
+) -> None:
     pool = BlockPool(8)
     pool.extend([], 3)
     with pytest.raises(AssertionError, match=complaint):

@@ -20,13 +20,13 @@ from verifier.attention.block_table import (
     tables_of,
     torch_varlen_kernel,
 )
+from verifier.attention.kv_cache import KVCache, KVLayout, KVShape
 from verifier.attention.selection import AttentionChoice, choose_attention
-from verifier.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.numerics import FAST, STRICT, Numerics
 from verifier.build import load_model
-from verifier.checkpoint import reference_logits
 from verifier.config import VerifierConfig
-from verifier.kv_cache import KVCache, KVLayout, KVShape
-from verifier.numerics import FAST, STRICT, Numerics
+from verifier.model.checkpoint import reference_logits
 
 CUDA = torch.device("cuda")
 BLOCK_SIZE = 256
@@ -113,7 +113,7 @@ def test_tables_are_int32_and_hold_what_the_layout_says() -> None:
 class TestBlocksFirst:
     SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.float32)
 
-    def test_what_is_written_lies_in_its_block(self) -> None:
+    def test_writes_reach_their_blocks(self) -> None:
         cache = KVCache(
             self.SHAPE, num_blocks=3, block_size=8, device=CPU, layout=KVLayout.BLOCKS_FIRST
         )
@@ -127,7 +127,7 @@ class TestBlocksFirst:
         assert not cache.blocks(0)[0].any(), "the other layer was written"
         assert cache.blocks(1)[0].count_nonzero() == 5 * 3 * 4
 
-    def test_not_a_number_is_not_kept(self) -> None:
+    def test_nan_is_not_stored(self) -> None:
         cache = KVCache(
             self.SHAPE, num_blocks=1, block_size=8, device=CPU, layout=KVLayout.BLOCKS_FIRST
         )
@@ -173,12 +173,12 @@ class TestChoice:
             ("torch_varlen", {"block_size": 768}, ("torch_varlen", 768)),
         ],
     )
-    def test_is_what_can_serve_the_model(
+    def test_a_backend_is_chosen_that_can_serve_the_model(
         self, name: str, options: dict, chosen: tuple[str, int]
     ) -> None:
         assert self.choose(name, **options) == AttentionChoice(name=chosen[0], block_size=chosen[1])
 
-    def test_is_sdpa_when_flash_attn_is_not_installed(self) -> None:
+    def test_auto_is_sdpa_when_flash_attn_is_not_installed(self) -> None:
         assert self.choose("auto").name == "sdpa"
         with pytest.raises(ConfigError, match=r"--attention-backend: flash_attn: .* not installed"):
             self.choose("flash_attn")
@@ -191,21 +191,21 @@ class TestChoice:
             ({"dtype": torch.float32}, "--attention-backend: {name}: .* --dtype is float32"),
             ({"head_dim": 260}, "--attention-backend: {name}: cannot serve heads of 260"),
             ({"head_dim": 60}, "--attention-backend: {name}: cannot serve heads of 60"),
-            ({"block_size": 16}, "--block-size: 16: .* {name} wants a multiple of 256"),
+            ({"block_size": 16}, "--block-size: 16: .* {name} needs a multiple of 256"),
         ],
     )
-    def test_that_cannot_be_kept_is_refused(self, name: str, options: dict, message: str) -> None:
+    def test_a_choice_that_cannot_work_is_refused(
+        self, name: str, options: dict, message: str
+    ) -> None:
         with pytest.raises(ConfigError, match=message.format(name=name)):
             self.choose(name, **options)
 
-    def test_of_torch_varlen_wants_a_torch_that_has_it(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_torch_varlen_needs_a_torch_that_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "__version__", "2.11.1+cu126")
         with pytest.raises(ConfigError, match=r"torch_varlen: torch 2\.11\.1\+cu126 has no"):
             self.choose("torch_varlen")
 
-    def test_reaches_the_start_of_a_verifier(self) -> None:
+    def test_the_flag_reaches_the_loading_of_a_model(self) -> None:
         config = VerifierConfig(
             model=MODEL_FOLDER, device="cpu", threads=1, attention_backend="torch_varlen"
         )

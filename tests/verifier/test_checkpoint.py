@@ -19,15 +19,17 @@ from transformers import (
     StableLmConfig,
 )
 
-import verifier.checkpoint
+import verifier.model.checkpoint
 from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, EXPERT_CONFIGS, SMALL, SMALL_CONFIGS
 from verifier.attention.backend import StepAttention
+from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
-from verifier.batch_layout import BatchLayout
+from verifier.batch.batch_layout import BatchLayout
 from verifier.build import load_model
-from verifier.checkpoint import (
+from verifier.config import VerifierConfig
+from verifier.model.checkpoint import (
     CheckpointError,
     check_architecture,
     choose_dtype,
@@ -35,10 +37,8 @@ from verifier.checkpoint import (
     load_checkpoint,
     uses_experts,
 )
-from verifier.config import VerifierConfig
-from verifier.kv_cache import KVCache
-from verifier.lean_decoder import LeanDecoder, _LeanLayer
-from verifier.transformers_model import TransformersModel
+from verifier.model.lean_decoder import LeanDecoder, _LeanLayer
+from verifier.model.transformers_model import TransformersModel
 
 SaveModel = Callable[..., Path]
 
@@ -155,7 +155,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=reason):
             load_checkpoint(tmp_path, dtype="auto", device=CPU)
 
-    def test_a_text_model_that_only_kept_a_token_of_images_is_not_refused(self) -> None:
+    def test_a_text_model_with_an_image_token_left_is_not_refused(self) -> None:
         config = SMALL_CONFIGS["llama"]()
         config.image_token_id = 7
         config.vision_config = None
@@ -165,14 +165,14 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match="not a decoder with attention"):
             check_architecture(PretrainedConfig())
 
-    def test_a_torn_weights_file(self, tmp_path: Path) -> None:
+    def test_a_truncated_weights_file(self, tmp_path: Path) -> None:
         shutil.copy(MODEL_FOLDER / "config.json", tmp_path)
         weights = (MODEL_FOLDER / "model.safetensors").read_bytes()
         (tmp_path / "model.safetensors").write_bytes(weights[:5000])
         with pytest.raises(CheckpointError, match=str(tmp_path)):
             load_checkpoint(tmp_path, dtype="auto", device=CPU)
 
-    def test_weights_that_are_missing(self, save_model: SaveModel) -> None:
+    def test_missing_weights(self, save_model: SaveModel) -> None:
         folder = save_model(SMALL_CONFIGS["llama"]())
         weights = load_file(folder / "model.safetensors")
         del weights["model.layers.1.mlp.up_proj.weight"]
@@ -180,7 +180,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"missing: model\.layers\.1\.mlp\.up_proj"):
             load_checkpoint(folder, dtype="auto", device=CPU)
 
-    def test_an_argument_of_attention_that_is_not_known(self, save_model: SaveModel) -> None:
+    def test_an_unknown_argument_of_attention(self, save_model: SaveModel) -> None:
         config = Gemma2Config(**SMALL, head_dim=16)
         folder = save_model(config)
         stored = json.loads((folder / "config.json").read_text())
@@ -189,7 +189,7 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match="'softcap' is not supported"):
             load_model(config_for(folder))
 
-    def test_attention_that_is_not_handed_its_arguments(self, save_model: SaveModel) -> None:
+    def test_attention_that_does_not_get_its_arguments(self, save_model: SaveModel) -> None:
         folder = save_model(StableLmConfig(**SMALL))
         with pytest.raises(CheckpointError, match="hands no arguments on to its attention"):
             load_model(config_for(folder))
@@ -217,7 +217,7 @@ class TestMixturesOfExperts:
             load_model(config_for(folder, quantization="fp8"))
 
     @pytest.mark.parametrize("name", list(SMALL_CONFIGS))
-    def test_are_told_from_dense_models(self, name: str) -> None:
+    def test_are_distinguished_from_dense_models(self, name: str) -> None:
         assert uses_experts(SMALL_CONFIGS[name]()) == (name in EXPERT_CONFIGS)
 
 
@@ -245,7 +245,7 @@ class TestParityProbe:
 
     @pytest.mark.parametrize("name", list(SMALL_CONFIGS))
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-    def test_lets_right_models_pass(self, save_model: SaveModel, name: str, dtype: str) -> None:
+    def test_accepts_correct_models(self, save_model: SaveModel, name: str, dtype: str) -> None:
         loaded = load_model(config_for(save_model(SMALL_CONFIGS[name]()), dtype=dtype))
         assert loaded.served.vocab_size == 97
         assert loaded.served.dtype == dtype
@@ -262,7 +262,7 @@ class TestParityProbe:
     @pytest.mark.parametrize(
         ("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "fp8")]
     )
-    def test_stops_a_model_that_would_be_computed_wrongly(
+    def test_refuses_a_model_that_would_be_computed_wrongly(
         self,
         save_model: SaveModel,
         monkeypatch: pytest.MonkeyPatch,
@@ -286,7 +286,7 @@ class TestParityProbe:
         ],
         ids=["softmax scale 10 % too large", "softmax scale 10 % too small", "no query-key norm"],
     )
-    def test_stops_a_lean_layer_that_computes_a_little_else(
+    def test_refuses_a_lean_layer_with_a_small_error(
         self, monkeypatch: pytest.MonkeyPatch, dtype: str, change: Callable[[Any], dict[str, Any]]
     ) -> None:
         """The bundled model: its rounding in bfloat16 is large."""
@@ -296,12 +296,12 @@ class TestParityProbe:
                 super().__init__(*arguments)
                 vars(self).update(change(self))
 
-        monkeypatch.setattr("verifier.lean_decoder._LeanLayer", OtherLayer)
+        monkeypatch.setattr("verifier.model.lean_decoder._LeanLayer", OtherLayer)
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
             load_model(config_for(MODEL_FOLDER, dtype=dtype))
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-    def test_stops_rotary_embeddings_of_another_base(
+    def test_refuses_rotary_embeddings_of_another_base(
         self, monkeypatch: pytest.MonkeyPatch, dtype: str
     ) -> None:
         class OtherDecoder(LeanDecoder):
@@ -310,12 +310,12 @@ class TestParityProbe:
                 num = len(self.inv_freq)
                 self.inv_freq = self.inv_freq * 2.0 ** (-torch.arange(num) / num)
 
-        monkeypatch.setattr("verifier.lean_decoder.LeanDecoder", OtherDecoder)
+        monkeypatch.setattr("verifier.model.lean_decoder.LeanDecoder", OtherDecoder)
         with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
             load_model(config_for(MODEL_FOLDER, dtype=dtype))
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_stops_a_wrong_softmax_scale_in_transformers_modules(
+    def test_refuses_a_wrong_softmax_scale_in_transformers_modules(
         self, monkeypatch: pytest.MonkeyPatch, dtype: str
     ) -> None:
         broken = broken_backend(scaling=1.1 * 32**-0.5)
@@ -324,9 +324,7 @@ class TestParityProbe:
             load_model(config_for(MODEL_FOLDER, dtype=dtype))
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-    def test_lets_the_bundled_model_pass_and_leaves_its_weights_as_they_were(
-        self, dtype: str
-    ) -> None:
+    def test_accepts_the_bundled_model_and_leaves_its_weights_unchanged(self, dtype: str) -> None:
         loaded = load_model(config_for(MODEL_FOLDER, dtype=dtype))
         assert isinstance(loaded.model, TransformersModel)
         stored = load_file(MODEL_FOLDER / "model.safetensors")
@@ -336,19 +334,21 @@ class TestParityProbe:
         modules = list(loaded.model._model.modules())
         assert not any(module._forward_pre_hooks or module._forward_hooks for module in modules)
 
-    def test_a_model_that_takes_no_wider_weights_is_compared_in_its_own_dtype(
+    def test_a_model_that_fails_with_wider_weights_is_compared_in_its_own_dtype(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(model: PreTrainedModel) -> None:
             raise RuntimeError("expected bfloat16")
 
-        monkeypatch.setattr("verifier.parity_probe.widened_weights", fail)
+        monkeypatch.setattr("verifier.model.parity_probe.widened_weights", fail)
         assert load_model(config_for(MODEL_FOLDER, dtype="bfloat16")).served.dtype == "bfloat16"
         monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken_backend(scaling=1.0))
         with pytest.raises(CheckpointError, match="differ by"):
             load_model(config_for(MODEL_FOLDER, dtype="bfloat16"))
 
-    def test_stops_a_window_that_attention_is_not_told_of(self, save_model: SaveModel) -> None:
+    def test_refuses_a_model_whose_attention_ignores_its_window(
+        self, save_model: SaveModel
+    ) -> None:
         """PhiMoE's window is in transformers' masks only; it is longer than the probe's text."""
         config = PhimoeConfig(**SMALL, sliding_window=200, num_local_experts=2)
         folder = save_model(config)
@@ -357,7 +357,7 @@ class TestParityProbe:
         # A window that no sequence outgrows hides nothing.
         assert load_model(config_for(folder, max_model_len=200)).served.max_model_len == 200
 
-    def test_leaves_windows_as_they_were(self, save_model: SaveModel) -> None:
+    def test_leaves_windows_unchanged(self, save_model: SaveModel) -> None:
         loaded = load_model(config_for(save_model(SMALL_CONFIGS["gemma3"]())))
         assert isinstance(loaded.model, TransformersModel)
         model = loaded.model._model
@@ -365,7 +365,7 @@ class TestParityProbe:
         assert [window for window in windows if window != 0] == [100, None]
         assert model.config.sliding_window == 100
 
-    def test_stops_weights_that_are_not_numbers(self, save_model: SaveModel) -> None:
+    def test_refuses_weights_that_are_not_finite(self, save_model: SaveModel) -> None:
         folder = save_model(SMALL_CONFIGS["llama"]())
         weights = load_file(folder / "model.safetensors")
         weights["model.norm.weight"][0] = torch.nan
@@ -389,21 +389,21 @@ class TestParityProbe:
         ("float16", torch.float32, set(), torch.float16),
     ],
 )
-def test_dtype_is_the_checkpoints_where_the_processor_is_fast_at_it(
+def test_dtype_is_the_checkpoints_if_the_processor_supports_it_natively(
     monkeypatch: pytest.MonkeyPatch,
     asked: str,
     own: torch.dtype | None,
     native: set[str],
     chosen: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(verifier.checkpoint, "cpu_has_bfloat16", lambda: "bfloat16" in native)
-    monkeypatch.setattr(verifier.checkpoint, "cpu_has_float16", lambda: "float16" in native)
+    monkeypatch.setattr(verifier.model.checkpoint, "cpu_has_bfloat16", lambda: "bfloat16" in native)
+    monkeypatch.setattr(verifier.model.checkpoint, "cpu_has_float16", lambda: "float16" in native)
     config = SMALL_CONFIGS["llama"]()
     config.dtype = own
     assert choose_dtype(asked, config=config, device=CPU) is chosen
 
 
-def test_the_bundled_model_is_described_as_it_is() -> None:
+def test_the_bundled_model_has_the_expected_description() -> None:
     checkpoint = load_checkpoint(MODEL_FOLDER, dtype="float32", device=CPU)
     assert checkpoint.architecture == "Qwen3ForCausalLM"
     assert checkpoint.dtype is checkpoint.model.dtype is torch.float32
@@ -417,7 +417,7 @@ def test_the_bundled_model_is_described_as_it_is() -> None:
     ("config_eos", "generation_eos", "expected"),
     [(3, None, {3}), ([3, 4], None, {3, 4}), (3, [5, 6], {5, 6}), (None, None, set())],
 )
-def test_end_tokens_are_the_generation_configurations_if_it_has_any(
+def test_end_tokens_come_from_the_generation_configuration_if_it_has_any(
     save_model: SaveModel,
     config_eos: int | list[int] | None,
     generation_eos: list[int] | None,
@@ -447,7 +447,7 @@ class TestDigest:
         (folder / name).write_bytes(content)
         assert digest_of(folder) != before
 
-    def test_changes_when_weights_change_places(self, folder: Path) -> None:
+    def test_changes_when_a_weight_file_is_renamed(self, folder: Path) -> None:
         before = digest_of(folder)
         (folder / "model-1.safetensors").rename(folder / "model-3.safetensors")
         assert digest_of(folder) != before
@@ -468,7 +468,7 @@ class TestLimits:
             ({"max_model_len": 100}, 100),
         ],
     )
-    def test_the_longest_sequence_is_what_model_flag_and_cache_allow(
+    def test_the_longest_sequence_is_the_smallest_limit_of_model_flag_and_cache(
         self, options: dict[str, Any], expected: int
     ) -> None:
         assert load_model(config_for(MODEL_FOLDER, **options)).served.max_model_len == expected
@@ -483,7 +483,7 @@ class TestLimits:
             ),
         ],
     )
-    def test_a_limit_that_cannot_be_kept_is_refused(
+    def test_a_limit_over_the_models_or_the_caches_is_refused(
         self, options: dict[str, Any], message: str
     ) -> None:
         with pytest.raises(ConfigError, match=message):

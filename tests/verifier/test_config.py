@@ -1,4 +1,4 @@
-"""Flags of the verifier that don't go together."""
+"""Combinations of flags that are refused."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from verifier.config import VerifierConfig
 
 
 def refusal(**options: object) -> str:
-    """What is said of these options."""
+    """The error message for these options."""
     with pytest.raises(pydantic.ValidationError) as caught:
         VerifierConfig(model=Path("somewhere"), **options)  # type: ignore[arg-type]
     [error] = caught.value.errors()

@@ -1,4 +1,4 @@
-"""Which kernels torch's libraries are held to; `test_strict_numerics.py` has what comes of it."""
+"""The restriction of torch's libraries to some kernels; its effect: `test_strict_numerics.py`."""
 
 import os
 import subprocess
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from verifier.cpu_kernels import hold_cpu_kernels
+from verifier.model.cpu_kernels import hold_cpu_kernels
 
 ROOT = Path(__file__).parents[2]
 
 PRODUCTS = """
 import os, torch
-from verifier.cpu_kernels import hold_cpu_kernels
+from verifier.model.cpu_kernels import hold_cpu_kernels
 hold_cpu_kernels(os.environ)
 torch.set_num_threads(1)
 generator = torch.Generator().manual_seed(1)
@@ -51,20 +51,20 @@ def test_products_of_few_and_many_rows_are_equal_to_the_bit() -> None:
 
 
 @pytest.mark.slow
-def test_a_verifier_holds_them_before_it_computes() -> None:
+def test_a_verifier_restricts_kernels_before_it_computes() -> None:
     run(LOADED, str(ROOT / "examples/demo_model/model"))
 
 
 @pytest.mark.parametrize(
     ("vendor", "mkl"), [("GenuineIntel", "AUTO,STRICT"), ("AuthenticAMD", None)]
 )
-def test_mkl_is_held_on_the_processors_that_need_it(vendor: str, mkl: str | None) -> None:
+def test_mkl_is_restricted_on_processors_that_need_it(vendor: str, mkl: str | None) -> None:
     environ: dict[str, str] = {}
     hold_cpu_kernels(environ, {"vendor_id": vendor})
     assert environ.get("MKL_CBWR") == mkl
 
 
-def test_what_the_operator_set_stays() -> None:
+def test_variables_that_the_operator_has_set_are_kept() -> None:
     environ = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     hold_cpu_kernels(environ, {})
     assert environ == {"ONEDNN_MAX_CPU_ISA": "AVX2"}

@@ -1,4 +1,4 @@
-"""The draft buffer against a model that keeps the last useful hint and looks at every token."""
+"""The draft buffer against a model that keeps the last useful hint and compares every token."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.volume import examples
-from verifier.draft_buffer import DraftBuffer, HintOutcome
+from verifier.drafts.draft_buffer import DraftBuffer, HintOutcome
 
 USED, REALIGNED, STALE, LATE = (
     HintOutcome.USED,
@@ -28,16 +28,16 @@ def test_realigns_a_hint_that_the_sequence_followed() -> None:
     assert buffer.draft(12, 9) == ([7, 8], REALIGNED)
 
 
-def test_a_match_reaches_further_back_with_every_token_that_came_as_hinted() -> None:
+def test_the_match_grows_with_every_token_decided_as_hinted() -> None:
     buffer = DraftBuffer()
     known = list(range(10))
     buffer.offer(10, [5, 6, 7, 8], 3, known)
-    assert buffer.reach(10) == 3
+    assert buffer.match_length(10) == 3
     known += [5, 6]
     buffer.advance(known)
-    assert buffer.reach(12) == 5
+    assert buffer.match_length(12) == 5
     buffer.offer(12, [7, 9], 1, known)
-    assert buffer.reach(12) == 1
+    assert buffer.match_length(12) == 1
 
 
 def test_drops_a_hint_that_the_sequence_contradicted() -> None:
@@ -49,7 +49,7 @@ def test_drops_a_hint_that_the_sequence_contradicted() -> None:
     assert buffer.draft(12, 9) == ([], None)
 
 
-def test_takes_a_late_hint_from_where_the_sequence_stands() -> None:
+def test_uses_a_late_hint_from_the_current_length_on() -> None:
     buffer = DraftBuffer()
     assert buffer.offer(2, [1, 2, 3, 4], 1, [0, 0, 1, 2]) is None
     assert buffer.draft(4, 1) == ([3], REALIGNED)
@@ -64,7 +64,7 @@ def test_takes_a_late_hint_from_where_the_sequence_stands() -> None:
         pytest.param(0, [9], STALE, id="contradicted in the prompt"),
     ],
 )
-def test_says_why_a_hint_is_of_no_use(
+def test_reports_the_outcome_of_a_useless_hint(
     base_length: int, token_ids: list[int], outcome: HintOutcome
 ) -> None:
     buffer = DraftBuffer()
@@ -72,7 +72,7 @@ def test_says_why_a_hint_is_of_no_use(
     assert not buffer
 
 
-def test_the_newest_hint_counts() -> None:
+def test_the_newest_hint_replaces_older_ones() -> None:
     buffer = DraftBuffer()
     known = [0, 1]
     assert buffer.offer(2, [2, 3, 4], 1, known) is None
@@ -92,7 +92,7 @@ def test_an_empty_hint_answers_its_length_and_nothing_else() -> None:
     assert not buffer
 
 
-def test_a_hint_from_ahead_answers_nothing() -> None:
+def test_a_hint_for_a_later_length_answers_nothing() -> None:
     buffer = DraftBuffer()
     assert buffer.offer(3, [1], 0, [0, 1]) is STALE
     assert buffer.offer(3, [], 0, [0, 1]) is None, "an empty one has no outcome"
@@ -196,11 +196,11 @@ class DraftBufferMachine(RuleBasedStateMachine):
             self.outcomes[outcome] += 1
 
     @invariant()
-    def is_filled_exactly_when_a_hint_reaches_ahead(self) -> None:
+    def is_filled_exactly_when_a_hint_extends_beyond_the_text(self) -> None:
         assert bool(self.buffer) == (self.hint is not None)
 
     @invariant()
-    def every_hint_is_told_once(self) -> None:
+    def every_hint_has_one_outcome(self) -> None:
         untold = self.hint is not None and not self.hint.is_used
         assert self.outcomes.total() + untold == self.num_hints
 

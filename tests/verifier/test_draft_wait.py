@@ -1,12 +1,12 @@
-"""When a step waits for hints: the rule's arithmetic, what p1 learns, and what both come to."""
+"""When a step waits for hints: the rule's arithmetic, how p1 is learned, and a simulation."""
 
 import random
 from dataclasses import dataclass, field
 
 import pytest
 
-from verifier.draft_buffer import DraftBuffer
-from verifier.draft_wait import DraftWaitEstimates, FirstTokenRecord, RunningMean
+from verifier.drafts.draft_buffer import DraftBuffer
+from verifier.drafts.draft_wait import DraftWaitEstimates, FirstTokenRecord, RunningMean
 
 
 def estimates(step_s: float = 0.004, hop_s: float = 0.001) -> DraftWaitEstimates:
@@ -28,7 +28,7 @@ def estimates(step_s: float = 0.004, hop_s: float = 0.001) -> DraftWaitEstimates
         pytest.param([0.0], 1, 0.010, 0.0, id="overdue and never right"),
         pytest.param([1.0], 5, 0.0, 0.0, id="one gains too little for five"),
         pytest.param([1.0, 0.5], 5, 0.0, 0.0012, id="two gain enough for five"),
-        pytest.param([], 5, 0.0, 0.0, id="nobody lacks a draft"),
+        pytest.param([], 5, 0.0, 0.0, id="every sequence has a draft"),
     ],
 )
 def test_waits_while_the_gain_exceeds_the_delay(
@@ -61,11 +61,11 @@ def test_running_mean_counts_the_first_observation_in_full() -> None:
 class TestFirstTokenRecord:
     def test_learns_when_the_position_is_decided(self) -> None:
         record = FirstTokenRecord()
-        record.hinted(2, [7, 8], [0, 1])
+        record.record_hint(2, [7, 8], [0, 1])
         assert record.probability == 0, "not known yet"
-        record.grew([0, 1, 7])
+        record.settle([0, 1, 7])
         assert record.probability == pytest.approx(0.2)
-        record.grew([0, 1, 7, 7])
+        record.settle([0, 1, 7, 7])
         assert record.probability == pytest.approx(0.2), "each hint once"
 
     def test_decays_by_0_8(self) -> None:
@@ -73,28 +73,28 @@ class TestFirstTokenRecord:
         known = [0]
         expected = 0.0
         for right in (True, True, False, True):
-            record.hinted(len(known), [5], known)
+            record.record_hint(len(known), [5], known)
             known.append(5 if right else 6)
-            record.grew(known)
+            record.settle(known)
             expected = 0.8 * expected + 0.2 * right
             assert record.probability == pytest.approx(expected)
 
     @pytest.mark.parametrize(("token_id", "expected"), [(7, 0.2), (8, 0.0)])
     def test_learns_from_a_late_hint_at_once(self, token_id: int, expected: float) -> None:
         record = FirstTokenRecord()
-        record.hinted(2, [token_id], [0, 1, 7, 9])
+        record.record_hint(2, [token_id], [0, 1, 7, 9])
         assert record.probability == pytest.approx(expected)
 
     def test_an_empty_hint_counts_as_wrong(self) -> None:
         record = FirstTokenRecord()
-        record.hinted(1, [7], [0, 7])
-        record.hinted(2, [], [0, 7])
+        record.record_hint(1, [7], [0, 7])
+        record.record_hint(2, [], [0, 7])
         assert record.probability == pytest.approx(0.16)
 
     def test_only_the_first_token_counts(self) -> None:
         record = FirstTokenRecord()
-        record.hinted(1, [7, 9, 9], [0])
-        record.grew([0, 7, 1, 1])
+        record.record_hint(1, [7, 9, 9], [0])
+        record.settle([0, 7, 1, 1])
         assert record.probability == pytest.approx(0.2)
 
 
@@ -135,7 +135,7 @@ class Simulation:
         published_at_s = self.now_s
         while len(known) < len(self.text):
             if self.drafts:
-                self.take_hints(known)
+                self.receive_hints(known)
                 outcome.wait_s += self.wait(known, published_at_s)
             drafts, _ = self.buffer.draft(len(known), min(7, len(self.text) - len(known) - 1))
             step_s = 0.0012 + 0.00003 * len(drafts)
@@ -146,7 +146,7 @@ class Simulation:
                 len(drafts),
             )
             known = self.text[: len(known) + num_accepted + 1]
-            self.record.grew(known)
+            self.record.settle(known)
             self.buffer.advance(known)
             self.wait_estimates.step_s.observe(step_s)
             published_at_s = self.now_s
@@ -172,13 +172,13 @@ class Simulation:
                 break
             arrival_s = min((at_s for at_s, _, _ in self.under_way), default=float("inf"))
             self.now_s = min(self.now_s + left_s, max(arrival_s, self.now_s))
-            self.take_hints(known)
+            self.receive_hints(known)
         return self.now_s - started_at_s
 
-    def take_hints(self, known: list[int]) -> None:
+    def receive_hints(self, known: list[int]) -> None:
         while self.under_way and self.under_way[0][0] <= self.now_s:
             _, base_length, token_ids = self.under_way.pop(0)
-            self.record.hinted(base_length, token_ids, known)
+            self.record.record_hint(base_length, token_ids, known)
             self.buffer.offer(base_length, token_ids, 0, known)
             self.wait_estimates.hop_s.observe(self.hop_s)
 
@@ -226,7 +226,7 @@ def test_text_that_does_not_repeat_is_delayed_by_two_percent_at_most(hop_ms: flo
     assert drafted.duration_s <= 1.02 * plain.duration_s
 
 
-def test_text_that_repeats_is_waited_for_where_the_hop_is_short() -> None:
+def test_steps_wait_for_repeating_text_if_the_hop_is_short() -> None:
     with_wait = Simulation(phrases(), 400, 0.0004).run()
     without_wait = Simulation(phrases(), 400, 0.0004, waits=False).run()
     plain = Simulation(phrases(), 400, 0.0004, drafts=False).run()
@@ -235,7 +235,7 @@ def test_text_that_repeats_is_waited_for_where_the_hop_is_short() -> None:
     assert plain.duration_s / with_wait.duration_s > 2.5
 
 
-def test_nothing_waits_for_a_hop_longer_than_the_gain() -> None:
+def test_no_step_waits_for_a_hop_longer_than_the_gain() -> None:
     far = Simulation(phrases(), 400, 0.005).run()
     assert far.wait_s == 0
     assert far.num_drafts > 0, "hints still come in, and are realigned"

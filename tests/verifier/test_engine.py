@@ -1,7 +1,7 @@
-"""The engine's thread with a scripted model: what is decided, told, waited for and freed.
+"""The engine thread with a scripted model: decisions, events, waits and freed blocks.
 
-After each test everything is closed, and the harness checks that nothing is left over, that the
-engine is whole, and that every sequence's events keep the contract.
+After each test the harness closes everything, and checks that nothing is left over, that the
+engine's invariants hold, and that every sequence's events keep the contract.
 """
 
 import random
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.scripted_model import continue_by, follow, hashed
 from tests.verifier.running_engine import (
     PATIENCE_S,
     EngineSession,
@@ -19,13 +20,12 @@ from tests.verifier.running_engine import (
     is_terminal,
     start_engine_with,
 )
-from tests.verifier.scripted_model import continue_by, follow, hashed
-from verifier.batch_layout import BatchLayout
-from verifier.draft_buffer import HintOutcome
+from verifier.batch.batch_layout import BatchLayout
+from verifier.drafts.draft_buffer import HintOutcome
+from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
-from verifier.messages import Decided, Opened, Rejected
 from verifier.sampling import Sampling
-from verifier.sequence import DraftWait, FinishReason, ScoringMethod
+from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod
 
 pytestmark = pytest.mark.stand_in
 
@@ -47,7 +47,7 @@ class TestPlainDecoding:
         assert session.output(sequence_id) == continue_by(hashed, prompt, 5)
         assert [d.base_length for d in session.decided(sequence_id)] == [3, 4, 5, 6, 7]
 
-    def test_prompts_are_computed_in_chunks_while_others_go_on(
+    def test_prompts_are_computed_in_chunks_while_others_decode(
         self, start_engine: StartEngine
     ) -> None:
         running = start_engine(max_num_batched_tokens=8)
@@ -77,12 +77,14 @@ class TestPlainDecoding:
         session.wait_end(sequence_id)
         running.sync()
         assert session.output(sequence_id) == continue_by(hashed, [2] * 20, 2)
-        told = [
+        reported = [
             (step.layout.num_rows, len(step.verdict.logprobs)) for step in running.observer.steps
         ]
-        assert told == [(0, 0), (0, 0), (1, 1), (1, 1)]
+        assert reported == [(0, 0), (0, 0), (1, 1), (1, 1)]
 
-    def test_many_through_a_small_pool_all_get_their_text(self, start_engine: StartEngine) -> None:
+    def test_many_sequences_in_a_small_pool_all_get_their_text(
+        self, start_engine: StartEngine
+    ) -> None:
         running = start_engine(num_blocks=12, max_num_seqs=3, max_num_batched_tokens=7)
         session = running.attach()
         draw = random.Random(1)
@@ -95,7 +97,9 @@ class TestPlainDecoding:
             output = session.output(sequence_id)
             assert output == continue_by(hashed, prompt, len(output))
 
-    def test_resumes_where_the_output_stands(self, start_engine: StartEngine) -> None:
+    def test_continues_output_that_is_given_with_the_prompt(
+        self, start_engine: StartEngine
+    ) -> None:
         session = start_engine(rule=follow(TEXT)).attach()
         sequence_id = session.open(TEXT[:9], prompt_length=4, max_new_tokens=8)
         session.wait_end(sequence_id)
@@ -163,7 +167,7 @@ class TestDrafts:
         assert running.observer.steps[1].layout.cu_seqlens_q.tolist() == [0, 5]
 
     @pytest.mark.parametrize("verification", ScoringMethod)
-    def test_whatever_the_hints_say_the_text_is_the_same(
+    def test_hints_never_change_the_text(
         self, start_engine: StartEngine, verification: ScoringMethod
     ) -> None:
         running = start_engine(
@@ -205,7 +209,7 @@ class TestDrafts:
         assert 0 < num_accepted < sum(d.num_draft_tokens for d in decisions)
         assert set(running.observer.outcomes) == set(HintOutcome)
 
-    def test_counts_what_is_wanted_next(self, start_engine: StartEngine) -> None:
+    def test_requests_hints_for_the_next_steps(self, start_engine: StartEngine) -> None:
         session = start_engine(rule=follow(TEXT)).attach()
         wanted = {}
         for limit in (0, 2, 7):
@@ -217,7 +221,7 @@ class TestDrafts:
         assert wanted[7] == [18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
 
     @pytest.mark.parametrize(("is_indexing", "num_useless"), [(False, 7), (True, 0)])
-    def test_empty_hints_of_a_drafter_that_is_indexing_count_for_nothing(
+    def test_empty_hints_of_an_indexing_drafter_are_not_counted(
         self, is_indexing: bool, num_useless: int, start_engine: StartEngine
     ) -> None:
         running = start_engine(rule=follow(TEXT))
@@ -288,7 +292,7 @@ class TestStopTokens:
             pytest.param(8, TEXT[5:12], 6, 7, id="the recovered token"),
         ],
     )
-    def test_a_stop_token_truncates_an_accepted_run(
+    def test_a_stop_token_truncates_accepted_drafts(
         self,
         start_engine: StartEngine,
         stop: int,
@@ -316,7 +320,7 @@ class TestStopTokens:
             pytest.param(4, [TEXT[6:13]], id="none that is too early, nor what follows it"),
         ],
     )
-    def test_drafts_that_cannot_be_right_are_not_run_and_change_no_token(
+    def test_drafts_that_cannot_be_accepted_are_not_computed_and_change_no_token(
         self, start_engine: StartEngine, min_new_tokens: int, drafts: list[list[int]]
     ) -> None:
         running = start_engine(rule=follow(TEXT))
@@ -385,7 +389,7 @@ class TestEnds:
         assert session.wait_end(waiting).finish_reason is FinishReason.CANCELLED  # type: ignore[union-attr]
         assert len(session.of(waiting)) == 1, "it was never admitted"
 
-    def test_closing_twice_or_the_unknown_or_anothers_is_fine(
+    def test_closing_again_or_an_unknown_or_anothers_sequence_does_nothing(
         self, start_engine: StartEngine
     ) -> None:
         running = start_engine()
@@ -403,7 +407,7 @@ class TestEnds:
         session.read_all()
         assert len(session.of(sequence_id)) == 3
 
-    def test_detach_frees_running_and_waiting_and_tells_nobody(
+    def test_detach_frees_running_and_waiting_without_events(
         self, start_engine: StartEngine
     ) -> None:
         running = start_engine(max_num_seqs=2)
@@ -421,7 +425,7 @@ class TestEnds:
         session.open([1])
         running.sync()
         session.read_all()
-        assert len(session.events) == num_events, "told after it left"
+        assert len(session.events) == num_events, "an event after the detach"
 
     def test_nan_logits_fail_one_sequence_alone(self, start_engine: StartEngine) -> None:
         running = start_engine(rule=lambda known: None if 7 in known else hashed(known))
@@ -471,7 +475,7 @@ class TestAlwaysWaiting:
         decided = session.wait_decided(sequence_id, 3)
         assert (decided.base_length, decided.num_draft_tokens) == (8, 1)
 
-    def test_an_empty_hint_lets_it_step(self, start_engine: StartEngine) -> None:
+    def test_an_empty_hint_ends_the_wait(self, start_engine: StartEngine) -> None:
         session = start_engine().attach()
         sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
         for count in range(1, 19):
@@ -484,7 +488,7 @@ class TestAlwaysWaiting:
         sequence_id = session.open([1], max_new_tokens=2, draft_wait=ALWAYS)
         assert session.wait_end(sequence_id).finish_reason is FinishReason.LENGTH  # type: ignore[union-attr]
 
-    def test_idles_out_while_others_go_on(self, start_engine: StartEngine) -> None:
+    def test_times_out_while_others_decode(self, start_engine: StartEngine) -> None:
         session = start_engine(idle_timeout_s=0.05, max_model_len=10_000, num_blocks=4000).attach()
         with_hints = session.open([1], max_new_tokens=5000)
         without = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
@@ -495,7 +499,7 @@ class TestAlwaysWaiting:
         session.close(with_hints)
         assert isinstance(session.wait_end(with_hints), Decided)
 
-    def test_idles_out_when_it_is_all_alone(self, start_engine: StartEngine) -> None:
+    def test_times_out_when_it_is_alone(self, start_engine: StartEngine) -> None:
         session = start_engine(idle_timeout_s=0.05).attach()
         started_at_s = time.monotonic()
         sequence_id = session.open([1], max_new_tokens=20, draft_wait=ALWAYS)
@@ -577,7 +581,7 @@ class TestAdaptiveWaiting:
         steps = self.generate(start_engine, ADAPTIVE, repeats=False)
         assert [wait_s for _, wait_s in steps if wait_s] == []
 
-    def test_never_waits_where_it_must_not(self, start_engine: StartEngine) -> None:
+    def test_never_waits_under_draft_wait_never(self, start_engine: StartEngine) -> None:
         steps = self.generate(start_engine, NEVER, repeats=True)
         assert [wait_s for _, wait_s in steps if wait_s] == []
 
@@ -674,7 +678,7 @@ class TestReporting:
         assert (step.step_id, step.num_sequences, step.num_scheduled_tokens) == (1, 3, 3)
         assert (step.num_running, step.num_waiting, step.num_kv_blocks_used) == (3, 0, 3)
 
-    def test_the_phases_make_up_the_step(self, start_engine: StartEngine) -> None:
+    def test_the_phases_add_up_to_the_step(self, start_engine: StartEngine) -> None:
         running = start_engine()
         session = running.attach()
         session.wait_end(session.open([1], max_new_tokens=1))
@@ -722,7 +726,7 @@ class TestReporting:
         session.close(sequence_id)
         assert idle.result(PATIENCE_S) is None
         session.read_all()
-        assert session.wait_end(sequence_id), "told before idle"
+        assert session.wait_end(sequence_id), "idle before the last event"
 
     def test_a_failing_call_fails_its_caller_alone(self, start_engine: StartEngine) -> None:
         running = start_engine()
@@ -732,7 +736,7 @@ class TestReporting:
         assert isinstance(session.wait_end(session.open([1])), Decided)
 
 
-def test_stays_whole_whatever_happens(start_engine: StartEngine) -> None:
+def test_random_commands_break_no_invariant(start_engine: StartEngine) -> None:
     """Random opens, hints, updates, closes and leaving sessions through a small pool."""
     running = start_engine(num_blocks=20, max_num_seqs=4, max_num_waiting=6,
                            max_num_batched_tokens=12, idle_timeout_s=0.02)  # fmt: skip

@@ -1,7 +1,7 @@
-"""Faults of the engine's own: each is met by one sequence alone, or by nobody, and is counted.
+"""Faults of the engine's own: each ends one sequence at most, and is counted.
 
-What is sent here never passes the session's checks; it stands for whatever they, or the engine,
-do not foresee.
+The values sent here would never pass the session's checks; they stand for whatever the checks or
+the engine do not foresee.
 """
 
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import (
     PATIENCE_S,
     EngineSession,
@@ -17,15 +18,13 @@ from tests.verifier.running_engine import (
     StartEngine,
     start_engine_with,
 )
-from tests.verifier.scripted_model import continue_by, hashed
-from verifier.draft_buffer import HintOutcome
-from verifier.engine import EngineLoad, StepRecord
+from verifier.drafts.draft_buffer import HintOutcome
+from verifier.engine.messages import Event, Hint, Hints, Rejected, StepStats
+from verifier.engine.observation import EngineLoad, Fault, StepRecord
 from verifier.errors import InternalError
-from verifier.faults import Fault
-from verifier.messages import Event, Hint, Hints, Rejected, StepStats
 from verifier.sampling import Sampling
-from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions
-from verifier.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions
 
 pytestmark = pytest.mark.stand_in
 
@@ -33,7 +32,7 @@ PROMPT = [1, 2, 0, 2, 1, 0]
 
 
 class Bystander:
-    """A stream that runs before, during and after the fault; its text must be what it always is."""
+    """A stream that runs before, during and after the fault; its text must not change."""
 
     def __init__(self, running: RunningEngine) -> None:
         self.session = running.attach()
@@ -60,7 +59,7 @@ class Bystander:
     ],
     ids=lambda value: value.value if isinstance(value, Fault) else "",
 )
-def test_a_sequence_that_the_engine_stumbles_over_fails_alone(
+def test_a_sequence_that_makes_the_engine_raise_fails_alone(
     start_engine: StartEngine, fields: dict[str, Any], fault: Fault
 ) -> None:
     running = start_engine()
@@ -89,10 +88,10 @@ def test_a_sequence_that_fails_leaves_nothing_in_the_prefix_cache(
     session = running.attach()
     broken = session.open(PROMPT * 4, stop_token_ids=None)
     assert isinstance(session.wait_end(broken), Rejected)
-    assert running.engine._scheduler.block_pool.cache.entries() == []
+    assert not running.engine._scheduler.block_pool.cache._digests
 
 
-def test_a_hint_that_the_engine_stumbles_over_is_lost_alone(start_engine: StartEngine) -> None:
+def test_a_hint_that_makes_the_engine_raise_is_lost_alone(start_engine: StartEngine) -> None:
     running = start_engine()
     bystander = Bystander(running)
     session = running.attach()
@@ -107,7 +106,7 @@ def test_a_hint_that_the_engine_stumbles_over_is_lost_alone(start_engine: StartE
     assert running.observer.faults == [Fault.COMMAND]
 
 
-def test_a_session_that_cannot_be_told_is_ended_and_the_others_are_told(
+def test_a_session_whose_sink_raises_is_ended_and_others_get_their_events(
     start_engine: StartEngine,
 ) -> None:
     def sink(events: list[Event], step: StepStats | None) -> None:
@@ -123,7 +122,7 @@ def test_a_session_that_cannot_be_told_is_ended_and_the_others_are_told(
     assert running.observer.faults == [Fault.PUBLISH]
 
 
-def test_a_score_call_that_cannot_take_what_it_is_told_fails(start_engine: StartEngine) -> None:
+def test_a_score_call_whose_sink_raises_fails(start_engine: StartEngine) -> None:
     running = start_engine()
     bystander = Bystander(running)
     options = ScoreOptions(
@@ -154,7 +153,7 @@ class FailingObserver(RecordingObserver):
         raise RuntimeError("nor hops")
 
 
-def test_an_observer_that_fails_harms_nobody_and_is_logged_once() -> None:
+def test_an_observer_that_raises_affects_nobody_and_is_logged_once() -> None:
     with capture_logs() as log:
         running = start_engine_with(observer=FailingObserver())
         session = running.attach()
@@ -171,7 +170,7 @@ def test_an_observer_that_fails_harms_nobody_and_is_logged_once() -> None:
     assert running.observer.faults.count(Fault.OBSERVE) > 20, "not counted each time"
 
 
-def test_an_open_and_its_first_hint_that_come_during_one_step_both_take_effect(
+def test_an_open_and_its_first_hint_queued_in_one_step_both_take_effect(
     start_engine: StartEngine,
 ) -> None:
     running = start_engine()

@@ -1,9 +1,8 @@
-"""The event loop answers: nothing that a client may send, and nothing that is sent to it, keeps
-the loop from everybody else for long.
+"""The event loop stays responsive: no message from or to a client blocks it for long.
 
-Measured is the CPU time of the loop's thread in each of its callbacks, not the time on the clock:
-what others do on the machine, or the engine's thread beside it, does not count. The client lives
-in threads of its own. The model is a stand-in that always goes on with token 0.
+The tests measure the CPU time of the loop's thread in each of its callbacks, not wall time, so that
+other processes and the engine thread do not count. The client runs in threads of its own. The model
+is a stand-in that always continues with token 0.
 """
 
 import asyncio
@@ -27,12 +26,12 @@ from tandem.v1 import verifier_pb2 as pb
 from tandem.v1 import verifier_pb2_grpc as rpc
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.running_verifier import PATIENCE_S
-from verifier.batch_layout import BatchLayout
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.numerics import FAST
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.numerics import FAST
 from verifier.server import VerifierServer
-from verifier.wire import ServedModel
+from verifier.service.wire import ServedModel
 
 pytestmark = pytest.mark.stand_in
 
@@ -105,7 +104,7 @@ class LoopClock:
 
 
 @dataclass
-class Client:
+class ThreadedClient:
     """A session from a thread of its own; its messages are written before the clock runs."""
 
     stub: "rpc.VerifierServiceStub"
@@ -113,7 +112,7 @@ class Client:
     start_session: Callable[..., Any]
     events: list[pb.Event] = field(default_factory=list)
 
-    def session(self, steps: list[tuple[list[bytes], Callable[["Client"], bool]]]) -> None:
+    def session(self, steps: list[tuple[list[bytes], Callable[["ThreadedClient"], bool]]]) -> None:
         """For each step, sends messages and reads until its condition holds; then ends."""
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         responses = self.start_session(iter(requests.get, None), timeout=PATIENCE_S)
@@ -168,7 +167,7 @@ HELLO = message(pb.Command(hello=pb.Hello(protocol_version=1)))
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
+async def client() -> AsyncIterator[ThreadedClient]:
     """Of a verifier in this loop."""
     verifier = VerifierServer(
         VerifierConfig(server=ServerOptions(listen="127.0.0.1:0"), model=MODEL_FOLDER),
@@ -181,7 +180,7 @@ async def client() -> AsyncIterator[Client]:
     start_session: Any = channel.stream_stream(
         "/tandem.v1.VerifierService/Session", response_deserializer=pb.SessionResponse.FromString
     )
-    yield Client(stub, start_session)
+    yield ThreadedClient(stub, start_session)
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.wrap_future(engine.when_idle())
         engine.stop()
@@ -197,25 +196,25 @@ async def measured(call: Callable[[], None]) -> None:
     clock.check()
 
 
-async def test_the_longest_prompt(client: Client) -> None:
+async def test_the_longest_prompt(client: ThreadedClient) -> None:
     opens = message(open_command(0, MAX_MODEL_LEN - 1, max_new_tokens=1))
     await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
     assert client.count("decided") == 1
 
 
-async def test_a_prompt_that_is_far_too_long(client: Client) -> None:
+async def test_a_prompt_that_is_far_too_long(client: ThreadedClient) -> None:
     opens = message(open_command(0, MAX_BYTES // 3 - 100))
     await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
     assert client.count("rejected") == 1
 
 
-async def test_a_message_full_of_opens(client: Client) -> None:
+async def test_a_message_full_of_opens(client: ThreadedClient) -> None:
     """Of which few find room."""
     opens = message(*(open_command(i, 40) for i in range(MAX_COMMANDS)))
     await measured(lambda: client.session([([opens], lambda c: c.count("rejected") > 15_000)]))
 
 
-async def test_a_message_full_of_commands_that_make_no_sense(client: Client) -> None:
+async def test_a_message_full_of_commands_that_make_no_sense(client: ThreadedClient) -> None:
     commands = message(*[pb.Command()] * MAX_COMMANDS)
     await measured(lambda: client.session([([commands], lambda c: c.num_ended() == MAX_COMMANDS)]))
 
@@ -223,7 +222,9 @@ async def test_a_message_full_of_commands_that_make_no_sense(client: Client) -> 
 @pytest.mark.parametrize(
     ("num_drafts", "num_tokens"), [(MAX_COMMANDS, 64), (160, MAX_DRAFT_TOKENS)]
 )
-async def test_a_message_full_of_drafts(client: Client, num_drafts: int, num_tokens: int) -> None:
+async def test_a_message_full_of_drafts(
+    client: ThreadedClient, num_drafts: int, num_tokens: int
+) -> None:
     token_ids = [LARGE_ID] * num_tokens
     drafts = message(*(draft_command(i, 5, token_ids) for i in range(num_drafts)))
     opens = message(open_command(0, 5, max_new_tokens=40))
@@ -232,7 +233,7 @@ async def test_a_message_full_of_drafts(client: Client, num_drafts: int, num_tok
     )
 
 
-async def test_steps_with_the_most_logprobs(client: Client) -> None:
+async def test_steps_with_the_most_logprobs(client: ThreadedClient) -> None:
     """64 sequences, each with 7 drafts accepted, and 20 likeliest tokens for each."""
     sampling = sampling_pb2.SamplingParams(logprobs=20)
     opens = message(
@@ -245,13 +246,13 @@ async def test_steps_with_the_most_logprobs(client: Client) -> None:
     assert most >= 7, "no drafts were accepted"
 
 
-async def test_the_logprobs_of_a_long_prompt(client: Client) -> None:
+async def test_the_logprobs_of_a_long_prompt(client: ThreadedClient) -> None:
     sampling = sampling_pb2.SamplingParams(prompt_logprobs=20)
     opens = message(open_command(0, 1000, max_new_tokens=1, sampling=sampling))
     await measured(lambda: client.session([([opens], lambda c: c.num_ended() == 1)]))
 
 
-async def test_closing_all_of_a_thousand_sequences(client: Client) -> None:
+async def test_closing_all_of_a_thousand_sequences(client: ThreadedClient) -> None:
     opens = message(*(open_command(i, 40) for i in range(1000)))
     closes = message(*(close_command(i) for i in range(1000)))
     await measured(
@@ -264,7 +265,7 @@ async def test_closing_all_of_a_thousand_sequences(client: Client) -> None:
     )
 
 
-async def test_the_end_of_a_session_with_a_thousand_sequences(client: Client) -> None:
+async def test_the_end_of_a_session_with_a_thousand_sequences(client: ThreadedClient) -> None:
     opens = message(*(open_command(i, 40) for i in range(1000)))
     await measured(lambda: client.session([([opens], lambda c: c.count("decided") > 64)]))
 
@@ -277,7 +278,7 @@ async def test_the_end_of_a_session_with_a_thousand_sequences(client: Client) ->
     ],
 )
 async def test_the_largest_score_calls(
-    client: Client, num_sequences: int, num_tokens: int, num_drafts: int, top_logprobs: int
+    client: ThreadedClient, num_sequences: int, num_tokens: int, num_drafts: int, top_logprobs: int
 ) -> None:
     sequence = pb.ScoreSequence(
         token_ids=[LARGE_ID] * num_tokens, draft_token_ids=[LARGE_ID] * num_drafts

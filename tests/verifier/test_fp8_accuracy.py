@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import fp8_accuracy
-from verifier import fp8_weights
+from verifier.model import fp8_weights
 
 FEW = ["--prompts", "1", "--max-new-tokens", "24", "--min-agreement", "0.9", "--dtype", "float32"]
 
@@ -16,7 +16,7 @@ def test_the_bundled_model_keeps_its_tokens(capsys: pytest.CaptureFixture[str]) 
     assert "| float32, fp8 weights | " in table
 
 
-def test_weights_of_other_channels_are_noticed(
+def test_weights_with_swapped_channels_fail_the_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quantised = fp8_weights.quantised

@@ -1,4 +1,4 @@
-"""FP8 weights: what a weight becomes, which layers have them, and that `strict` holds with them."""
+"""FP8 weights: quantised values, the layers that have them, and that `strict` holds with them."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from torch.nn.functional import linear
 
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, NUM_BLOCKS, PagedModel, make_small_model, some_tokens
-from verifier.checkpoint import load_checkpoint, reference_logits
-from verifier.fp8_weights import (
+from verifier.model.checkpoint import load_checkpoint, reference_logits
+from verifier.model.fp8_weights import (
     FP8,
     Fp8Linear,
     quantise_linear_layers,
@@ -22,7 +22,7 @@ NUMBERS = EVERY_VALUE[~EVERY_VALUE.float().isnan()]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 0.125, 2.0**-8])
-def test_every_value_is_widened_as_the_library_does(dtype: torch.dtype, scale: float) -> None:
+def test_every_value_is_widened_as_torch_does(dtype: torch.dtype, scale: float) -> None:
     row = widened(NUMBERS[None], torch.full((1, 1), scale), dtype)[0]
     assert row.dtype is dtype
     assert torch.equal(row, (NUMBERS.float() * scale).to(dtype))

@@ -1,4 +1,4 @@
-"""The K/V tensors: what is written where, and that failures do not spread through them."""
+"""The K/V tensors: where writes go, and that failures do not spread through them."""
 
 import dataclasses
 from typing import cast
@@ -6,9 +6,16 @@ from typing import cast
 import pytest
 import torch
 
-from tests.verifier.paged_model import BLOCK_SIZE, Chunk, PagedModel, make_small_model, some_tokens
-from verifier.kv_cache import KVCache, KVLayout, KVShape
-from verifier.numerics import STRICT
+from tests.verifier.paged_model import (
+    BLOCK_SIZE,
+    Chunk,
+    PagedModel,
+    keys_and_values,
+    make_small_model,
+    some_tokens,
+)
+from verifier.attention.kv_cache import KVCache, KVLayout, KVShape
+from verifier.batch.numerics import STRICT
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.float32)
 POISON = 96  # the token whose embedding is made non-finite
@@ -18,27 +25,24 @@ def make_cache() -> KVCache:
     return KVCache(SHAPE, num_blocks=5, block_size=BLOCK_SIZE, device=torch.device("cpu"))
 
 
-def test_reads_back_what_was_written_in_place_and_gathered() -> None:
+def test_writes_reach_their_slots_and_layer_alone() -> None:
     cache = make_cache()
     keys, values = torch.randn(2, 3, 6, 4).unbind()
     slots = torch.tensor([33, 34, 35, 7, 0, 79])
     cache.write(1, keys, values, slots)
-    for read in (cache.gather(1, slots), [part[:, slots] for part in cache.view(1, 0, 80)]):
-        assert torch.equal(read[0], keys)
-        assert torch.equal(read[1], values)
-    view_keys, _ = cache.view(1, 33, 3)
-    assert torch.equal(view_keys, keys[:, :3])
-    assert view_keys.data_ptr() == cache.view(1, 33, 1)[0].data_ptr(), "a copy, not a view"
-    assert not cache.gather(0, slots)[0].any(), "the other layer was written"
+    for written, expected in zip(keys_and_values(cache, 1, 0, 80), (keys, values), strict=True):
+        assert torch.equal(written[:, slots], expected)
+        assert written.any(dim=0).any(dim=1).sum() == len(slots), "another slot was written"
+    assert not cache.layers[0].any(), "the other layer was written"
 
 
-def test_the_trash_slot_lies_behind_the_pools_blocks() -> None:
+def test_the_trash_slot_lies_after_the_pools_blocks() -> None:
     assert make_cache().trash_slot == 5 * BLOCK_SIZE
 
 
-def test_a_padded_view_of_the_last_block_stays_inside() -> None:
+def test_a_padded_read_of_the_last_block_stays_inside() -> None:
     longest_padding = STRICT.padded_kv_length(193)
-    keys, values = make_cache().view(0, 4 * BLOCK_SIZE, longest_padding)
+    keys, values = keys_and_values(make_cache(), 0, 4 * BLOCK_SIZE, longest_padding)
     assert keys.shape == values.shape == (3, 512, 4)
 
 
@@ -51,14 +55,14 @@ def test_everything_in_the_cache_stays_finite(bad: float) -> None:
     cache = make_cache()
     keys = torch.full((3, 1, 4), bad)
     cache.write(0, keys, keys, torch.tensor([3]))
-    stored, _ = cache.view(0, 0, 80)
+    stored, _ = keys_and_values(cache, 0, 0, 80)
     assert torch.isfinite(stored).all()
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("layout", KVLayout)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rows_with_any_value_that_is_not_finite_are_told(
+def test_rows_with_any_value_that_is_not_finite_are_reported(
     bad: float, layout: KVLayout, dtype: torch.dtype
 ) -> None:
     shape = dataclasses.replace(SHAPE, dtype=dtype)
@@ -103,7 +107,7 @@ def chunk(token_ids: list[int], first_block: int, start: int = 0) -> Chunk:
 def test_a_failed_sequence_changes_no_bit_of_its_neighbours(poisoned: PagedModel) -> None:
     """In the same step and in later ones, its blocks right behind theirs.
 
-    Only last rows have logits, and those of the failed one are finite: its K/V tells.
+    Only last rows have logits, and those of the failed sequence are finite; its K/V is not.
     """
     healthy, other = some_tokens(40, POISON, seed=1), some_tokens(40, POISON, seed=2)
     failing = [*other[:20], POISON, *other[21:]]
@@ -123,7 +127,7 @@ def test_a_failed_sequence_changes_no_bit_of_its_neighbours(poisoned: PagedModel
         assert torch.equal(expected, got)
 
 
-def test_blocks_that_a_failed_sequence_held_are_clean_for_the_next(poisoned: PagedModel) -> None:
+def test_blocks_of_a_failed_sequence_are_clean_for_the_next(poisoned: PagedModel) -> None:
     token_ids = some_tokens(20, POISON)
     expected = poisoned.run(chunk(token_ids, 0))[0]
     poisoned.run(chunk([POISON] * 100, 0))

@@ -1,4 +1,4 @@
-"""What of torchrun's word and of the flags for devices is accepted."""
+"""torchrun's variables and the flags for devices: accepted and refused values."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 from servicekit.config import ConfigError
 from verifier.config import VerifierConfig
-from verifier.model_part import choose_device
+from verifier.model.model_part import choose_device
 from verifier.tensor_parallel.launch import Launch, choose_gpu, read_launch
 
 TORCHRUN = {
@@ -21,12 +21,12 @@ TORCHRUN = {
 }
 
 
-def test_torchruns_variables_say_who_this_is() -> None:
+def test_torchruns_variables_give_rank_and_size() -> None:
     assert read_launch(TORCHRUN, 4) == Launch(rank=2, size=4)
 
 
 @pytest.mark.parametrize("environ", [{}, TORCHRUN | {"WORLD_SIZE": "1"}])
-def test_a_process_may_be_alone(environ: dict[str, str]) -> None:
+def test_a_single_process_needs_no_torchrun(environ: dict[str, str]) -> None:
     assert read_launch(environ, 1) is None
 
 
@@ -43,14 +43,14 @@ def test_a_process_may_be_alone(environ: dict[str, str]) -> None:
         ),
     ],
 )
-def test_another_number_of_processes_is_refused(
+def test_a_wrong_number_of_processes_is_refused(
     environ: dict[str, str], size: int, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"--tensor-parallel-size: {message}")):
         read_launch(environ, size)
 
 
-def test_every_rank_gets_a_gpu_of_its_own() -> None:
+def test_every_rank_gets_its_own_gpu() -> None:
     chosen = [
         choose_gpu((4, 5, 7, 6), rank=rank, tensor_parallel_size=4, num_gpus=8) for rank in range(4)
     ]
@@ -68,7 +68,7 @@ def test_every_rank_gets_a_gpu_of_its_own() -> None:
         ((-1, 5, 6, 7), "--devices: -1,5,6,7: there is no GPU -1; there are 8"),
     ],
 )
-def test_devices_that_do_not_fit_are_refused(devices: tuple[int, ...], message: str) -> None:
+def test_wrong_devices_are_refused(devices: tuple[int, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         choose_gpu(devices, rank=0, tensor_parallel_size=4, num_gpus=8)
 

@@ -1,4 +1,4 @@
-"""A step's layout survives its way to the other ranks."""
+"""A step's layout is the same after encoding and decoding."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.tensor_parallel.layout_codec import decode, encode
 
 BLOCK_SIZE = 4
@@ -52,7 +52,7 @@ def test_decoding_gives_what_was_encoded(
     assert_same(decode(np.frombuffer(encoded.tobytes(), dtype=np.int32)), layout)
 
 
-def test_a_cut_or_longer_message_is_refused() -> None:
+def test_a_shorter_or_longer_message_is_refused() -> None:
     tokens = ScheduledTokens(
         token_ids=[1], draft_token_ids=[2, 3], num_computed_tokens=0, block_table=[0]
     )

@@ -1,6 +1,6 @@
-"""The lean forward pass computes what transformers' modules compute, and only for those it knows.
+"""The lean forward pass computes what transformers' modules compute, and only for known modules.
 
-Its bits are `test_strict_numerics.py`'s business.
+`test_strict_numerics.py` compares its bits.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ from tests.verifier.paged_model import (
     some_tokens,
 )
 from verifier.build import load_model
-from verifier.checkpoint import CheckpointError
 from verifier.config import VerifierConfig
-from verifier.lean_decoder import is_lean
+from verifier.model.checkpoint import CheckpointError
+from verifier.model.lean_decoder import is_lean
 
 
 def make_model(config: Any) -> PreTrainedModel:
@@ -74,7 +74,7 @@ def test_a_replaced_or_patched_module_leaves_the_model_to_transformers() -> None
     assert not is_lean(model)
 
 
-def test_no_weight_is_held_twice() -> None:
+def test_no_weight_is_stored_twice() -> None:
     attention: Any = make_small_model("qwen2").model.get_submodule("model.layers.0.self_attn")
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]
     assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1
@@ -89,6 +89,6 @@ def test_the_parity_probe_checks_the_lean_pass(
     make_model(config).save_pretrained(tmp_path)
     verifier_config = VerifierConfig(model=tmp_path, device="cpu", dtype="float32", threads=1)
     load_model(verifier_config)
-    monkeypatch.setattr("verifier.lean_decoder._window_of", lambda attention: None)
+    monkeypatch.setattr("verifier.model.lean_decoder._window_of", lambda attention: None)
     with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
         load_model(verifier_config)

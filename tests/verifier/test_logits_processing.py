@@ -1,4 +1,4 @@
-"""From logits to the sampled law, against a float64 oracle written from the order of processing."""
+"""From logits to the sampled distribution, against a float64 oracle in the order of processing."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.volume import examples
-from verifier.logits_processing import row_probs
 from verifier.sampling import Sampling
+from verifier.sampling.logits_processing import row_probs
 
 
 def probs_one_by_one(
@@ -121,7 +121,7 @@ def test_equal_logits_keep_the_lowest_ids_of_a_large_vocabulary() -> None:
     assert np.flatnonzero(probs).tolist() == sorted([*likeliest, *second])
 
 
-def test_top_p_of_one_cuts_nothing_that_top_k_left() -> None:
+def test_top_p_of_one_cuts_nothing() -> None:
     [probs] = probs_of([[0.0] * 10 + [-37.0, -50.0]], top_k=11)
     assert np.flatnonzero(probs).tolist() == list(range(11))
 
@@ -132,7 +132,7 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_uniform() -> None:
     np.testing.assert_allclose(probs_of([[3.0, -5.0]], temperature=1e300), [[0.5, 0.5]])
 
 
-def test_a_token_that_the_model_forbids_stays_forbidden() -> None:
+def test_a_token_with_logit_minus_infinity_has_probability_0() -> None:
     [probs] = probs_of([[1.0, -torch.inf, 1.0]], top_p=0.99)
     np.testing.assert_allclose(probs, [0.5, 0, 0.5])
 

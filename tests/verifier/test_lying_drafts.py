@@ -1,25 +1,24 @@
-"""Whatever is proposed, output is plain decoding's, also where the model fails.
+"""With any drafts, the output is that of plain decoding, also where the model fails.
 
-Rows behind the first draft that is not accepted are looked at by nobody; a draft that is accepted
-is a token like any other.
+Rows after the first rejected draft have no effect; an accepted draft is a token like any other.
 """
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.scripted_model import hashed
 from tests.verifier.running_engine import StartEngine, is_terminal, start_engine_with
-from tests.verifier.scripted_model import hashed
 from tests.volume import examples
-from verifier.messages import Decided, Rejected
-from verifier.sequence import DraftWait, FinishReason, ScoringMethod
+from verifier.engine.messages import Decided, Rejected
+from verifier.scheduling.sequence import DraftWait, FinishReason, ScoringMethod
 
 pytestmark = pytest.mark.stand_in
 
 ALWAYS = DraftWait.ALWAYS
 
 
-def test_nan_logits_behind_a_wrong_draft_change_nothing(
+def test_nan_logits_after_a_wrong_draft_change_nothing(
     start_engine: StartEngine,
 ) -> None:
     running = start_engine(rule=lambda known: None if 7 in known else 1)
@@ -33,7 +32,7 @@ def test_nan_logits_behind_a_wrong_draft_change_nothing(
     assert session.output(sequence_id) == [1] * 4
 
 
-def test_nan_logits_behind_a_right_draft_fail_after_it_as_without_drafts(
+def test_nan_logits_after_a_right_draft_fail_after_it_as_without_drafts(
     start_engine: StartEngine,
 ) -> None:
     text = [1, 2, 7, 3]
@@ -51,7 +50,7 @@ def test_nan_logits_behind_a_right_draft_fail_after_it_as_without_drafts(
     assert outputs == [[2, 7], [2, 7]]
 
 
-def test_a_stop_token_is_the_end_whatever_follows_it_in_the_drafts(
+def test_a_stop_token_ends_whatever_drafts_follow_it(
     start_engine: StartEngine,
 ) -> None:
     text = [0, 1, 2, 7, 3]
@@ -77,7 +76,7 @@ def test_a_stop_token_is_the_end_whatever_follows_it_in_the_drafts(
     verification=st.sampled_from(ScoringMethod),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_any_drafts_over_a_model_that_fails_end_as_without_them(
+def test_any_drafts_of_a_failing_model_end_as_without_drafts(
     bad: set[int],
     stops: set[int],
     hints: list[list[int]],

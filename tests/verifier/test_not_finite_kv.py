@@ -1,6 +1,6 @@
-"""A sequence with K/V that is not finite is rejected alone, and no cache gets what it computed.
+"""A sequence with K/V that is not finite is rejected alone, and its blocks are not cached.
 
-The bundled model, with an embedding of NaN for some tokens: whatever attends to one is worthless.
+The bundled model, with an embedding of NaN for some tokens: every token that attends to one fails.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.scripted_model import continue_by, hashed
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import (
@@ -22,17 +23,16 @@ from tests.verifier.running_engine import (
     StartEngine,
     is_terminal,
 )
-from tests.verifier.scripted_model import continue_by, hashed
-from verifier import parity_probe
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
-from verifier.engine import Engine
+from verifier.engine.engine import Engine
+from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import NOT_FINITE_KV, ModelOutputError
-from verifier.messages import Decided, Opened, Rejected
+from verifier.model import parity_probe
+from verifier.model.transformers_model import TransformersModel
 from verifier.sampling import Sampling
-from verifier.scoring import DraftsToScore, ScoreCall, ScoreOptions
-from verifier.sequence import DraftWait, Scoring, ScoringMethod
-from verifier.transformers_model import TransformersModel
+from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.service.score_call import DraftsToScore, ScoreCall, ScoreOptions
 
 VOCAB_SIZE = 2048
 BLOCK_SIZE = 16
@@ -76,7 +76,7 @@ def poisoned(
     )
     with pytest.MonkeyPatch.context() as patch:
         if way == "transformers":
-            patch.setattr("verifier.transformers_model.is_lean", lambda model: False)
+            patch.setattr("verifier.model.transformers_model.is_lean", lambda model: False)
         loaded = load_model(config)
     assert isinstance(loaded.model, TransformersModel)
     assert (loaded.model._lean is None) == (way == "transformers")
@@ -128,7 +128,7 @@ def assert_rejected(end: Decided | Rejected, message: str = NOT_FINITE_KV) -> No
 
 # In a chunk that does not end the prompt, behind its border, in the one that ends it, at the end.
 @pytest.mark.parametrize("place", [0, 20, 47, 48, 95, 130, 139])
-def test_a_prompt_with_one_is_rejected_alone(running: Running, place: int) -> None:
+def test_a_prompt_with_a_failing_token_is_rejected_alone(running: Running, place: int) -> None:
     bystander, prompt = healthy_tokens(60, seed=2), healthy_tokens(140)
     [expected_id, expected] = running.end_of(bystander, max_new_tokens=30, cache_salt="before")
     assert isinstance(expected, Decided)
@@ -159,7 +159,7 @@ def test_a_prompt_with_one_is_rejected_alone(running: Running, place: int) -> No
     assert outputs[0] == outputs[1]
 
 
-def test_prompt_logprobs_and_scores_fail_with_it(running: Running) -> None:
+def test_prompt_logprobs_and_scores_of_a_failing_token_fail(running: Running) -> None:
     prompt = [*healthy_tokens(30), POISON[0], *healthy_tokens(70, seed=3)]
     _, end = running.end_of(prompt, max_new_tokens=2, sampling=Sampling(prompt_logprobs=1))
     assert_rejected(end)
@@ -181,7 +181,7 @@ def test_prompt_logprobs_and_scores_fail_with_it(running: Running) -> None:
             call.close()
 
 
-LAWS = {
+SAMPLINGS = {
     "greedy": Sampling(logprobs=2),
     "random": Sampling(temperature=1.5, top_k=50, seed=7, logprobs=1),
     "penalised": Sampling(
@@ -190,15 +190,17 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("sampling_name", SAMPLINGS)
 @pytest.mark.parametrize("seed", range(6))
-def test_any_drafts_end_as_without_them(running: Running, law: str, seed: int) -> None:
+def test_any_drafts_end_as_without_drafts(running: Running, sampling_name: str, seed: int) -> None:
     """Right tokens, any tokens, poison among both; stop tokens, too."""
     draw = random.Random(seed)
     # The model copies, so that some of these come up; half of the time one is poison.
     prompt = (healthy_tokens(12, seed) * 4)[: draw.randint(20, 48)]
     bias = [(POISON[0], 12.0)] if draw.random() < 0.5 else []
-    sampling = dataclasses.replace(LAWS[law], logit_bias=(*bias, *((t, 11.0) for t in prompt[:12])))
+    sampling = dataclasses.replace(
+        SAMPLINGS[sampling_name], logit_bias=(*bias, *((t, 11.0) for t in prompt[:12]))
+    )
     stops = frozenset({prompt[3]}) if draw.random() < 0.5 else frozenset()
     session = running.session
 
@@ -238,7 +240,7 @@ def test_any_drafts_end_as_without_them(running: Running, law: str, seed: int) -
 
 
 @pytest.mark.stand_in
-def test_an_accepted_draft_with_it_is_told_and_then_fails_the_sequence(
+def test_an_accepted_failing_draft_is_emitted_and_then_fails_the_sequence(
     start_engine: StartEngine,
 ) -> None:
     """As without drafts, and its block is in no cache though it is full."""
@@ -262,7 +264,7 @@ def test_an_accepted_draft_with_it_is_told_and_then_fails_the_sequence(
 
 
 @pytest.mark.stand_in
-def test_a_stop_token_with_it_ends_well_and_its_block_is_in_no_cache(
+def test_a_failing_stop_token_ends_well_and_its_block_is_not_cached(
     start_engine: StartEngine,
 ) -> None:
     text = [0, 1, 2, 7, 3, 3, 3, 3, 3]
@@ -280,7 +282,7 @@ def test_a_stop_token_with_it_ends_well_and_its_block_is_in_no_cache(
 
 
 @pytest.mark.stand_in
-def test_a_rejected_draft_with_it_harms_nobody(start_engine: StartEngine) -> None:
+def test_a_rejected_failing_draft_affects_nobody(start_engine: StartEngine) -> None:
     running = start_engine(poison=frozenset({7}))
     session = running.attach()
     sequence_id = session.open([1], max_new_tokens=10, draft_wait=DraftWait.ALWAYS)

@@ -1,4 +1,4 @@
-"""What the numerics digest covers, and that it is empty where it could promise nothing."""
+"""What the numerics digest covers, and when it is empty."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ import torch
 import transformers
 
 from tests.verifier.conftest import MODEL_FOLDER
-from verifier import numerics_digest as module
 from verifier.build import load_model
 from verifier.config import VerifierConfig
-from verifier.numerics_digest import numerics_digest
-from verifier.processor import cpu_lines
+from verifier.model import numerics_digest as module
+from verifier.model.cpu_kernels import cpu_lines
+from verifier.model.numerics_digest import numerics_digest
 
 LOGITS = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
 OF_ONE: dict[str, Any] = {
@@ -76,19 +76,19 @@ def test_reads_the_first_processor(tmp_path: Any) -> None:
 def test_is_empty_where_output_depends_on_the_batch_or_the_drafts(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("verifier.parity_probe._has_same_bits", lambda rows, others: True)
+    monkeypatch.setattr("verifier.model.parity_probe._has_same_bits", lambda rows, others: True)
     assert digest_of_loaded(**options) == ""
 
 
 def test_is_empty_where_strict_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verifier.parity_probe._has_same_bits", lambda rows, others: False)
+    monkeypatch.setattr("verifier.model.parity_probe._has_same_bits", lambda rows, others: False)
     assert digest_of_loaded(numerics="strict") == ""
 
 
 def test_does_not_depend_on_limits_or_the_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("verifier.parity_probe._has_same_bits", lambda rows, others: True)
+    monkeypatch.setattr("verifier.model.parity_probe._has_same_bits", lambda rows, others: True)
     before = torch.get_num_threads()
     try:
         for dtype in ("float32", "bfloat16"):
@@ -103,14 +103,14 @@ def test_does_not_depend_on_limits_or_the_number_of_threads(
         torch.set_num_threads(before)
 
 
-def test_the_probe_cuts_its_text_in_three_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_computes_its_text_in_three_chunkings(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
 
     def compare(rows: torch.Tensor, others: torch.Tensor) -> bool:
         compared.append((rows, others))
         return True
 
-    monkeypatch.setattr("verifier.parity_probe._has_same_bits", compare)
+    monkeypatch.setattr("verifier.model.parity_probe._has_same_bits", compare)
     digest_of_loaded(numerics="strict")
     assert len(compared) == 2
     for rows, others in compared:

@@ -1,6 +1,6 @@
-"""Nothing of a step may stay behind on the CPU when the model is elsewhere.
+"""All tensors of a step are on the model's device.
 
-torch's `meta` device computes shapes only, and refuses tensors of another device as a GPU does: so
+torch's `meta` device computes shapes only, and refuses tensors of another device as a GPU does. So
 a forgotten copy shows without a GPU.
 """
 
@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from tests.verifier.paged_model import DENSE_CONFIGS, Chunk, PagedModel
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.block_table import BlockTableBackend, StepTables
-from verifier.numerics import FAST, STRICT, Numerics
-from verifier.transformers_model import ATTENTION_NAME, register_attention
+from verifier.batch.numerics import FAST, STRICT, Numerics
+from verifier.model.transformers_model import ATTENTION_NAME, register_attention
 
 ELSEWHERE = torch.device("meta")
 
@@ -34,7 +34,7 @@ def shapes_only(
 @pytest.mark.parametrize("numerics", [FAST, STRICT], ids=lambda numerics: numerics.name)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("backend_name", ["sdpa", "block table"])
-def test_a_step_runs_where_the_model_is(name: str, backend_name: str, numerics: Numerics) -> None:
+def test_a_step_runs_on_the_models_device(name: str, backend_name: str, numerics: Numerics) -> None:
     """A long chunk, a decode in scattered blocks and drafts in neighbouring ones."""
     register_attention()
     with ELSEWHERE:

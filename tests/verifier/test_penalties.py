@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tandem.v1 import sampling_pb2
 from tests.volume import examples
-from verifier.logits_processing import History, adjusted_logits, target_probs
 from verifier.sampling import Sampling
+from verifier.sampling.logits_processing import History, adjusted_logits, target_probs
 
 VOCAB_SIZE = 11
 
@@ -77,7 +77,7 @@ TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8)
     drafts=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=4),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_every_row_has_the_history_that_it_would_have_without_drafts(
+def test_every_row_has_the_history_of_a_step_without_drafts(
     sampling: Sampling, prompt: list[int], output: list[int], drafts: list[int], seed: int
 ) -> None:
     logits = np.random.default_rng(seed).normal(scale=3, size=(len(drafts) + 1, VOCAB_SIZE))
@@ -101,7 +101,7 @@ def test_greedy_is_a_point_mass_after_the_penalties() -> None:
     assert target_probs(logits, sampling, [0], [], []).tolist() == [[0.0, 1.0, 0.0]]
 
 
-def test_a_message_does_as_well_and_its_unset_fields_are_off() -> None:
+def test_a_message_is_accepted_and_its_unset_fields_are_defaults() -> None:
     logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     message = sampling_pb2.SamplingParams(temperature=0.7, logit_bias={3: 1.5}, min_p=0.1)
     sampling = Sampling(temperature=0.7, logit_bias=((3, 1.5),), min_p=0.1)
@@ -109,7 +109,7 @@ def test_a_message_does_as_well_and_its_unset_fields_are_off() -> None:
     assert torch.equal(ours, theirs)
 
 
-def test_drafts_outside_the_vocabulary_leave_no_trace() -> None:
+def test_drafts_outside_the_vocabulary_are_not_counted() -> None:
     sampling = Sampling(temperature=1.0, frequency_penalty=1.0, repetition_penalty=1.5)
     logits = torch.randn(3, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     strange = target_probs(logits, sampling, [1], [2], [-1, 2**40])

@@ -1,13 +1,15 @@
-"""The noise: Philox's published known answers, purity, and its law."""
+"""The noise: Philox's published known answers, purity, distribution, and its compilation."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.verifier.law import kolmogorov_smirnov
-from verifier.philox import Purpose, exponential_noise, philox4x32
+from tests.verifier.goodness_of_fit import kolmogorov_smirnov
+from verifier.sampling.philox import Purpose, exponential_noise, kernel, philox4x32
 
 ONES = 0xFFFFFFFF
 
@@ -65,7 +67,7 @@ def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
     assert np.array_equal(noise_of(seeds[::-1], positions[::-1]), together[::-1])
 
 
-def test_noise_is_what_the_counter_layout_says() -> None:
+def test_noise_follows_the_counter_layout() -> None:
     seed, position, token_id = 0x299F31D0_A4093822, 1234, 17
     word_0, word_1, _, _ = philox4x32(
         *(np.uint32(w) for w in (token_id, position, Purpose.EMIT, 0, 0xA4093822, 0x299F31D0))
@@ -88,7 +90,7 @@ def test_every_part_of_the_key_matters() -> None:
     assert len(np.unique(base)) == base.size
 
 
-def test_noise_is_made_where_it_is_wanted_only() -> None:
+def test_noise_is_generated_only_where_needed() -> None:
     wanted = np.zeros((2, 50), dtype=np.bool_)
     wanted[0, ::3] = True
     noise = noise_of([5, 5], [7, 8], wanted)
@@ -113,3 +115,11 @@ def test_noise_is_exponential_along_every_axis(axis: str) -> None:
     assert kolmogorov_smirnov(ascending, 1 - np.exp(-ascending)) < 1.95
     neighbours = np.corrcoef(np.exp(-noise[:-1]), np.exp(-noise[1:]))[0, 1]
     assert abs(neighbours) < 4 / math.sqrt(count)
+
+
+def test_a_kernel_compiles_in_memory_where_no_cache_folder_can_be_written() -> None:
+    # Source in a folder that does not exist and cannot be made, as below a read-only root.
+    namespace: dict[str, Any] = {}
+    exec(compile("def double(x):\n    return 2 * x\n", "/nowhere/at/all.py", "exec"), namespace)
+    double: Callable[[int], int] = kernel(namespace["double"])
+    assert double(21) == 42

@@ -1,16 +1,16 @@
-"""What is found in the prefix cache, what is kept of it, and what is never shared."""
+"""The prefix cache: which blocks are found, kept, evicted and never shared."""
 
 import itertools
 import random
 
 import pytest
 
+from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import StartEngine
 from tests.verifier.scheduled_world import BLOCK_SIZE, ScheduledWorld
-from tests.verifier.scripted_model import continue_by, hashed
-from verifier.block_pool import BlockPool
-from verifier.messages import Opened
-from verifier.prefix_cache import extend_digests
+from verifier.engine.messages import Opened
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.prefix_cache import extend_digests
 
 TEXT = [random.Random(1).randrange(3) for _ in range(60)]
 
@@ -35,7 +35,7 @@ def num_cached(world: ScheduledWorld, token_ids: list[int], **fields: object) ->
 
 
 class TestDigests:
-    def test_a_digest_tells_everything_before_it(self) -> None:
+    def test_a_digest_depends_on_everything_before_it(self) -> None:
         base = digests_of(TEXT)
         for changed in range(len(TEXT)):
             text = [*TEXT[:changed], 7, *TEXT[changed + 1 :]]
@@ -44,14 +44,14 @@ class TestDigests:
             assert other[:first] == base[:first]
             assert not set(other[first:]) & set(base), "a later block did not notice"
 
-    def test_made_block_by_block_they_are_the_same(self) -> None:
+    def test_digests_computed_block_by_block_are_the_same(self) -> None:
         digests: list[bytes] = []
         for num_blocks in (0, 1, 1, 4, 15):
             extend_digests(digests, TEXT, num_blocks, block_size=4, cache_salt="s")
             assert len(digests) == num_blocks
         assert digests == digests_of(TEXT, cache_salt="s")
 
-    def test_salts_have_nothing_in_common(self) -> None:
+    def test_salts_share_no_digest(self) -> None:
         salts = ["", "a", "b", "a\0", "0:/"]
         assert len({d for salt in salts for d in digests_of(TEXT, cache_salt=salt)}) == 5 * 15
 
@@ -100,7 +100,7 @@ class TestFinding:
         world.scheduler.finish(first)
         world.check()
         world.run_to_end()
-        assert world.told[second.sequence_id] == continue_by(hashed, TEXT[:13], 20)
+        assert world.reported[second.sequence_id] == continue_by(hashed, TEXT[:13], 20)
 
     def test_other_salts_find_nothing(self) -> None:
         world = ScheduledWorld(num_blocks=20)
@@ -109,7 +109,7 @@ class TestFinding:
         assert num_cached(world, TEXT[:20]) == 0
         assert num_cached(world, TEXT[:20], cache_salt="a") == 16
 
-    def test_who_wants_more_than_k_v_looks_nothing_up_but_leaves_it(self) -> None:
+    def test_a_scored_prompt_uses_no_cached_block_but_is_cached(self) -> None:
         world = ScheduledWorld(num_blocks=20)
         num_cached(world, TEXT[:20])
         counts = world.scheduler.counts
@@ -119,7 +119,7 @@ class TestFinding:
         assert num_cached(world, TEXT[:24]) == 20
         assert num_cached(world, TEXT[:25]) == 24
 
-    def test_switched_off_nothing_is_kept(self) -> None:
+    def test_nothing_is_cached_when_switched_off(self) -> None:
         world = ScheduledWorld(num_blocks=20, has_prefix_cache=False)
         num_cached(world, TEXT[:20])
         assert num_cached(world, TEXT[:20]) == 0
@@ -147,7 +147,7 @@ class TestEviction:
         assert world.scheduler.block_pool.num_free == 8
         assert [num_cached(world, [i] * 33) for i in range(4)] == [32] * 4
 
-    def test_what_is_held_is_never_evicted(self) -> None:
+    def test_held_blocks_are_never_evicted(self) -> None:
         pool = BlockPool(4)
         table: list[int] = []
         pool.extend(table, 3)
@@ -160,7 +160,7 @@ class TestEviction:
         assert pool.cache.find(digests_of(TEXT[:12])) == table
         pool.check_integrity([table])
 
-    def test_what_grows_goes_on_right_behind_the_shared_blocks_if_they_are_free(self) -> None:
+    def test_a_sequence_grows_right_after_its_shared_blocks_if_those_are_free(self) -> None:
         world = ScheduledWorld(num_blocks=64)
         num_cached(world, TEXT[:17])
         sequence = world.open(TEXT[:17], 30)
@@ -169,7 +169,7 @@ class TestEviction:
         table = sequence.block_table
         assert table == list(range(table[0], table[0] + 12))
 
-    def test_in_a_full_pool_a_newcomer_still_gets_few_runs(self) -> None:
+    def test_a_new_sequence_in_a_full_pool_still_gets_few_runs(self) -> None:
         """What is evicted together lies together, because it was used together."""
         world = ScheduledWorld(num_blocks=800, max_num_seqs=2, max_num_batched_tokens=64)
         draw = random.Random(3)
@@ -188,7 +188,7 @@ class TestEviction:
 
 
 class TestEngine:
-    def test_the_session_and_the_load_hear_of_hits(self, start_engine: StartEngine) -> None:
+    def test_hits_are_reported_in_the_session_and_the_load(self, start_engine: StartEngine) -> None:
         running = start_engine()
         session = running.attach()
         session.wait_end(session.open(TEXT[:20], max_new_tokens=1))
@@ -237,7 +237,7 @@ class TestEngine:
         session.wait_end(opened[0])
         assert session.output(opened[0]) == continue_by(hashed, [0] * 13, 30)
 
-    def test_a_sequence_that_could_never_end_is_refused(self, start_engine: StartEngine) -> None:
+    def test_a_sequence_larger_than_the_pool_is_refused(self, start_engine: StartEngine) -> None:
         session = start_engine(num_blocks=10, max_model_len=200).attach()
         too_long = session.wait_end(session.open([1] * 20, max_new_tokens=21))
         assert too_long.error.field == "max_new_tokens"  # type: ignore[union-attr]

@@ -39,7 +39,7 @@ async def read_line(process: asyncio.subprocess.Process) -> str:
         return (await process.stdout.readline()).decode()
 
 
-async def test_serves_finishes_what_runs_at_sigterm_and_exits_with_0() -> None:
+async def test_serves_and_at_sigterm_finishes_running_sequences_and_exits_with_0() -> None:
     flags = ["--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",
              "--dtype", "float32", "--num-kv-blocks", "128"]  # fmt: skip
     async with verifier_process(*flags) as process:
@@ -81,7 +81,7 @@ async def test_serves_finishes_what_runs_at_sigterm_and_exits_with_0() -> None:
         assert await read_line(process) == "", "nothing but the ready line on stdout"
 
 
-async def test_a_drain_that_is_cut_short_in_the_middle_of_steps_exits_with_0() -> None:
+async def test_a_drain_that_times_out_during_steps_exits_with_0() -> None:
     flags = ["--model", str(MODEL_FOLDER), "--listen", "127.0.0.1:0", "--metrics-listen", "",
              "--dtype", "float32", "--drain-timeout-s", "0", "--num-kv-blocks", "2048",
              "--max-num-batched-tokens", "4096"]  # fmt: skip
@@ -102,7 +102,7 @@ async def test_a_drain_that_is_cut_short_in_the_middle_of_steps_exits_with_0() -
             assert await process.wait() == 0
 
 
-async def test_a_model_that_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
+async def test_a_model_that_cannot_be_served_is_reported_in_one_line(tmp_path: Path) -> None:
     flags = ["--model", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics-listen", ""]
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     (tmp_path / "model.safetensors").touch()

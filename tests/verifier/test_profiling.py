@@ -1,4 +1,4 @@
-"""The phases of a step have names in a profile."""
+"""The phases of a step are ranges in a profile."""
 
 import torch
 

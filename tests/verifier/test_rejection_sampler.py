@@ -1,4 +1,4 @@
-"""Acceptance against a naive loop; the output's law; what does not depend on the drafts."""
+"""Acceptance against a naive loop; the output's distribution; what drafts cannot change."""
 
 import dataclasses
 import functools
@@ -10,20 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.verifier.law import follows
-from verifier import logits_processing
-from verifier.logits_processing import History, row_probs
-from verifier.rejection_sampler import (
-    PADDING,
-    AcceptanceRule,
-    IntArray,
-    JudgedSequence,
-    Verdict,
-    accept,
-    race,
-    verify,
-)
-from verifier.sampling import Sampling
+from tests.verifier.goodness_of_fit import follows
+from verifier.sampling import Sampling, logits_processing
+from verifier.sampling.acceptance_rules import PADDING, IntArray, accept, race
+from verifier.sampling.logits_processing import History, row_probs
+from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict, verify
 
 
 def ints(values: list[int]) -> IntArray:
@@ -170,14 +161,14 @@ class TestGreedy:
         assert verify_one(logits, [3, 1, 4], sampling) == ([3, 1, 4, 1], 3)
 
 
-def test_race_breaks_ties_by_the_lowest_id_and_never_picks_the_impossible() -> None:
+def test_race_breaks_ties_by_the_lowest_id_and_never_picks_probability_0() -> None:
     probs = torch.tensor([[0.0, 0.5, 0.5, 0.0]])
     assert race(probs, torch.ones(1, 4)).tolist() == [1]
     tiny_noise = torch.tensor([[1e-300, 1.0, 1.0, 1e-300]], dtype=torch.float64)
     assert race(probs, tiny_noise).tolist() == [1]
 
 
-# A law over eight tokens, one of which the sampling parameters may cut off.
+# Logits of eight tokens, one of which the sampling parameters may cut off.
 LOGITS = torch.tensor([0.0, 1.0, -1.5, 0.5, 1.2, -3.0, 0.3, -0.7])
 # So many that a bias of two percent shows, see below; a likely draft hides it best.
 NUM_SEQUENCES, NUM_SEQUENCES_LIKELY_DRAFT = 20_000, 60_000
@@ -244,16 +235,16 @@ def count_first_tokens(sampler: Sampler, draft: int, sampling: Sampling) -> IntA
 
 
 def is_lossless(counts: IntArray, draft: int, sampling: Sampling) -> bool:
-    """Whether the counts follow the model's law, by all tokens and by the draft against the
+    """Whether the counts follow the distribution, by all tokens and by the draft against the
     rest.
     """
-    law = row_probs(LOGITS[None], [sampling])[0].double().numpy()
-    if not follows(counts, law):
+    probs = row_probs(LOGITS[None], [sampling])[0].double().numpy()
+    if not follows(counts, probs):
         return False
-    if not (0 <= draft < 8 and law[draft] > 0):
+    if not (0 <= draft < 8 and probs[draft] > 0):
         return True
     rest = counts.sum() - counts[draft]
-    return follows([counts[draft], rest], [law[draft], 1 - law[draft]])
+    return follows([counts[draft], rest], [probs[draft], 1 - probs[draft]])
 
 
 @pytest.mark.slow
@@ -275,7 +266,7 @@ def is_lossless(counts: IntArray, draft: int, sampling: Sampling) -> bool:
         pytest.param(-(2**62), id="negative"),
     ],
 )
-def test_the_output_follows_the_models_law_whatever_the_draft(
+def test_the_output_follows_the_target_distribution_whatever_the_draft(
     draft: int, sampling: Sampling, sampler: Sampler
 ) -> None:
     assert is_lossless(count_first_tokens(sampler, draft, sampling), draft, sampling)
@@ -283,13 +274,13 @@ def test_the_output_follows_the_models_law_whatever_the_draft(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draft", [LIKELY_DRAFT, 2, 0])
-def test_a_sampler_biased_by_two_percent_towards_the_draft_is_found_out(draft: int) -> None:
+def test_a_sampler_biased_by_two_percent_towards_the_draft_is_detected(draft: int) -> None:
     counts = count_first_tokens(biased_by_two_percent, draft, PLAIN)
     assert not is_lossless(counts, draft, PLAIN)
 
 
 @pytest.mark.parametrize("sampler", [fair, fair_by_ratio], ids=["match", "ratio"])
-def test_what_follows_an_accepted_draft_has_its_own_law(sampler: Sampler) -> None:
+def test_the_token_after_an_accepted_draft_has_its_own_distribution(sampler: Sampler) -> None:
     """The bonus token is sampled from its own row, and knows nothing of the one before."""
     bonus_logits = LOGITS.flip(0)
     logits = torch.stack([LOGITS, bonus_logits]).repeat(NUM_SEQUENCES, 1)
@@ -345,7 +336,7 @@ def test_seeded_output_is_the_same_whatever_the_drafts_and_the_batch() -> None:
     assert num_rejected > 0
 
 
-LAWS = {
+SAMPLINGS = {
     "greedy": Sampling(),
     "greedy with penalties": Sampling(repetition_penalty=1.4, presence_penalty=0.3),
     "random": Sampling(temperature=1.0, seed=3),
@@ -377,7 +368,7 @@ RIGHT_DRAFTS = [1, 5, 7]
 
 @pytest.fixture
 def logits() -> torch.Tensor:
-    """Of `three_sequences`, 8 rows: under every law the right drafts are accepted."""
+    """Of `three_sequences`, 8 rows: under all parameters the right drafts are accepted."""
     logits = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
     logits[[2, 3, 4], RIGHT_DRAFTS] += 40
     return logits
@@ -385,19 +376,24 @@ def logits() -> torch.Tensor:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("rule", AcceptanceRule)
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("sampling_name", SAMPLINGS)
 class TestRowsThatAreNotFinite:
     """The second sequence has rows 2 to 5."""
 
     @pytest.mark.parametrize("bad_row", [2, 3, 4, 5])
-    def test_end_what_was_accepted_up_to_them_and_nobody_elses(
-        self, logits: torch.Tensor, law: str, rule: AcceptanceRule, bad: float, bad_row: int
+    def test_end_their_sequences_output_and_no_other(
+        self,
+        logits: torch.Tensor,
+        sampling_name: str,
+        rule: AcceptanceRule,
+        bad: float,
+        bad_row: int,
     ) -> None:
         drafts = RIGHT_DRAFTS
-        healthy = three_sequences(logits, drafts, LAWS[law], rule)
+        healthy = three_sequences(logits, drafts, SAMPLINGS[sampling_name], rule)
         broken = logits.clone()
         broken[bad_row, 6] = bad
-        verdict = three_sequences(broken, drafts, LAWS[law], rule)
+        verdict = three_sequences(broken, drafts, SAMPLINGS[sampling_name], rule)
         num_left = bad_row - 2
         assert verdict.is_finite.tolist() == [True, False, True]
         assert verdict.num_accepted_tokens[1] == num_left
@@ -410,23 +406,23 @@ class TestRowsThatAreNotFinite:
             assert (verdict.output_token_ids[other] == healthy.output_token_ids[other]).all()
             assert verdict.logprobs[other] == healthy.logprobs[other]
 
-    def test_change_nothing_behind_a_draft_that_is_not_accepted(
-        self, logits: torch.Tensor, law: str, rule: AcceptanceRule, bad: float
+    def test_change_nothing_after_a_rejected_draft(
+        self, logits: torch.Tensor, sampling_name: str, rule: AcceptanceRule, bad: float
     ) -> None:
         drafts = RIGHT_DRAFTS
         for num_right in range(3):
             lying = [*drafts[:num_right], OUT_OF_RANGE[num_right], *drafts[num_right + 1 :]]
-            healthy = three_sequences(logits, lying, LAWS[law], rule)
+            healthy = three_sequences(logits, lying, SAMPLINGS[sampling_name], rule)
             broken = logits.clone()
             broken[3 + num_right : 6] = bad
-            verdict = three_sequences(broken, lying, LAWS[law], rule)
+            verdict = three_sequences(broken, lying, SAMPLINGS[sampling_name], rule)
             assert verdict.is_finite.all()
             assert verdict.num_accepted_tokens[1] == num_right
             assert (verdict.output_token_ids == healthy.output_token_ids).all()
             assert verdict.logprobs == healthy.logprobs
 
 
-def test_a_forbidden_token_is_no_failure() -> None:
+def test_a_logit_of_minus_infinity_is_no_failure() -> None:
     logits = torch.tensor([[0.0, -torch.inf, 1.0]])
     assert verify_one(logits, [], Sampling()) == ([2], 0)
     verify_one(logits, [], Sampling(temperature=1.0))
@@ -437,7 +433,7 @@ class TestSlices:
 
     VOCAB_SIZE = 4096
     NUM_DRAFTS = 15
-    LAWS = (
+    SAMPLINGS = (
         Sampling(temperature=0.9, seed=1, logprobs=3),
         Sampling(repetition_penalty=1.3, frequency_penalty=0.3, min_new_tokens=20, logprobs=0),
         Sampling(
@@ -447,7 +443,7 @@ class TestSlices:
         Sampling(logprobs=1),
     )  # fmt: skip
 
-    def sequences(self, laws: Sequence[Sampling]) -> list[JudgedSequence]:
+    def sequences(self, samplings: Sequence[Sampling]) -> list[JudgedSequence]:
         """Each with drafts that are its likeliest tokens, but for the last few."""
         draw = np.random.default_rng(3)
         return [
@@ -461,7 +457,7 @@ class TestSlices:
                 ),
                 first_position=100 * i,
             )
-            for i, sampling in enumerate(laws)
+            for i, sampling in enumerate(samplings)
         ]
 
     def logits(self, num_sequences: int, dtype: torch.dtype) -> torch.Tensor:
@@ -470,13 +466,15 @@ class TestSlices:
         rows[range(self.NUM_DRAFTS - 2), range(10, 10 + self.NUM_DRAFTS - 2)] += 30
         return rows.to(dtype).repeat(num_sequences, 1)
 
-    def judge(self, laws: Sequence[Sampling], dtype: torch.dtype, rule: AcceptanceRule) -> Verdict:
-        sequences = self.sequences(laws)
+    def judge(
+        self, samplings: Sequence[Sampling], dtype: torch.dtype, rule: AcceptanceRule
+    ) -> Verdict:
+        sequences = self.sequences(samplings)
         return verify(
-            self.logits(len(laws), dtype),
+            self.logits(len(samplings), dtype),
             sequences,
             draft_token_ids=ints([t for s in sequences for t in s.history.draft_token_ids]),
-            num_draft_tokens=ints([self.NUM_DRAFTS] * len(laws)),
+            num_draft_tokens=ints([self.NUM_DRAFTS] * len(samplings)),
             rule=rule,
         )
 
@@ -490,32 +488,32 @@ class TestSlices:
         rule: AcceptanceRule,
         num_rows: int,
     ) -> None:
-        whole = self.judge(self.LAWS, dtype, rule)
+        whole = self.judge(self.SAMPLINGS, dtype, rule)
         assert (whole.num_accepted_tokens > 8).all()
         monkeypatch.setattr(logits_processing, "SLICE_BYTES", num_rows * 8 * self.VOCAB_SIZE)
-        sliced = self.judge(self.LAWS, dtype, rule)
+        sliced = self.judge(self.SAMPLINGS, dtype, rule)
         assert (sliced.output_token_ids == whole.output_token_ids).all()
         assert (sliced.num_accepted_tokens == whole.num_accepted_tokens).all()
         assert sliced.logprobs == whole.logprobs
 
     @pytest.mark.parametrize("rule", AcceptanceRule)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize("law", range(len(LAWS)))
+    @pytest.mark.parametrize("sampling_index", range(len(SAMPLINGS)))
     def test_bound_the_memory_beside_the_logits(
         self,
         monkeypatch: pytest.MonkeyPatch,
-        law: int,
+        sampling_index: int,
         dtype: torch.dtype,
         rule: AcceptanceRule,
     ) -> None:
         slice_bytes = 4 * 8 * self.VOCAB_SIZE
         monkeypatch.setattr(logits_processing, "SLICE_BYTES", slice_bytes)
-        laws = [self.LAWS[law]] * 12
+        samplings = [self.SAMPLINGS[sampling_index]] * 12
         logits_bytes = self.logits(12, dtype).nbytes
         with torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         ) as profile:
-            self.judge(laws, dtype, rule)
+            self.judge(samplings, dtype, rule)
         held = most = 0
         for event in profile.profiler.kineto_results.events():
             if event.name() == "[memory]":

@@ -1,4 +1,4 @@
-"""How ranks find each other, and what their connections say of the end."""
+"""How ranks connect, and how their connections report an end."""
 
 import contextlib
 import json
@@ -72,7 +72,7 @@ def connected(strangers: list[bytes]) -> Iterator[Pair]:
             connection.wait_closed(PATIENCE_S)
 
 
-def test_strangers_are_sent_away_and_harm_nobody() -> None:
+def test_peers_without_the_token_are_disconnected() -> None:
     with connected(STRANGERS) as pair:
         pair.leader.send(Kind.STEP, b"1234")
         message = pair.follower.receive()
@@ -94,7 +94,7 @@ def test_a_closed_connection_is_a_lost_rank() -> None:
     assert pair.follower_lost.empty(), "it closed the connection itself"
 
 
-def test_a_failing_rank_says_why() -> None:
+def test_a_failing_rank_sends_its_reason() -> None:
     with connected([]) as pair:
         pair.leader.send(Kind.FAILED, message="no room")
         assert pair.follower_lost.get(timeout=PATIENCE_S) == "rank 0 failed: no room"
@@ -102,7 +102,7 @@ def test_a_failing_rank_says_why() -> None:
             pair.follower.receive()
 
 
-def test_an_orderly_end_is_no_loss() -> None:
+def test_an_orderly_end_does_not_count_as_a_lost_rank() -> None:
     with connected([]) as pair:
         pair.leader.stop()
         assert pair.follower.receive().kind is Kind.STOP
@@ -112,7 +112,7 @@ def test_an_orderly_end_is_no_loss() -> None:
     assert pair.follower_lost.empty()
 
 
-def test_waiting_for_ranks_ends_when_the_process_does() -> None:
+def test_waiting_for_ranks_ends_with_the_process() -> None:
     is_ending = threading.Event()
     is_ending.set()
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size: 2: nothing .* of rank 1"):

@@ -1,12 +1,12 @@
-"""A step's events, however large, reach a gateway in messages that it takes."""
+"""A step's events are split into messages that a gateway accepts."""
 
 import pytest
 
 from servicekit.limits import MAX_MESSAGE_BYTES
 from tandem.v1 import verifier_pb2
-from verifier import wire
-from verifier.messages import Decided, Event, PromptScored, StepStats
-from verifier.rejection_sampler import TokenLogprob
+from verifier.engine.messages import Decided, Event, PromptScored, StepStats
+from verifier.sampling.logprobs import TokenLogprob
+from verifier.service import wire
 
 STEP = StepStats(
     step_id=7,
@@ -54,12 +54,12 @@ def test_many_logprobs_come_in_several_messages_and_all_in_order(num_tops: int) 
     parts = wire.split(whole)
     assert all(part.ByteSize() <= wire.MAX_RESPONSE_BYTES < MAX_MESSAGE_BYTES for part in parts)
     assert [part.HasField("step") for part in parts] == [True] + [False] * (len(parts) - 1)
-    told = [event for part in parts for event in part.events]
-    assert [e.decided for e in told if e.HasField("decided")] == [
+    reported = [event for part in parts for event in part.events]
+    assert [e.decided for e in reported if e.HasField("decided")] == [
         e.decided for e in whole.events if e.HasField("decided")
     ]
     joined: list[verifier_pb2.PromptScored] = [
-        event.prompt_scored for event in told if event.HasField("prompt_scored")
+        event.prompt_scored for event in reported if event.HasField("prompt_scored")
     ]
     assert [each.base_length for each in joined] == [
         1 + sum(len(earlier.logprobs) for earlier in joined[:index]) for index in range(len(joined))

@@ -1,4 +1,4 @@
-"""The scheduler alone: budget, order, room for drafts, and that everybody finishes."""
+"""The scheduler alone: budget, order, room for drafts, and that every sequence finishes."""
 
 import random
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.verifier.sequences import make_sequence
 from tests.volume import examples
-from verifier.block_pool import BlockPool
-from verifier.draft_buffer import HintOutcome
+from verifier.drafts.draft_buffer import HintOutcome
 from verifier.sampling import Sampling
-from verifier.scheduler import ScheduledSequence, Scheduler
-from verifier.sequence import DraftWait, Sequence
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
+from verifier.scheduling.sequence import DraftWait, Sequence
 
 
 def make_scheduler(
@@ -84,7 +84,7 @@ def test_prompts_are_cut_into_chunks_that_fit_the_budget() -> None:
     assert len(sequence.token_ids) == 24
 
 
-def test_decodes_come_before_prompts_and_prompts_take_the_rest() -> None:
+def test_decodes_come_before_prompts_and_prompts_get_the_rest() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10)
     prompt = make_sequence(30)
     scheduler.add(prompt)
@@ -150,7 +150,7 @@ def test_drafts_are_cut_to_the_sequences_own_limit() -> None:
     assert [len(item.draft_token_ids) for item in scheduler.schedule()] == [3, 0]
 
 
-def test_a_hint_is_trusted_with_more_after_its_first_drafts_were_right() -> None:
+def test_a_hint_gets_more_drafts_after_its_first_ones_were_right() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=64)
     [sequence] = decoding(
         scheduler, 1, num_output_tokens=60, num_speculative_tokens=31, tokens_per_match=2
@@ -165,7 +165,7 @@ def test_a_hint_is_trusted_with_more_after_its_first_drafts_were_right() -> None
     assert num_drafts == [4, 14], "2 x 2, 2 x (2 + 5), and one of 20 was sampled after the first 4"
 
 
-def test_drafts_take_what_the_decodes_leave_of_the_budget() -> None:
+def test_drafts_get_the_budget_that_decodes_leave() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
     sequences = decoding(scheduler, 4, num_output_tokens=30)
     for sequence in sequences:
@@ -175,7 +175,7 @@ def test_drafts_take_what_the_decodes_leave_of_the_budget() -> None:
     assert num_tokens(scheduled) == 10
 
 
-def test_who_has_no_draft_leaves_its_share_to_the_others() -> None:
+def test_a_sequence_without_drafts_leaves_its_share_to_others() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
     sequences = decoding(scheduler, 4, num_output_tokens=30)
     give_hint(sequences[1], 4)
@@ -213,7 +213,9 @@ def test_a_draft_is_counted_when_it_is_scheduled_and_not_before() -> None:
 @pytest.mark.parametrize(
     ("min_new_tokens", "drafts"), [(0, [4, 5, 9]), (2, [4, 5, 9]), (3, [4, 5])]
 )
-def test_drafts_are_cut_where_they_cannot_be_right(min_new_tokens: int, drafts: list[int]) -> None:
+def test_drafts_are_cut_where_they_cannot_be_accepted(
+    min_new_tokens: int, drafts: list[int]
+) -> None:
     scheduler = make_scheduler()
     [sequence] = decoding(
         scheduler,
@@ -228,9 +230,9 @@ def test_drafts_are_cut_where_they_cannot_be_right(min_new_tokens: int, drafts: 
     assert item.draft_token_ids == drafts
 
 
-def test_a_hint_of_which_nothing_can_be_right_is_not_used() -> None:
-    told: list[HintOutcome] = []
-    scheduler = make_scheduler(count_hint=told.append)
+def test_a_hint_without_an_acceptable_draft_is_not_used() -> None:
+    reported: list[HintOutcome] = []
+    scheduler = make_scheduler(count_hint=reported.append)
     [sequence] = decoding(
         scheduler,
         1,
@@ -240,10 +242,10 @@ def test_a_hint_of_which_nothing_can_be_right_is_not_used() -> None:
     sequence.draft_buffer.offer(len(sequence.token_ids), [9, 4], 2, sequence.token_ids)
     [item] = scheduler.schedule()
     assert item.draft_token_ids == []
-    assert told == []
+    assert reported == []
 
 
-def test_a_draft_that_comes_where_none_was_expected_is_used() -> None:
+def test_an_unexpected_draft_is_used() -> None:
     scheduler = make_scheduler()
     [sequence] = decoding(scheduler, 1, drafting=False)
     give_hint(sequence, 4)
@@ -251,7 +253,7 @@ def test_a_draft_that_comes_where_none_was_expected_is_used() -> None:
     assert item.draft_token_ids == [50] * 4
 
 
-def test_who_expects_no_draft_never_sits_out() -> None:
+def test_a_sequence_that_expects_no_draft_is_in_every_step() -> None:
     scheduler = make_scheduler()
     fields: dict[str, Any] = {"draft_wait": DraftWait.ALWAYS, "num_output_tokens": 30}
     sequences = [
@@ -264,7 +266,7 @@ def test_who_expects_no_draft_never_sits_out() -> None:
     assert [item.sequence for item in scheduler.schedule()] == sequences
 
 
-def test_who_always_waits_for_a_draft_sits_out_while_others_step() -> None:
+def test_a_sequence_that_must_await_a_draft_is_left_out_of_steps() -> None:
     scheduler = make_scheduler()
     awaiting, other = decoding(scheduler, 2)
     awaiting.draft_wait = DraftWait.ALWAYS
@@ -279,7 +281,7 @@ def test_who_always_waits_for_a_draft_sits_out_while_others_step() -> None:
     assert [item.sequence for item in scheduler.schedule()] == [awaiting, other]
 
 
-def test_blocks_are_there_for_every_scheduled_token_and_freed_at_the_end() -> None:
+def test_every_scheduled_token_has_a_block_that_is_freed_at_the_end() -> None:
     scheduler = make_scheduler(block_size=4)
     [sequence] = decoding(scheduler, 1, num_output_tokens=9)
     give_hint(sequence, 7)
@@ -293,7 +295,7 @@ def test_blocks_are_there_for_every_scheduled_token_and_freed_at_the_end() -> No
     scheduler.check_integrity()
 
 
-def test_a_waiting_sequence_can_be_taken_out() -> None:
+def test_a_waiting_sequence_can_be_removed() -> None:
     scheduler = make_scheduler(max_num_seqs=1)
     running, waiting = make_sequence(), make_sequence()
     scheduler.add(running)
@@ -312,7 +314,7 @@ def test_a_waiting_sequence_can_be_taken_out() -> None:
     max_num_seqs=st.integers(1, 5),
     extra_budget=st.integers(0, 12),
 )
-def test_everybody_finishes_through_a_tiny_pool(
+def test_every_sequence_finishes_in_a_tiny_pool(
     seed: int, num_blocks: int, max_num_seqs: int, extra_budget: int
 ) -> None:
     block_size = 4

@@ -1,4 +1,4 @@
-"""The scheduler under everything that can happen, checked after each event: Hypothesis machine."""
+"""The scheduler under random events, checked after each: a Hypothesis state machine."""
 
 import random
 from typing import Any
@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.scripted_model import continue_by, hashed
 from tests.verifier.scheduled_world import ScheduledWorld, any_draft_wait, some_prompt
-from tests.verifier.scripted_model import continue_by, hashed
 from tests.volume import examples
-from verifier.sequence import DraftWait, Sequence
+from verifier.scheduling.sequence import DraftWait, Sequence
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -111,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         self.world.run_to_end()
-        for sequence_id, output in self.world.told.items():
+        for sequence_id, output in self.world.reported.items():
             prompt = self.prompts[sequence_id]
             assert output == continue_by(hashed, prompt, len(output))
         for sequence_id in self.prompts.keys() - self.cancelled:
@@ -132,11 +132,11 @@ def stepped(world: ScheduledWorld, num_steps: int) -> list[list[str]]:
 
 
 def outputs(world: ScheduledWorld, sequences: list[Sequence]) -> list[list[int]]:
-    return [world.told[sequence.sequence_id] for sequence in sequences]
+    return [world.reported[sequence.sequence_id] for sequence in sequences]
 
 
 class TestPreemption:
-    def test_the_latest_goes_back_keeps_its_tokens_and_is_told_nothing_twice(self) -> None:
+    def test_the_latest_is_preempted_keeps_its_tokens_and_repeats_no_event(self) -> None:
         world = ScheduledWorld(num_blocks=8, max_num_seqs=3)
         first = world.open([0] * 9, 20)
         second = world.open([1] * 9, 20)
@@ -145,7 +145,7 @@ class TestPreemption:
             world.check()
         assert not first.is_preempted
         assert world.scheduler.waiting == [second]
-        assert second.token_ids == [1] * 9 + world.told[second.sequence_id]
+        assert second.token_ids == [1] * 9 + world.reported[second.sequence_id]
         assert len(second.token_ids) > 10, "it had not even begun"
         world.run_to_end()
         assert outputs(world, [first, second]) == [
@@ -155,7 +155,7 @@ class TestPreemption:
         assert world.opened == [first, second], "opened again after preemption"
         assert world.scheduler.counts.num_preemptions > 0
 
-    def test_a_preempted_one_stands_before_all_that_came_later_of_its_priority(self) -> None:
+    def test_a_preempted_one_is_before_all_later_ones_of_its_priority(self) -> None:
         world = ScheduledWorld(num_blocks=8, max_num_seqs=3)
         world.open([0] * 9, 20)
         second = world.open([1] * 9, 20)
@@ -168,7 +168,7 @@ class TestPreemption:
         order = world.scheduler.waiting
         assert order.index(urgent) < order.index(second) < order.index(late)
 
-    def test_the_lowest_priority_goes_first_whenever_it_came(self) -> None:
+    def test_the_lowest_priority_is_preempted_first(self) -> None:
         world = ScheduledWorld(num_blocks=9, max_num_seqs=3)
         low = world.open([0] * 9, 24, priority=-5)
         high = world.open([1] * 9, 24, priority=5)
@@ -180,7 +180,9 @@ class TestPreemption:
         world.run_to_end()
         assert not high.is_preempted, "the first in order is never put back"
 
-    def test_idle_blocks_go_before_drafts_and_drafts_before_sequences(self) -> None:
+    def test_idle_blocks_are_evicted_before_drafts_are_cut_before_sequences_are_preempted(
+        self,
+    ) -> None:
         world = ScheduledWorld(num_blocks=8, max_num_seqs=2, max_num_batched_tokens=32)
         world.open([2] * 12, 1)
         world.step()
@@ -197,14 +199,14 @@ class TestPreemption:
         assert [len(item.draft_token_ids) for item in scheduled] == [2, 2], "cut to their blocks"
         assert world.scheduler.counts.num_preemptions == 0
 
-    def test_a_sequence_that_always_waits_still_does_after_preemption(self) -> None:
+    def test_a_sequence_that_must_await_hints_still_does_after_preemption(self) -> None:
         world = ScheduledWorld(num_blocks=8, max_num_seqs=2, max_num_batched_tokens=32)
         first = world.open([0] * 9, 22)
         waits = world.open([1] * 9, 12, draft_wait=DraftWait.ALWAYS)
         world.step()
-        assert waits.lacks_awaited_draft
+        assert waits.must_await_hint
         while not waits.is_preempted:
-            if waits.lacks_awaited_draft and len(waits.token_ids) < 14:
+            if waits.must_await_hint and len(waits.token_ids) < 14:
                 world.hint(waits, 0, 0)
             world.step()
         length = len(waits.token_ids)
@@ -221,7 +223,7 @@ class TestPreemption:
         assert len(item.draft_token_ids) == 3
         assert len(waits.token_ids) == length + 4
 
-    def test_a_hint_that_comes_while_it_is_preempted_is_used(self) -> None:
+    def test_a_hint_that_arrives_during_preemption_is_used(self) -> None:
         world = ScheduledWorld(num_blocks=8, max_num_seqs=2)
         world.open([0] * 9, 20)
         second = world.open([1] * 9, 20)
@@ -234,9 +236,9 @@ class TestPreemption:
                 if item.sequence is second:
                     drafted.append(len(item.draft_token_ids))
         assert max(drafted) > 0
-        assert world.told[second.sequence_id] == continue_by(hashed, [1] * 9, 20)
+        assert world.reported[second.sequence_id] == continue_by(hashed, [1] * 9, 20)
 
-    def test_it_comes_back_when_there_is_room_for_all_of_it_and_not_before(self) -> None:
+    def test_it_is_readmitted_only_when_there_is_room_for_all_of_it(self) -> None:
         world = ScheduledWorld(
             num_blocks=14, max_num_seqs=2, max_num_batched_tokens=8, has_prefix_cache=False
         )
@@ -247,7 +249,7 @@ class TestPreemption:
         assert second.is_preempted
         assert world.scheduler.counts.num_preemptions == 1, "computed again for nothing"
 
-    def test_it_is_computed_again_from_what_is_still_cached(self) -> None:
+    def test_it_is_recomputed_from_the_blocks_still_cached(self) -> None:
         def num_computed(has_prefix_cache: bool) -> int:
             world = ScheduledWorld(num_blocks=12, max_num_seqs=2, has_prefix_cache=has_prefix_cache)
             # Takes all blocks for a while, by its priority, and is gone before much is evicted.
@@ -262,7 +264,7 @@ class TestPreemption:
 
         assert num_computed(True) < num_computed(False) - 12
 
-    def test_admitted_again_it_is_not_preempted_again_before_anybody_has_grown(self) -> None:
+    def test_after_readmission_it_is_not_preempted_before_some_sequence_has_grown(self) -> None:
         world = ScheduledWorld(
             num_blocks=19, max_num_seqs=5, growth_tokens=16, has_prefix_cache=False
         )
@@ -276,7 +278,7 @@ class TestPreemption:
 
 class TestScored:
     @pytest.mark.parametrize("num_drafts", [0, 5])
-    def test_one_that_fills_the_pool_is_admitted_however_much_of_it_is_cached(
+    def test_one_that_fills_the_pool_is_admitted_however_much_is_cached(
         self, num_drafts: int
     ) -> None:
         world = ScheduledWorld(num_blocks=16)
@@ -285,7 +287,7 @@ class TestScored:
             behind = world.open([1], 2)
             world.run_to_end()
             assert len(world.scored[scored.sequence_id]) == num_drafts + 1
-            assert len(world.told[behind.sequence_id]) == 2
+            assert len(world.reported[behind.sequence_id]) == 2
         assert scored.num_cached_tokens > 48, "it was not looked up"
 
 
@@ -305,26 +307,26 @@ class TestFairness:
         ended = [p for p in prompts if p.remaining == 0]
         assert len(ended) >= 5, "the prompts did not get on"
 
-    def test_a_long_prompt_gets_on_whatever_is_drafted(self) -> None:
+    def test_a_long_prompt_progresses_whatever_is_drafted(self) -> None:
         world = ScheduledWorld(num_blocks=200, max_num_seqs=4, max_num_batched_tokens=12)
         decodes = [world.open([i], 200) for i in range(3)]
         world.step()
         prompt = world.open([2] * 80, 4)
         num_steps = 0
-        while not world.told[prompt.sequence_id]:
+        while not world.reported[prompt.sequence_id]:
             for sequence in decodes:
                 world.hint(sequence, 7, 0)
             world.step()
             num_steps += 1
         assert num_steps <= 80 / ((12 - 3) / 2) + 2
 
-    def test_a_long_prompt_gets_on_when_blocks_are_short(self) -> None:
+    def test_a_long_prompt_progresses_when_blocks_are_short(self) -> None:
         world = ScheduledWorld(num_blocks=20, max_num_seqs=4, max_num_batched_tokens=12)
         prompt = world.open([2] * 70, 6)
         for i in range(6):
             world.open([i % 3], 60)
         steps_in_which_it_stood_still = 0
-        while not world.told[prompt.sequence_id]:
+        while not world.reported[prompt.sequence_id]:
             before = prompt.num_computed_tokens
             world.step()
             steps_in_which_it_stood_still += prompt.num_computed_tokens == before

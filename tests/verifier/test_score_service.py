@@ -17,11 +17,11 @@ from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import RecordingObserver
 from tests.verifier.running_verifier import PATIENCE_S, RunningVerifier, StartVerifier
 from tests.verifier.scoring_engine import oracle_logits
-from verifier import service
 from verifier.build import LoadedModel
-from verifier.engine import StepRecord
-from verifier.logits_processing import target_probs
-from verifier.scoring import ScoreCall
+from verifier.engine.observation import StepRecord
+from verifier.sampling.logits_processing import target_probs
+from verifier.service import servicer as service
+from verifier.service.score_call import ScoreCall
 
 VOCAB_SIZE = 2048
 TEXT = some_tokens(60, VOCAB_SIZE)
@@ -59,28 +59,28 @@ class TestAnswers:
         response = await call(
             running, request(*sequences, top_logprobs=3, prompt_logprobs=True, method=method)
         )
-        for asked, told in zip(sequences, response.sequences, strict=True):
+        for asked, reported in zip(sequences, response.sequences, strict=True):
             drafts = list(asked.draft_token_ids)
             logits = oracle_logits(bundled_model, list(asked.token_ids) + drafts)
             expected = torch.log_softmax(logits.double(), dim=-1)
             rows = expected[len(asked.token_ids) - 1 :]
-            assert len(told.positions) == len(drafts) + 1
-            assert not told.positions[-1].HasField("draft")
-            for position, row in zip(told.positions, rows, strict=True):
+            assert len(reported.positions) == len(drafts) + 1
+            assert not reported.positions[-1].HasField("draft")
+            for position, row in zip(reported.positions, rows, strict=True):
                 assert position.top_token_id == position.top[0].token_id == int(row.argmax())
                 assert [t.rank for t in position.top] == [1, 2, 3]
                 assert [t.token_id for t in position.top] == row.topk(3).indices.tolist()
-            for draft, position, row in zip(drafts, told.positions, rows, strict=False):
+            for draft, position, row in zip(drafts, reported.positions, rows, strict=False):
                 assert position.draft.token_id == draft
                 assert abs(position.draft.logprob - float(row[draft])) < 1e-4
                 assert position.draft.rank == int((row > row[draft]).sum()) + 1
-            assert told.prompt_logprobs[0] == sampling_pb2.TokenLogprob()
-            assert [p.token_id for p in told.prompt_logprobs[1:]] == asked.token_ids[1:]
-            for token, prompt_row in zip(told.prompt_logprobs[1:], expected, strict=False):
+            assert reported.prompt_logprobs[0] == sampling_pb2.TokenLogprob()
+            assert [p.token_id for p in reported.prompt_logprobs[1:]] == asked.token_ids[1:]
+            for token, prompt_row in zip(reported.prompt_logprobs[1:], expected, strict=False):
                 assert abs(token.logprob - float(prompt_row[token.token_id])) < 1e-4
                 assert len(token.top) == 3
 
-    async def test_both_methods_say_the_same_beside_a_decoding_stream(
+    async def test_both_methods_give_the_same_scores_beside_a_decoding_stream(
         self, start_verifier: StartVerifier
     ) -> None:
         running = await start_verifier(max_num_batched_tokens=24)
@@ -103,28 +103,28 @@ class TestAnswers:
         assert one == await call(running, request(sequence(40, 6), sequence(3, 0), **fields))
         await session.wait_finished("a")
 
-    async def test_the_law_is_the_one_after_processing_without_a_seed(
+    async def test_the_distribution_is_the_processed_one_without_a_seed(
         self, start_verifier: StartVerifier, bundled_model: LoadedModel
     ) -> None:
         running = await start_verifier()
-        law = sampling_pb2.SamplingParams(temperature=0.6, top_p=0.9, presence_penalty=1.5)
+        parameters = sampling_pb2.SamplingParams(temperature=0.6, top_p=0.9, presence_penalty=1.5)
         response = await call(
             running,
-            request(sequence(10, 4), sampling=law, top_logprobs=1),
+            request(sequence(10, 4), sampling=parameters, top_logprobs=1),
         )
         drafts = TEXT[10:14]
         probs = target_probs(
             oracle_logits(bundled_model, TEXT[:14])[-5:],
-            law,
+            parameters,
             TEXT[:10],
             [],
             drafts,
         )
         for position, row in zip(response.sequences[0].positions, probs, strict=True):
-            told = torch.tensor(position.top[0].logprob, dtype=torch.float64).exp()
-            assert abs(float(told) - float(row.max())) < 1e-4
+            reported = torch.tensor(position.top[0].logprob, dtype=torch.float64).exp()
+            assert abs(float(reported) - float(row.max())) < 1e-4
 
-    async def test_drafts_that_cannot_be_scored_are_left_out_and_it_says_why(
+    async def test_drafts_that_cannot_be_scored_are_left_out_with_a_reason(
         self, start_verifier: StartVerifier
     ) -> None:
         running = await start_verifier(max_model_len=40)
@@ -141,17 +141,17 @@ class TestAnswers:
 
 class TestFullScores:
     @pytest.mark.parametrize("method", METHODS)
-    async def test_are_transformers_laws_and_hidden_states(
+    async def test_are_transformers_distributions_and_hidden_states(
         self, start_verifier: StartVerifier, method: pb.Method
     ) -> None:
         running = await start_verifier(max_num_batched_tokens=20)
         sequences = [sequence(30, 5), sequence(1, 0), sequence(7, 2)]
-        law = sampling_pb2.SamplingParams(temperature=0.7, top_k=50, repetition_penalty=1.2)
+        parameters = sampling_pb2.SamplingParams(temperature=0.7, top_k=50, repetition_penalty=1.2)
         response = await call(
             running,
             request(
                 *sequences,
-                sampling=law,
+                sampling=parameters,
                 distributions=True,
                 hidden_states=True,
                 prompt_logprobs=True,
@@ -159,22 +159,22 @@ class TestFullScores:
             ),
         )
         model = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32).eval()
-        for asked, told in zip(sequences, response.sequences, strict=True):
+        for asked, reported in zip(sequences, response.sequences, strict=True):
             prompt, drafts = list(asked.token_ids), list(asked.draft_token_ids)
             with torch.inference_mode():
                 oracle = model(torch.tensor([prompt + drafts]), output_hidden_states=True)
             first = len(prompt) - 1
-            probs = target_probs(oracle.logits[0, first:], law, prompt, [], drafts)
+            probs = target_probs(oracle.logits[0, first:], parameters, prompt, [], drafts)
             states = oracle.hidden_states[-1][0, first:]
-            assert len(told.positions) == len(drafts) + 1
-            assert_floats([p.probs for p in told.positions], probs, 1e-4)
-            assert_floats([p.hidden_state for p in told.positions], states, 1e-3)
-            for position in told.positions:
+            assert len(reported.positions) == len(drafts) + 1
+            assert_floats([p.probs for p in reported.positions], probs, 1e-4)
+            assert_floats([p.hidden_state for p in reported.positions], states, 1e-3)
+            for position in reported.positions:
                 told_probs = torch.frombuffer(bytearray(position.probs), dtype=torch.float32)
                 logprobs = torch.frombuffer(bytearray(position.logprobs), dtype=torch.float32)
                 torch.testing.assert_close(logprobs.exp(), told_probs)
 
-    async def test_are_left_out_where_nobody_asked(self, start_verifier: StartVerifier) -> None:
+    async def test_are_left_out_unless_requested(self, start_verifier: StartVerifier) -> None:
         running = await start_verifier()
         response = await call(running, request(sequence(3, 1), hidden_states=True))
         [first, second] = response.sequences[0].positions
@@ -182,7 +182,7 @@ class TestFullScores:
         assert first.probs == first.logprobs == b""
 
     @pytest.mark.parametrize("name", ["distributions", "hidden_states"])
-    async def test_are_refused_by_name_where_they_are_not_allowed(
+    async def test_are_refused_by_name_unless_enabled(
         self, start_verifier: StartVerifier, name: str
     ) -> None:
         running = await start_verifier(gives_full_scores=False)
@@ -223,8 +223,8 @@ class TestFullScores:
         await call(running, request(sequence(3, 1)))
 
 
-def assert_floats(told: list[bytes], expected: torch.Tensor, atol: float) -> None:
-    rows = [torch.frombuffer(bytearray(row), dtype=torch.float32) for row in told]
+def assert_floats(reported: list[bytes], expected: torch.Tensor, atol: float) -> None:
+    rows = [torch.frombuffer(bytearray(row), dtype=torch.float32) for row in reported]
     torch.testing.assert_close(torch.stack(rows), expected, atol=atol, rtol=0)
 
 
@@ -254,7 +254,7 @@ BAD: dict[str, tuple[pb.ScoreRequest, str]] = {
         "prompt_logprobs",
     ),
     "unknown method": (request(sequence(3, 1), method=7), "method"),
-    "bad law": (
+    "bad sampling": (
         request(sequence(3, 1), sampling=sampling_pb2.SamplingParams(top_p=2)), "sampling.top_p"
     ),
     "logprobs elsewhere": (
@@ -286,7 +286,7 @@ class TestRefusals:
         error = await error_of(running, request(sequence(3, 1)))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    async def test_overload_says_when_to_come_again(
+    async def test_overload_says_when_to_retry(
         self, start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         running = await start_verifier(max_num_seqs=1, max_num_waiting=1)

@@ -1,4 +1,4 @@
-"""What is told of rows, against the pure law row by row: exactly, over slices and ties."""
+"""Scores of rows against `target_probs` row by row: exactly, over slices and ties."""
 
 import math
 
@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.verifier.paged_model import some_tokens
-from verifier import logits_processing
-from verifier.logits_processing import target_probs
-from verifier.rejection_sampler import token_logprobs
-from verifier.sampling import Sampling
-from verifier.scored_rows import draft_positions, prompt_logprobs
+from verifier.sampling import Sampling, logits_processing
+from verifier.sampling.logits_processing import target_probs
+from verifier.sampling.logprobs import token_logprobs
+from verifier.sampling.scored_rows import draft_positions, prompt_logprobs
 
 VOCAB_SIZE = 12
-LAW = Sampling(
+SAMPLING = Sampling(
     temperature=0.7, repetition_penalty=1.8, frequency_penalty=0.6, presence_penalty=-0.4,
     min_new_tokens=3, logit_bias=((2, 1.5),),
 )  # fmt: skip
@@ -34,10 +33,12 @@ def random_logits(num_rows: int) -> torch.Tensor:
 def test_a_prompt_row_knows_the_tokens_up_to_its_own_and_no_output(first_row: int) -> None:
     prompt = some_tokens(15, VOCAB_SIZE)
     logits = random_logits(14)
-    told = prompt_logprobs(logits[first_row:], prompt, first_row=first_row, sampling=LAW, num_top=2)
+    reported = prompt_logprobs(
+        logits[first_row:], prompt, first_row=first_row, sampling=SAMPLING, num_top=2
+    )
     of_a_prompt = Sampling(temperature=0.7, repetition_penalty=1.8, logit_bias=((2, 1.5),))
-    assert [each.token_id for each in told] == prompt[first_row + 1 :]
-    for row, each in enumerate(told, start=first_row):
+    assert [each.token_id for each in reported] == prompt[first_row + 1 :]
+    for row, each in enumerate(reported, start=first_row):
         probs = target_probs(logits[row : row + 1], of_a_prompt, prompt[: row + 1], [], [])[0]
         assert math.isclose(math.exp(each.logprob), float(probs[prompt[row + 1]]), rel_tol=1e-5)
         assert each.rank == int((probs > probs[prompt[row + 1]]).sum()) + 1
@@ -50,15 +51,15 @@ def test_a_draft_row_knows_the_drafts_before_it_as_output(first_draft: int) -> N
     logits, stop_token_ids = random_logits(9), frozenset({4, 9})
     positions = draft_positions(
         logits[first_draft:], prompt_token_ids=prompt, draft_token_ids=drafts,
-        first_draft=first_draft, sampling=LAW, stop_token_ids=stop_token_ids, num_top=1,
-        keeps_law=True,
+        first_draft=first_draft, sampling=SAMPLING, stop_token_ids=stop_token_ids, num_top=1,
+        keeps_distributions=True,
     )  # fmt: skip
     assert len(positions) == 9 - first_draft
     for j, position in enumerate(positions, start=first_draft):
         masked = logits[j : j + 1].clone()
         if j < 3:
             masked[:, sorted(stop_token_ids)] = -torch.inf
-        expected = target_probs(masked, LAW, prompt, drafts[:j], [])[0]
+        expected = target_probs(masked, SAMPLING, prompt, drafts[:j], [])[0]
         assert position.probs is not None
         assert position.logprobs is not None
         torch.testing.assert_close(position.probs, expected)
@@ -85,8 +86,8 @@ def test_a_draft_row_knows_the_drafts_before_it_as_output(first_draft: int) -> N
 )
 def test_of_equals_the_lower_ids_are_the_likelier(rows: list[list[float]], num_top: int) -> None:
     logprobs = torch.tensor(rows, dtype=torch.float64)
-    told = token_logprobs(logprobs, torch.zeros(len(rows), dtype=torch.int64), num_top)
-    for each, row in zip(told, rows, strict=True):
+    reported = token_logprobs(logprobs, torch.zeros(len(rows), dtype=torch.int64), num_top)
+    for each, row in zip(reported, rows, strict=True):
         expected = sorted(range(len(row)), key=lambda token_id: (-row[token_id], token_id))
         assert [top.token_id for top in each.top] == expected[:num_top]
         assert [top.logprob for top in each.top] == [row[i] for i in expected[:num_top]]

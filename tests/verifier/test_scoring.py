@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from tests.scripted_model import follow
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import (
     PATIENCE_S,
@@ -22,22 +23,21 @@ from tests.verifier.scoring_engine import (
     score,
     stacked,
 )
-from tests.verifier.scripted_model import follow
 from verifier.build import LoadedModel
-from verifier.engine import StepRecord
+from verifier.engine.messages import Rejected
+from verifier.engine.observation import StepRecord
 from verifier.errors import ModelOutputError, OverloadedError
-from verifier.logits_processing import target_probs
-from verifier.messages import Rejected
 from verifier.sampling import Sampling
-from verifier.scored_rows import max_rows_per_step
-from verifier.scoring import (
+from verifier.sampling.logits_processing import target_probs
+from verifier.sampling.scored_rows import max_rows_per_step
+from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
+from verifier.service.score_call import (
     DraftsToScore,
     ScoreCall,
     ScoreOptions,
     SequenceScores,
     drafts_to_score,
 )
-from verifier.sequence import DraftWait, Scoring, ScoringMethod
 
 SINGLE_PASS, EXPANSION = ScoringMethod.SINGLE_PASS, ScoringMethod.BATCH_EXPANSION
 AS_IT_IS = Sampling()
@@ -88,18 +88,20 @@ class TestBothMethods:
         engine = start_scoring()
         sampling = Sampling(temperature=1.0)
         scores = score(engine, batch, sampling=sampling, hidden_states=True, prompt_logprobs=2)
-        for sequence, told in zip(batch, scores, strict=True):
+        for sequence, reported in zip(batch, scores, strict=True):
             num_prompt = len(sequence.token_ids)
             logits = oracle_logits(bundled_model, sequence.token_ids + sequence.draft_token_ids)
             rows = logits[num_prompt - 1 :]
             expected = torch.log_softmax(rows, dim=-1)
-            torch.testing.assert_close(stacked(told, "logprobs"), expected, atol=1e-4, rtol=0)
-            torch.testing.assert_close(stacked(told, "probs"), expected.exp(), atol=1e-5, rtol=0)
-            assert [p.top_token_id for p in told.positions] == rows.argmax(dim=-1).tolist()
-            head = output_head(bundled_model, stacked(told, "hidden_state"))
+            torch.testing.assert_close(stacked(reported, "logprobs"), expected, atol=1e-4, rtol=0)
+            torch.testing.assert_close(
+                stacked(reported, "probs"), expected.exp(), atol=1e-5, rtol=0
+            )
+            assert [p.top_token_id for p in reported.positions] == rows.argmax(dim=-1).tolist()
+            head = output_head(bundled_model, stacked(reported, "hidden_state"))
             torch.testing.assert_close(head, rows, atol=1e-3, rtol=0)
             check_against_oracle(
-                told.prompt_logprobs, logits[: num_prompt - 1], sequence.token_ids[1:]
+                reported.prompt_logprobs, logits[: num_prompt - 1], sequence.token_ids[1:]
             )
 
     def test_give_the_same_bits_whole_and_in_chunks(
@@ -116,7 +118,7 @@ class TestBothMethods:
             assert_equal(results[0], other)
 
     @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
-    def test_neither_disturb_others_nor_are_disturbed(
+    def test_change_no_other_output_and_are_not_changed_by_it(
         self, start_scoring: StartScoring, method: ScoringMethod, bundled_model: LoadedModel
     ) -> None:
         vocab_size = bundled_model.served.vocab_size
@@ -149,7 +151,7 @@ class TestBothMethods:
         session.detach()
 
     @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
-    def test_score_the_law_after_processing_with_each_rows_own_history(
+    def test_score_the_processed_distribution_with_each_rows_own_history(
         self, start_scoring: StartScoring, method: ScoringMethod, bundled_model: LoadedModel
     ) -> None:
         sequence = to_score(12, 6, 3, bundled_model.served.vocab_size)
@@ -168,7 +170,7 @@ class TestBothMethods:
         torch.testing.assert_close(stacked(scores, "probs"), expected, atol=1e-4, rtol=0)
         torch.testing.assert_close(stacked(scores, "logprobs").exp(), expected, atol=1e-4, rtol=0)
 
-    def test_at_temperature_0_the_law_is_a_point_mass_and_the_logprobs_are_the_models(
+    def test_at_temperature_0_the_distribution_is_a_point_mass_and_logprobs_are_the_models(
         self, start_scoring: StartScoring, bundled_model: LoadedModel
     ) -> None:
         sequence = to_score(12, 2, 3, bundled_model.served.vocab_size)
@@ -196,7 +198,7 @@ class TestDraftsThatCannotBeScored:
         assert over.draft_token_ids == []
         assert "over the limit of 10" in over.unscored_reason
 
-    def test_are_scored_with_none_beside_others(
+    def test_are_scored_without_drafts_beside_others(
         self, start_scoring: StartScoring, bundled_model: LoadedModel
     ) -> None:
         vocab_size = bundled_model.served.vocab_size
@@ -205,7 +207,7 @@ class TestDraftsThatCannotBeScored:
         scores = score(start_scoring(), [bad, good])
         assert bad.unscored_reason
         assert not good.unscored_reason
-        assert [len(told.positions) for told in scores] == [1, 4]
+        assert [len(reported.positions) for reported in scores] == [1, 4]
 
 
 def options(**fields: object) -> ScoreOptions:
@@ -213,7 +215,7 @@ def options(**fields: object) -> ScoreOptions:
     return ScoreOptions(scoring=Scoring(**values), sampling=AS_IT_IS)  # type: ignore[arg-type]
 
 
-def start_over_after(steps: set[int], running: RunningEngine, patch: pytest.MonkeyPatch) -> None:
+def preempt_after(steps: set[int], running: RunningEngine, patch: pytest.MonkeyPatch) -> None:
     """After these steps does to all sequences what preemption does: their K/V is gone, and nothing
     else.
     """
@@ -228,16 +230,16 @@ def start_over_after(steps: set[int], running: RunningEngine, patch: pytest.Monk
     patch.setattr(running.observer, "stepped", stepped)
 
 
-class TestBeingComputedAgain:
+class TestRecomputation:
     @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
-    def test_a_scored_sequence_tells_each_row_once(
+    def test_a_scored_sequence_reports_each_row_once(
         self, start_engine: StartEngine, method: ScoringMethod, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         draw = random.Random(2)
         text = [draw.randrange(3) for _ in range(60)]
         running = start_engine(rule=follow([*text, 1]), max_num_batched_tokens=8)
         # Within the prompt, within the drafts, and once more before the latter are reached again.
-        start_over_after({3, 10, 13}, running, monkeypatch)
+        preempt_after({3, 10, 13}, running, monkeypatch)
         sequence = DraftsToScore(token_ids=text[:40], draft_token_ids=text[40:])
         with running.held():
             # Takes a token of some steps: computed again, chunks end elsewhere.
@@ -260,12 +262,12 @@ class TestBeingComputedAgain:
         assert [p.top_token_id for p in scores.positions] == [*text[40:], 1]
         assert [p.draft and p.draft.rank for p in scores.positions] == [1] * 20 + [None]
 
-    def test_prompt_logprobs_are_told_once(
+    def test_prompt_logprobs_are_reported_once(
         self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         text = [i % 3 for i in range(80)]
         running = start_engine(rule=follow(text), max_num_batched_tokens=8)
-        start_over_after({2, 6, 15}, running, monkeypatch)
+        preempt_after({2, 6, 15}, running, monkeypatch)
         session = running.attach()
         sequence_id = session.open(
             text[:50], max_new_tokens=10, sampling=Sampling(prompt_logprobs=0)
@@ -275,7 +277,7 @@ class TestBeingComputedAgain:
         assert session.output(sequence_id) == text[50:60]
 
 
-def test_sequences_as_long_as_the_whole_cache_are_scored_also_when_cached_and_block_nobody(
+def test_sequences_as_long_as_the_whole_pool_are_scored_also_when_cached(
     start_engine: StartEngine,
 ) -> None:
     running = start_engine(num_blocks=16, max_model_len=64, max_num_batched_tokens=16)
@@ -316,7 +318,7 @@ class TestFailing:
         session.wait_end(streams[1])
         assert session.output(streams[1]) == [1, 1]
 
-    def test_too_much_waiting_is_overload(self, start_engine: StartEngine) -> None:
+    def test_too_many_waiting_sequences_are_an_overload(self, start_engine: StartEngine) -> None:
         running = start_engine(max_num_waiting=2, max_num_seqs=1)
         sequences = [DraftsToScore(token_ids=[1, 2], draft_token_ids=[1])] * 5
         with running.held():
@@ -326,7 +328,7 @@ class TestFailing:
         call.close()
         assert raised.value.retry_after_ms
 
-    def test_closing_a_call_frees_what_is_left_of_it(self, start_engine: StartEngine) -> None:
+    def test_closing_a_call_frees_its_sequences(self, start_engine: StartEngine) -> None:
         running = start_engine(max_num_batched_tokens=8)
         with running.held():
             call = ScoreCall(
@@ -337,14 +339,14 @@ class TestFailing:
         assert not call.result.done()
 
 
-def test_a_step_scores_so_many_rows_that_its_logits_and_events_stay_small() -> None:
+def test_the_rows_that_a_step_scores_bound_its_logits_and_events() -> None:
     assert max_rows_per_step(vocab_size=151_936, max_logprobs=20) * 151_936 * 4 <= 128 << 20
     assert max_rows_per_step(vocab_size=2_000, max_logprobs=20) * 21 * 24 <= 128 << 10
     assert max_rows_per_step(vocab_size=10_000_000, max_logprobs=10_000) > 0
 
 
 @pytest.mark.parametrize("method", [SINGLE_PASS, EXPANSION])
-def test_streams_get_their_token_in_every_step_beside_long_prompts_that_are_scored(
+def test_streams_get_a_token_in_every_step_beside_long_scored_prompts(
     start_engine: StartEngine, method: ScoringMethod
 ) -> None:
     running = start_engine(max_num_batched_tokens=8)
@@ -371,7 +373,7 @@ def test_streams_get_their_token_in_every_step_beside_long_prompts_that_are_scor
     assert len(with_stream) == len(scoring), "a step went by without the stream"
 
 
-def test_a_step_scores_no_more_rows_than_it_may(start_engine: StartEngine) -> None:
+def test_a_step_scores_no_more_rows_than_the_limit(start_engine: StartEngine) -> None:
     running = start_engine(max_num_batched_tokens=64, max_scored_rows=10)
     session = running.attach()
     prompts = [[i % 3 for i in range(n)] for n in (35, 50)]

@@ -1,6 +1,4 @@
-"""What a session does with floods, and with faults of our own: it never ends as if all were well,
-and nobody else notices.
-"""
+"""A session under floods and faults of our own: it never ends with OK, and no other is affected."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,14 +9,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from tandem.v1 import verifier_pb2 as pb
+from tests.scripted_model import VOCAB_SIZE, continue_by, hashed
 from tests.verifier.running_engine import PATIENCE_S, RunningEngine, StartEngine
 from tests.verifier.running_verifier import StartVerifier
-from tests.verifier.scripted_model import VOCAB_SIZE, continue_by, hashed
-from verifier import wire
-from verifier.command_flow import COMMAND_COST, WINDOW_COST
-from verifier.faults import Fault
-from verifier.session import Session
-from verifier.wire import ServedModel
+from verifier.engine.observation import Fault
+from verifier.service import wire
+from verifier.service.command_flow import COMMAND_COST, WINDOW_COST
+from verifier.service.session import Session
+from verifier.service.wire import ServedModel
 
 HELLO = pb.SessionRequest(commands=[pb.Command(hello=pb.Hello(protocol_version=1))])
 PROMPT = [1, 2, 0]
@@ -40,7 +38,7 @@ def make_open(sequence_id: str = "a", **fields: Any) -> pb.Command:
 
 
 class TestFlood:
-    async def test_reading_stops_where_the_engine_does_not_follow_and_others_are_served(
+    async def test_reading_stops_while_too_much_is_unhandled_and_others_are_served(
         self, start_engine: StartEngine
     ) -> None:
         running = start_engine()
@@ -106,7 +104,7 @@ class TestOwnFaults:
         assert [entry["event"] for entry in errors] == ["rpc_failed"]
         running.log.clear()  # type: ignore[attr-defined]
 
-    async def test_a_command_that_we_stumble_over_is_rejected_alone(
+    async def test_a_command_whose_handling_raises_is_rejected_alone(
         self, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         whole = wire.open_sequence, wire.hint
@@ -160,7 +158,7 @@ class TestOwnFaults:
 
 
 async def events_of(running: RunningEngine, *commands: pb.Command) -> list[pb.Event]:
-    """What a session is told until its sequence "good" has ended."""
+    """A session's events until its sequence "good" has ended."""
     session = Session(running.engine, served_by(running), max_event_bytes=1 << 20)
 
     async def requests() -> AsyncIterator[pb.SessionRequest]:

@@ -1,4 +1,4 @@
-"""Models cut into parts compute what the whole ones do."""
+"""Models cut into parts compute the same as whole ones."""
 
 import threading
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def num_values(model: PreTrainedModel) -> int:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_parts_compute_what_the_whole_does(name: str) -> None:
+def test_parts_compute_the_same_as_the_whole(name: str) -> None:
     whole = make_model(name)
     token_ids = torch.tensor([some_tokens(40, whole.config.vocab_size)])
     expected = whole(input_ids=token_ids, use_cache=False).logits
@@ -112,7 +112,7 @@ def test_a_rank_holds_the_kv_of_its_heads_only() -> None:
         (4, "4: does not divide the model's num_key_value_heads, 2"),
     ],
 )
-def test_heads_that_cannot_be_shared_evenly_are_refused(size: int, message: str) -> None:
+def test_heads_that_cannot_be_divided_evenly_are_refused(size: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         shard(make_model("llama"), thread_collectives(size)[0])
     assert str(refused.value).startswith("--tensor-parallel-size")

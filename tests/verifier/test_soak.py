@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.soak import Soak
 from tests.verifier.running_engine import RecordingObserver, start_engine_with
-from verifier.engine import StepRecord
+from verifier.engine.observation import StepRecord
 
 
 class ForgetfulObserver(RecordingObserver):

@@ -1,11 +1,11 @@
-"""What speculation gains: the estimate against step costs that are known."""
+"""The gain of speculation: the estimate against known step costs."""
 
 import random
 from collections.abc import Callable
 
 import pytest
 
-from verifier.speculation_gain import DecodeCosts, StepCost
+from verifier.drafts.speculation_gain import DecodeCosts, StepCost
 
 
 def gain(
@@ -42,7 +42,7 @@ def gain(
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_steps_that_cost_the_same_gain_what_they_emit(noise: float) -> None:
+def test_steps_of_constant_cost_gain_the_tokens_they_emit(noise: float) -> None:
     found = gain(lambda n, m: 0.005, num_sequences=(4,), acceptance=0.5, noise=noise)
     assert found == pytest.approx(1 + 3.5 * 0.5, rel=0.1)
 
@@ -62,7 +62,7 @@ def test_without_any_plain_step_the_cost_follows_from_the_others() -> None:
     assert found == pytest.approx(6 * 5 / 10, rel=0.05)
 
 
-def test_a_step_that_costs_by_its_sequences_gains_what_it_emits_whatever_came_before() -> None:
+def test_a_cost_per_sequence_gains_the_tokens_emitted_whatever_came_before() -> None:
     # A line through steps of 1 sequence and of 8 would take the sequences' cost for the drafts'.
     found = gain(lambda n, m: 0.005 * n, num_sequences=(1, 8, 1, 8), acceptance=0.5)
     assert found == pytest.approx(1 + 3.5 * 0.5, rel=0.1)
@@ -78,7 +78,7 @@ def test_a_machine_that_is_slower_for_a_while_changes_nothing() -> None:
     assert found == pytest.approx(1 + 3.5 * 0.5, rel=0.15)
 
 
-def test_waits_for_hints_count_as_time_taken() -> None:
+def test_waits_for_hints_count_as_time() -> None:
     costs = DecodeCosts()
     for num_tokens in (1, 8):
         time = costs.weigh(
@@ -93,7 +93,7 @@ def test_waits_for_hints_count_as_time_taken() -> None:
     assert time.plain_s == pytest.approx(0.040)
 
 
-def test_nothing_is_claimed_before_steps_of_different_sizes_were_seen() -> None:
+def test_no_gain_is_reported_before_steps_of_different_sizes() -> None:
     cost = StepCost()
     assert cost.ratio(1, 8) is None
     for _ in range(100):
@@ -106,7 +106,9 @@ def test_nothing_is_claimed_before_steps_of_different_sizes_were_seen() -> None:
     [(0.005, 0.001, 1.0), (0.0001, 0.0159, 1 / 15)],
     ids=["larger-was-faster", "larger-was-out-of-proportion"],
 )
-def test_odd_timings_make_no_odd_ratio(small_s: float, large_s: float, expected: float) -> None:
+def test_noise_in_durations_cannot_make_the_ratio_absurd(
+    small_s: float, large_s: float, expected: float
+) -> None:
     cost = StepCost()
     for _ in range(1000):
         cost.observe(1, small_s)

@@ -1,20 +1,20 @@
-"""K, and how much of a hint is asked for."""
+"""K, and how long a hint is requested."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.logits_processing import History, law_probs
-from verifier.sampling import Sampling
-from verifier.speculation_policy import (
+from verifier.drafts.speculation_policy import (
     PROBE_PERIOD_TOKENS,
     USELESS_HINTS_BEFORE_PROBING,
     num_drafts_possible,
     num_drafts_to_verify,
     num_drafts_trusted,
-    num_drafts_wanted,
+    num_wanted_draft_tokens,
 )
+from verifier.sampling import Sampling
+from verifier.sampling.logits_processing import History, sampling_probs
 
 
 @pytest.mark.parametrize(
@@ -54,40 +54,46 @@ def test_sequences_share_the_budget(budget: int, limits: list[int], expected: li
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_match", "reach", "expected"),
+    ("tokens_per_match", "match_length", "expected"),
     [(0, 9, None), (2, 9, 18), (3, 1, 3), pytest.param(2, 0, 2, id="nobody said how far")],
 )
-def test_trust_follows_the_match(tokens_per_match: int, reach: int, expected: int | None) -> None:
-    assert num_drafts_trusted(tokens_per_match=tokens_per_match, reach=reach) == expected
+def test_the_number_of_drafts_follows_the_match(
+    tokens_per_match: int, match_length: int, expected: int | None
+) -> None:
+    assert (
+        num_drafts_trusted(tokens_per_match=tokens_per_match, match_length=match_length) == expected
+    )
 
 
 @pytest.mark.parametrize(
     ("limit", "remaining", "expected"),
     [(7, 100, 28), (7, 28, 27), (7, 1, 0), (7, 0, 0), (2, 100, 8), (0, 100, 0)],
 )
-def test_a_few_steps_worth_is_wanted_as_far_as_there_is_room(
+def test_a_hint_for_several_steps_is_requested_within_the_room_left(
     limit: int, remaining: int, expected: int
 ) -> None:
-    wanted = num_drafts_wanted(
+    wanted = num_wanted_draft_tokens(
         num_speculative_tokens=limit, remaining=remaining, length=11, num_useless_hints=0
     )
     assert wanted == expected
 
 
 @pytest.mark.parametrize("num_useless_hints", [0, USELESS_HINTS_BEFORE_PROBING - 1])
-def test_hints_are_asked_for_at_every_length_while_they_may_be_right(
+def test_hints_are_requested_at_every_length_while_they_may_be_right(
     num_useless_hints: int,
 ) -> None:
-    assert all(wanted_at(length, num_useless_hints) == 28 for length in range(100))
+    assert all(requested_at(length, num_useless_hints) == 28 for length in range(100))
 
 
-def test_after_many_useless_hints_one_is_asked_for_every_so_often() -> None:
-    asked = [length for length in range(100) if wanted_at(length, USELESS_HINTS_BEFORE_PROBING) > 0]
+def test_after_many_useless_hints_one_is_requested_periodically() -> None:
+    asked = [
+        length for length in range(100) if requested_at(length, USELESS_HINTS_BEFORE_PROBING) > 0
+    ]
     assert asked == list(range(0, 100, PROBE_PERIOD_TOKENS))
 
 
-def wanted_at(length: int, num_useless_hints: int) -> int:
-    return num_drafts_wanted(
+def requested_at(length: int, num_useless_hints: int) -> int:
+    return num_wanted_draft_tokens(
         num_speculative_tokens=7,
         remaining=1000,
         length=length,
@@ -110,7 +116,7 @@ STOPS = frozenset({7, 8})
         pytest.param([], 0, 9, 0, id="nothing was there"),
     ],
 )
-def test_what_cannot_be_accepted_is_cut(
+def test_drafts_that_cannot_be_accepted_are_cut(
     drafts: list[int], num_output: int, min_new_tokens: int, expected: int
 ) -> None:
     num_drafts = num_drafts_possible(
@@ -125,7 +131,7 @@ def test_what_cannot_be_accepted_is_cut(
     num_output=st.integers(0, 4),
     min_new_tokens=st.integers(0, 8),
 )
-def test_a_draft_is_kept_as_long_as_the_law_can_choose_it_and_the_text_goes_on(
+def test_drafts_are_kept_while_they_can_be_sampled_and_the_text_goes_on(
     drafts: list[int], stops: frozenset[int], num_output: int, min_new_tokens: int
 ) -> None:
     history = History(
@@ -135,7 +141,7 @@ def test_a_draft_is_kept_as_long_as_the_law_can_choose_it_and_the_text_goes_on(
         stop_token_ids=stops,
     )
     sampling = Sampling(temperature=1.0, min_new_tokens=min_new_tokens)
-    probs = law_probs(torch.zeros(len(drafts) + 1, 5), sampling, history)
+    probs = sampling_probs(torch.zeros(len(drafts) + 1, 5), sampling, history)
     expected = 0
     for j, token_id in enumerate(drafts):
         if probs[j, token_id] == 0:

@@ -1,4 +1,4 @@
-"""What is told of each step of a traced sequence, held against the text and the hints."""
+"""Traces of a sequence's steps, against its text and its hints."""
 
 import random
 from collections.abc import Sequence
@@ -6,14 +6,15 @@ from collections.abc import Sequence
 import pytest
 
 from tandem.v1 import sampling_pb2
+from tests.scripted_model import follow, hashed
 from tests.verifier.running_engine import EngineSession, StartEngine
-from tests.verifier.scripted_model import follow, hashed
-from verifier import wire
-from verifier.draft_buffer import Source
-from verifier.messages import Decided, StepTraced
+from verifier.drafts.draft_buffer import Source
+from verifier.drafts.proposal_log import ProposalLog, ProposalTrace
+from verifier.engine.messages import Decided, StepTraced
+from verifier.engine.step_trace import StepTrace
 from verifier.sampling import Sampling
-from verifier.sequence import DraftWait
-from verifier.step_trace import MAX_TRACED_TOKENS, ProposalLog, ProposalTrace, StepTrace
+from verifier.scheduling.sequence import MAX_TRACED_TOKENS, DraftWait
+from verifier.service import wire
 
 ALWAYS = DraftWait.ALWAYS
 TEXT = [
@@ -51,11 +52,11 @@ TEXT = [
 BLOCK_SIZE = 4
 
 
-def proposal(base_length: int, token_ids: Sequence[int], reach: int = 2) -> ProposalTrace:
+def proposal(base_length: int, token_ids: Sequence[int], match_length: int = 2) -> ProposalTrace:
     return ProposalTrace(
         base_length=base_length,
         token_ids=list(token_ids),
-        matched_ngram_length=reach,
+        matched_ngram_length=match_length,
         source=Source.UNSPECIFIED,
     )
 
@@ -97,7 +98,7 @@ def check_flow(session: EngineSession, sequence_id: str, prompt: list[int]) -> l
     return steps
 
 
-def test_every_step_of_the_sequence_is_told_of_and_of_no_other(start_engine: StartEngine) -> None:
+def test_every_step_of_the_sequence_and_of_no_other_is_traced(start_engine: StartEngine) -> None:
     session = start_engine(rule=follow(TEXT), max_num_batched_tokens=8).attach()
     traced = session.open(TEXT[:19], max_new_tokens=12, trace=True)
     other = session.open(TEXT[:19], max_new_tokens=12)
@@ -109,7 +110,7 @@ def test_every_step_of_the_sequence_is_told_of_and_of_no_other(start_engine: Sta
     assert session.traced(other) == []
 
 
-def test_a_trace_tells_the_drafts_and_the_proposals_that_came_before(
+def test_a_trace_holds_the_drafts_and_the_proposals_before_them(
     start_engine: StartEngine,
 ) -> None:
     session = start_engine(rule=follow(TEXT)).attach()
@@ -134,7 +135,7 @@ def test_a_trace_tells_the_drafts_and_the_proposals_that_came_before(
     session.close(sequence_id)
 
 
-def test_a_stop_token_cuts_what_is_traced_as_it_cuts_the_output(start_engine: StartEngine) -> None:
+def test_a_stop_token_cuts_the_trace_as_it_cuts_the_output(start_engine: StartEngine) -> None:
     session = start_engine(rule=follow(TEXT)).attach()
     sequence_id = session.open(
         TEXT[:4], draft_wait=ALWAYS, trace=True, stop_token_ids=frozenset({6})
@@ -160,7 +161,7 @@ def test_scored_rows_of_a_prompt_are_rows_that_gave_logits(start_engine: StartEn
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_traces_follow_the_text_through_preemption_and_whatever_hints_come(
+def test_traces_follow_the_text_through_preemption_and_any_hints(
     start_engine: StartEngine, seed: int
 ) -> None:
     draw = random.Random(seed)
@@ -182,7 +183,7 @@ def test_traces_follow_the_text_through_preemption_and_whatever_hints_come(
         assert check_flow(session, sequence_id, prompt)
 
 
-def test_a_decision_says_how_far_its_drafts_match_and_where_they_are_from(
+def test_a_decision_names_its_drafts_match_length_and_source(
     start_engine: StartEngine,
 ) -> None:
     session = start_engine(rule=follow(TEXT)).attach()
@@ -204,18 +205,18 @@ def test_a_decision_says_how_far_its_drafts_match_and_where_they_are_from(
     session.close(sequence_id)
 
 
-def test_of_many_proposals_the_latest_are_kept() -> None:
+def test_the_latest_of_many_proposals_are_kept() -> None:
     log = ProposalLog()
     for base_length in range(1000):
-        log.add(proposal(base_length, [7] * 100))
-    taken = log.take()
+        log.append(proposal(base_length, [7] * 100))
+    taken = log.drain()
     assert taken[-1].base_length == 999
     assert [each.base_length for each in taken] == list(range(1000 - len(taken), 1000))
     assert 10 < len(taken) <= 64
     assert sum(len(each.token_ids) for each in taken) <= 4096
-    assert log.take() == []
-    log.add(proposal(1, [7] * 8192))
-    assert log.take() == []
+    assert log.drain() == []
+    log.append(proposal(1, [7] * 8192))
+    assert log.drain() == []
 
 
 def test_a_traced_prompt_comes_in_chunks_that_fit_a_message(start_engine: StartEngine) -> None:
@@ -234,7 +235,7 @@ def test_the_largest_trace_fits_a_message() -> None:
     largest = [(1 << 32) - 1] * MAX_TRACED_TOKENS
     log = ProposalLog()
     for _ in range(64):
-        log.add(proposal((1 << 32) - 1, largest[:64], reach=(1 << 32) - 1))
+        log.append(proposal((1 << 32) - 1, largest[:64], match_length=(1 << 32) - 1))
     step = StepTrace(
         step_id=1 << 63,
         num_computed_tokens=1 << 31,
@@ -247,16 +248,16 @@ def test_the_largest_trace_fits_a_message() -> None:
         num_accepted_tokens=512,
         output_token_ids=largest[:513],
         context_length_after=1 << 31,
-        proposals=log.take(),
+        proposals=log.drain(),
     )
     assert len(step.proposals) == 64
     message = wire.response([StepTraced(sequence_id="s" * 64, step=step)], None)
     assert message.ByteSize() < wire.MAX_RESPONSE_BYTES
-    told = message.events[0].step_traced.step
+    reported = message.events[0].step_traced.step
     for name in StepTrace.__dataclass_fields__:
         if name != "proposals":
-            assert getattr(told, name) == getattr(step, name), name
-    assert told.proposals[0] == sampling_pb2.ProposalTrace(
+            assert getattr(reported, name) == getattr(step, name), name
+    assert reported.proposals[0] == sampling_pb2.ProposalTrace(
         base_length=(1 << 32) - 1,
         token_ids=largest[:64],
         matched_ngram_length=(1 << 32) - 1,

@@ -1,7 +1,7 @@
 """Under `strict`, a token's logits have the same bits whatever else is computed with them.
 
-The reference is one pass over the whole text, all in neighbouring blocks. It is compared with
-decoding token by token, chunks, drafts, company and scattered blocks, at contexts on both sides
+The reference is one pass over the whole text in contiguous blocks. It is compared with decoding
+token by token, chunks, drafts, other sequences and scattered blocks, at contexts on both sides
 of 192, 512, 704, 1,024 and 1,216 tokens, where the shapes of attention change.
 """
 
@@ -22,8 +22,8 @@ from tests.verifier.paged_model import (
     make_small_model,
     some_tokens,
 )
-from verifier.checkpoint import reference_logits
-from verifier.numerics import FAST, STRICT, Numerics
+from verifier.batch.numerics import FAST, STRICT, Numerics
+from verifier.model.checkpoint import reference_logits
 
 NUM_TOKENS = 1230
 BORDERS = (192, 512, 704, 1024, 1216)
@@ -115,7 +115,7 @@ def test_with_one_to_thirty_one_right_drafts(subject: Subject) -> None:
         assert_same_rows(subject.paged.run(chunk)[0], subject, position)
 
 
-def test_with_wrong_drafts_that_are_forgotten_again(subject: Subject) -> None:
+def test_with_wrong_drafts_that_are_dropped(subject: Subject) -> None:
     vocab_size = subject.paged.vocab_size
     for border in BORDERS:
         for i, position in enumerate(range(border - 9, border + 3)):
@@ -141,7 +141,7 @@ def test_with_wrong_drafts_that_are_forgotten_again(subject: Subject) -> None:
     assert torch.equal(written, subject.keys_and_values), "a draft left something behind"
 
 
-def test_in_company_of_other_sequences(subject: Subject) -> None:
+def test_beside_other_sequences(subject: Subject) -> None:
     """Decodes, drafts and prefill chunks of three others, in any order, blocks shuffled."""
     draw = random.Random(4)
     paged, num_blocks = subject.paged, len(subject.block_table)

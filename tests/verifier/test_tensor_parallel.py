@@ -1,4 +1,4 @@
-"""Several ranks against one: the same tokens, one replica's life, and one replica's death."""
+"""Several ranks against one: the same tokens; start, drain and failure of a replica."""
 
 import asyncio
 import contextlib
@@ -156,7 +156,7 @@ async def test_two_ranks_are_one_replica_until_sigterm(
 
 
 @pytest.mark.parametrize(("lost", "is_idle"), [(0, False), (1, False), (1, True)])
-async def test_a_killed_rank_takes_the_replica_down(
+async def test_a_killed_rank_ends_the_replica(
     two_ranks: list[Rank], lost: int, is_idle: bool
 ) -> None:
     address = await asyncio.to_thread(two_ranks[0].address)
@@ -185,7 +185,7 @@ async def test_a_killed_rank_takes_the_replica_down(
     assert f"rank {lost} is gone" in log
 
 
-async def test_more_than_two_ranks_add_in_order_and_all_hear_who_is_gone() -> None:
+async def test_more_than_two_ranks_add_in_order_and_all_learn_which_rank_is_lost() -> None:
     with start_ranks(4, *FLAGS, "--tensor-parallel-size", "4") as ranks:
         async with client(await asyncio.to_thread(ranks[0].address)) as stub:
             session = ClientSession(stub.Session())
@@ -205,7 +205,7 @@ def wait_all(ranks: list[Rank]) -> tuple[list[int], list[str]]:
     return [rank.wait() for rank in ranks], [rank.log().splitlines()[-1] for rank in ranks]
 
 
-async def test_a_rank_that_cannot_load_brings_all_down(tmp_path: Path) -> None:
+async def test_a_rank_that_cannot_load_ends_all(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     (tmp_path / "model.safetensors").touch()
     wrong = {1: ["--model", str(tmp_path)]}
@@ -248,7 +248,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_flags_that_do_not_fit_are_refused(name: str) -> None:
+async def test_conflicting_flags_are_refused(name: str) -> None:
     size, flags, message = REFUSED[name]
     with start_ranks(size, *FLAGS, *flags) as ranks:
         codes, lines = await asyncio.to_thread(wait_all, ranks)

@@ -13,14 +13,15 @@ import torch
 
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import PATIENCE_S, EngineSession, RecordingObserver
-from verifier.batch_layout import BatchLayout
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import TargetModel
 from verifier.build import LoadedModel, build_engine
 from verifier.config import VerifierConfig
-from verifier.engine import Engine, StepRecord
-from verifier.messages import Decided, Opened
+from verifier.engine.engine import Engine
+from verifier.engine.messages import Decided, Opened
+from verifier.engine.observation import StepRecord
 from verifier.sampling import Sampling
-from verifier.sequence import DraftWait
-from verifier.target_model import TargetModel
+from verifier.scheduling.sequence import DraftWait
 
 NUM_NEW_TOKENS = 30
 LENGTHS = (180, 500, 1010)  # their outputs cross 192, 512 and 1,024
@@ -119,14 +120,14 @@ def oracle(bundled_model: LoadedModel, bundled_config: VerifierConfig) -> Oracle
     text = some_tokens(max(LENGTHS), bundled_model.served.vocab_size, seed=7)
     oracle = Oracle({length: text[:length] for length in LENGTHS}, {}, {})
     running = start(bundled_model, bundled_config, num_blocks=512, prefix_cache=False)
-    for law, sampling in SAMPLINGS.items():
+    for sampling_name, sampling in SAMPLINGS.items():
         for length, prompt in oracle.prompts.items():
             sequence_id = running.session.open(
                 prompt, sampling=sampling, max_new_tokens=NUM_NEW_TOKENS
             )
             running.session.wait_end(sequence_id)
-            oracle.outputs[law, length] = running.session.output(sequence_id)
-            oracle.logits[law, length] = running.logits(sequence_id, length)
+            oracle.outputs[sampling_name, length] = running.session.output(sequence_id)
+            oracle.logits[sampling_name, length] = running.logits(sequence_id, length)
     assert running.engine.load.num_prefix_cache_queries == 0
     running.stop()
     return oracle
@@ -165,14 +166,14 @@ def drive(running: Watched, oracle: Oracle, opened: dict[str, tuple[str, int]]) 
 
 
 @pytest.mark.parametrize(
-    ("law", "verification"),
+    ("sampling_name", "verification"),
     [("greedy", "single_pass"), ("seeded", "single_pass"), ("seeded", "batch_expansion")],
 )
 def test_with_cached_prefixes(
     bundled_model: LoadedModel,
     bundled_config: VerifierConfig,
     oracle: Oracle,
-    law: str,
+    sampling_name: str,
     verification: str,
 ) -> None:
     running = start(bundled_model, bundled_config, num_blocks=512, verification=verification)
@@ -185,11 +186,11 @@ def test_with_cached_prefixes(
         for length, prompt in oracle.prompts.items():
             sequence_id = session.open(
                 prompt,
-                sampling=SAMPLINGS[law],
+                sampling=SAMPLINGS[sampling_name],
                 max_new_tokens=NUM_NEW_TOKENS,
                 draft_wait=DraftWait.ALWAYS,
             )
-            opened[sequence_id] = (law, length)
+            opened[sequence_id] = (sampling_name, length)
     drive(running, oracle, opened)
     assert_undisturbed(running, oracle, opened)
     num_cached = [e.num_cached_tokens for e in session.events if isinstance(e, Opened)]
@@ -199,13 +200,13 @@ def test_with_cached_prefixes(
     running.stop()
 
 
-@pytest.mark.parametrize("law", SAMPLINGS)
+@pytest.mark.parametrize("sampling_name", SAMPLINGS)
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_with_preemptions(
     bundled_model: LoadedModel,
     bundled_config: VerifierConfig,
     oracle: Oracle,
-    law: str,
+    sampling_name: str,
     prefix_cache: bool,
 ) -> None:
     # One by one they need 14, 34 and 65 blocks.
@@ -214,13 +215,13 @@ def test_with_preemptions(
     for i, length in enumerate((180, 500, 180, 1010)):
         sequence_id = running.session.open(
             oracle.prompts[length],
-            sampling=SAMPLINGS[law],
+            sampling=SAMPLINGS[sampling_name],
             max_new_tokens=NUM_NEW_TOKENS,
             draft_wait=DraftWait.ADAPTIVE if i % 2 else DraftWait.ALWAYS,
             priority=i % 2,
             cache_salt=str(i),
         )
-        opened[sequence_id] = (law, length)
+        opened[sequence_id] = (sampling_name, length)
     drive(running, oracle, opened)
     assert running.engine.load.num_preemptions > 0
     assert_undisturbed(running, oracle, opened)

@@ -1,4 +1,4 @@
-"""A process that has lost another rank ends, whatever it is stuck in."""
+"""A process that has lost another rank ends, even if it is stuck."""
 
 import threading
 
@@ -10,7 +10,7 @@ from verifier.tensor_parallel.watch import Watch
 
 
 def _lose_a_rank_and_be_stuck() -> None:
-    Watch(last_words_s=0.0).rank_lost("rank 1 is gone")
+    Watch(exit_timeout_s=0.0).rank_lost("rank 1 is gone")
     threading.Event().wait()
 
 
@@ -23,7 +23,7 @@ def test_a_stuck_process_ends() -> None:
 
 
 def test_a_failed_step_is_explained_by_the_first_rank_that_was_lost() -> None:
-    watch = Watch(last_words_s=threading.TIMEOUT_MAX)
+    watch = Watch(exit_timeout_s=threading.TIMEOUT_MAX)
     watch.rank_lost("rank 2 is gone")
     watch.rank_lost("rank 1 is gone")
     explained = watch.explain(RuntimeError("connection closed by peer"))

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from servicekit.health import LIVENESS_NAME
+from tests.scripted_model import follow
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
 from tests.verifier.running_verifier import PATIENCE_S, StartVerifier
-from tests.verifier.scripted_model import follow
-from verifier.sequence import DraftWait
-from verifier.watchdog import Watchdog
+from verifier.scheduling.sequence import DraftWait
+from verifier.service.watchdog import Watchdog
 
 # Long enough for a healthy engine on a busy machine to answer well within it most times; where it
 # does not, what is awaited below comes a little later.
@@ -30,7 +30,7 @@ class Verdicts:
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def note(self, is_alive: bool) -> None:
+    def record(self, is_alive: bool) -> None:
         self.is_alive = is_alive
         task = asyncio.ensure_future(self._notify())
         self._tasks.add(task)
@@ -55,7 +55,7 @@ async def watched(
         running.engine,
         stall_timeout_s=STALL_TIMEOUT_S,
         draft_idle_timeout_s=draft_idle_timeout_s,
-        on_change=verdicts.note,
+        on_change=verdicts.record,
     )
     watching = asyncio.create_task(watchdog.run(stopped))
     try:
@@ -65,7 +65,7 @@ async def watched(
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def test_a_step_that_does_not_end_is_told_and_so_is_its_end(
+async def test_a_step_that_does_not_end_is_reported_and_so_is_its_end(
     start_engine: StartEngine,
 ) -> None:
     may_step = threading.Event()
@@ -84,7 +84,7 @@ async def test_a_step_that_does_not_end_is_told_and_so_is_its_end(
     await asyncio.to_thread(session.wait_end, sequence_id)
 
 
-async def test_sequences_without_steps_are_a_stall_though_commands_are_taken(
+async def test_sequences_without_steps_are_a_stall_though_commands_are_handled(
     start_engine: StartEngine,
 ) -> None:
     # To a watchdog that allows no time for a client's drafts, waiting for them is a stall.
@@ -98,7 +98,7 @@ async def test_sequences_without_steps_are_a_stall_though_commands_are_taken(
     await asyncio.to_thread(session.wait_end, sequence_id)
 
 
-async def test_the_end_of_the_engines_thread_is_told() -> None:
+async def test_the_end_of_the_engine_thread_is_reported() -> None:
     running = start_engine_with()
     async with watched(running) as (verdicts, watching):
         running.engine.stop()
@@ -107,7 +107,7 @@ async def test_the_end_of_the_engines_thread_is_told() -> None:
             await watching
 
 
-async def test_probes_hear_of_a_stall_on_the_liveness_name_alone(
+async def test_probes_see_a_stall_under_the_liveness_name_only(
     start_verifier: StartVerifier,
 ) -> None:
     running = await start_verifier(stall_timeout_s=STALL_TIMEOUT_S)

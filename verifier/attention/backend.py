@@ -1,16 +1,17 @@
 """The interface between the model's layers and a paged attention backend.
 
-Once per step, the engine's layout becomes a `StepAttention`: everything that all layers share
-(masks, slots, ranges). Once per layer, the model's attention function hands it the new queries,
-keys and values.
+Once per step, a backend prepares a `StepAttention` from the layout: everything that all layers
+share (masks, slots, ranges). Once per layer, the model's attention function passes it the new
+queries, keys and values.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy.typing as npt
 import torch
 
-from verifier.batch_layout import BatchLayout
-from verifier.kv_cache import KVCache, KVLayout
+from verifier.attention.kv_cache import KVCache, KVLayout
+from verifier.batch.batch_layout import BatchLayout
 
 
 class StepAttention(Protocol):
@@ -31,7 +32,7 @@ class StepAttention(Protocol):
         Args:
             queries: [num_heads, T_padded, head_dim].
             keys, values: [num_kv_heads, T_padded, head_dim].
-            sliding_window: a token sees this many, itself included; None: all before it.
+            sliding_window: how many tokens a token sees, itself included; None: all before it.
 
         Returns:
             [T_padded, num_heads, head_dim]; rows of padding tokens are zero.
@@ -46,3 +47,15 @@ class AttentionBackend(Protocol):
     kv_layout: KVLayout  # of the cache that `prepare` gets
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> StepAttention: ...
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Copies a step's index array to the model's device; on CPU the tensor shares its memory.
+
+    To a GPU the copy goes through pinned memory and is only queued: a copy from ordinary memory
+    would first wait for the kernels queued before it.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

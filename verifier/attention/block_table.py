@@ -1,8 +1,8 @@
 """Paged attention by a kernel that reads K/V through a block table: flash-attn's, or torch's own.
 
-One call per layer for all sequences of the step, whatever their numbers of queries. Both kernels
-are FlashAttention 2 behind slightly different arguments; `flash_attn_kernel` and
-`torch_varlen_kernel` translate. What they have in common:
+One call per layer for all sequences of the step, with any numbers of queries. Both kernels are
+FlashAttention 2 with slightly different arguments; `flash_attn_kernel` and `torch_varlen_kernel`
+translate. In common they have:
 
 - K/V as blocks [num_blocks, block_size, num_kv_heads, head_dim], block_size a multiple of 256;
 - float16 and bfloat16 only, head_dim a multiple of 8 up to 256, on CUDA;
@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from verifier.batch_layout import BatchLayout
-from verifier.device_copy import to_device
-from verifier.kv_cache import KVCache, KVLayout
+from verifier.attention.backend import to_device
+from verifier.attention.kv_cache import KVCache, KVLayout
+from verifier.batch.batch_layout import BatchLayout
 
 BLOCK_SIZE_MULTIPLE = 256
 LARGEST_HEAD_DIM = 256
@@ -35,7 +35,7 @@ class StepTables:
     cu_seqlens_q: torch.Tensor  # [B + 1]
     cu_seqlens_k: torch.Tensor  # [B + 1]
     seq_lens: torch.Tensor  # [B]
-    block_table: torch.Tensor  # [B, max_blocks]; behind a sequence's own blocks: 0, never read
+    block_table: torch.Tensor  # [B, max_blocks]; after a sequence's own blocks: 0, never read
     longest_q: int
     longest_k: int
 
@@ -102,8 +102,8 @@ def flash_attn_kernel(flash_attn_varlen_func: Callable[..., Any]) -> BlockTableK
 def torch_varlen_kernel(varlen_attn: Callable[..., Any]) -> BlockTableKernel:
     """For `torch.nn.attention.varlen.varlen_attn`, torch 2.12 and later.
 
-    K/V are never split between thread blocks (`num_splits=1`): how they would be depends on the
-    longest sequence of the batch.
+    K/V are never split between thread blocks (`num_splits=1`): the split would depend on the
+    batch's longest sequence.
     """
 
     def attend(

@@ -1,10 +1,9 @@
 """Paged attention by torch's scaled_dot_product_attention: portable, and the CPU's default.
 
-One call per sequence and layer. A sequence whose blocks lie one after another is read in place;
-any other is gathered first. The query heads that share a K/V head are rows of one call, side by
-side for each token, so that a call has as few and as large products as there can be. Under
-`strict` the query rows and the K/V length are padded as `numerics.py` says; what is padded is
-masked out.
+One call per sequence and layer. A sequence whose blocks are contiguous is read in place; any other
+is gathered first. The query heads that share a K/V head are rows of one call, side by side for each
+token, so that a call has few and large products. Under `strict` the query rows and the K/V length
+are padded by the rules of `numerics.py`, and the padding is masked out.
 
 Shape legend: T tokens of the step, G query heads per K/V head, L K/V length.
 """
@@ -12,14 +11,14 @@ Shape legend: T tokens of the step, G query heads per K/V head, L K/V length.
 import torch
 import torch.nn.functional
 
-from verifier.batch_layout import BatchLayout
-from verifier.device_copy import to_device
-from verifier.kv_cache import KVCache, KVLayout
-from verifier.numerics import Numerics
+from verifier.attention.backend import to_device
+from verifier.attention.kv_cache import KVCache, KVLayout
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.numerics import Numerics
 
 
 class SdpaBackend:
-    """Owned by the engine thread; holds the masks that steps have in common."""
+    """Owned by the engine thread; caches the masks that steps share."""
 
     name = "sdpa"
     kv_layout = KVLayout.HEADS_FIRST
@@ -38,14 +37,14 @@ class SdpaBackend:
 
 
 class SdpaStep:
-    """Where each sequence's queries and K/V are in this step: lists, one entry per sequence.
+    """The places of each sequence's queries and K/V in this step: lists, one entry per sequence.
 
     Attributes:
-        slot_mapping: [T] int64, where each token's K/V is written.
-        query_ends: where each sequence's tokens end; the first one's begin at 0.
-        first_slots: of K/V that is read in place; -1: it is gathered from `scattered_slots`.
+        slot_mapping: [T] int64, the slot of each token's K/V.
+        query_ends: the end of each sequence's tokens; the first one's begin at 0.
+        first_slots: of K/V that is read in place; -1: K/V is gathered from `scattered_slots`.
         kv_lengths: L, padding included.
-        scattered_slots: [L] int64 of sequences whose blocks are not neighbours, else empty.
+        scattered_slots: [L] int64 for sequences whose blocks are not contiguous, else empty.
     """
 
     def __init__(self, backend: SdpaBackend, layout: BatchLayout, cache: KVCache) -> None:
@@ -71,7 +70,7 @@ class SdpaStep:
         ):
             num_blocks = -(-seq_len // cache.block_size)
             first = block_table[0]
-            # Comparing lists runs in C.
+            # The comparison of lists runs in C.
             if block_table[:num_blocks] == list(range(first, first + num_blocks)):
                 self.first_slots.append(first * cache.block_size)
                 self.scattered_slots.append(_NO_SLOTS)
@@ -151,7 +150,7 @@ def attend_grouped(
     masks: list[torch.Tensor],
     scaling: float,
 ) -> torch.Tensor:
-    """Attention of one layer over what is in its cache. Also compiled as TorchScript.
+    """Attention of one layer over its cached K/V. Also compiled as TorchScript.
 
     Args:
         queries: [num_kv_heads, T * G, head_dim], a token's G rows side by side.
@@ -161,7 +160,7 @@ def attend_grouped(
         masks: of `SdpaStep.masks`.
 
     Returns:
-        As `queries`; rows of padding tokens are zero.
+        The shape of `queries`; rows of padding tokens are zero.
     """
     num_kv_heads, num_rows, _ = queries.shape
     attended = torch.empty_like(queries)
@@ -170,7 +169,7 @@ def attend_grouped(
         end = query_ends[i] * group
         mask = masks[i]
         num_padded = mask.shape[0]
-        # Padding rows hold whatever follows; only behind the last row is there nothing.
+        # Padding rows are the rows that follow, whatever they hold; after the last row, zeros.
         query = queries[:, start : start + num_padded]
         if start + num_padded > num_rows:
             padding = start + num_padded - num_rows
@@ -199,17 +198,17 @@ def _slots_of(
     blocks: list[int], kv_length: int, block_size: int, device: torch.device
 ) -> torch.Tensor:
     positions = torch.arange(kv_length, device=device)
-    # Masked positions past the end read the sequence's own last block again.
+    # Masked positions past the end read the sequence's own last block.
     logical = (positions // block_size).clamp_(max=len(blocks) - 1)
     return torch.tensor(blocks, device=device)[logical] * block_size + positions % block_size
 
 
 class _CausalMasks:
-    """Additive masks [rows, L]: 0 where a row of the token at position context_length + j may
-    look; j = row // G.
+    """Additive masks [rows, L]: 0 where a row of the token at position context_length + row // G
+    attends, else -inf.
 
-    All masks of few rows are windows into one wide table, so a decode step makes none. Prefill
-    chunks build their own.
+    Masks of few rows are slices of one wide table, so a decode step builds none. Prefill chunks
+    build their own.
     """
 
     TABLE_TOKENS = 32
@@ -218,7 +217,7 @@ class _CausalMasks:
     def __init__(self, *, dtype: torch.dtype, device: torch.device, max_kv_length: int) -> None:
         self._dtype = dtype
         self._device = device
-        self._reach = max_kv_length
+        self._max_kv_length = max_kv_length
         self._tables: dict[tuple[int | None, int], torch.Tensor] = {}
 
     def mask(
@@ -230,18 +229,20 @@ class _CausalMasks:
         kv_length: int,
         sliding_window: int | None,
     ) -> torch.Tensor:
-        row_bytes = 2 * self._reach * self._dtype.itemsize
+        row_bytes = 2 * self._max_kv_length * self._dtype.itemsize
         table_rows = min(self.TABLE_TOKENS * group, self.MAX_TABLE_BYTES // row_bytes)
         if num_rows > table_rows:
             return self._build(num_rows, group, context_length, kv_length, sliding_window)
         table = self._tables.get((sliding_window, group))
         if table is None:
-            table = self._build(table_rows, group, self._reach, 2 * self._reach, sliding_window)
+            table = self._build(
+                table_rows, group, self._max_kv_length, 2 * self._max_kv_length, sliding_window
+            )
             self._tables[sliding_window, group] = table
-        # Column c of the mask is column c + reach - context_length of the table.
-        start = self._reach - context_length
+        # Column c of the mask is column c + max_kv_length - context_length of the table.
+        start = self._max_kv_length - context_length
         window = table[:num_rows, start : start + kv_length]
-        # CUDA's kernels want a mask that starts at a multiple of 16 bytes; a copy does.
+        # CUDA's kernels require a mask that starts at a multiple of 16 bytes; a copy does.
         return window if self._device.type == "cpu" else window.clone()
 
     def _build(

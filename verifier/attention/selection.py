@@ -1,4 +1,4 @@
-"""Which attention backend runs here, and with which size of blocks."""
+"""Chooses the attention backend and its block size."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from servicekit.config import ConfigError
 from verifier.attention import block_table
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
-from verifier.numerics import Numerics
+from verifier.batch.numerics import Numerics
 
 FLAG = "--attention-backend"
 SDPA_BLOCK_SIZE = 16
@@ -17,7 +17,7 @@ SDPA_BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionChoice:
-    """A backend by name, and the tokens per K/V block that it gets."""
+    """A backend's name, and its tokens per K/V block."""
 
     name: str
     block_size: int
@@ -28,11 +28,11 @@ def choose_attention(
 ) -> AttentionChoice:
     """Resolves `--attention-backend` and `--block-size`.
 
-    `torch_varlen` is taken only when asked for.
+    "auto" never chooses `torch_varlen`.
 
     Args:
         name: as configured, "auto" included.
-        block_size: as configured; 0 leaves it to the backend.
+        block_size: as configured; 0: the backend's default.
 
     Raises:
         ConfigError: the backend cannot run here, or not with this model or these blocks.
@@ -50,7 +50,7 @@ def choose_attention(
     multiple = block_table.BLOCK_SIZE_MULTIPLE
     if block_size % multiple:
         raise ConfigError(
-            "--block-size", f"{block_size}: {FLAG} {name} wants a multiple of {multiple}"
+            "--block-size", f"{block_size}: {FLAG} {name} needs a multiple of {multiple}"
         )
     return AttentionChoice(name=name, block_size=block_size or multiple)
 
@@ -63,7 +63,7 @@ def make_backend(
     device: torch.device,
     max_model_len: int,
 ) -> AttentionBackend:
-    """The chosen backend; imports what it needs."""
+    """The chosen backend; imports its package only here."""
     if choice.name == "flash_attn":
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 

@@ -1,6 +1,7 @@
-"""What ranks exchange inside a forward pass, over torch.distributed: NCCL on GPUs, gloo on CPU.
+"""The collectives of a forward pass, over torch.distributed: NCCL on GPUs, gloo on CPU.
 
-Nothing else goes over it: a collective has a timeout, and between two steps hours may pass.
+Nothing else uses torch.distributed: a collective has a timeout, and hours may pass between two
+steps.
 """
 
 import datetime
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-# Ranks start a step within milliseconds of each other; who is that late never comes.
+# Ranks start a step within milliseconds of each other: one that is this late never comes.
 _TIMEOUT_S = 60.0
 
 
@@ -32,10 +33,10 @@ class TorchCollectives:
     """Over torch.distributed's default group.
 
     Args:
-        store: where the ranks find each other; torchrun's.
-        is_ordered: sums are formed in the order of the ranks, so that an element's bits depend on
-            nothing but its summands. An all-reduce adds in an order that depends on where in the
-            tensor the element lies; with two ranks there is only one order.
+        store: torchrun's, through which the ranks find each other.
+        is_ordered: sums are computed in the order of the ranks, so that an element's bits depend on
+            its summands only. An all-reduce adds in an order that depends on the element's place in
+            the tensor; with two ranks there is only one order.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class TorchCollectives:
         return torch.cat(self._all(part), dim=-1)
 
     def close(self) -> None:
-        """Ends the group. Only where all ranks do."""
+        """Ends the group; all ranks must do so."""
         dist.destroy_process_group()
 
     def _all(self, part: torch.Tensor) -> list[torch.Tensor]:

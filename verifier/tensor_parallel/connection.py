@@ -1,8 +1,8 @@
-"""The socket between rank 0 and another rank: steps one way, and who is alive both ways.
+"""The socket between rank 0 and another rank: carries steps, and shows a lost peer to either end.
 
-A frame is its kind and its length (two little-endian uint32), then that many bytes. What is
-read comes from a thread, so that a peer's end is heard at once, whatever this process is doing.
-A plain socket has no timeout: between two steps hours may pass.
+A frame is its kind and its length (two little-endian uint32), then that many bytes. A thread reads,
+so that the end of the peer is noticed at once, whatever this process is doing. A plain socket has
+no timeout: hours may pass between two steps.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ _MAX_HELLO_BYTES = 4096
 
 
 class Kind(enum.IntEnum):
-    HELLO = 1  # to rank 0, first: who is there
-    LOAD = 2  # from rank 0: your turn to load
-    LOADED = 3  # to rank 0: what was loaded
-    BEGIN = 4  # from rank 0: what all ranks must have in common
+    HELLO = 1  # to rank 0, first: the sender's rank
+    LOAD = 2  # from rank 0: load now
+    LOADED = 3  # to rank 0: the loaded model's identity
+    BEGIN = 4  # from rank 0: values that all ranks must have in common
     STEP = 5  # from rank 0: a layout
-    STOP = 6  # from rank 0: the orderly end
-    FAILED = 7  # both ways: the sender is going down, and why
+    STOP = 6  # from rank 0: end in order
+    FAILED = 7  # both ways: the sender is ending, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +44,16 @@ class Message:
 
 
 class RankLostError(Exception):
-    """Another rank is gone; the replica cannot go on without it."""
+    """Another rank is lost; the replica cannot go on without it."""
 
 
 class Connection:
     """One end. `send` is for any thread, `receive` for one.
 
     Args:
-        peer_rank: who is at the other end.
-        on_lost: called once, by the reading thread, with what to say, when the peer is gone
-            without a STOP and without `close` having been called here.
+        peer_rank: the rank at the other end.
+        on_lost: called once, by the reading thread, with the reason, when the connection ends
+            without a STOP and without `close` here.
     """
 
     def __init__(
@@ -64,33 +64,33 @@ class Connection:
         self._on_lost = on_lost
         self._is_ending = False
         self._sending = threading.Lock()
-        # Bounded by the protocol: rank 0 sends a step only when the one before is computed.
+        # Bounded by the protocol: rank 0 sends a step only after it has computed the one before.
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._reason = ""
         self._reader = threading.Thread(target=self._read, name=f"rank{peer_rank}", daemon=True)
         self._reader.start()
 
     def send(self, kind: Kind, payload: bytes = b"", **values: Any) -> None:
-        """Sends one frame. A peer that is gone is told of by `on_lost`, not here."""
+        """Sends one frame. A lost peer is reported by `on_lost`, not here."""
         if values:
             payload = json.dumps(values).encode()
         with self._sending, contextlib.suppress(OSError):
             self._socket.sendall(_HEADER.pack(kind, len(payload)) + payload)
 
     def receive(self) -> Message:
-        """The next message; waits for ever.
+        """The next message; waits without a timeout.
 
         Raises:
-            RankLostError: there will be none.
+            RankLostError: the connection has ended.
         """
         message = self._inbox.get()
         if message is None:
-            self._inbox.put(None)  # for whoever asks again
+            self._inbox.put(None)  # for the next call
             raise RankLostError(self._reason)
         return message
 
     def close(self) -> None:
-        """Ends the connection from here; the peer hears of it. Idempotent."""
+        """Ends the connection, which the peer notices. Idempotent."""
         self._is_ending = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,27 +1,27 @@
-"""What torchrun tells a process of its place, and the device that this gives it. Pure."""
+"""A process's rank, from torchrun's environment variables, and the GPU of a rank. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from servicekit.config import ConfigError
 
-# torchrun's contract with what it starts. The address and port are read by torch itself.
+# torchrun sets these. torch itself reads the address and port.
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One process's place among `size`, at least 2, on one machine."""
+    """One process's rank among `size`, at least 2, on one machine."""
 
     rank: int
     size: int
 
 
 def read_launch(environ: Mapping[str, str], tensor_parallel_size: int) -> Launch | None:
-    """The place of this process; None where it is alone.
+    """This process's rank; None if it is the only one.
 
     Raises:
-        ConfigError: torchrun has not started as many processes as the flag wants.
+        ConfigError: torchrun has not started as many processes as the flag says.
     """
     flag = "--tensor-parallel-size"
     world_size = environ.get("WORLD_SIZE", "1")
@@ -53,11 +53,11 @@ def read_launch(environ: Mapping[str, str], tensor_parallel_size: int) -> Launch
 def choose_gpu(
     devices: tuple[int, ...] | None, *, rank: int, tensor_parallel_size: int, num_gpus: int
 ) -> int:
-    """The index of the GPU that this rank runs on.
+    """The index of this rank's GPU.
 
     Args:
-        devices: the flag; None takes the first ones.
-        num_gpus: how many this process sees.
+        devices: the flag; None: the first ones.
+        num_gpus: how many this process can use.
 
     Raises:
         ConfigError: not one distinct, present GPU per rank.

@@ -1,8 +1,8 @@
 """A step's layout as one flat int32 array, and back. Pure.
 
 The array holds, for every field in the order of the dataclass, its length and its values. The
-values of a list of lists are the number of lists, their lengths, and then all their values.
-Whatever `BatchLayout` gains in these two kinds travels along.
+values of a list of lists are the number of lists, their lengths, and then all their values. New
+fields of `BatchLayout` of these two kinds need no change here.
 
 Worked example: `seq_lens = [4, 9]` is `2 4 9`; `block_tables = [[7], [3, 5]]` is `6 2 1 2 7 3 5`.
 """
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from verifier.batch_layout import BatchLayout, IntArray
+from verifier.batch.batch_layout import BatchLayout, IntArray
 
-# Tokens, positions and slots all stay far under 2^31: a cache of that many slots has terabytes.
+# Tokens, positions and slots are far below 2^31: a cache of that many slots would take terabytes.
 WireArray = npt.NDArray[np.int32]
 
 _FIELDS = dataclasses.fields(BatchLayout)

@@ -1,8 +1,8 @@
-"""Rank 0's side: gathers the ranks, has them load, hands them every step, ends them.
+"""Rank 0's side: connects the other ranks, makes them load, sends them every step, ends them.
 
     connect -> (loads its own part) -> load_others -> begin -> model(...).forward ... -> stop
 
-The one message of a step is its layout. Nothing is sent while there is none.
+A step is one message, its layout. Nothing is sent between steps.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from concurrent.futures import Future
 import torch
 
 from servicekit.config import ConfigError
-from verifier.batch_layout import BatchLayout
-from verifier.target_model import KeepsHiddenStates, TargetModel
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import KeepsHiddenStates, TargetModel
 from verifier.tensor_parallel.collectives import TorchCollectives
 from verifier.tensor_parallel.connection import Connection, Kind
 from verifier.tensor_parallel.launch import Launch
@@ -20,7 +20,7 @@ from verifier.tensor_parallel.layout_codec import encode
 from verifier.tensor_parallel.rendezvous import accept_ranks, torchrun_store
 from verifier.tensor_parallel.watch import Watch
 
-# The others end as soon as they hear of it; this is for one that is stuck.
+# Other ranks end at once; this bounds the wait for one that is stuck.
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -28,7 +28,7 @@ class Leader:
     """One per process; `lost`, `stop` and `fail` are for any thread, all else for one.
 
     Attributes:
-        lost: fails when a rank is gone.
+        lost: fails when a rank is lost.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -44,8 +44,8 @@ class Leader:
         """Waits for all ranks; see `TorchCollectives`.
 
         Raises:
-            ConfigError: one did not come.
-            RankLostError: one is gone again.
+            ConfigError: a rank did not connect.
+            RankLostError: a rank is lost already.
         """
         store = torchrun_store(self._launch)
         self._connections = accept_ranks(
@@ -60,17 +60,17 @@ class Leader:
         return self._collectives
 
     def load_others(self, identity: Mapping[str, str]) -> int:
-        """Has the others load, one at a time: each holds the whole model for a moment.
+        """Makes the other ranks load, one at a time: each briefly holds the whole model.
 
         Args:
-            identity: what all ranks must have alike, by the flag that decides it.
+            identity: what all ranks must have in common, by the flag that decides it.
 
         Returns:
-            How many K/V blocks the one with the least room has room for.
+            The smallest number of K/V blocks that any of them has room for.
 
         Raises:
             ConfigError: one has loaded something else.
-            RankLostError: one is gone, or could not load.
+            RankLostError: one is lost, or could not load.
         """
         num_kv_blocks = []
         for rank, connection in self._connections.items():
@@ -84,12 +84,12 @@ class Leader:
         return min(num_kv_blocks)
 
     def begin(self, *, num_kv_blocks: int, max_model_len: int) -> None:
-        """From now on the others run the steps."""
+        """Makes the other ranks ready for steps."""
         for connection in self._connections.values():
             connection.send(Kind.BEGIN, num_kv_blocks=num_kv_blocks, max_model_len=max_model_len)
 
     def model(self, own: TargetModel) -> "ParallelModel":
-        """The whole model: rank 0's own part, and the others'."""
+        """The whole model: rank 0's part and the others'."""
         return ParallelModel(own, list(self._connections.values()), self._watch)
 
     def stop(self) -> None:
@@ -103,18 +103,18 @@ class Leader:
             connection.wait_closed(_STOP_TIMEOUT_S)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the other ranks because rank 0 cannot go on."""
+        """Ends the other ranks because rank 0 has failed."""
         self._is_ending = True
-        self._tell_failed(str(error) or type(error).__name__)
+        self._send_failed(str(error) or type(error).__name__)
         for connection in self._connections.values():
             connection.close()
 
     def _rank_lost(self, reason: str) -> None:
         self._watch.rank_lost(reason)
-        # At once: those that are left fail in the middle of a collective and want to know why.
-        self._tell_failed(reason)
+        # At once: the remaining ranks fail inside a collective and then look for the reason.
+        self._send_failed(reason)
 
-    def _tell_failed(self, message: str) -> None:
+    def _send_failed(self, message: str) -> None:
         for connection in self._connections.values():
             connection.send(Kind.FAILED, message=message)
 

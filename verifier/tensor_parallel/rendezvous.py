@@ -1,7 +1,7 @@
-"""How rank 0 and the others find each other: through the store that torchrun keeps.
+"""Connects the other ranks to rank 0, through torchrun's store.
 
-Rank 0 listens on loopback and leaves its port and a token in the store; who has no token is no
-rank. The same store then serves torch.distributed.
+Rank 0 listens on loopback and puts its port and a token into the store; it accepts only peers with
+that token. The same store then serves torch.distributed.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from verifier.tensor_parallel.launch import Launch
 _KEY = "tandem/rank0"
 _HOST = "127.0.0.1"
 
-# Until the slowest process has imported everything.
+# The slowest process has imported everything by then.
 _START_TIMEOUT_S = 300.0
 _HELLO_TIMEOUT_S = 5.0
 _POLL_S = 0.2
 
 
 def torchrun_store(launch: Launch) -> Any:
-    """The store of this start; after a restart by torchrun it is another one."""
+    """The store of this start; a restart by torchrun has another one."""
     rendezvous = dist.rendezvous(  # type: ignore[attr-defined]
         "env://",
         launch.rank,
@@ -46,10 +46,10 @@ def accept_ranks(
     """Rank 0's connections to all others, by rank.
 
     Args:
-        is_ending: asked while waiting; if so, there is nothing more to wait for.
+        is_ending: polled while waiting; true ends the wait.
 
     Raises:
-        ConfigError: one did not come.
+        ConfigError: a rank did not connect.
     """
     token = secrets.token_hex(16)
     connections: dict[int, Connection] = {}
@@ -82,7 +82,7 @@ def connect_to_rank_0(store: Any, launch: Launch, *, on_lost: Callable[[str], No
     """Another rank's connection to rank 0.
 
     Raises:
-        ConfigError: rank 0 is not there.
+        ConfigError: rank 0 cannot be reached.
     """
     try:
         port, token = json.loads(store.get(_KEY))
@@ -98,7 +98,7 @@ def connect_to_rank_0(store: Any, launch: Launch, *, on_lost: Callable[[str], No
 
 def _greeted_rank(peer: socket.socket, token: str) -> int | None:
     peer.settimeout(_HELLO_TIMEOUT_S)
-    # Whoever is on this machine may connect and say anything.
+    # Any process on this machine may connect and send anything.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         hello = read_frame(peer)
         if hello is not None and hello.kind is Kind.HELLO and hello.values["token"] == token:

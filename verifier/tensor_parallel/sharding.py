@@ -1,9 +1,8 @@
-"""Cuts a loaded model into this rank's part, by the plan that transformers has for it.
+"""Cuts a loaded model into this rank's part, by transformers' plan for the model.
 
 The plan is data: it says for each module or parameter how it is cut. Only linear layers and
-experts are; embeddings stay whole on every rank. transformers' own way to apply the plan keeps
-weights as distributed tensors, which are converted at every call, and takes the device from the
-machine instead of `--device`.
+experts are cut; embeddings stay whole on every rank. transformers' own code for the plan keeps
+weights as distributed tensors, which are converted at every call, and ignores `--device`.
 
 Shapes: a linear layer's weight is [out_features, in_features].
 """
@@ -20,14 +19,14 @@ from verifier.tensor_parallel.collectives import Collectives
 
 FLAG = "--tensor-parallel-size"
 
-# Whole on every rank. Embeddings are small beside the layers, and looking up needs no exchange.
+# Whole on every rank. Embeddings are small beside the layers, and a lookup needs no collective.
 _WHOLE = {"embedding_rowwise", "replicate", "replicated_with_grad_allreduce"}
 
 
 class RowParallelLinear(nn.Module):
-    """Holds some columns of the weight; the ranks' products are summed, then biased.
+    """Holds some columns of the weight; the bias is added to the sum of the ranks' products.
 
-    Not an `nn.Linear`, so that nothing takes it for one and leaves out the sum.
+    Not an `nn.Linear`, so that no code treats it as one and leaves out the sum.
     """
 
     def __init__(self, whole: nn.Linear, collectives: Collectives, *, splits_input: bool) -> None:
@@ -38,7 +37,9 @@ class RowParallelLinear(nn.Module):
         self._splits_input = splits_input
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows [..., in_features / size], or whole ones if it splits them; gives whole rows."""
+        """Whole output rows, from rows [..., in_features / size] or, if it splits its input, whole
+        rows.
+        """
         if self._splits_input:
             rows = _part(rows, -1, self._collectives)
         summed = self._collectives.sum(linear(rows, self.weight))
@@ -59,7 +60,7 @@ class GatheredLinear(nn.Module):
 
 
 def shard(model: PreTrainedModel, collectives: Collectives) -> None:
-    """Cuts the model in place. What was cut off is freed.
+    """Cuts the model in place and frees the other ranks' parts.
 
     Raises:
         ConfigError: it cannot be cut into so many parts.
@@ -78,7 +79,7 @@ def shard(model: PreTrainedModel, collectives: Collectives) -> None:
 
 
 def num_local_kv_heads(model: PreTrainedModel, num_kv_heads: int, size: int) -> int:
-    """How many heads' K/V a rank holds: all of them where the plan leaves attention whole."""
+    """The number of K/V heads of a rank: all of them if the plan does not cut attention."""
     return num_kv_heads // size if _cuts_heads(_plan(model, size)) else num_kv_heads
 
 
@@ -86,7 +87,7 @@ def _cut_module(
     model: PreTrainedModel, module: nn.Module, name: str, style: str, collectives: Collectives
 ) -> None:
     if style == "moe_tp_experts":
-        # Its parameters are cut by rules of their own; the parts' outputs are summands.
+        # Its parameters have rules of their own; the outputs of the parts are added.
         module.register_forward_hook(lambda _module, _inputs, output: collectives.sum(output))
         return
     if not isinstance(module, nn.Linear):
@@ -104,7 +105,7 @@ def _cut_module(
                     name, RowParallelLinear(module, collectives, splits_input=splits_input)
                 )
             case "colwise_gather_output" | "colwise_rep":
-                # One that cannot be cut evenly, as a vocabulary may be, stays whole.
+                # A layer that cannot be cut evenly, as by its vocabulary, stays whole.
                 if module.out_features % collectives.size == 0:
                     model.set_submodule(name, GatheredLinear(module, collectives))
             case _:
@@ -116,7 +117,7 @@ def _cut_module(
 def _cut_parameter(
     module: nn.Module, parameter: str, name: str, style: str, collectives: Collectives
 ) -> None:
-    """Cuts a parameter that is no linear layer's: experts' weights [experts, out, in]."""
+    """Cuts a parameter outside linear layers: experts' weights [experts, out, in]."""
     whole = module.get_parameter(parameter)
     try:
         match style:
@@ -153,12 +154,12 @@ def _check_heads(model: PreTrainedModel, plan: dict[str, str], size: int) -> Non
 
 
 def _pattern(name: str) -> str:
-    """The name as plans have it: a layer's number is a star."""
+    """The name as in plans: a layer's number becomes a star."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 class _IndivisibleError(Exception):
-    """A dimension, of this length, has no equal parts."""
+    """A dimension of this length cannot be cut evenly."""
 
 
 def _indivisible(name: str, error: _IndivisibleError, collectives: Collectives) -> ConfigError:

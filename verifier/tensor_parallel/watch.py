@@ -1,4 +1,4 @@
-"""What happens when another rank is gone: it is said once, and this process ends soon."""
+"""Handles the loss of another rank: logs it once, and ends this process soon."""
 
 import os
 import threading
@@ -9,38 +9,38 @@ from verifier.tensor_parallel.connection import RankLostError
 
 logger = get_logger(__name__)
 
-# How long a process has to end by itself. One that is stuck in a collective cannot.
-_LAST_WORDS_S = 5.0
+# How long the process may take to end by itself; it cannot if it is stuck in a collective.
+_EXIT_TIMEOUT_S = 5.0
 
-# A collective may fail before the peer's end is heard of.
+# A collective may fail before the end of the peer is noticed.
 _EXPLANATION_S = 2.0
 
 
 class Watch:
-    """Told by the reading threads of connections; asked by anyone.
+    """Thread-safe. The reading threads of connections call `rank_lost`.
 
     Attributes:
-        lost: fails with RankLostError when a rank is gone.
+        lost: fails with RankLostError when a rank is lost.
     """
 
-    def __init__(self, *, last_words_s: float = _LAST_WORDS_S) -> None:
+    def __init__(self, *, exit_timeout_s: float = _EXIT_TIMEOUT_S) -> None:
         self.lost: Future[None] = Future()
-        self._last_words_s = last_words_s
+        self._exit_timeout_s = exit_timeout_s
         self._lock = threading.Lock()
 
     def rank_lost(self, reason: str) -> None:
-        """Logs the first loss and ends the process in a few seconds, whatever it does."""
+        """Logs the first loss, and ends the process after a few seconds at the latest."""
         with self._lock:
             if self.lost.done():
                 return
             logger.error("rank_lost", reason=reason)
             self.lost.set_exception(RankLostError(reason))
-        killer = threading.Timer(self._last_words_s, os._exit, (1,))
+        killer = threading.Timer(self._exit_timeout_s, os._exit, (1,))
         killer.daemon = True
         killer.start()
 
     def explain(self, error: Exception) -> Exception:
-        """Why a step failed: RankLostError if a rank is gone, else the error itself."""
+        """Why a step failed: RankLostError if a rank is lost, else the error itself."""
         try:
             return self.lost.exception(_EXPLANATION_S) or error  # type: ignore[return-value]
         except TimeoutError:

@@ -1,0 +1,35 @@
+"""The protocol of a target model: a step's layout in, logits out."""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from verifier.batch.batch_layout import BatchLayout
+
+
+class TargetModel(Protocol):
+    """Runs one forward pass; owns its K/V cache. Called by the engine thread only."""
+
+    vocab_size: int
+
+    @property
+    def kv_is_finite(self) -> torch.Tensor | None:
+        """Whether the K/V of each token of the last layout was finite, [T_padded] bool. None: the
+        model does not check.
+        """
+        ...
+
+    def forward(self, layout: BatchLayout) -> torch.Tensor:
+        """Logits [R, vocab_size] of the layout's real rows, in order; any float dtype.
+
+        Writes K/V of all scheduled tokens, drafts included, and sets `kv_is_finite`.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsHiddenStates(Protocol):
+    """A target model that also gives the hidden states that its logits were computed from."""
+
+    # [S, hidden size], by the last layout's `hidden_state_indices`, if it had any.
+    hidden_states: torch.Tensor | None

@@ -1,0 +1,135 @@
+"""The draft buffer: the latest hint for one sequence, kept by position.
+
+A hint predicts the tokens after a sequence's first `base_length` tokens. It may arrive late or
+cover several steps, so it is stored with its position and moved forward (realigned) to the
+sequence's length when the next step is formed. How many drafts are verified is decided in
+`speculation_policy.py`, whether to wait in `draft_wait.py`.
+
+Example: the hint (base_length 10, tokens 5 6 7 8), the sequence now 12 tokens long and ending in
+5 6: the draft is 7 8. Had it ended in 5 9, the hint would be stale.
+"""
+
+import enum
+
+
+class Source(enum.IntEnum):
+    """Where a hint was copied from; the wire's numbers."""
+
+    # Also for every number that this verifier does not know.
+    UNSPECIFIED = 0
+    SEQUENCE = 1
+    POOL = 2
+
+
+class HintOutcome(enum.StrEnum):
+    """The outcome of a hint, reported once per hint; the label of `tandem_draft_hints`."""
+
+    USED = "used"  # first used at the length that it was made for
+    REALIGNED = "realigned"  # first used at a later length
+    STALE = "stale"  # contradicted by the sequence before it was used
+    LATE = "late"  # passed by the sequence, or replaced by a newer hint, before it was used
+
+
+class DraftBuffer:
+    """Owned by the engine thread, one per sequence.
+
+    Invariant after `offer` and `advance`: the buffer is empty, or it agrees with every token of
+    the sequence that it covers and holds at least one beyond.
+    """
+
+    __slots__ = (
+        "_base_length",
+        "_is_reported",
+        "_matched_ngram_length",
+        "_token_ids",
+        "answered_length",
+        "source",
+    )
+
+    def __init__(self) -> None:
+        self._base_length = 0
+        self._token_ids: list[int] = []
+        self._is_reported = True
+        self._matched_ngram_length = 0
+        # Longest length that a hint, possibly an empty one, was received for.
+        self.answered_length = -1
+        # Of the hint that was accepted last.
+        self.source = Source.UNSPECIFIED
+
+    def __bool__(self) -> bool:
+        """Whether there is a draft."""
+        return bool(self._token_ids)
+
+    def offer(
+        self,
+        base_length: int,
+        token_ids: list[int],
+        matched_ngram_length: int,
+        known_token_ids: list[int],
+        source: Source = Source.UNSPECIFIED,
+    ) -> HintOutcome | None:
+        """Accepts a hint unless it is older than the buffered one, contradicted or passed.
+
+        An empty hint only records that its length was answered.
+
+        Returns:
+            The outcome of a hint that ends unused: this one, or the one it replaces.
+        """
+        length = len(known_token_ids)
+        if base_length > length:
+            return HintOutcome.STALE if token_ids else None
+        self.answered_length = max(self.answered_length, base_length)
+        if not token_ids:
+            return None
+        skip = length - base_length
+        known = known_token_ids[base_length : base_length + len(token_ids)]
+        if token_ids[:skip] != known:
+            return HintOutcome.STALE
+        if skip >= len(token_ids) or (self._token_ids and base_length < self._base_length):
+            return HintOutcome.LATE
+        replaced = self._retire(HintOutcome.LATE)
+        self._base_length = base_length
+        self._token_ids = token_ids
+        self._is_reported = False
+        self._matched_ngram_length = matched_ngram_length
+        self.source = source
+        return replaced
+
+    def advance(self, known_token_ids: list[int]) -> HintOutcome | None:
+        """Drops the hint if the sequence, now longer, contradicts it or has passed its end."""
+        if not self._token_ids:
+            return None
+        skip = len(known_token_ids) - self._base_length
+        known = known_token_ids[self._base_length : self._base_length + len(self._token_ids)]
+        if self._token_ids[:skip] != known:
+            return self._retire(HintOutcome.STALE)
+        if skip >= len(self._token_ids):
+            return self._retire(HintOutcome.LATE)
+        return None
+
+    def match_length(self, length: int) -> int:
+        """Matching tokens before the first draft, for a sequence of `length` tokens: the hint's own
+        match, and the tokens decided since as it predicted.
+        """
+        return self._matched_ngram_length + length - self._base_length
+
+    def ahead(self, length: int, num_tokens: int) -> list[int]:
+        """The token ids that `draft` would return, without counting the hint as used."""
+        skip = length - self._base_length
+        return self._token_ids[skip : skip + num_tokens]
+
+    def draft(self, length: int, num_tokens: int) -> tuple[list[int], HintOutcome | None]:
+        """Up to `num_tokens` drafts for a sequence of `length` tokens, the length of the last
+        `offer` or `advance`; and the hint's outcome, when it is used for the first time.
+        """
+        token_ids = self.ahead(length, num_tokens)
+        if not token_ids or self._is_reported:
+            return token_ids, None
+        self._is_reported = True
+        is_realigned = length > self._base_length
+        return token_ids, HintOutcome.REALIGNED if is_realigned else HintOutcome.USED
+
+    def _retire(self, outcome: HintOutcome) -> HintOutcome | None:
+        self._token_ids = []
+        was_reported, self._is_reported = self._is_reported, True
+        return None if was_reported else outcome

@@ -1,0 +1,100 @@
+"""Whether a step should wait for hints under way, and for how long.
+
+Waiting delays every sequence of the step and helps those without a draft. The rule compares the
+two, both in seconds of step time summed over sequences:
+
+    sum of p1 over the sequences without a draft * step  >  remaining hop * sequences in the step
+
+p1 is a sequence's running probability that a hint's first token is right. The expected length does
+not count: a late hint is realigned, so not waiting costs at most one step without drafts. Hints
+come whether awaited or not, so p1 is learned without waiting, and a step never waits for text that
+never repeats.
+
+Pure arithmetic on durations; knows no clock and no sequence.
+"""
+
+from dataclasses import dataclass, field
+
+FIRST_TOKEN_DECAY = 0.8
+DURATION_DECAY = 0.9
+
+
+@dataclass(slots=True)
+class RunningMean:
+    """An exponentially decaying mean; the first observation counts in full."""
+
+    decay: float
+    value: float | None = None
+
+    def observe(self, value: float) -> None:
+        if self.value is None:
+            self.value = value
+        else:
+            self.value = self.decay * self.value + (1 - self.decay) * value
+
+
+@dataclass(slots=True)
+class DraftWaitEstimates:
+    """Running means of one verifier: a step's duration, and the hop from publication to hint."""
+
+    step_s: RunningMean = field(default_factory=lambda: RunningMean(DURATION_DECAY))
+    hop_s: RunningMean = field(default_factory=lambda: RunningMean(DURATION_DECAY))
+
+    def longest_wait_s(
+        self, *, first_token_probabilities: list[float], num_sequences: int, elapsed_s: float
+    ) -> float:
+        """How long the step may wait for the missing hints; 0 when waiting does not pay.
+
+        Never longer than the expected gain, which bounds the loss by an overdue hint.
+
+        Args:
+            first_token_probabilities: p1 of each sequence without a draft.
+            num_sequences: sequences that the wait would delay, these included.
+            elapsed_s: time since the last of the missing hints was requested.
+        """
+        if not first_token_probabilities or self.step_s.value is None or self.hop_s.value is None:
+            return 0.0
+        gain_s = sum(first_token_probabilities) * self.step_s.value / num_sequences
+        remaining_s = self.hop_s.value - elapsed_s
+        return gain_s if gain_s > remaining_s else 0.0
+
+
+class FirstTokenRecord:
+    """p1 of one sequence, learned from every hint, used or not.
+
+    A hint's first token is compared with the sequence's token at that position, when that is
+    known. A hint without tokens counts as wrong. The caller leaves out empty hints of a drafter
+    that is still indexing.
+    """
+
+    __slots__ = ("_pending", "num_useless_hints", "probability")
+
+    def __init__(self) -> None:
+        self.probability = 0.0
+        # The last hints in a row whose first token was wrong or missing.
+        self.num_useless_hints = 0
+        self._pending: tuple[int, int] | None = None
+
+    def record_hint(
+        self, base_length: int, token_ids: list[int], known_token_ids: list[int]
+    ) -> None:
+        """Records a hint as it arrives."""
+        if not token_ids:
+            self._observe(False)
+        elif base_length < len(known_token_ids):
+            self._observe(known_token_ids[base_length] == token_ids[0])
+        else:
+            self._pending = (base_length, token_ids[0])
+
+    def settle(self, known_token_ids: list[int]) -> None:
+        """Compares the pending hint once its position is decided."""
+        if self._pending is not None and self._pending[0] < len(known_token_ids):
+            position, token_id = self._pending
+            self._pending = None
+            self._observe(known_token_ids[position] == token_id)
+
+    def _observe(self, right: bool) -> None:
+        self.num_useless_hints = 0 if right else self.num_useless_hints + 1
+        self.probability = FIRST_TOKEN_DECAY * self.probability + (1 - FIRST_TOKEN_DECAY) * float(
+            right
+        )

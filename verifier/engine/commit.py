@@ -1,0 +1,146 @@
+"""Moves every sequence of a step forward by the verdict on it, and queues its events."""
+
+from verifier.batch.batch_layout import BatchLayout
+from verifier.drafts.draft_buffer import Source
+from verifier.drafts.speculation_policy import num_wanted_draft_tokens
+from verifier.engine.faults import FaultHandler
+from verifier.engine.messages import Decided, StepTraced
+from verifier.engine.observation import EngineObserver, Fault
+from verifier.engine.sequence_table import SequenceTable
+from verifier.engine.step_batch import StepBatch
+from verifier.engine.step_trace import trace_of
+from verifier.errors import NOT_FINITE_LOGITS, ModelOutputError
+from verifier.sampling.rejection_sampler import Verdict
+from verifier.scheduling.scheduler import ScheduledSequence
+from verifier.scheduling.sequence import DraftWait, FinishReason, Sequence
+
+
+class Committer:
+    """Owned by the engine thread."""
+
+    def __init__(
+        self, table: SequenceTable, *, faults: FaultHandler, observer: EngineObserver
+    ) -> None:
+        self._table = table
+        self._faults = faults
+        self._observer = observer
+
+    def commit(self, batch: StepBatch, layout: BatchLayout, verdict: Verdict, step_id: int) -> None:
+        for entry, item in enumerate(batch.continued):
+            sequence = item.sequence
+            if not sequence.is_running:
+                continue  # rejected in this step
+            try:
+                if item.samples:
+                    self._commit_tokens(entry, item, layout, verdict, step_id)
+                else:
+                    sequence.num_computed_tokens += item.num_new_tokens
+                    self._emit_trace(entry, sequence, layout, step_id, num_accepted_tokens=0)
+            except Exception as error:
+                self._faults.fail(sequence, Fault.COMMIT, error)
+
+    def _commit_tokens(
+        self,
+        entry: int,
+        item: ScheduledSequence,
+        layout: BatchLayout,
+        verdict: Verdict,
+        step_id: int,
+    ) -> None:
+        """Appends the decided tokens. K/V of rejected drafts is dropped by not counting it.
+
+        If the row after some accepted drafts is not usable, these drafts are decided first, as they
+        would be without drafting; then the sequence is rejected.
+        """
+        sequence = item.sequence
+        num_accepted = int(verdict.num_accepted_tokens[entry])
+        is_finite = bool(verdict.is_finite[entry])
+        token_ids = verdict.output_token_ids[entry, : num_accepted + is_finite].tolist()
+        if not token_ids:
+            self._table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
+            return
+        is_stopped = not sequence.stop_token_ids.isdisjoint(token_ids)
+        if is_stopped:
+            token_ids = _up_to_stop(token_ids, sequence.stop_token_ids)
+            num_accepted = min(num_accepted, len(token_ids))
+        base_length = len(sequence.token_ids)
+        # K/V of the last token is left to the next step: where it was a draft, its K/V may not
+        # even be finite.
+        sequence.num_computed_tokens += item.num_new_tokens + len(token_ids) - 1
+        sequence.token_ids += token_ids
+        matched_ngram_length, source = 0, Source.UNSPECIFIED
+        if item.draft_token_ids:
+            # A hint may claim a longer match than there is text.
+            matched_ngram_length = min(sequence.draft_buffer.match_length(base_length), base_length)
+            source = sequence.draft_buffer.source
+        finish_reason = None
+        if is_stopped:
+            finish_reason = FinishReason.STOP
+        elif sequence.remaining == 0:
+            finish_reason = FinishReason.LENGTH
+        self._advance_drafting(sequence, is_finished=finish_reason is not None)
+        self._emit_trace(entry, sequence, layout, step_id, num_accepted_tokens=num_accepted)
+        self._table.emit(
+            sequence,
+            Decided(
+                sequence_id=sequence.sequence_id,
+                base_length=base_length,
+                token_ids=token_ids,
+                num_draft_tokens=len(item.draft_token_ids),
+                num_accepted_tokens=num_accepted,
+                num_wanted_draft_tokens=sequence.num_wanted_draft_tokens,
+                finish_reason=finish_reason,
+                logprobs=verdict.logprobs.get(entry, [])[: len(token_ids)],
+                matched_ngram_length=matched_ngram_length,
+                source=source,
+            ),
+        )
+        if not is_finite and finish_reason is None:
+            self._table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
+
+    def _advance_drafting(self, sequence: Sequence, *, is_finished: bool) -> None:
+        """Moves the draft buffer to the new length, and sets how long a hint would be useful."""
+        if is_finished:
+            sequence.num_wanted_draft_tokens = 0
+            return
+        record = sequence.first_token_record
+        record.settle(sequence.token_ids)
+        outcome = sequence.draft_buffer.advance(sequence.token_ids)
+        if outcome is not None:
+            self._observer.hint_ended(outcome)
+        sequence.num_wanted_draft_tokens = num_wanted_draft_tokens(
+            num_speculative_tokens=sequence.num_speculative_tokens,
+            remaining=sequence.remaining,
+            length=len(sequence.token_ids),
+            num_useless_hints=0
+            if sequence.draft_wait is DraftWait.ALWAYS
+            else record.num_useless_hints,
+        )
+
+    def _emit_trace(
+        self,
+        entry: int,
+        sequence: Sequence,
+        layout: BatchLayout,
+        step_id: int,
+        *,
+        num_accepted_tokens: int,
+    ) -> None:
+        """Queues the step's trace, if the sequence is traced."""
+        if sequence.proposals is None:
+            return
+        step = trace_of(
+            entry,
+            layout,
+            step_id=step_id,
+            known_token_ids=sequence.token_ids,
+            num_accepted_tokens=num_accepted_tokens,
+            proposals=sequence.proposals.drain(),
+        )
+        self._table.emit(sequence, StepTraced(sequence_id=sequence.sequence_id, step=step))
+
+
+def _up_to_stop(token_ids: list[int], stop_token_ids: frozenset[int]) -> list[int]:
+    """The tokens up to and including the first stop token."""
+    first = next(i for i, token_id in enumerate(token_ids) if token_id in stop_token_ids)
+    return token_ids[: first + 1]

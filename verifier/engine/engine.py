@@ -1,0 +1,302 @@
+"""The engine: one thread that owns the model, the KV blocks and every sequence.
+
+Read `Engine.step` first. Other threads only queue commands (`inbox.py`) and receive events through
+their session's sink (`messages.py`); the engine never waits for a client. `faults.py` says what an
+unforeseen exception ends.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from verifier.batch.batch_expansion import expand
+from verifier.batch.batch_layout import BatchLayout, lay_out
+from verifier.batch.numerics import Numerics
+from verifier.batch.target_model import TargetModel
+from verifier.drafts.draft_wait import DraftWaitEstimates
+from verifier.engine.commit import Committer
+from verifier.engine.faults import FaultHandler
+from verifier.engine.inbox import Inbox
+from verifier.engine.messages import (
+    AttachSession,
+    Call,
+    Command,
+    EventSink,
+    StepStats,
+    Stop,
+    WhenIdle,
+)
+from verifier.engine.observation import (
+    EngineLoad,
+    EngineObserver,
+    Fault,
+    PhaseClock,
+    StepRecord,
+    ranged,
+)
+from verifier.engine.sequence_table import SequenceTable
+from verifier.engine.step_batch import StepBatch
+from verifier.errors import IdleError
+from verifier.sampling.rejection_sampler import AcceptanceRule
+from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
+from verifier.scheduling.sequence import ScoringMethod
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The engine's own limits; the scheduler has others."""
+
+    numerics: Numerics
+    trash_slot: int
+    max_model_len: int
+    max_num_waiting: int
+    max_waiting_tokens: int
+    # Longest wait for a draft under DRAFT_WAIT_ALWAYS.
+    idle_timeout_s: float
+    acceptance_rule: AcceptanceRule = AcceptanceRule.MATCH
+    verification: ScoringMethod = ScoringMethod.SINGLE_PASS
+
+
+class Engine:
+    """Public methods and attributes are for any thread, except `step`, which belongs to the engine
+    thread as everything private does.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: TargetModel,
+        scheduler: Scheduler,
+        options: EngineOptions,
+        observer: EngineObserver,
+    ) -> None:
+        self.load = EngineLoad(num_kv_blocks_total=scheduler.block_pool.num_blocks)
+        self.stopped: Future[None] = Future()  # done when the thread has ended, with its error
+        self._model = model
+        self._scheduler = scheduler
+        self._options = options
+        self._observer = observer
+        self._table = SequenceTable(
+            scheduler,
+            max_model_len=options.max_model_len,
+            max_num_waiting=options.max_num_waiting,
+            max_waiting_tokens=options.max_waiting_tokens,
+        )
+        self._estimates = DraftWaitEstimates()
+        self._faults = FaultHandler(self._table, scheduler, observer)
+        self._inbox = Inbox(
+            self._table,
+            estimates=self._estimates,
+            faults=self._faults,
+            observer=observer,
+            admit=self._admit,
+        )
+        self._committer = Committer(self._table, faults=self._faults, observer=observer)
+        self._session_ids = itertools.count(1)
+        self._step_id = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def step(self) -> bool:
+        """One model step over all sequences that are ready; False if none is."""
+        self._admit()
+        draft_wait_s = self._await_hints()
+        clock = PhaseClock()
+        scheduled = ranged("schedule", self._schedule)
+        if not scheduled:
+            return False
+        self._step_id += 1
+        rule, fail = self._options.acceptance_rule, self._faults.fail
+        batch = StepBatch(scheduled, self._options.verification)
+        layout = ranged("lay_out", self._lay_out, batch)
+        clock.end("schedule")
+        logits = ranged("forward", self._model.forward, expand(layout))
+        kv_is_finite = batch.reject_not_finite(self._table, layout, self._model)
+        clock.end("forward")
+        verdict = ranged("verify", batch.verify, layout, logits, kv_is_finite, rule, fail)
+        clock.end("verify")
+        batch.emit_scores(self._table, layout, logits, self._model, fail)
+        ranged("commit", self._committer.commit, batch, layout, verdict, self._step_id)
+        stats = ranged("publish", self._publish, scheduled, layout, clock.total_s, draft_wait_s)
+        clock.end("commit")
+        self._observer.stepped(
+            StepRecord(
+                scheduled=batch.scheduled,
+                layout=layout,
+                verdict=verdict,
+                stats=stats,
+                phase_durations_s=clock.durations_s,
+            )
+        )
+        return True
+
+    @property
+    def num_pending_commands(self) -> int:
+        """Commands that the engine has not handled yet."""
+        return self._inbox.num_pending
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the current step; open sequences are dropped. Idempotent."""
+        self._inbox.put(Stop())
+
+    def attach(self, sink: EventSink) -> int:
+        """Starts a session; returns its id."""
+        session_id = next(self._session_ids)
+        self._inbox.put(AttachSession(session_id=session_id, sink=sink))
+        return session_id
+
+    def submit(self, command: Command) -> None:
+        self._inbox.put(command)
+
+    def call(self, function: Callable[[], Result]) -> "Future[Result]":
+        """Runs a function on the engine thread, between steps."""
+        future: Future[Result] = Future()
+        self._inbox.put(Call(function=function, future=future))
+        return future
+
+    def when_idle(self) -> "Future[None]":
+        """Done once no sequence is open."""
+        future: Future[None] = Future()
+        self._inbox.put(WhenIdle(future=future))
+        return future
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants of everything that the engine owns. Through `call`."""
+        self._table.check_integrity()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._inbox.handle(timeout_s=0.0)
+                if self._inbox.is_stopping:
+                    break
+                self._reject_idle()
+                if not self.step():
+                    self._flush(None)
+                    self._inbox.resolve_idle()
+                    self._inbox.handle(timeout_s=self._idle_wait_s())
+        except BaseException as error:
+            self.stopped.set_exception(error)
+        else:
+            self.stopped.set_result(None)
+
+    def _admit(self) -> None:
+        """Lets waiting sequences run while there is room."""
+        self._isolating_faults(self._table.admit)
+
+    def _schedule(self) -> list[ScheduledSequence]:
+        return self._isolating_faults(self._scheduler.schedule)
+
+    def _isolating_faults(self, schedule: Callable[[], Result]) -> Result:
+        """Calls the scheduler, until no sequence is left that makes it raise."""
+        while True:
+            try:
+                return schedule()
+            except Exception as error:
+                if self._scheduler.current is None:
+                    raise
+                self._faults.fail(self._scheduler.current, Fault.SCHEDULE, error)
+
+    def _await_hints(self) -> float:
+        """Waits for hints under way while that pays; returns the seconds waited."""
+        started_at_s = now_s = time.monotonic()
+        while True:
+            ready = [s for s in self._scheduler.running if not s.must_await_hint]
+            without_draft = [s for s in ready if s.may_await_hint]
+            if not without_draft:
+                break
+            longest_s = self._estimates.longest_wait_s(
+                first_token_probabilities=[s.first_token_record.probability for s in without_draft],
+                num_sequences=len(ready),
+                elapsed_s=now_s - max(s.published_at_s for s in without_draft),
+            )
+            left_s = longest_s - (now_s - started_at_s)
+            if left_s <= 0:
+                break
+            self._inbox.handle(timeout_s=left_s)
+            self._admit()
+            now_s = time.monotonic()
+        return now_s - started_at_s
+
+    def _lay_out(self, batch: StepBatch) -> BatchLayout:
+        return lay_out(
+            batch.entries,
+            block_size=self._scheduler.block_size,
+            trash_slot=self._options.trash_slot,
+            row_multiple=self._options.numerics.row_multiple,
+            wants_hidden_states=batch.wants_hidden_states,
+        )
+
+    def _publish(
+        self,
+        scheduled: list[ScheduledSequence],
+        layout: BatchLayout,
+        duration_s: float,
+        draft_wait_s: float,
+    ) -> StepStats:
+        """Hands each session the step's events."""
+        now_s = time.monotonic()
+        for item in scheduled:
+            if item.samples:
+                item.sequence.publications.append((len(item.sequence.token_ids), now_s))
+        stats = StepStats(
+            step_id=self._step_id,
+            num_sequences=len(scheduled),
+            num_scheduled_tokens=layout.num_tokens,
+            duration_s=duration_s,
+            draft_wait_s=draft_wait_s,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_kv_blocks_used=self._scheduler.block_pool.num_used,
+        )
+        if all(item.samples and item.num_new_tokens == 1 for item in scheduled):
+            self._estimates.step_s.observe(stats.duration_s)
+        self._flush(stats)
+        return stats
+
+    def _flush(self, step: StepStats | None) -> None:
+        """Hands each session its events, then reports the load."""
+        # A client that has received a step's events finds the step in the load.
+        self._update_load()
+        if errors := self._table.flush(step):
+            for error in errors:
+                self._faults.record(Fault.PUBLISH, error)
+            self._update_load()
+        self._observer.settled(self.load)
+
+    def _update_load(self) -> None:
+        self.load = EngineLoad(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_kv_blocks_used=self._scheduler.block_pool.num_used,
+            num_kv_blocks_total=self._scheduler.block_pool.num_blocks,
+            num_prefix_cache_queries=self._scheduler.counts.num_prefix_cache_queries,
+            num_prefix_cache_hits=self._scheduler.counts.num_prefix_cache_hits,
+            num_preemptions=self._scheduler.counts.num_preemptions,
+            num_steps=self._step_id,
+            step_duration_s=self._estimates.step_s.value or 0.0,
+            hop_duration_s=self._estimates.hop_s.value or 0.0,
+        )
+
+    def _reject_idle(self) -> None:
+        now_s = time.monotonic()
+        for sequence in [s for s in self._scheduler.running if s.must_await_hint]:
+            if now_s - sequence.published_at_s > self._options.idle_timeout_s:
+                message = f"no draft came within {self._options.idle_timeout_s:g} s"
+                self._table.reject(sequence, IdleError(message))
+
+    def _idle_wait_s(self) -> float | None:
+        """How long nothing can happen without a command; None: for ever."""
+        awaiting = [s for s in self._scheduler.running if s.must_await_hint]
+        if not awaiting:
+            return None
+        deadline_s = min(s.published_at_s for s in awaiting) + self._options.idle_timeout_s
+        return max(0.001, deadline_s - time.monotonic())

@@ -1,0 +1,173 @@
+"""The engine's commands: any thread queues them, the engine thread handles them between steps."""
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from verifier.drafts.draft_buffer import DraftBuffer
+from verifier.drafts.draft_wait import DraftWaitEstimates
+from verifier.drafts.proposal_log import ProposalTrace
+from verifier.engine.faults import FaultHandler
+from verifier.engine.messages import (
+    AttachSession,
+    Call,
+    Close,
+    Command,
+    DetachSession,
+    Forget,
+    Hint,
+    Hints,
+    Open,
+    Stop,
+    Update,
+    WhenIdle,
+)
+from verifier.engine.observation import EngineObserver, Fault
+from verifier.engine.sequence_table import SequenceTable
+from verifier.errors import InternalError
+from verifier.scheduling.sequence import Sequence
+
+
+class Inbox:
+    """`put` and `num_pending` are for any thread, all else is for the engine thread.
+
+    Commands take effect in the order in which they were queued.
+    """
+
+    def __init__(
+        self,
+        table: SequenceTable,
+        *,
+        estimates: DraftWaitEstimates,
+        faults: FaultHandler,
+        observer: EngineObserver,
+        admit: Callable[[], None],
+    ) -> None:
+        self.is_stopping = False
+        self._table = table
+        self._estimates = estimates
+        self._faults = faults
+        self._observer = observer
+        self._admit = admit
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._idle_futures: list[Future[None]] = []
+
+    @property
+    def num_pending(self) -> int:
+        return self._commands.qsize()
+
+    def put(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def handle(self, timeout_s: float | None) -> None:
+        """Handles all queued commands; waits up to `timeout_s` for the first (None: for ever)."""
+        try:
+            command = self._commands.get(timeout_s != 0, timeout_s or None)
+        except queue.Empty:
+            return
+        # Commands that are queued meanwhile wait for the next step, so that a client that sends
+        # without end delays nobody.
+        num_more = self._commands.qsize()
+        self._handle(command)
+        for _ in range(num_more):
+            self._handle(self._commands.get_nowait())
+
+    def resolve_idle(self) -> None:
+        """Answers `WhenIdle` if no sequence is open."""
+        if self._table.is_empty:
+            for future in self._idle_futures:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(None)
+            self._idle_futures.clear()
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Open() | Close() | Update():
+                self._handle_for_sequence(command)
+            case Hints():
+                self._handle_hints(command)
+            case Forget():
+                self._faults.record(Fault.PUBLISH, command.error, command.sequence_id)
+                self._table.forget(command)
+            case AttachSession():
+                self._table.attach(command.session_id, command.sink)
+            case DetachSession():
+                self._table.detach(command.session_id)
+            case Call():
+                command.run()
+            case WhenIdle():
+                self._idle_futures.append(command.future)
+            case Stop():
+                self.is_stopping = True
+
+    def _handle_for_sequence(self, command: Open | Close | Update) -> None:
+        """Handles a command of one sequence; an exception ends that sequence alone."""
+        try:
+            match command:
+                case Open():
+                    if self._table.is_full(command.sequence):
+                        # The first sequences of a burst may run at once and make room.
+                        self._admit()
+                    self._table.open(command)
+                case Close():
+                    self._table.close(command)
+                case Update():
+                    self._table.update(command)
+        except Exception as error:
+            if isinstance(command, Open):
+                self._faults.record(Fault.COMMAND, error, command.sequence.sequence_id)
+                self._table.refuse(command, InternalError())
+            elif sequence := self._table.find(command.session_id, command.sequence_id):
+                self._faults.fail(sequence, Fault.COMMAND, error)
+
+    def _handle_hints(self, command: Hints) -> None:
+        hop_s: float | None = None
+        for hint in command.hints:
+            sequence = self._table.find(command.session_id, hint.sequence_id)
+            if sequence is None:
+                continue
+            try:
+                if sequence.proposals is not None:
+                    sequence.proposals.append(_proposal_of(hint))
+                if not sequence.can_draft:
+                    continue
+                published_at_s = self._buffer_hint(sequence, hint)
+            except Exception as error:
+                self._faults.record(Fault.COMMAND, error, sequence.sequence_id)
+                sequence.draft_buffer = DraftBuffer()
+            else:
+                if published_at_s is not None:
+                    hop_s = command.received_at_s - published_at_s
+        if hop_s is not None:
+            self._estimates.hop_s.observe(hop_s)
+            self._observer.hop_measured(hop_s)
+
+    def _buffer_hint(self, sequence: Sequence, hint: Hint) -> float | None:
+        """Offers a hint to its sequence.
+
+        Returns:
+            When the length that the hint is for was published, if this hint is the first for it.
+        """
+        buffer, known = sequence.draft_buffer, sequence.token_ids
+        published_at_s = None
+        if buffer.answered_length < hint.base_length <= len(known):
+            if hint.token_ids or not hint.is_indexing:
+                sequence.first_token_record.record_hint(hint.base_length, hint.token_ids, known)
+            for length, at_s in sequence.publications:
+                if length == hint.base_length:
+                    published_at_s = at_s
+        outcome = buffer.offer(
+            hint.base_length, hint.token_ids, hint.matched_ngram_length, known, hint.source
+        )
+        if outcome is not None:
+            self._observer.hint_ended(outcome)
+        return published_at_s
+
+
+def _proposal_of(hint: Hint) -> ProposalTrace:
+    return ProposalTrace(
+        base_length=hint.base_length,
+        token_ids=hint.token_ids,
+        matched_ngram_length=hint.matched_ngram_length,
+        source=hint.source,
+    )

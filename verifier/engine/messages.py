@@ -1,0 +1,195 @@
+"""The engine's messages: commands in, events out. No protobuf."""
+
+import concurrent.futures
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from servicekit.errors import RequestError
+from verifier.drafts.draft_buffer import Source
+from verifier.engine.step_trace import StepTrace
+from verifier.sampling.logprobs import TokenLogprob
+from verifier.sampling.scored_rows import ScoredRows
+from verifier.scheduling.sequence import FinishReason, OpenSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """A draft for one sequence; see `draft_buffer.py`."""
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    matched_ngram_length: int
+    is_indexing: bool = False
+    """Empty only because the drafter is still indexing the sequence."""
+    source: Source = Source.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """All hints of one message. `received_at_s`: monotonic time of its arrival."""
+
+    session_id: int
+    hints: list[Hint]
+    received_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    session_id: int
+    sequence: OpenSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    session_id: int
+    sequence_id: str
+    drafting: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    session_id: int
+    sequence_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """Ends a sequence whose events cannot be written; emits no further event."""
+
+    session_id: int
+    sequence_id: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachSession:
+    session_id: int
+    sink: "EventSink"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetachSession:
+    """Ends all sequences of the session; its sink is not called again."""
+
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Runs a function on the engine thread, between steps."""
+
+    function: Callable[[], Any]
+    future: "concurrent.futures.Future[Any]"
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.function()
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhenIdle:
+    """Resolves the future once no sequence is open."""
+
+    future: "concurrent.futures.Future[None]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    pass
+
+
+Command = (
+    Hints | Open | Update | Close | Forget | AttachSession | DetachSession | Call | WhenIdle | Stop
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    sequence_id: str
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """`verifier.proto`'s Decided documents the fields."""
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_wanted_draft_tokens: int
+    finish_reason: FinishReason | None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    matched_ngram_length: int = 0
+    source: Source = Source.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTraced:
+    """A step's trace; precedes the step's Decided, if there is one."""
+
+    sequence_id: str
+    step: StepTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScored:
+    """Logprobs of prompt tokens from position `base_length` on."""
+
+    sequence_id: str
+    base_length: int
+    logprobs: list[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The scores of a sequence's next rows, in order; the last ones end it."""
+
+    sequence_id: str
+    scored: ScoredRows
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    sequence_id: str
+    error: RequestError
+
+
+Event = Opened | PromptScored | Scored | StepTraced | Decided | Rejected
+
+
+def is_terminal(event: Event) -> bool:
+    """Whether the event ends its sequence."""
+    if isinstance(event, Decided):
+        return event.finish_reason is not None
+    return isinstance(event, Rejected) or (isinstance(event, Scored) and event.is_last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """`verifier.proto`'s StepStats documents the fields."""
+
+    step_id: int
+    num_sequences: int
+    num_scheduled_tokens: int
+    duration_s: float
+    draft_wait_s: float
+    num_running: int
+    num_waiting: int
+    num_kv_blocks_used: int
+
+
+class EventSink(Protocol):
+    """Receives a session's events. Called by the engine thread; must not block or raise."""
+
+    def __call__(self, events: list[Event], step: StepStats | None) -> None: ...

@@ -1,0 +1,208 @@
+"""The open sequences, and the events queued for their sessions.
+
+Turns commands into sequences in the scheduler, and collects events until they are flushed, one
+batch per session and step. Every Open ends in exactly one terminal event.
+"""
+
+import collections
+
+from servicekit.errors import RequestError
+from verifier.drafts.proposal_log import ProposalLog
+from verifier.engine.messages import (
+    Close,
+    Decided,
+    Event,
+    EventSink,
+    Forget,
+    Open,
+    Opened,
+    Rejected,
+    StepStats,
+    Update,
+    is_terminal,
+)
+from verifier.errors import InvalidRequestError, OverloadedError
+from verifier.scheduling.scheduler import Scheduler
+from verifier.scheduling.sequence import FinishReason, OpenSequence, Sequence
+
+
+class SequenceTable:
+    """Owned by the engine thread.
+
+    Invariant: the table and the scheduler hold the same sequences, and each one's session is
+    attached.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        max_model_len: int,
+        max_num_waiting: int,
+        max_waiting_tokens: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._max_model_len = max_model_len
+        self._max_num_waiting = max_num_waiting
+        self._max_waiting_tokens = max_waiting_tokens
+        self._sinks: dict[int, EventSink] = {}
+        # By session and sequence id: a session can address its own sequences only.
+        self._sequences: dict[tuple[int, str], Sequence] = {}
+        self._outbox: dict[int, list[Event]] = collections.defaultdict(list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._sequences
+
+    def is_full(self, opened: OpenSequence) -> bool:
+        """Whether the queue has no room for a further sequence, by number or by tokens."""
+        num_waiting = len(self._scheduler.waiting)
+        num_tokens = self._scheduler.num_waiting_tokens + len(opened.token_ids)
+        return num_waiting >= self._max_num_waiting or (
+            num_waiting > 0 and num_tokens > self._max_waiting_tokens
+        )
+
+    def attach(self, session_id: int, sink: EventSink) -> None:
+        self._sinks[session_id] = sink
+
+    def detach(self, session_id: int) -> None:
+        """Ends all sequences of a session; its sink is not called again."""
+        self._sinks.pop(session_id, None)
+        self._outbox.pop(session_id, None)
+        for sequence in [s for key, s in self._sequences.items() if key[0] == session_id]:
+            self._forget(sequence)
+
+    def find(self, session_id: int, sequence_id: str) -> Sequence | None:
+        return self._sequences.get((session_id, sequence_id))
+
+    def open(self, command: Open) -> None:
+        if command.session_id not in self._sinks:
+            return
+        opened = command.sequence
+        try:
+            self._check_open(command)
+        except RequestError as error:
+            self.refuse(command, error)
+            return
+        sequence = Sequence(
+            sequence_id=opened.sequence_id,
+            session_id=command.session_id,
+            token_ids=list(opened.token_ids),
+            prompt_length=opened.prompt_length,
+            max_length=self._max_length(opened),
+            sampling=opened.sampling,
+            stop_token_ids=opened.stop_token_ids,
+            draft_wait=opened.draft_wait,
+            drafting=opened.drafting,
+            num_speculative_tokens=opened.num_speculative_tokens,
+            cache_salt=opened.cache_salt,
+            priority=opened.priority,
+            tokens_per_match=opened.tokens_per_match,
+            scoring=opened.scoring,
+            rows_to_score=opened.rows_to_score,
+            proposals=ProposalLog() if opened.trace else None,
+        )
+        self._scheduler.add(sequence)
+        self._sequences[command.session_id, opened.sequence_id] = sequence
+
+    def refuse(self, command: Open, error: RequestError) -> None:
+        """Rejects an Open that starts no sequence."""
+        if command.session_id in self._sinks:
+            self._outbox[command.session_id].append(
+                Rejected(sequence_id=command.sequence.sequence_id, error=error)
+            )
+
+    def update(self, command: Update) -> None:
+        if sequence := self.find(command.session_id, command.sequence_id):
+            sequence.drafting = command.drafting
+
+    def close(self, command: Close) -> None:
+        if sequence := self.find(command.session_id, command.sequence_id):
+            self.emit(sequence, _cancelled(sequence))
+
+    def forget(self, command: Forget) -> None:
+        """Ends a sequence and drops its queued events."""
+        if sequence := self.find(command.session_id, command.sequence_id):
+            self._outbox[command.session_id] = [
+                event
+                for event in self._outbox[command.session_id]
+                if event.sequence_id != command.sequence_id
+            ]
+            self._forget(sequence)
+
+    def admit(self) -> None:
+        """Lets waiting sequences run while there is room."""
+        for sequence in self._scheduler.admit():
+            num_cached = sequence.num_cached_tokens
+            self.emit(
+                sequence, Opened(sequence_id=sequence.sequence_id, num_cached_tokens=num_cached)
+            )
+
+    def emit(self, sequence: Sequence, event: Event) -> None:
+        """Queues an event of a sequence; a terminal one ends it."""
+        self._outbox[sequence.session_id].append(event)
+        if is_terminal(event):
+            self._forget(sequence)
+
+    def reject(self, sequence: Sequence, error: RequestError) -> None:
+        """Ends a sequence with an error."""
+        self.emit(sequence, Rejected(sequence_id=sequence.sequence_id, error=error))
+
+    def flush(self, step: StepStats | None) -> list[Exception]:
+        """Hands each session its events. A session whose sink raises is ended.
+
+        Returns:
+            The exceptions that sinks raised.
+        """
+        failed: dict[int, Exception] = {}
+        for session_id, events in self._outbox.items():
+            try:
+                self._sinks[session_id](events, step)
+            except Exception as error:
+                failed[session_id] = error
+        self._outbox.clear()
+        for session_id in failed:
+            self.detach(session_id)
+        return list(failed.values())
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants."""
+        known = {id(sequence) for sequence in self._sequences.values()}
+        held = {id(s) for s in (*self._scheduler.running, *self._scheduler.waiting)}
+        assert known == held, "a sequence is known but not scheduled, or the other way round"
+        assert all(session_id in self._sinks for session_id, _ in self._sequences)
+        self._scheduler.check_integrity()
+
+    def _check_open(self, command: Open) -> None:
+        if self.find(command.session_id, command.sequence.sequence_id) is not None:
+            raise InvalidRequestError("the sequence is open already", field="sequence_id")
+        if not self._scheduler.fits(max_length := self._max_length(command.sequence)):
+            raise InvalidRequestError(
+                f"{max_length} tokens, prompt and output, are more than the K/V cache holds",
+                field="max_new_tokens",
+            )
+        if self.is_full(command.sequence):
+            raise OverloadedError(
+                f"{len(self._scheduler.waiting)} sequences with "
+                f"{self._scheduler.num_waiting_tokens} tokens are waiting already",
+                retry_after_ms=1000,
+            )
+
+    def _max_length(self, opened: OpenSequence) -> int:
+        return min(opened.prompt_length + opened.max_new_tokens, self._max_model_len)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._scheduler.finish(sequence)
+        del self._sequences[sequence.session_id, sequence.sequence_id]
+
+
+def _cancelled(sequence: Sequence) -> Decided:
+    return Decided(
+        sequence_id=sequence.sequence_id,
+        base_length=len(sequence.token_ids),
+        token_ids=[],
+        num_draft_tokens=0,
+        num_accepted_tokens=0,
+        num_wanted_draft_tokens=0,
+        finish_reason=FinishReason.CANCELLED,
+    )

@@ -1,0 +1,286 @@
+"""The sequences of one step: as batch entries, as rows to verify, and as rows to score.
+
+Two kinds of sequences have rows to score: generating ones that were opened with prompt logprobs,
+and those that are only scored (`Score`). The former get further logits rows for their prefill
+chunks. The latter stand at the end of the batch, are computed like prompts and are never sampled;
+under batch expansion, each of their draft rows attends alone.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens
+from verifier.batch.target_model import KeepsHiddenStates, TargetModel
+from verifier.engine.messages import PromptScored, Scored
+from verifier.engine.observation import Fault
+from verifier.engine.sequence_table import SequenceTable
+from verifier.errors import NOT_FINITE_KV, NOT_FINITE_LOGITS, ModelOutputError
+from verifier.sampling.acceptance_rules import BoolArray
+from verifier.sampling.logits_processing import History
+from verifier.sampling.rejection_sampler import (
+    AcceptanceRule,
+    JudgedSequence,
+    Verdict,
+    verify_isolating_faults,
+)
+from verifier.sampling.scored_rows import (
+    ScoredRows,
+    are_finite,
+    draft_positions,
+    prompt_logprobs,
+)
+from verifier.scheduling.scheduler import ScheduledSequence
+from verifier.scheduling.sequence import ScoringMethod, Sequence
+
+# Ends a sequence that raised an exception.
+Fail = Callable[[Sequence, Fault, Exception], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SequenceRows:
+    """Scored rows of one sequence."""
+
+    item: ScheduledSequence
+    # Positions of the tokens that the rows follow.
+    rows: range
+    # The rows' indices among the step's scored rows.
+    indices: slice
+
+
+class StepBatch:
+    """Made by the engine for each step.
+
+    Attributes:
+        scheduled: the step's sequences in batch order: `continued`, then those only scored.
+        sampled: the sequences that get a token; the first ones of the batch.
+        continued: `sampled`, then those whose prompt does not end in this step.
+        entries: the batch's entries, one for each of `scheduled`.
+        wants_hidden_states: whether hidden states of any row were requested.
+    """
+
+    def __init__(
+        self,
+        scheduled: SequenceOf[ScheduledSequence],
+        verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
+    ) -> None:
+        """`verification`: how drafts are computed that are verified; `Scoring` has its own."""
+        continued = [item for item in scheduled if item.sequence.scoring is None]
+        self.sampled = [item for item in continued if item.samples]
+        self.continued = self.sampled + [item for item in continued if not item.samples]
+        scored = [item for item in scheduled if item.sequence.scoring is not None]
+        self.scheduled = self.continued + scored
+        self.wants_hidden_states = False
+        self._verification = verification
+        self._scored: list[_SequenceRows] = []
+        self._num_scored_rows = 0
+        self.entries = [self._entry(item) for item in self.scheduled]
+
+    def reject_not_finite(
+        self, table: SequenceTable, layout: BatchLayout, model: TargetModel
+    ) -> BoolArray | None:
+        """Rejects sequences that have a token, drafts aside, whose K/V is not finite. They are not
+        moved forward, so nothing computed for them in this step enters the prefix cache.
+
+        Returns:
+            [T], by token of the last forward pass whether its K/V is finite; None: all are.
+        """
+        if model.kv_is_finite is None:
+            return None
+        is_finite: BoolArray = model.kv_is_finite[: layout.num_tokens].cpu().numpy()
+        if is_finite.all():
+            return None
+        failed = np.flatnonzero(~is_finite)
+        entries = np.searchsorted(layout.cu_seqlens_q, failed, side="right") - 1
+        first_drafts = layout.cu_seqlens_q[1:] - layout.num_draft_tokens
+        for entry in np.unique(entries[failed < first_drafts[entries]]).tolist():
+            sequence = self.scheduled[entry].sequence
+            if sequence.is_running:
+                table.reject(sequence, ModelOutputError(NOT_FINITE_KV))
+        return is_finite
+
+    def verify(
+        self,
+        layout: BatchLayout,
+        logits: torch.Tensor,
+        kv_is_finite: BoolArray | None,
+        rule: AcceptanceRule,
+        fail: Fail,
+    ) -> Verdict:
+        """The verdict on `sampled`, by the step's logits [R, V]."""
+        rows = logits[: int(layout.num_sampled_tokens[: len(self.sampled)].sum())]
+        # Excludes drafts' rows: sequences with another failed token are rejected already.
+        is_usable = None
+        if kv_is_finite is not None:
+            is_usable = kv_is_finite[layout.logits_indices[: len(rows)]]
+        return verify_isolating_faults(
+            rows,
+            [_judged(item) for item in self.sampled],
+            draft_token_ids=layout.draft_token_ids,
+            num_draft_tokens=layout.num_draft_tokens[: len(self.sampled)],
+            is_usable=is_usable,
+            rule=rule,
+            fail=lambda i, error: fail(self.sampled[i].sequence, Fault.VERIFY, error),
+        )
+
+    def emit_scores(
+        self,
+        table: SequenceTable,
+        layout: BatchLayout,
+        logits: torch.Tensor,
+        model: TargetModel,
+        fail: Fail,
+    ) -> None:
+        """Queues the scores of the step's scored rows, and moves sequences forward that are only
+        scored. A sequence with a row that is not finite is rejected.
+
+        Must come before `continued` moves forward.
+        """
+        hidden_states = None
+        if self.wants_hidden_states and isinstance(model, KeepsHiddenStates):
+            hidden_states = model.hidden_states
+        for scored in self._scored:
+            if not scored.item.sequence.is_running:
+                continue  # rejected in this step
+            try:
+                self._emit_scores_of(scored, table, layout, logits, hidden_states)
+            except Exception as error:
+                fail(scored.item.sequence, Fault.SCORE, error)
+
+    def _emit_scores_of(
+        self,
+        scored: _SequenceRows,
+        table: SequenceTable,
+        layout: BatchLayout,
+        logits: torch.Tensor,
+        hidden_states: torch.Tensor | None,
+    ) -> None:
+        sequence = scored.item.sequence
+        indices = torch.from_numpy(layout.scored_logits_indices[scored.indices])
+        rows = logits[indices.to(logits.device)]
+        if scored.rows and not are_finite(rows):
+            table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
+            return
+        if sequence.scoring is not None:
+            sequence.num_computed_tokens += scored.item.num_new_tokens
+        if not scored.rows:
+            return
+        sequence.rows_to_score = range(scored.rows.stop, sequence.rows_to_score.stop)
+        if sequence.scoring is None:
+            table.emit(sequence, _prompt_scored(sequence, scored.rows, rows))
+        else:
+            states = None
+            if hidden_states is not None and sequence.scoring.keeps_hidden_states:
+                states = hidden_states[scored.indices].cpu()
+            table.emit(sequence, _scored(sequence, scored.rows, rows, states))
+
+    def _entry(self, item: ScheduledSequence) -> ScheduledTokens:
+        sequence = item.sequence
+        start = sequence.num_computed_tokens
+        rows = range(start, start)
+        if sequence.rows_to_score:
+            rows = self._add_scored(item)
+        return ScheduledTokens(
+            token_ids=sequence.token_ids[start : start + item.num_new_tokens],
+            draft_token_ids=item.draft_token_ids,
+            num_computed_tokens=start,
+            block_table=sequence.block_table,
+            is_sampled=item.samples,
+            scored_offsets=range(rows.start - start, rows.stop - start),
+            num_expanded_tokens=self._num_expanded_tokens(item),
+        )
+
+    def _add_scored(self, item: ScheduledSequence) -> range:
+        """Adds the rows of a sequence that are scored in this step; returns them."""
+        rows = item.sequence.scored_rows(item.num_new_tokens)
+        first = self._num_scored_rows
+        self._num_scored_rows += len(rows)
+        self._scored.append(
+            _SequenceRows(item=item, rows=rows, indices=slice(first, self._num_scored_rows))
+        )
+        scoring = item.sequence.scoring
+        if rows and scoring is not None and scoring.keeps_hidden_states:
+            self.wants_hidden_states = True
+        return rows
+
+    def _num_expanded_tokens(self, item: ScheduledSequence) -> int:
+        """How many of a sequence's last tokens attend one by one."""
+        sequence = item.sequence
+        method = self._verification if sequence.scoring is None else sequence.scoring.method
+        if method is ScoringMethod.SINGLE_PASS:
+            return 0
+        if sequence.scoring is None:
+            return len(item.draft_token_ids)
+        # When a preempted sequence is computed again, rows scored before belong to the chunk.
+        first_alone = max(sequence.prompt_length - 1, sequence.rows_to_score.start)
+        end = sequence.num_computed_tokens + item.num_new_tokens
+        return max(0, end - max(first_alone, sequence.num_computed_tokens))
+
+
+def _judged(item: ScheduledSequence) -> JudgedSequence:
+    sequence = item.sequence
+    end = sequence.num_computed_tokens + item.num_new_tokens
+    if sequence.sampling.adjusts_logits:
+        history = History(
+            prompt_token_ids=sequence.token_ids[: sequence.prompt_length],
+            output_token_ids=sequence.token_ids[sequence.prompt_length :],
+            draft_token_ids=item.draft_token_ids,
+            stop_token_ids=sequence.stop_token_ids,
+        )
+    else:
+        history = History(
+            prompt_token_ids=(), output_token_ids=(), draft_token_ids=item.draft_token_ids
+        )
+    return JudgedSequence(sampling=sequence.sampling, history=history, first_position=end)
+
+
+def _prompt_scored(sequence: Sequence, rows: range, logits: torch.Tensor) -> PromptScored:
+    """The prompt logprobs that a chunk's rows [n, V] give."""
+    logprobs = prompt_logprobs(
+        logits,
+        sequence.token_ids[: rows.stop + 1],
+        first_row=rows.start,
+        sampling=sequence.sampling,
+        num_top=sequence.sampling.prompt_logprobs or 0,
+    )
+    return PromptScored(
+        sequence_id=sequence.sequence_id, base_length=rows.start + 1, logprobs=logprobs
+    )
+
+
+def _scored(
+    sequence: Sequence, rows: range, logits: torch.Tensor, hidden_states: torch.Tensor | None
+) -> Scored:
+    """The scores that rows [n, V] give of a sequence that is only scored; `rows_to_score` already
+    excludes them.
+    """
+    assert sequence.scoring is not None
+    prompt = sequence.token_ids[: sequence.prompt_length]
+    first_draft_row = sequence.prompt_length - 1
+    num_prompt_rows = max(0, min(rows.stop, first_draft_row) - rows.start)
+    of_prompt = prompt_logprobs(
+        logits[:num_prompt_rows],
+        prompt,
+        first_row=rows.start,
+        sampling=sequence.sampling,
+        num_top=sequence.scoring.num_top,
+    )
+    positions = draft_positions(
+        logits[num_prompt_rows:],
+        prompt_token_ids=prompt,
+        draft_token_ids=sequence.token_ids[sequence.prompt_length :],
+        first_draft=max(0, rows.start - first_draft_row),
+        sampling=sequence.sampling,
+        stop_token_ids=sequence.stop_token_ids,
+        num_top=sequence.scoring.num_top,
+        keeps_distributions=sequence.scoring.keeps_distributions,
+        hidden_states=None if hidden_states is None else hidden_states[num_prompt_rows:],
+    )
+    return Scored(
+        sequence_id=sequence.sequence_id,
+        scored=ScoredRows(prompt_logprobs=of_prompt, positions=positions),
+        is_last=not sequence.rows_to_score,
+    )

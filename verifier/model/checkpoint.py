@@ -1,0 +1,333 @@
+"""Loads a checkpoint folder: which models are served, their digests, and reference logits.
+
+Weights come from safetensors files only: no code in a checkpoint is executed. Architectures that
+would be computed wrongly are refused by name. `parity_probe.py` finds unknown peculiarities before
+the model is served.
+"""
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from verifier.attention.kv_cache import KVShape
+from verifier.model.fp8_weights import quantise_linear_layers
+from verifier.model.transformers_model import ATTENTION_NAME, register_attention
+
+SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Models with sinks that their configuration does not show; any other fails the parity probe.
+MODEL_TYPES_WITH_SINKS = {"gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"}
+# Their rotation of a token depends on the longest sequence of the whole batch.
+UNSUPPORTED_ROPE_TYPES = {"dynamic", "longrope"}
+# Parts of the names of configuration keys for images and sound.
+_MEDIA_WORDS = frozenset({"audio", "codec", "image", "video", "vision", "vq"})
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class CheckpointError(Exception):
+    """The folder holds no checkpoint that can be served, for the reason in the message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A loaded model and its properties."""
+
+    model: PreTrainedModel
+    architecture: str
+    dtype: torch.dtype
+    vocab_size: int
+    max_position_embeddings: int
+    eos_token_ids: frozenset[int]
+    kv_shape: KVShape
+    model_digest: str
+    uses_experts: bool
+    hidden_size: int
+
+
+def load_checkpoint(
+    folder: Path,
+    *,
+    dtype: str,
+    device: torch.device,
+    quantization: str = "none",
+    prepare: Callable[[PreTrainedModel], None] | None = None,
+) -> Checkpoint:
+    """Loads a causal language model.
+
+    Args:
+        dtype: a key of `DTYPES`, or "auto": see `choose_dtype`.
+        quantization: "none" or "fp8".
+        prepare: changes the whole model, on the CPU, before it is moved to the device.
+
+    Raises:
+        CheckpointError: no safetensors, or an architecture that is not served.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder")
+    if (folder / "adapter_config.json").exists():
+        # transformers might load the base model that it names, from elsewhere.
+        raise CheckpointError(
+            f"{folder} holds adapter_config.json: LoRA adapters are not served: merge it into its "
+            "model and serve that"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"{folder} holds no .safetensors file; other formats are not loaded")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    check_architecture(config)
+    if quantization == "fp8" and uses_experts(config):
+        raise CheckpointError(
+            f"{config.model_type}: --quantization fp8 is not offered for mixtures of experts: most "
+            "of their weights are not in linear layers"
+        )
+    torch_dtype = choose_dtype(dtype, config=config, device=device)
+    register_attention()
+    transformers.logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch_dtype,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    except (AttributeError, ImportError, LookupError, TypeError) as error:
+        # For example, model code that supports no attention function but its own.
+        raise CheckpointError(
+            f"{config.model_type} is not served: its code does not load with another attention "
+            f"function ({type(error).__name__}: {error})"
+        ) from error
+    model: PreTrainedModel = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):
+        # transformers has initialised them at random.
+        raise CheckpointError(f"{folder}: weights are missing: {', '.join(missing[:3])}")
+    model.eval().requires_grad_(False)
+    if prepare is not None:
+        prepare(model)
+    if quantization == "fp8":
+        quantise_linear_layers(model)
+    cast(torch.nn.Module, model).to(device)
+    try:
+        return describe(model, dtype=torch_dtype, model_digest=digest_of(folder), folder=folder)
+    except AttributeError as error:
+        raise CheckpointError(f"{config.model_type} is not served: {error}") from error
+
+
+def describe(
+    model: PreTrainedModel, *, dtype: torch.dtype, model_digest: str, folder: Path | None = None
+) -> Checkpoint:
+    """The Checkpoint of a model whose attention is `ATTENTION_NAME`."""
+    config = model.config
+    num_heads = int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // num_heads)
+    return Checkpoint(
+        model=model,
+        architecture=type(model).__name__,
+        dtype=dtype,
+        vocab_size=int(config.vocab_size),
+        max_position_embeddings=int(config.max_position_embeddings),
+        eos_token_ids=_eos_token_ids(config, folder),
+        kv_shape=KVShape(
+            num_layers=int(config.num_hidden_layers),
+            num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
+            head_dim=head_dim,
+            dtype=dtype,
+        ),
+        model_digest=model_digest,
+        uses_experts=uses_experts(config),
+        hidden_size=int(config.hidden_size),
+    )
+
+
+def check_architecture(config: Any) -> None:
+    """Refuses models other than decoder-only text models with dense attention.
+
+    Raises:
+        CheckpointError: names the unsupported property.
+    """
+    name = str(getattr(config, "model_type", "?"))
+    if getattr(config, "is_encoder_decoder", False):
+        raise CheckpointError(f"{name}: encoder-decoder models are not served")
+    if media_key := _media_key(config):
+        raise CheckpointError(
+            f"{name}: multimodal models are not served, only text goes in and out: its "
+            f"configuration has {media_key}"
+        )
+    if getattr(config, "kv_lora_rank", None):
+        raise CheckpointError(f"{name}: multi-head latent attention (MLA) is not served")
+    if getattr(config, "attn_logit_softcapping", None):
+        raise CheckpointError(f"{name}: attention with a softcap is not served")
+    if name in MODEL_TYPES_WITH_SINKS:
+        raise CheckpointError(f"{name}: attention with sinks is not served")
+    if getattr(config, "quantization_config", None):
+        raise CheckpointError(
+            f"{name}: a checkpoint that is quantised already is not served; --quantization fp8 "
+            "quantises an ordinary one while loading"
+        )
+    others = set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES
+    if others:
+        raise CheckpointError(f"{name}: layers of type {', '.join(sorted(others))} are not served")
+    unsupported = _rope_types(config) & UNSUPPORTED_ROPE_TYPES
+    if unsupported:
+        raise CheckpointError(
+            f"{name}: rotary embeddings of type {', '.join(sorted(unsupported))} are not served"
+        )
+    if not hasattr(config, "num_attention_heads") or not hasattr(config, "max_position_embeddings"):
+        raise CheckpointError(f"{name}: not a decoder with attention in every layer")
+
+
+def uses_experts(config: Any) -> bool:
+    """Whether layers route tokens to experts. A product's rows are then all tokens of the batch
+    routed to one expert, and no padding makes a token's bits independent of the others.
+    """
+    return any(
+        "expert" in key and isinstance(value, int) and value > 1
+        for key, value in config.to_dict().items()
+    )
+
+
+def choose_dtype(dtype: str, *, config: Any, device: torch.device) -> torch.dtype:
+    """The torch dtype for `--dtype`.
+
+    "auto" never rounds weights. It is the checkpoint's own; on a CPU only if the processor
+    multiplies matrices of it natively, else float32, which holds every value of the others and
+    is faster than emulating them.
+    """
+    if dtype != "auto":
+        return DTYPES[dtype]
+    stored = getattr(config, "dtype", None)
+    own = next((known for known in DTYPES.values() if known is stored), torch.float32)
+    if device.type != "cpu":
+        return own
+    if own is torch.bfloat16 and cpu_has_bfloat16():
+        return torch.bfloat16
+    if own is torch.float16 and cpu_has_float16():
+        return torch.float16
+    return torch.float32
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 matrices natively (AVX512_BF16 or AMX)."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def cpu_has_float16() -> bool:
+    """Whether this processor multiplies float16 matrices natively (AVX512_FP16 or AMX)."""
+    # Absent from releases of torch before 2.13.
+    read_capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
+    capabilities = read_capabilities()
+    return bool(capabilities.get("avx512_fp16") or capabilities.get("amx_fp16"))
+
+
+def digest_of(folder: Path) -> str:
+    """SHA-256 over weights, configuration and tokenizer, by file name and content."""
+    digest = hashlib.sha256()
+    names = ("config.json", "tokenizer.json")
+    files = sorted([*folder.glob("*.safetensors"), *(folder / n for n in names)])
+    for path in files:
+        if path.exists():
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{path.name} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def tokenizer_digest_of(folder: Path) -> str:
+    """SHA-256 of the folder's tokenizer.json; "" if there is none."""
+    path = folder / "tokenizer.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    """Logits [T, V] by transformers' own attention, for the parity probe and tests."""
+    own_config = model.config
+    try:
+        # `set_attn_implementation` changes the shared configuration object.
+        model.config = copy.deepcopy(own_config)
+        model.set_attn_implementation("sdpa")
+        with torch.inference_mode():
+            output = model(
+                input_ids=torch.tensor([token_ids], device=model.device), use_cache=False
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+    finally:
+        model.config = own_config
+        model.set_attn_implementation(ATTENTION_NAME)
+
+
+@contextlib.contextmanager
+def widened_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Within the context, the model computes in float32 with its own weights.
+
+    Each module's weights are widened only while it runs: that takes the memory of one module, of
+    the largest embedding at most, instead of a second model's.
+    """
+    kept: dict[torch.nn.Parameter, torch.Tensor] = {}
+
+    def widen(module: torch.nn.Module, _: Any) -> None:
+        with torch.inference_mode(mode=False):
+            for parameter in module.parameters(recurse=False):
+                if parameter.dtype in (torch.bfloat16, torch.float16):
+                    kept[parameter] = parameter.data
+                    parameter.data = parameter.data.float()
+
+    def restore(module: torch.nn.Module, *_: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            if parameter in kept:
+                parameter.data = kept.pop(parameter)
+
+    handles = []
+    try:
+        for module in cast(torch.nn.Module, model).modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                handles.append(module.register_forward_pre_hook(widen))
+                handles.append(module.register_forward_hook(restore, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _media_key(config: Any) -> str | None:
+    """A configuration key about images or sound, if there is one. Token ids do not count: text
+    models derived from multimodal ones may have kept some.
+    """
+    for key, value in config.to_dict().items():
+        is_token = key.endswith(("_token_id", "_token_ids", "_token_index"))
+        if value is not None and not is_token and not _MEDIA_WORDS.isdisjoint(key.split("_")):
+            return str(key)
+    return None
+
+
+def _rope_types(config: Any) -> set[str]:
+    """The types of rotary embedding; models may have one per type of layer."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    per_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
+    return {p["rope_type"] for p in (parameters, *per_layer_type) if "rope_type" in p}
+
+
+def _eos_token_ids(config: Any, folder: Path | None) -> frozenset[int]:
+    """End tokens of the generation configuration if there is one, else of the model's."""
+    value = getattr(config, "eos_token_id", None)
+    if folder is not None and (folder / "generation_config.json").exists():
+        generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        if generation_config.eos_token_id is not None:
+            value = generation_config.eos_token_id
+    if value is None:
+        return frozenset()
+    return frozenset(value if isinstance(value, list) else [value])

@@ -1,0 +1,242 @@
+"""Loads one process's part of the model: all of it if there is one process only.
+
+Resolves the flags for device, numerics and attention, and the room for K/V blocks.
+"""
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from servicekit.config import ConfigError
+from verifier.attention.backend import AttentionBackend
+from verifier.attention.kv_cache import KVCache
+from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
+from verifier.batch.numerics import FAST, STRICT, Numerics
+from verifier.config import VerifierConfig
+from verifier.model import parity_probe
+from verifier.model.checkpoint import Checkpoint, load_checkpoint
+from verifier.model.cpu_kernels import hold_cpu_kernels
+from verifier.model.transformers_model import TransformersModel
+from verifier.tensor_parallel.collectives import Collectives
+from verifier.tensor_parallel.launch import choose_gpu
+from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
+
+MIN_COMPUTE_CAPABILITY = (8, 0)
+"""Of a GPU: Ampere. Older ones have no bfloat16, and flash-attn's kernels do not run on them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPart:
+    """A rank's loaded part, and what the flags resolve to.
+
+    Attributes:
+        collectives: if there are several ranks.
+        reference: at rank 0 of several: the whole model's, for the parity probe.
+    """
+
+    checkpoint: Checkpoint
+    device: torch.device
+    numerics: Numerics
+    attention: AttentionChoice
+    collectives: Collectives | None = None
+    reference: parity_probe.Reference | None = None
+
+    @property
+    def block_size(self) -> int:
+        return self.attention.block_size
+
+    def identity(self) -> dict[str, str]:
+        """What all ranks must have in common, by the flag that decides it."""
+        return {
+            "--model": self.checkpoint.model_digest,
+            "--device": self.device.type,
+            "--dtype": str(self.checkpoint.dtype).removeprefix("torch."),
+            "--numerics": self.numerics.name,
+            "--attention-backend": self.attention.name,
+            "--block-size": str(self.block_size),
+        }
+
+
+def load_part(
+    config: VerifierConfig, *, device: torch.device, collectives: Collectives | None
+) -> ModelPart:
+    """Loads the checkpoint and, if there are several ranks, keeps this one's part.
+
+    The model is cut on the CPU right after loading, before layers are replaced by faster ones.
+
+    Raises:
+        CheckpointError: it cannot be served.
+        ConfigError: the flags ask for what this model or device cannot do.
+    """
+    if wants_strict(config, device):
+        hold_cpu_kernels(os.environ)
+    if device.type == "cpu" or collectives is not None:
+        torch.set_num_threads(config.num_threads())
+    reference = None
+    if collectives is None:
+        checkpoint = load_checkpoint(
+            config.model, dtype=config.dtype, device=device, quantization=config.quantization
+        )
+    else:
+        checkpoint, reference = _load_cut(config, device, collectives)
+    return ModelPart(
+        checkpoint=checkpoint,
+        device=device,
+        numerics=_choose_numerics(config, device, checkpoint),
+        attention=choose_attention(
+            config.attention_backend,
+            block_size=config.block_size,
+            device=device,
+            dtype=checkpoint.dtype,
+            head_dim=checkpoint.kv_shape.head_dim,
+        ),
+        collectives=collectives,
+        reference=reference,
+    )
+
+
+def assemble(
+    part: ModelPart, *, num_kv_blocks: int, max_model_len: int
+) -> tuple[TransformersModel, KVCache, AttentionBackend]:
+    """Builds the model over its K/V cache."""
+    backend = make_backend(
+        part.attention,
+        numerics=part.numerics,
+        dtype=part.checkpoint.dtype,
+        device=part.device,
+        max_model_len=max_model_len,
+    )
+    cache = KVCache(
+        part.checkpoint.kv_shape,
+        num_blocks=num_kv_blocks,
+        block_size=part.block_size,
+        device=part.device,
+        layout=backend.kv_layout,
+    )
+    model = TransformersModel(
+        part.checkpoint.model,
+        backend=backend,
+        cache=cache,
+        device=part.device,
+        collectives=part.collectives,
+    )
+    return model, cache, backend
+
+
+def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
+    """The device of a rank.
+
+    Raises:
+        ConfigError: there is no such device, there is none for some rank, or it is too old.
+    """
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        if config.devices is not None:
+            raise ConfigError("--devices", "names GPUs, but the model runs on CPU")
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("--device", "cuda: no GPU is available to this torch build")
+    if config.devices is None and config.tensor_parallel_size == 1:
+        _check_capability(torch.cuda.current_device())
+        return torch.device("cuda")
+    gpu = choose_gpu(
+        config.devices,
+        rank=rank,
+        tensor_parallel_size=config.tensor_parallel_size,
+        num_gpus=torch.cuda.device_count(),
+    )
+    # For code in this thread, which loads the model, that allocates or launches without naming a
+    # device. The engine thread has a current device of its own; code there names its device.
+    torch.cuda.set_device(gpu)
+    _check_capability(gpu)
+    return torch.device("cuda", gpu)
+
+
+def _check_capability(gpu: int) -> None:
+    """Refuses a GPU without support for bfloat16 and the attention kernels."""
+    capability = torch.cuda.get_device_capability(gpu)
+    if capability < MIN_COMPUTE_CAPABILITY:
+        have, need = (".".join(map(str, each)) for each in (capability, MIN_COMPUTE_CAPABILITY))
+        raise ConfigError(
+            "--device", f"GPU {gpu} has compute capability {have}; {need} is needed (Ampere)"
+        )
+
+
+def wants_strict(config: VerifierConfig, device: torch.device) -> bool:
+    """Whether numerics are `strict`, if the model allows it.
+
+    Raises:
+        ConfigError: the flag asks for it and the device does not allow it.
+    """
+    if config.numerics == "strict" and device.type != "cpu":
+        raise ConfigError("--numerics", "strict: only known to hold on CPU so far")
+    return config.numerics == "strict" or (config.numerics == "auto" and device.type == "cpu")
+
+
+def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
+    """K/V blocks: the flag's, or as many as can be used and as memory has room for."""
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    longest = config.max_model_len or part.checkpoint.max_position_embeddings
+    num_usable = config.max_num_seqs * -(-longest // part.block_size)
+    free_bytes = _free_bytes(part.device) * config.kv_memory_fraction
+    if part.device.type == "cpu":
+        free_bytes /= config.tensor_parallel_size  # all ranks take from the same memory
+    affordable = int(free_bytes // part.checkpoint.kv_shape.block_bytes(part.block_size))
+    if affordable < 1:
+        raise ConfigError("--kv-memory-fraction", "leaves no memory for the K/V cache")
+    return min(num_usable, affordable)
+
+
+def _load_cut(
+    config: VerifierConfig, device: torch.device, collectives: Collectives
+) -> tuple[Checkpoint, parity_probe.Reference | None]:
+    """This rank's part of the checkpoint and, at rank 0, the whole model's reference."""
+    reference = None
+
+    def cut(model: PreTrainedModel) -> None:
+        nonlocal reference
+        if collectives.rank == 0:
+            token_ids = parity_probe.token_ids(
+                vocab_size=int(model.config.vocab_size),
+                max_model_len=int(model.config.max_position_embeddings),
+            )
+            reference = parity_probe.make_reference(model, token_ids)
+        shard(model, collectives)
+
+    checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=device, prepare=cut)
+    num_kv_heads = num_local_kv_heads(
+        checkpoint.model, checkpoint.kv_shape.num_kv_heads, collectives.size
+    )
+    kv_shape = dataclasses.replace(checkpoint.kv_shape, num_kv_heads=num_kv_heads)
+    return dataclasses.replace(checkpoint, kv_shape=kv_shape), reference
+
+
+def _choose_numerics(
+    config: VerifierConfig, device: torch.device, checkpoint: Checkpoint
+) -> Numerics:
+    is_strict = wants_strict(config, device)
+    if is_strict and checkpoint.uses_experts:
+        if config.numerics == "strict":
+            raise ConfigError(
+                "--numerics",
+                f"strict: does not hold for mixtures of experts ({checkpoint.architecture}): "
+                "which tokens share a product depends on the batch",
+            )
+        is_strict = False
+    return STRICT if is_strict else FAST
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError("--num-kv-blocks", "must be set: the free memory is unknown here")

@@ -1,0 +1,194 @@
+"""The load-time check that the paged model computes what transformers computes.
+
+A short text runs through the paged model in two chunks, and through transformers' own attention in
+one piece. If the model does anything that the paged forward pass does not support (a mask of its
+own, a window passed wrongly, state that flows between tokens outside of attention), the logits
+differ and the model is refused. Sliding windows are longer than a short text, so for the probe they
+are shortened on both sides.
+
+The rounding error is measured, too: in bfloat16 and float16, transformers computes the text a
+second time in float32 with the same weights. The paged model must come about as close to that as
+transformers does in the model's own dtype. This costs one more forward pass of 48 tokens in
+float32, and the memory of the largest module's weights in float32.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from servicekit.logs import get_logger
+from verifier.attention.kv_cache import KVCache
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.numerics import STRICT, Numerics
+from verifier.batch.target_model import TargetModel
+from verifier.model.checkpoint import Checkpoint, CheckpointError, reference_logits, widened_weights
+
+# Largest difference of any logit between two computations, relative to the largest logit. Wide,
+# since a mixture of experts may route a token differently.
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
+# Largest distance of the paged model's logits from the float32 ones, relative to the distance of
+# transformers' logits in the same dtype. Correct models had 0.75 to 1.05, cut into 8 ranks up to
+# 1.3; a softmax scale that is 10 % wrong gives 4 in bfloat16 and 35 in float16.
+_ROUNDING_TOLERANCE = 2.0
+_NUM_TOKENS = 48
+_WINDOW_TOKENS = 16
+
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Logits [T, V] of the text by transformers' own attention."""
+
+    logits: torch.Tensor
+    # Computed in float32. None: `logits` are, or this model's code fails with wider weights.
+    exact: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """The paged model's output for the text.
+
+    Attributes:
+        logits: [T, V].
+        is_repeatable: under `strict`, whether other chunks of the text gave the same bits; that
+            this processor does so is found by trial.
+    """
+
+    logits: torch.Tensor
+    is_repeatable: bool
+
+
+def make_reference(model: PreTrainedModel, token_ids: list[int]) -> Reference:
+    """The whole model's reference, computed on the model's device."""
+    logits = reference_logits(model, token_ids)
+    if logits.dtype is torch.float32:
+        return Reference(logits=logits, exact=None)
+    try:
+        with widened_weights(model):
+            exact = reference_logits(model, token_ids)
+    except Exception as error:
+        # Any model's code runs here. Only the coarse tolerance applies then.
+        logger.warning("parity_probe_without_float32", reason=str(error))
+        return Reference(logits=logits, exact=None)
+    return Reference(logits=logits, exact=exact)
+
+
+def token_ids(*, vocab_size: int, max_model_len: int) -> list[int]:
+    """The text."""
+    return [(37 * i + 11) % vocab_size for i in range(min(_NUM_TOKENS, max_model_len))]
+
+
+def check_parity(
+    checkpoint: Checkpoint,
+    model: TargetModel,
+    cache: KVCache,
+    numerics: Numerics,
+    max_model_len: int,
+    *,
+    reference: Reference | None = None,
+) -> Probed:
+    """Compares the paged model with transformers' own attention; writes to the first blocks.
+
+    Args:
+        reference: if the model is cut into ranks, the whole model's, of the text or of a longer
+            one that begins with it; so a wrong cut shows, too. Windows are not shortened then.
+
+    Raises:
+        CheckpointError: they differ by more than rounding, or the paged model fails.
+    """
+    text = token_ids(vocab_size=checkpoint.vocab_size, max_model_len=max_model_len)
+    try:
+        with contextlib.ExitStack() as stack:
+            if reference is None:
+                stack.enter_context(_short_windows(checkpoint.model, max_model_len))
+            rows = _rows(text, [len(text) // 2], model, cache, numerics)
+            is_repeatable = numerics is STRICT and all(
+                _has_same_bits(rows, _rows(text, cuts, model, cache, numerics))
+                for cuts in ([], [max(1, len(text) - 8)])
+            )
+            if reference is None:
+                reference = make_reference(checkpoint.model, text)
+    except Exception as error:
+        # Any model's code runs here and may fail in any way.
+        raise CheckpointError(f"{checkpoint.architecture} is not served: {error}") from error
+    expected = reference.logits[: len(text)].to(rows.device)
+    difference = (rows.float() - expected.float()).abs().max().item()
+    largest = expected.float().abs().max().item()
+    refusal = f"{checkpoint.architecture} is not computed as transformers computes it: logits "
+    if not difference <= _TOLERANCES[checkpoint.dtype] * max(1.0, largest):
+        raise CheckpointError(f"{refusal}differ by {difference:.3g} (largest {largest:.3g})")
+    probed = Probed(logits=rows, is_repeatable=is_repeatable)
+    if reference.exact is None:
+        return probed
+    exact = reference.exact[: len(text)].to(rows.device)
+    rounding, distance = _distance(expected, exact), _distance(rows, exact)
+    if not distance <= _ROUNDING_TOLERANCE * rounding:
+        raise CheckpointError(
+            f"{refusal}are {distance:.3g} away from those in float32, where rounding is "
+            f"{rounding:.3g}"
+        )
+    return probed
+
+
+def _rows(
+    text: list[int], cuts: list[int], model: TargetModel, cache: KVCache, numerics: Numerics
+) -> torch.Tensor:
+    """All logits [T, V] of the text, computed in pieces."""
+    rows = []
+    for start, end in itertools.pairwise([0, *cuts, len(text)]):
+        layout = lay_out(
+            [
+                ScheduledTokens(
+                    token_ids=text[start : start + 1],
+                    draft_token_ids=text[start + 1 : end],
+                    num_computed_tokens=start,
+                    block_table=list(range(-(-end // cache.block_size))),
+                )
+            ],
+            block_size=cache.block_size,
+            trash_slot=cache.trash_slot,
+            row_multiple=numerics.row_multiple,
+        )
+        rows.append(model.forward(layout))
+    return torch.cat(rows)
+
+
+def _has_same_bits(rows: torch.Tensor, others: torch.Tensor) -> bool:
+    return torch.equal(rows, others)
+
+
+def _distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
+    """The median over rows [T, V] of the root mean square difference from the exact row."""
+    return (logits.float() - exact.float()).square().mean(dim=1).sqrt().median().item()
+
+
+@contextlib.contextmanager
+def _short_windows(model: PreTrainedModel, max_model_len: int) -> Iterator[None]:
+    """Within the context, every sliding window shorter than the longest sequence is shortened.
+
+    transformers' masks read the window from the configuration, attention reads it there or from a
+    copy in the module. Both are changed, so that a model that uses only one of them differs.
+    """
+    holders: dict[int, Any] = {id(model.config): model.config}
+    for module in model.modules():
+        holders[id(module)] = module
+        if (config := getattr(module, "config", None)) is not None:
+            holders[id(config)] = config
+    changed: list[tuple[Any, int]] = []
+    try:
+        for holder in holders.values():
+            window = vars(holder).get("sliding_window")
+            if isinstance(window, int) and _WINDOW_TOKENS < window < max_model_len:
+                changed.append((holder, window))
+                holder.sliding_window = _WINDOW_TOKENS
+        yield
+    finally:
+        for holder, window in changed:
+            holder.sliding_window = window

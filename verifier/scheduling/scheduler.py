@@ -1,0 +1,388 @@
+"""Which sequences take part in a step, with how many tokens: continuous batching.
+
+One token budget per step covers decodes, drafts and prefill chunks alike. Decodes come first, so
+that a long prompt never stops a running stream; prompts are cut into chunks to fit the rest. All
+sequences stand in one order: priority, then arrival. A sequence is admitted when there are blocks
+for its next chunk beside the blocks that running sequences need now; nothing is reserved for later
+growth. When blocks run short, idle cached blocks are evicted, then drafts are cut, then the last
+running sequence in order is preempted: it frees its blocks, keeps its tokens, and computes them
+again when there is room for them and for all running sequences to grow (`growth_tokens`). So it is
+preempted again only after it, or one before it in order, has grown by about as much.
+
+Every sequence ends, unless others keep arriving with a higher priority. No sequence needs more
+blocks than the pool has (`add` asserts it), so:
+
+- When nothing runs, the first waiting sequence is admitted.
+- The first running sequence is never preempted. It computes at least one token in every step,
+  except while it waits for a draft, which the engine bounds. It ends, and the next one is first.
+
+Knows no tensor and no clock.
+"""
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from verifier.drafts.draft_buffer import HintOutcome
+from verifier.drafts.speculation_policy import (
+    num_drafts_possible,
+    num_drafts_to_verify,
+    num_drafts_trusted,
+)
+from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.prefix_cache import extend_digests
+from verifier.scheduling.sequence import Sequence
+
+# A new run of blocks starts where there is room for this much more output.
+_RUN_AHEAD_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledSequence:
+    """A sequence's part in one step."""
+
+    sequence: Sequence
+    # Known tokens to run, from num_computed_tokens on.
+    num_new_tokens: int
+    draft_token_ids: list[int]
+    # False for a prefill chunk that ends before the last known token.
+    samples: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerCounts:
+    """Totals since the start."""
+
+    # Tokens of sequences looked up in the prefix cache, and those found.
+    num_prefix_cache_queries: int = 0
+    num_prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+
+
+class Scheduler:
+    """Owned by the engine thread; sole owner of `waiting`, `running` and the block pool.
+
+    Invariants: both lists are in order; a waiting sequence holds no block and has no computed
+    tokens.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_pool: BlockPool,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        count_hint: Callable[[HintOutcome], None],
+        has_prefix_cache: bool = True,
+        max_scored_rows: int = 256,
+        growth_tokens: int = 64,
+    ) -> None:
+        assert max_num_batched_tokens >= max_num_seqs, "every decode must fit into a step"
+        self.block_pool = block_pool
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.has_prefix_cache = has_prefix_cache
+        self.waiting: list[Sequence] = []
+        self.num_waiting_tokens = 0
+        self.running: list[Sequence] = []
+        self.counts = SchedulerCounts()
+        # The sequence that `admit` or `schedule` works on, or failed with.
+        self.current: Sequence | None = None
+        # Limit of a step's scored rows.
+        self._max_scored_rows = max_scored_rows
+        # Tokens that each running sequence must have room for when a preempted one is readmitted.
+        self._growth_tokens = growth_tokens
+        self._max_blocks_in_step = max_num_batched_tokens // block_size + 1
+        self._count_hint = count_hint
+        self._num_arrivals = 0
+        # Sequences that `admit` will return; kept here in case it raises and is called again.
+        self._opened: list[Sequence] = []
+
+    def fits(self, max_length: int) -> bool:
+        """Whether the pool has blocks for a sequence of `max_length` tokens."""
+        return self.num_blocks_for(max_length) <= self.block_pool.num_blocks
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence that `fits`, after all of its priority."""
+        assert self.fits(sequence.max_length)
+        self._num_arrivals += 1
+        sequence.arrival = self._num_arrivals
+        self._wait(sequence)
+
+    def admit(self) -> list[Sequence]:
+        """Moves waiting sequences to running, in order, while there is room.
+
+        Returns:
+            Sequences that run for the first time.
+        """
+        for sequence in self.running:
+            num_entered_tokens = sequence.num_entered_blocks * self.block_size
+            if sequence.num_computed_tokens - num_entered_tokens >= self.block_size:
+                self.current = sequence
+                self._enter_full_blocks(sequence)
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            sequence = self.current = self.waiting[0]
+            found = self._find_cached(sequence)
+            if not self._has_room(sequence, found):
+                break
+            self._end_wait(sequence)
+            self._start(sequence, found)
+            if not sequence.is_preempted:
+                self._count_lookup(sequence)
+                self._opened.append(sequence)
+        self.current = None
+        opened, self._opened = self._opened, []
+        return opened
+
+    def schedule(self) -> list[ScheduledSequence]:
+        """Forms a step: decodes with their drafts first, then prefill chunks."""
+        decoding, prefilling, num_spare_blocks = self._make_room()
+        budget = self.max_num_batched_tokens - len(decoding)
+        # Prompts get at least half of the budget that drafts could use.
+        draft_budget = budget // 2 if prefilling else budget
+        num_draft_blocks = num_spare_blocks // 2 if prefilling else num_spare_blocks
+        num_drafting = sum(s.has_draft for s in decoding)
+        scheduled = []
+        for sequence in decoding:
+            self.current = sequence
+            num_blocks = self._num_blocks_with_next(sequence)
+            room = (num_blocks + num_draft_blocks) * self.block_size
+            room -= sequence.num_computed_tokens + 1
+            draft_token_ids = self._draft_of(sequence, draft_budget, num_drafting, room)
+            num_drafting -= sequence.has_draft
+            draft_budget -= len(draft_token_ids)
+            budget -= len(draft_token_ids)
+            scheduled.append(self._scheduled(sequence, 1, draft_token_ids))
+            num_draft_blocks -= len(sequence.block_table) - num_blocks
+            num_spare_blocks -= len(sequence.block_table) - num_blocks
+        scored_rows = self._max_scored_rows
+        for i, sequence in enumerate(prefilling):
+            self.current = sequence
+            # The first prompt's next block is reserved.
+            num_blocks = len(sequence.block_table) if i else self._num_blocks_with_next(sequence)
+            room = (num_blocks + num_spare_blocks) * self.block_size
+            room -= sequence.num_computed_tokens
+            num_missing = min(_num_missing_tokens(sequence), sequence.longest_chunk(scored_rows))
+            num_tokens = min(num_missing, budget, room)
+            if num_tokens <= 0:
+                continue
+            scored_rows -= len(sequence.scored_rows(num_tokens))
+            budget -= num_tokens
+            scheduled.append(self._scheduled(sequence, num_tokens, []))
+            num_spare_blocks -= len(sequence.block_table) - num_blocks
+        self.current = None
+        return scheduled
+
+    def finish(self, sequence: Sequence) -> None:
+        """Removes a sequence, running or waiting, and frees its blocks."""
+        if sequence.is_running:
+            self.running.remove(sequence)
+            self._stop(sequence)
+        else:
+            self._end_wait(sequence)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def check_integrity(self) -> None:
+        """Asserts the invariants; for tests and idle moments."""
+        self.block_pool.check_integrity([s.block_table for s in self.running])
+        for sequences, is_running in ((self.running, True), (self.waiting, False)):
+            assert sequences == sorted(sequences, key=_place), "out of order"
+            assert all(s.is_running is is_running for s in sequences)
+        assert self.num_waiting_tokens == sum(len(s.token_ids) for s in self.waiting)
+        assert not any(s.block_table or s.num_computed_tokens for s in self.waiting)
+        for sequence in self.running:
+            covered = len(sequence.block_table) * self.block_size
+            assert sequence.num_computed_tokens <= covered, "computed tokens without a block"
+            assert sequence.num_computed_tokens < len(sequence.token_ids)
+            assert sequence.num_entered_blocks * self.block_size <= sequence.num_computed_tokens
+
+    # Admission
+
+    def _wait(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, sequence, key=_place)
+        self.num_waiting_tokens += len(sequence.token_ids)
+
+    def _end_wait(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.num_waiting_tokens -= len(sequence.token_ids)
+
+    def _find_cached(self, sequence: Sequence) -> list[int]:
+        """The cached blocks of a waiting sequence's prefix; they never cover a token whose logits
+        are needed, as the last one's are.
+        """
+        if not self.has_prefix_cache:
+            return []
+        num_blocks = sequence.max_cached_tokens // self.block_size
+        self._extend_digests(sequence, num_blocks)
+        return self.block_pool.cache.find(sequence.block_digests[:num_blocks])
+
+    def _has_room(self, sequence: Sequence, found: list[int]) -> bool:
+        """Whether there are blocks for a waiting sequence's next chunk, beside those that running
+        sequences need now.
+
+        A preempted one needs blocks for all its tokens, and room for all sequences to grow, so that
+        it makes progress before it is preempted again.
+        """
+        num_found_tokens = len(found) * self.block_size
+        if sequence.is_preempted:
+            num_missing = len(sequence.token_ids) - num_found_tokens
+            # While it is recomputed, the others grow by one token per step.
+            growth_tokens = self._growth_tokens + num_missing // self.max_num_batched_tokens
+            num_required = self._num_blocks_with_growth(sequence, 1 + growth_tokens)
+        else:
+            growth_tokens = 0
+            chunk_end = num_found_tokens + self.max_num_batched_tokens
+            num_required = self._num_blocks_with_growth(sequence, 1)
+            num_required = min(num_required, self.num_blocks_for(chunk_end))
+        num_required -= len(found)
+        num_required += sum(map(self.block_pool.cache.is_idle, found))
+        for running in self.running:
+            num_needed = self._num_blocks_with_growth(running, 1 + growth_tokens)
+            num_required += max(0, num_needed - len(running.block_table))
+        return num_required <= self.block_pool.num_available
+
+    def _num_blocks_with_growth(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks for a sequence's tokens and the next `num_tokens`, up to its maximum length."""
+        length = min(len(sequence.token_ids) + num_tokens, sequence.max_length)
+        return self.num_blocks_for(length)
+
+    def _start(self, sequence: Sequence, found: list[int]) -> None:
+        self.block_pool.share(sequence.block_table, found)
+        sequence.num_computed_tokens = len(found) * self.block_size
+        sequence.num_entered_blocks = len(found)
+        sequence.is_running = True
+        bisect.insort(self.running, sequence, key=_place)
+
+    def _count_lookup(self, sequence: Sequence) -> None:
+        sequence.num_cached_tokens = sequence.num_computed_tokens
+        if self.has_prefix_cache and sequence.max_cached_tokens:
+            self.counts.num_prefix_cache_queries += len(sequence.token_ids)
+            self.counts.num_prefix_cache_hits += sequence.num_cached_tokens
+
+    # Blocks
+
+    def _make_room(self) -> tuple[list[Sequence], list[Sequence], int]:
+        """Preempts until every decode, and the first prompt, has a block for its next token.
+
+        Returns:
+            The decoding and the prefilling sequences, and the number of blocks left for drafts and
+            longer chunks.
+        """
+        while True:
+            decoding = [s for s in self.running if not s.is_prefilling and not s.must_await_hint]
+            prefilling = [s for s in self.running if s.is_prefilling]
+            # Each needs one block at most. Counted exactly only if the step could use more.
+            num_spare = self.block_pool.num_available - len(self.running)
+            if num_spare <= self._max_blocks_in_step:
+                num_spare = self.block_pool.num_available - sum(
+                    self._num_blocks_with_next(s) - len(s.block_table)
+                    for s in (*decoding, *prefilling[:1])
+                )
+            if num_spare >= 0:
+                return decoding, prefilling, num_spare
+            self._preempt(self.running[-1])
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Returns a running sequence to its place among the waiting ones."""
+        self.running.remove(sequence)
+        self._stop(sequence)
+        sequence.is_preempted = True
+        sequence.num_computed_tokens = 0
+        self._wait(sequence)
+        self.counts.num_preemptions += 1
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Frees a sequence's blocks; whole ones stay cached."""
+        self._enter_full_blocks(sequence)
+        self.block_pool.release(sequence.block_table)
+        sequence.num_entered_blocks = 0
+        sequence.is_running = False
+
+    def _enter_full_blocks(self, sequence: Sequence) -> None:
+        """Enters newly filled blocks into the prefix cache. Their tokens are verified, since K/V of
+        a rejected draft is never counted as computed.
+        """
+        num_full = sequence.num_computed_tokens // self.block_size
+        if num_full == sequence.num_entered_blocks or not self.has_prefix_cache:
+            return
+        self._extend_digests(sequence, num_full)
+        for i in range(sequence.num_entered_blocks, num_full):
+            self.block_pool.cache.add(sequence.block_digests[i], sequence.block_table[i])
+        sequence.num_entered_blocks = num_full
+
+    def _extend_digests(self, sequence: Sequence, num_blocks: int) -> None:
+        extend_digests(
+            sequence.block_digests,
+            sequence.token_ids,
+            num_blocks,
+            block_size=self.block_size,
+            cache_salt=sequence.cache_salt,
+        )
+
+    def _num_blocks_with_next(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence needs to compute one more token."""
+        num_held = len(sequence.block_table)
+        return num_held + (sequence.num_computed_tokens == num_held * self.block_size)
+
+    # The step
+
+    def _draft_of(self, sequence: Sequence, budget: int, num_sharing: int, room: int) -> list[int]:
+        if not sequence.has_draft:
+            return []
+        trusted = num_drafts_trusted(
+            tokens_per_match=sequence.tokens_per_match,
+            match_length=sequence.draft_buffer.match_length(len(sequence.token_ids)),
+        )
+        limit = min(sequence.num_speculative_tokens, room)
+        num_drafts = num_drafts_to_verify(
+            num_speculative_tokens=limit if trusted is None else min(limit, trusted),
+            remaining=sequence.remaining,
+            budget=budget,
+            num_sharing=num_sharing,
+        )
+        length = len(sequence.token_ids)
+        num_drafts = num_drafts_possible(
+            sequence.draft_buffer.ahead(length, num_drafts),
+            stop_token_ids=sequence.stop_token_ids,
+            num_output_tokens=length - sequence.prompt_length,
+            min_new_tokens=sequence.sampling.min_new_tokens,
+        )
+        draft_token_ids, outcome = sequence.draft_buffer.draft(length, num_drafts)
+        if outcome is not None:
+            self._count_hint(outcome)
+        return draft_token_ids
+
+    def _scheduled(
+        self, sequence: Sequence, num_new_tokens: int, draft_token_ids: list[int]
+    ) -> ScheduledSequence:
+        num_tokens = sequence.num_computed_tokens + num_new_tokens + len(draft_token_ids)
+        if num_tokens > len(sequence.block_table) * self.block_size:
+            longest = min(sequence.max_length, len(sequence.token_ids) + _RUN_AHEAD_TOKENS)
+            self.block_pool.extend(
+                sequence.block_table,
+                self.num_blocks_for(num_tokens),
+                run_blocks=self.num_blocks_for(longest) - len(sequence.block_table),
+            )
+        return ScheduledSequence(
+            sequence=sequence,
+            num_new_tokens=num_new_tokens,
+            draft_token_ids=draft_token_ids,
+            samples=sequence.num_computed_tokens + num_new_tokens == len(sequence.token_ids),
+        )
+
+
+def _place(sequence: Sequence) -> tuple[int, int]:
+    """The sort key: higher priority first, then earlier arrival."""
+    return -sequence.priority, sequence.arrival
+
+
+def _num_missing_tokens(sequence: Sequence) -> int:
+    """Known tokens that a prefilling sequence may compute. One whose next token is decided only
+    together with a hint leaves its last token to that step.
+    """
+    num_missing = len(sequence.token_ids) - sequence.num_computed_tokens
+    return num_missing - 1 if sequence.steps_only_with_hint else num_missing

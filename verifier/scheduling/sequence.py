@@ -1,0 +1,225 @@
+"""One sequence inside the engine: its tokens, its place in the KV cache, its drafts."""
+
+import collections
+import enum
+from dataclasses import dataclass, field
+
+from verifier.drafts.draft_buffer import DraftBuffer
+from verifier.drafts.draft_wait import FirstTokenRecord
+from verifier.drafts.proposal_log import ProposalLog
+from verifier.sampling import Sampling
+
+# Limit of a traced sequence's tokens in one step: its trace is 60 KB at most, one message.
+MAX_TRACED_TOKENS = 4096
+# Publications kept to time late hints.
+PUBLICATIONS_KEPT = 8
+
+
+class DraftWait(enum.Enum):
+    """How long a step may wait for this sequence's draft."""
+
+    ADAPTIVE = "adaptive"
+    NEVER = "never"
+    ALWAYS = "always"
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+class ScoringMethod(enum.Enum):
+    """How drafts are run through the model; both methods give the same logits rows."""
+
+    SINGLE_PASS = "single_pass"
+    # K + 1 entries of one query each for K drafts; see `batch_expansion.py`.
+    BATCH_EXPANSION = "batch_expansion"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """What is requested of a sequence that is only scored, not continued.
+
+    Its `token_ids` are a prompt and then its drafts; all of them are computed as a prompt is. The
+    prompt's last row and the rows of the drafts are scored.
+    """
+
+    method: ScoringMethod
+    # How many of the likeliest tokens to report per row.
+    num_top: int
+    # Whether the prompt's other rows are scored, too.
+    prompt_logprobs: bool = False
+    # Tensors to return: each draft row's distribution, and the output layer's input.
+    keeps_distributions: bool = False
+    keeps_hidden_states: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSequence:
+    """A validated request to start a sequence. `verifier.proto`'s Open documents the fields."""
+
+    sequence_id: str
+    token_ids: list[int]
+    prompt_length: int
+    sampling: Sampling
+    max_new_tokens: int
+    stop_token_ids: frozenset[int]
+    draft_wait: DraftWait
+    drafting: bool
+    num_speculative_tokens: int
+    # Sequences share prefix-cache blocks only with equal salts.
+    cache_salt: str = ""
+    priority: int = 0
+    tokens_per_match: int = 0
+    # Whether an event describes every step of the sequence.
+    trace: bool = False
+    # None: the sequence is continued.
+    scoring: Scoring | None = None
+
+    @property
+    def rows_to_score(self) -> range:
+        """Positions of the tokens whose rows are scored. Logprobs of the first output token are
+        not among them: they come with that token.
+        """
+        if self.scoring is not None:
+            first = 0 if self.scoring.prompt_logprobs else self.prompt_length - 1
+            return range(first, len(self.token_ids))
+        has_rows = self.sampling.prompt_logprobs is not None
+        return range(self.prompt_length - 1) if has_rows else range(0)
+
+
+# Compared by identity: two sequences with equal values are still two.
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """Owned by the engine thread.
+
+    Invariants: `token_ids` never holds an unverified draft; K/V of the first
+    `num_computed_tokens` tokens is valid; a running sequence's `block_table` covers them, a
+    waiting one's is empty.
+    """
+
+    sequence_id: str
+    session_id: int
+    token_ids: list[int]
+    prompt_length: int
+    # The length at which generation ends, by max_new_tokens or the model's limit.
+    max_length: int
+    sampling: Sampling
+    stop_token_ids: frozenset[int]
+    draft_wait: DraftWait
+    drafting: bool
+    num_speculative_tokens: int
+    # Sequences share cached blocks only with equal salts.
+    cache_salt: str = ""
+    # Limits the drafts of a hint per token of its match; 0: no such limit.
+    tokens_per_match: int = 0
+    # Higher first; within one priority, by arrival (the scheduler's count).
+    priority: int = 0
+    arrival: int = 0
+    is_running: bool = False
+    is_preempted: bool = False
+    scoring: Scoring | None = None
+    # Positions whose logprobs are not yet reported. Reported ones leave the range, so that a
+    # sequence that is preempted and recomputed reports none twice.
+    rows_to_score: range = range(0)
+    num_computed_tokens: int = 0
+    # Tokens whose K/V was found in the prefix cache at the first admission.
+    num_cached_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    # Digests of the first whole blocks of `token_ids`, computed when needed.
+    block_digests: list[bytes] = field(default_factory=list)
+    # How many blocks of `block_table`, from the first on, are entered in the prefix cache.
+    num_entered_blocks: int = 0
+    # The hint length last requested from the session. 0: no hint is requested.
+    num_wanted_draft_tokens: int = 0
+    draft_buffer: DraftBuffer = field(default_factory=DraftBuffer)
+    # None: not traced.
+    proposals: ProposalLog | None = None
+    first_token_record: FirstTokenRecord = field(default_factory=FirstTokenRecord)
+    # The last published (length, monotonic seconds): hints for that length are under way since
+    # then. Empty before the first token.
+    publications: collections.deque[tuple[int, float]] = field(
+        default_factory=lambda: collections.deque(maxlen=PUBLICATIONS_KEPT)
+    )
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Limit of the tokens whose K/V may come from the cache; later rows must be computed."""
+        return self.rows_to_score.start if self.rows_to_score else len(self.token_ids) - 1
+
+    def scored_rows(self, num_new_tokens: int) -> range:
+        """The part of `rows_to_score` that the next `num_new_tokens` tokens cover."""
+        end = self.num_computed_tokens + num_new_tokens
+        rows = self.rows_to_score
+        start = max(rows.start, self.num_computed_tokens)
+        return range(start, max(start, min(rows.stop, end)))
+
+    def longest_chunk(self, max_rows: int) -> int:
+        """Limit of the next chunk's tokens: they cover at most `max_rows` of `rows_to_score`, and
+        for a traced sequence at most `MAX_TRACED_TOKENS`.
+        """
+        num_missing = len(self.token_ids) - self.num_computed_tokens
+        if self.proposals is not None:
+            num_missing = min(num_missing, MAX_TRACED_TOKENS)
+        if len(self.rows_to_score) <= max_rows:
+            return num_missing
+        num_allowed = self.rows_to_score.start + max_rows - self.num_computed_tokens
+        return max(0, min(num_missing, num_allowed))
+
+    @property
+    def remaining(self) -> int:
+        """Output tokens still allowed."""
+        return self.max_length - len(self.token_ids)
+
+    @property
+    def published_at_s(self) -> float:
+        """When the current length was published; only after the first publication."""
+        return self.publications[-1][1]
+
+    @property
+    def is_prefilling(self) -> bool:
+        """More than the last token's K/V is missing."""
+        return self.num_computed_tokens < len(self.token_ids) - 1
+
+    @property
+    def can_draft(self) -> bool:
+        """A hint can be of use."""
+        return self.num_speculative_tokens > 0 and self.remaining > 1
+
+    @property
+    def steps_only_with_hint(self) -> bool:
+        """Under ALWAYS: the next token is decided together with the hint for this length."""
+        return self.draft_wait is DraftWait.ALWAYS and self.can_draft and self._has_requested_hint
+
+    @property
+    def has_draft(self) -> bool:
+        """A draft is buffered and can be of use."""
+        return self.can_draft and bool(self.draft_buffer)
+
+    @property
+    def must_await_hint(self) -> bool:
+        """Under ALWAYS: the hint for exactly the current length is not here yet."""
+        return self.steps_only_with_hint and self._is_unanswered
+
+    @property
+    def may_await_hint(self) -> bool:
+        """Under ADAPTIVE: there is no draft, and a hint may be under way."""
+        return (
+            self.draft_wait is DraftWait.ADAPTIVE
+            and self.can_draft
+            and not self.draft_buffer
+            and self._has_requested_hint
+            and self._is_unanswered
+            and not self.is_prefilling
+        )
+
+    @property
+    def _has_requested_hint(self) -> bool:
+        """A hint for the current length was requested."""
+        return self.drafting and self.num_wanted_draft_tokens > 0
+
+    @property
+    def _is_unanswered(self) -> bool:
+        """No hint for the current length has come back."""
+        return self.draft_buffer.answered_length < len(self.token_ids)

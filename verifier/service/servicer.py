@@ -1,0 +1,123 @@
+"""VerifierService over gRPC: exchanges messages with the engine thread and computes nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from tandem.v1 import verifier_pb2, verifier_pb2_grpc
+from verifier.engine.engine import Engine
+from verifier.errors import DrainingError, NotReadyError, OverloadedError
+from verifier.service import score_wire
+from verifier.service.score_call import ScoreCall
+from verifier.service.session import Session
+from verifier.service.wire import ServedModel
+
+# Over all concurrent Score calls; a single call may exceed it.
+MAX_SCORED_TOKENS = 1 << 20
+# Of distributions and hidden states in the responses of all concurrent Score calls.
+MAX_SCORED_TENSOR_BYTES = 64 << 20
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
+    """Owned by the event loop. Until `open`, the model is loading and RPCs are refused."""
+
+    def __init__(self, *, max_session_event_bytes: int) -> None:
+        self._opened: tuple[Engine, ServedModel] | None = None
+        self._max_session_event_bytes = max_session_event_bytes
+        self._sessions: set[Session] = set()
+        self._num_scored_tokens = 0
+        self._num_scored_tensor_bytes = 0
+        self._is_draining = False
+
+    def open(self, engine: Engine, served: ServedModel) -> None:
+        """Answers RPCs from now on. The caller starts and stops the engine."""
+        self._opened = (engine, served)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[verifier_pb2.SessionRequest], context: _Context
+    ) -> AsyncIterator[verifier_pb2.SessionResponse]:
+        engine, served = self._loaded()
+        session = Session(engine, served, max_event_bytes=self._max_session_event_bytes)
+        if self._is_draining:
+            session.drain()
+        self._sessions.add(session)
+        reader = asyncio.create_task(session.read(request_iterator))
+        try:
+            async for response in session.responses():
+                yield response
+        finally:
+            reader.cancel()
+            session.close()
+            self._sessions.discard(session)
+
+    async def Score(
+        self, request: verifier_pb2.ScoreRequest, context: _Context
+    ) -> verifier_pb2.ScoreResponse:
+        engine, served = self._loaded()
+        if self._is_draining:
+            raise DrainingError("the verifier is shutting down", retry_after_ms=1000)
+        query = score_wire.score_query(request, served)
+        num_tokens = query.num_tokens
+        if self._num_scored_tokens and self._num_scored_tokens + num_tokens > MAX_SCORED_TOKENS:
+            raise OverloadedError(
+                f"{self._num_scored_tokens} tokens are being scored already", retry_after_ms=1000
+            )
+        if self._num_scored_tensor_bytes + query.num_tensor_bytes > MAX_SCORED_TENSOR_BYTES:
+            raise OverloadedError(
+                f"{self._num_scored_tensor_bytes} bytes of distributions and hidden states are "
+                "being computed already",
+                retry_after_ms=1000,
+            )
+        self._num_scored_tokens += num_tokens
+        self._num_scored_tensor_bytes += query.num_tensor_bytes
+        call = ScoreCall(engine, query.sequences, query.options)
+        try:
+            scored = await asyncio.wrap_future(call.result)
+            # Writing tens of thousands of logprobs would block the event loop, and hints with it.
+            return await asyncio.to_thread(score_wire.score_response, query, scored)
+        finally:
+            # Also after a cancellation: the call's blocks are free within one step.
+            call.close()
+            self._num_scored_tokens -= num_tokens
+            self._num_scored_tensor_bytes -= query.num_tensor_bytes
+
+    async def GetModelInfo(
+        self, request: verifier_pb2.GetModelInfoRequest, context: _Context
+    ) -> verifier_pb2.GetModelInfoResponse:
+        _, served = self._loaded()
+        return served.model_info()
+
+    async def GetVerifierLoad(
+        self, request: verifier_pb2.GetVerifierLoadRequest, context: _Context
+    ) -> verifier_pb2.GetVerifierLoadResponse:
+        engine, served = self._loaded()
+        load = engine.load
+        return verifier_pb2.GetVerifierLoadResponse(
+            instance_id=served.instance_id,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_kv_blocks_used=load.num_kv_blocks_used,
+            num_kv_blocks_total=load.num_kv_blocks_total,
+            num_steps=load.num_steps,
+            step_duration_s=load.step_duration_s,
+            hop_duration_s=load.hop_duration_s,
+        )
+
+    async def drain(self) -> None:
+        """Refuses new sequences, waits until the last one has ended, ends the sessions."""
+        engine, _ = self._loaded()
+        self._is_draining = True
+        for session in self._sessions:
+            session.drain()
+        await asyncio.wrap_future(engine.when_idle())
+        for session in self._sessions:
+            session.end()
+
+    def _loaded(self) -> tuple[Engine, ServedModel]:
+        if self._opened is None:
+            raise NotReadyError("the model is being loaded", retry_after_ms=1000)
+        return self._opened

@@ -1,0 +1,254 @@
+"""One gateway's session: commands from its stream to the engine, events from the engine to it.
+
+Runs on the event loop. The engine thread only calls `_sink`, which passes events to the loop.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from servicekit.errors import MessageLimitError, RequestError
+from servicekit.logs import get_logger
+from tandem.v1 import verifier_pb2
+from verifier.engine.engine import Engine
+from verifier.engine.messages import (
+    Close,
+    DetachSession,
+    Event,
+    Forget,
+    Hint,
+    Hints,
+    Open,
+    Rejected,
+    StepStats,
+    Update,
+)
+from verifier.errors import (
+    DrainingError,
+    InternalError,
+    InvalidRequestError,
+    OverloadedError,
+    SessionError,
+)
+from verifier.service import wire
+from verifier.service.command_flow import COMMAND_COST, SLICE_COST, CommandFlow
+
+logger = get_logger(__name__)
+
+# Handled between two returns to the event loop; a few milliseconds.
+_COMMANDS_PER_SLICE = 4096
+
+
+class Session:
+    """Owned by the event loop. `close` must be called; it frees everything opened here.
+
+    Two queues are bounded. Events that the stream has not sent: beyond `max_event_bytes` the
+    session ends with RESOURCE_EXHAUSTED, since a gateway that does not read would otherwise stall
+    the engine or fill the memory. Commands that the engine has not handled: beyond the bound the
+    stream is not read until it has (`command_flow.py`).
+    """
+
+    def __init__(self, engine: Engine, served: wire.ServedModel, *, max_event_bytes: int) -> None:
+        self._engine = engine
+        self._served = served
+        self._max_event_bytes = max_event_bytes
+        self._loop = asyncio.get_running_loop()
+        # Bounded by the bytes in it, in `_put`; None ends the stream.
+        self._responses: asyncio.Queue[verifier_pb2.SessionResponse | None] = asyncio.Queue()
+        self._queued_bytes = 0
+        self._error: Exception | None = None
+        # Sequences with an event that could not be written: their other events are dropped.
+        self._forgotten: set[str] = set()
+        self._flow = CommandFlow(engine)
+        self._is_draining = False
+        self._session_id = engine.attach(self._sink)
+
+    async def read(self, requests: AsyncIterator[verifier_pb2.SessionRequest]) -> None:
+        """Submits commands until the stream ends, then ends the session."""
+        try:
+            greeted = False
+            async for request in requests:
+                received_at_s = time.monotonic()
+                wire.SESSION_LIMITS.check_counts(request)
+                commands: Sequence[verifier_pb2.Command] = request.commands
+                if not greeted:
+                    self._check_hello(commands[0] if commands else None)
+                    greeted = True
+                    commands = commands[1:]
+                await self._take(commands, received_at_s)
+        except Exception as error:  # `responses` raises it
+            self._error = error
+        finally:
+            self._responses.put_nowait(None)
+
+    async def responses(self) -> AsyncIterator[verifier_pb2.SessionResponse]:
+        """The stream's messages: Welcome, then one per engine step.
+
+        Raises:
+            RequestError: the client violated the protocol or left too many events unread.
+            Exception: any other failure of `read`.
+        """
+        while (response := await self._responses.get()) is not None:
+            self._queued_bytes -= response.ByteSize()
+            yield response
+            if self._error is not None:
+                break
+        if self._error is not None:
+            raise self._error
+
+    def drain(self) -> None:
+        """Refuses Opens from now on."""
+        self._is_draining = True
+
+    def end(self) -> None:
+        """Ends the stream once the queued messages have been sent."""
+        self._responses.put_nowait(None)
+
+    def close(self) -> None:
+        self._engine.submit(DetachSession(session_id=self._session_id))
+
+    def _sink(self, events: list[Event], step: StepStats | None) -> None:
+        """Called by the engine thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
+            self._loop.call_soon_threadsafe(self._deliver, events, step)
+
+    def _deliver(self, events: list[Event], step: StepStats | None) -> None:
+        if self._error is not None:
+            return
+        if self._forgotten:
+            events = [event for event in events if event.sequence_id not in self._forgotten]
+        try:
+            response = wire.response(events, step)
+        except Exception:
+            response = wire.response([self._written(event) for event in events], step)
+        for part in wire.split(response):
+            if self._error is None:
+                self._put(part)
+
+    def _written(self, event: Event) -> Event:
+        """The event, or, if it cannot be written, a Rejected that ends its sequence."""
+        try:
+            wire.response([event], None)
+        except Exception as error:
+            self._forgotten.add(event.sequence_id)
+            self._engine.submit(
+                Forget(session_id=self._session_id, sequence_id=event.sequence_id, error=error)
+            )
+            return Rejected(sequence_id=event.sequence_id, error=InternalError())
+        return event
+
+    def _put(self, response: verifier_pb2.SessionResponse) -> None:
+        self._queued_bytes += response.ByteSize()
+        if self._queued_bytes > self._max_event_bytes:
+            self._error = OverloadedError(
+                f"over {self._max_event_bytes} bytes of events are unread", retry_after_ms=1000
+            )
+            self.close()
+        self._responses.put_nowait(response)
+
+    def _check_hello(self, command: verifier_pb2.Command | None) -> None:
+        if command is None or command.WhichOneof("command") != "hello":
+            raise SessionError("the first command must be Hello", field="commands[0].hello")
+        wire.COMMAND_LIMITS.check_within(command, "commands", 0)
+        version = command.hello.protocol_version
+        if version != wire.PROTOCOL_VERSION:
+            raise SessionError(
+                f"version {version} is not {wire.PROTOCOL_VERSION}",
+                field="commands[0].hello.protocol_version",
+            )
+        self._put(wire.welcome(self._served))
+
+    async def _take(self, commands: Sequence[verifier_pb2.Command], received_at_s: float) -> None:
+        """Submits a message's commands, drafts first, in slices if they are many."""
+        hints: list[Hint] = []
+        others: list[verifier_pb2.Command] = []
+        rejected: list[Event] = []
+        cost = 0
+        for index, command in enumerate(commands):
+            if index % _COMMANDS_PER_SLICE == 0 and len(commands) > _COMMANDS_PER_SLICE:
+                # Also at index 0: parsing so large a message took long enough.
+                await asyncio.sleep(0)
+            if not command.HasField("draft"):
+                others.append(command)
+                continue
+            try:
+                hints.append(wire.hint(command.draft, self._served))
+            except MessageLimitError as error:
+                rejected.append(wire.rejected_command(command, error))
+            except Exception:
+                logger.exception("command_failed", sequence_id=command.draft.sequence_id)
+            cost += COMMAND_COST + len(command.draft.token_ids)
+            if cost >= SLICE_COST:
+                self._submit_hints(hints, rejected, received_at_s)
+                await self._flow.submitted(cost)
+                hints, rejected, cost = [], [], 0
+        if cost:
+            self._submit_hints(hints, rejected, received_at_s)
+            await self._flow.submitted(cost)
+        if others:
+            await self._take_others(others)
+
+    def _submit_hints(self, hints: list[Hint], rejected: list[Event], received_at_s: float) -> None:
+        if hints:
+            self._engine.submit(
+                Hints(session_id=self._session_id, hints=hints, received_at_s=received_at_s)
+            )
+        if rejected:
+            self._deliver(rejected, None)
+
+    async def _take_others(self, commands: list[verifier_pb2.Command]) -> None:
+        rejected: list[Event] = []
+        cost = 0
+        for command in commands:
+            cost += COMMAND_COST + len(command.open.token_ids)
+            try:
+                self._take_one(command)
+            except Exception as error:
+                rejected.append(self._rejected(command, error))
+            if cost >= SLICE_COST:
+                if rejected:
+                    self._deliver(rejected, None)
+                    rejected = []
+                await self._flow.submitted(cost)
+                cost = 0
+        if rejected:
+            self._deliver(rejected, None)
+        await self._flow.submitted(cost)
+
+    def _rejected(self, command: verifier_pb2.Command, error: Exception) -> Rejected:
+        if isinstance(error, MessageLimitError):
+            return wire.rejected_command(command, error)
+        sequence_id = command.open.sequence_id if command.HasField("open") else ""
+        if not isinstance(error, RequestError):
+            logger.error("command_failed", sequence_id=sequence_id, exc_info=error)
+            error = InternalError()
+        return Rejected(sequence_id=sequence_id, error=error)
+
+    def _take_one(self, command: verifier_pb2.Command) -> None:
+        session_id = self._session_id
+        match command.WhichOneof("command"):
+            case "open":
+                wire.COMMAND_LIMITS.check(command)
+                if self._is_draining:
+                    raise DrainingError("the verifier is shutting down", retry_after_ms=1000)
+                sequence = wire.open_sequence(command.open, self._served)
+                self._engine.submit(Open(session_id=session_id, sequence=sequence))
+            case "close":
+                wire.COMMAND_LIMITS.check(command)
+                self._engine.submit(
+                    Close(session_id=session_id, sequence_id=command.close.sequence_id)
+                )
+            case "update":
+                wire.COMMAND_LIMITS.check(command)
+                self._engine.submit(
+                    Update(
+                        session_id=session_id,
+                        sequence_id=command.update.sequence_id,
+                        drafting=command.update.drafting,
+                    )
+                )
+            case "hello":
+                raise InvalidRequestError("Hello comes once, first", field="commands.hello")
+            case _:
+                raise InvalidRequestError("unknown command", field="commands")

@@ -1,0 +1,86 @@
+"""Decides whether the engine makes progress, for liveness probes.
+
+Load never counts as a stall, however high: a restart would only add to it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from verifier.engine.engine import Engine
+from verifier.engine.observation import EngineLoad
+
+_CHECKS_PER_TIMEOUT = 4
+
+
+class Watchdog:
+    """Checks the engine periodically, from the event loop.
+
+    The engine is stalled in three cases: its thread has ended; it handles no command for the stall
+    timeout (commands are handled between steps, so one step does not end); or it has sequences and
+    handles commands, but finishes no step for the stall timeout plus the longest wait for a draft.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        stall_timeout_s: float,
+        draft_idle_timeout_s: float,
+        on_change: Callable[[bool], None],
+    ) -> None:
+        """The engine, which must be started, counts as alive at first.
+
+        Args:
+            stall_timeout_s: see the class.
+            draft_idle_timeout_s: the engine's bound on waits for a draft.
+            on_change: called with whether the engine is alive, whenever that changes.
+        """
+        self._engine = engine
+        self._stall_timeout_s = stall_timeout_s
+        self._interval_s = stall_timeout_s / _CHECKS_PER_TIMEOUT
+        # Counted in checks, not in time, so that a suspended process is not taken for a stall.
+        self._max_idle_checks = _CHECKS_PER_TIMEOUT + int(draft_idle_timeout_s / self._interval_s)
+        self._on_change = on_change
+        self._is_alive = True
+
+    async def run(self, stopped: "asyncio.Future[None]") -> None:
+        """Runs until cancelled, or until the engine thread has ended.
+
+        Args:
+            stopped: done when it has ended; never cancelled here.
+        """
+        num_steps, num_idle_checks = 0, 0
+        while (load := await self._next_load(stopped)) is not None:
+            if load.num_steps > num_steps or not load.num_running + load.num_waiting:
+                num_idle_checks = 0
+            else:
+                num_idle_checks += 1
+            num_steps = load.num_steps
+            self._report(num_idle_checks <= self._max_idle_checks)
+            await asyncio.wait({stopped}, timeout=self._interval_s)
+        self._report(False)
+
+    async def _next_load(self, stopped: "asyncio.Future[None]") -> EngineLoad | None:
+        """The engine's load between two steps; None when its thread has ended."""
+        if stopped.done():
+            return None
+        answer = asyncio.wrap_future(self._engine.call(lambda: self._engine.load))
+        timeout_s: float | None = self._stall_timeout_s
+        while not answer.done() and not stopped.done():
+            either: set[asyncio.Future[Any]] = {answer, stopped}
+            done, _ = await asyncio.wait(
+                either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                self._report(False)
+                timeout_s = None
+        if not answer.done():
+            answer.cancel()
+            return None
+        return answer.result()
+
+    def _report(self, is_alive: bool) -> None:
+        if is_alive != self._is_alive:
+            self._is_alive = is_alive
+            self._on_change(is_alive)
