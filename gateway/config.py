@@ -5,10 +5,10 @@ from typing import Literal
 
 import pydantic
 
-from gateway.drafting_law import LAWS, DraftingLaw, Preset
-from gateway.message_bounds import MAX_UINT32
-from gateway.request import Algorithm, Overlap, Tie
-from gateway.validation import MAX_NGRAM, RequestDefaults
+from gateway.messages.client import Algorithm, Overlap, Tie
+from gateway.messages.sizes import MAX_UINT32
+from gateway.requests.drafting_policy import LAWS, DraftingLaw, Preset
+from gateway.requests.validation import MAX_NGRAM, RequestDefaults
 from servicekit.address import parse_address
 from servicekit.config import ChannelOptions, ServerOptions
 

@@ -22,8 +22,6 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from gateway.delivery import Delivery
-from gateway.drafter_link import DrafterLink
 from gateway.errors import (
     RETRY_AFTER_MS,
     InvalidRequestError,
@@ -32,9 +30,10 @@ from gateway.errors import (
     VerifierError,
     from_verifier,
 )
-from gateway.fleet import Fleet
-from gateway.generation import Generation, Step
-from gateway.messages import (
+from gateway.generation.delivery import Delivery
+from gateway.generation.generation import Generation, Step
+from gateway.messages.client import FinishReason, Keep
+from gateway.messages.peer import (
     Decided,
     DraftWait,
     Hint,
@@ -47,9 +46,10 @@ from gateway.messages import (
     VerifierEvent,
 )
 from gateway.metrics import GatewayMetrics
-from gateway.odd_messages import OddMessages
-from gateway.request import FinishReason, Keep
-from gateway.verifier_link import VerifierLink
+from gateway.peers.drafter_link import DrafterLink
+from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.verifier_link import VerifierLink
+from gateway.routing.fleet import Fleet
 from servicekit.logs import Logger
 
 

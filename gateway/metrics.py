@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.errors import ERROR_CODES, code_name
-from gateway.generation import MAX_MATCH_LENGTH, Step
-from gateway.request import FinishReason, Source, Usage
+from gateway.generation.generation import MAX_MATCH_LENGTH, Step
+from gateway.messages.client import FinishReason, Source, Usage
 from servicekit.tally_histogram import TallyHistogram
 
 # A draft's round trip is some hundred microseconds; the deadline is a quarter of a second.

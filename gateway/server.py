@@ -9,21 +9,21 @@ from collections.abc import Coroutine
 import grpc
 from prometheus_client import CollectorRegistry
 
+from gateway.api.frontend import Frontend
+from gateway.api.grpc_service import SERVICE_NAME, GenerationServicer
+from gateway.api.http import HttpListener
+from gateway.api.unread_watch import Readers
 from gateway.config import GatewayConfig
 from gateway.coordinator import Coordinator
-from gateway.drafter_link import DrafterLink
 from gateway.errors import ERROR_TABLE
-from gateway.fleet import Fleet
-from gateway.frontend import Frontend
-from gateway.http import HttpListener
-from gateway.messages import DraftWait
+from gateway.messages.peer import DraftWait
 from gateway.metrics import GatewayMetrics
-from gateway.odd_messages import OddMessages
-from gateway.progress import ProgressWatch
-from gateway.readers import Readers
-from gateway.service import SERVICE_NAME, GenerationServicer
-from gateway.tokenization import Tokenizer, TokenizerLoadError
-from gateway.verifier_link import VerifierLink
+from gateway.peers.drafter_link import DrafterLink
+from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.verifier_link import VerifierLink
+from gateway.routing.fleet import Fleet
+from gateway.routing.progress_watch import ProgressWatch
+from gateway.text.tokenizer import Tokenizer, TokenizerLoadError
 from servicekit.channel import open_channel
 from servicekit.config import ConfigError
 from servicekit.logs import Logger

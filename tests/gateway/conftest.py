@@ -15,7 +15,7 @@ from drafter.config import DrafterConfig
 from drafter.server import DrafterServer
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
-from gateway.tokenization import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from servicekit.config import ServerOptions
 from servicekit.logs import Logger, get_logger
 from tandem.v1 import gateway_pb2_grpc

@@ -4,10 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.generation import Generation
-from gateway.messages import Decided
-from gateway.output_text import OutputText
-from gateway.request import (
+from gateway.generation.generation import Generation
+from gateway.messages.client import (
     AcceptedRequest,
     Chunk,
     EncodedLogprob,
@@ -15,7 +13,9 @@ from gateway.request import (
     NgramParams,
     SamplingParams,
 )
-from gateway.tokenization import Tokenizer
+from gateway.messages.peer import Decided
+from gateway.text.output_text import OutputText
+from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
 
 

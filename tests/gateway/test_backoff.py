@@ -1,6 +1,6 @@
 """Reconnecting: how long the pauses are."""
 
-from gateway.backoff import Backoff
+from gateway.peers.backoff import Backoff
 
 
 def test_pauses_double_up_to_a_bound() -> None:

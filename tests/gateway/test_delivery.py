@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
-from gateway.delivery import CLIENTS_PER_TURN, Delivery
-from gateway.generation import Generation
+from gateway.generation.delivery import CLIENTS_PER_TURN, Delivery
+from gateway.generation.generation import Generation
 from tests.gateway.making import make_generation
 
 FOR_EVER_S = 1000.0

@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway import wire
-from gateway.draft_feed import MAX_DELTA_TOKENS, DrafterProtocolError, DraftFeed
-from gateway.generation import Generation
-from gateway.messages import Delta, DeltaBatch, Hint, Proposal, ProposalStatus, Release
-from gateway.request import Keep, NgramParams
+from gateway.generation.generation import Generation
+from gateway.messages.client import Keep, NgramParams
+from gateway.messages.peer import Delta, DeltaBatch, Hint, Proposal, ProposalStatus, Release
+from gateway.peers import wire
+from gateway.peers.draft_feed import MAX_DELTA_TOKENS, DrafterProtocolError, DraftFeed
 from tandem.v1 import drafter_pb2
 from tests.gateway.making import decide, make_generation
 from tests.volume import examples

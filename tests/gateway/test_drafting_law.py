@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.drafting_law import LAWS, TANDEM, DraftingLaw, Preset
-from gateway.request import Algorithm, Overlap, Tie
+from gateway.messages.client import Algorithm, Overlap, Tie
+from gateway.requests.drafting_policy import LAWS, TANDEM, DraftingLaw, Preset
 from tandem.v1 import sampling_pb2
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "drafting.md").read_text()

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.tokenization import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import drafter_pb2
 from tandem.v1 import sampling_pb2 as sampling
 from tests.gateway.running_gateway import (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.request import FinishReason
-from gateway.seeds import seed_of_choice
-from gateway.tokenization import Tokenizer
+from gateway.messages.client import FinishReason
+from gateway.requests.seeds import seed_of_choice
+from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import gateway_pb2, sampling_pb2
 from tests.gateway.conftest import StartDrafter, StartVerifier
 from tests.gateway.running_gateway import (

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import wire
 from gateway.errors import UnavailableError, VerifierError
-from gateway.message_bounds import MAX_CHUNK_BYTES
-from gateway.messages import Decided, PromptScored
-from gateway.output_text import OutputText, Shown
-from gateway.request import Chunk, FinishReason, SamplingParams
-from gateway.tokenization import Tokenizer
+from gateway.messages.client import Chunk, FinishReason, SamplingParams
+from gateway.messages.peer import Decided, PromptScored
+from gateway.messages.sizes import MAX_CHUNK_BYTES
+from gateway.peers import wire
+from gateway.text.output_text import OutputText, Shown
+from gateway.text.tokenizer import Tokenizer
 from tests.gateway.making import decide, encoded_logprob, make_generation, take_chunk
 
 

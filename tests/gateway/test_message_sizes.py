@@ -7,19 +7,19 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway import wire
-from gateway.draft_feed import DraftFeed
 from gateway.errors import InvalidRequestError
-from gateway.message_bounds import (
+from gateway.messages.client import NgramParams, SamplingParams
+from gateway.messages.peer import DraftWait, Hint, OpenCommand
+from gateway.messages.sizes import (
     MAX_OPEN_BYTES,
     MAX_PROPOSE_REQUEST_BYTES,
     MAX_SESSION_REQUEST_BYTES,
 )
-from gateway.messages import DraftWait, Hint, OpenCommand
 from gateway.metrics import GatewayMetrics
-from gateway.odd_messages import OddMessages
-from gateway.request import NgramParams, SamplingParams
-from gateway.verifier_link import VerifierLink
+from gateway.peers import wire
+from gateway.peers.draft_feed import DraftFeed
+from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.verifier_link import VerifierLink
 from servicekit.errors import field_violation
 from servicekit.logs import Logger
 from tandem.v1 import sampling_pb2, verifier_pb2

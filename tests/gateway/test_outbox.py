@@ -1,9 +1,9 @@
 """What is to be sent to a verifier: merged, bounded, hints first."""
 
-from gateway.messages import CommandBatch, DraftWait, Hint, OpenCommand
-from gateway.outbox import Outbox
-from gateway.request import SamplingParams
-from gateway.wire import commands_to_proto
+from gateway.messages.client import SamplingParams
+from gateway.messages.peer import CommandBatch, DraftWait, Hint, OpenCommand
+from gateway.peers.outbox import Outbox
+from gateway.peers.wire import commands_to_proto
 from servicekit.message_limits import MessageLimits
 from tandem.v1 import limits_pb2, verifier_pb2
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.output_text import OutputText
-from gateway.tokenization import Tokenizer
+from gateway.text.output_text import OutputText
+from gateway.text.tokenizer import Tokenizer
 from tests.gateway.test_tokenization import BUNDLED
 
 

@@ -7,10 +7,10 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from gateway.generation import Generation
-from gateway.messages import Decided
+from gateway.generation.generation import Generation
+from gateway.messages.peer import Decided
 from gateway.metrics import GatewayMetrics
-from gateway.odd_messages import OddMessages
+from gateway.peers.ignored_messages import OddMessages
 from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, error_of, until
 from tests.gateway.scripted_drafter import ScriptedDrafter
 from tests.gateway.scripted_verifier import ScriptedVerifier

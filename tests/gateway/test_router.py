@@ -2,7 +2,7 @@
 
 import collections
 
-from gateway.router import (
+from gateway.routing.router import (
     LOAD_FACTOR,
     PREFIX_TOKENS,
     Candidate,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.seeds import seed_of_choice
+from gateway.requests.seeds import seed_of_choice
 
 # The first outputs of SplitMix64 seeded with 0, as in its authors' reference implementation.
 SPLITMIX64_OF_0 = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.stop_strings import StopStrings
+from gateway.text.stop_strings import StopStrings
 
 # Few letters, so that beginnings of stop strings are everywhere.
 TEXTS = st.text(alphabet="ab\N{SNOWMAN}", max_size=30)

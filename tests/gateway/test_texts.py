@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from gateway.tokenization import Tokenizer
-from gateway.tokenizer_threads import TokenizerThreads
+from gateway.text.tokenizer import Tokenizer
+from gateway.text.tokenizer_threads import TokenizerThreads
 from tests.gateway.conftest import MODEL_FOLDER, StartVerifier
 from tests.gateway.running_gateway import RunningGateway, StartGateway, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from gateway.tokenization import (
+from gateway.text.tokenizer import (
     REPLACEMENT,
     Detokenizer,
     Tokenizer,

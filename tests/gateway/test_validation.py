@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.drafting_law import TANDEM, Preset
 from gateway.errors import InvalidRequestError, UnsupportedFieldError
-from gateway.request import (
+from gateway.messages.client import (
     AcceptedRequest,
     GenerateRequest,
     Keep,
@@ -18,7 +17,8 @@ from gateway.request import (
     SpeculationParams,
     Tie,
 )
-from gateway.validation import (
+from gateway.requests.drafting_policy import TANDEM, Preset
+from gateway.requests.validation import (
     RequestDefaults,
     accept,
     cache_salt,

@@ -2,8 +2,17 @@
 
 import pytest
 
-from gateway import wire
-from gateway.messages import (
+from gateway.messages.client import (
+    FinishReason,
+    GenerateRequest,
+    Keep,
+    NgramParams,
+    Overlap,
+    SamplingParams,
+    SpeculationParams,
+    Tie,
+)
+from gateway.messages.peer import (
     CommandBatch,
     Delta,
     DeltaBatch,
@@ -16,16 +25,7 @@ from gateway.messages import (
     ProposalStatus,
     Release,
 )
-from gateway.request import (
-    FinishReason,
-    GenerateRequest,
-    Keep,
-    NgramParams,
-    Overlap,
-    SamplingParams,
-    SpeculationParams,
-    Tie,
-)
+from gateway.peers import wire
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
 
 

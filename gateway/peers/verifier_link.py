@@ -10,13 +10,13 @@ from typing import Protocol
 
 import grpc
 
-from gateway import wire
 from gateway.errors import InvalidRequestError, client_field
-from gateway.message_bounds import FIELD_BYTES, MAX_OPEN_BYTES, MAX_SESSION_REQUEST_BYTES
-from gateway.messages import Decided, Hint, OpenCommand, Rejected, VerifierEvent, Welcome
-from gateway.odd_messages import OddMessages
-from gateway.outbox import Outbox
-from gateway.peer_stream import Call, PeerError, PeerStream
+from gateway.messages.peer import Decided, Hint, OpenCommand, Rejected, VerifierEvent, Welcome
+from gateway.messages.sizes import FIELD_BYTES, MAX_OPEN_BYTES, MAX_SESSION_REQUEST_BYTES
+from gateway.peers import wire
+from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.outbox import Outbox
+from gateway.peers.peer_stream import Call, PeerError, PeerStream
 from servicekit.logs import Logger
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 

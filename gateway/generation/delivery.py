@@ -15,7 +15,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
-from gateway.generation import Generation
+from gateway.generation.generation import Generation
 
 #: How many clients are served before the event loop looks at its sockets again.
 CLIENTS_PER_TURN = 4

@@ -13,8 +13,22 @@ from typing import TypeVar, assert_never
 
 from google.protobuf.message import Message
 
-from gateway.message_bounds import MAX_UINT32
-from gateway.messages import (
+from gateway.messages.client import (
+    Chunk,
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    GenerateRequest,
+    Keep,
+    Model,
+    NgramParams,
+    SamplingParams,
+    SpeculationParams,
+    Started,
+    Traced,
+    Usage,
+)
+from gateway.messages.peer import (
     CommandBatch,
     Decided,
     DeltaBatch,
@@ -32,21 +46,7 @@ from gateway.messages import (
     VerifierLimits,
     Welcome,
 )
-from gateway.request import (
-    Chunk,
-    Finished,
-    FinishReason,
-    GenerateEvent,
-    GenerateRequest,
-    Keep,
-    Model,
-    NgramParams,
-    SamplingParams,
-    SpeculationParams,
-    Started,
-    Traced,
-    Usage,
-)
+from gateway.messages.sizes import MAX_UINT32
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
 
 PROTOCOL_VERSION = 1

@@ -7,9 +7,9 @@ gateways' sequences: as long as its engine steps, a verifier is alive, whoever i
 
 import asyncio
 
-from gateway.fleet import Fleet
-from gateway.odd_messages import OddMessages
-from gateway.verifier_link import VerifierLink
+from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.verifier_link import VerifierLink
+from gateway.routing.fleet import Fleet
 
 # How often it is looked, within the timeout.
 _LOOKS_PER_TIMEOUT = 4

@@ -11,9 +11,8 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 
-from gateway.drafting_law import LAWS, TANDEM, DraftingLaw, Preset
 from gateway.errors import InvalidRequestError, UnsupportedFieldError
-from gateway.request import (
+from gateway.messages.client import (
     AcceptedRequest,
     Algorithm,
     GenerateRequest,
@@ -25,6 +24,7 @@ from gateway.request import (
     SpeculationParams,
     Tie,
 )
+from gateway.requests.drafting_policy import LAWS, TANDEM, DraftingLaw, Preset
 
 MAX_CHOICES = 16
 MAX_NGRAM = 32

@@ -6,8 +6,8 @@ Owns the way from tokens to shown text, token by token. Knows no steps and no st
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.stop_strings import StopStrings
-from gateway.tokenization import Detokenizer
+from gateway.text.stop_strings import StopStrings
+from gateway.text.tokenizer import Detokenizer
 
 _SKIPPED_AT_ONCE = 4096
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.frontend import Frontend
+from gateway.api.frontend import Frontend
 from servicekit.address import Address, parse_address
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.metrics import Exposition

@@ -9,15 +9,23 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-from gateway.generation import Generation
-from gateway.message_bounds import (
+from gateway.generation.generation import Generation
+from gateway.messages.client import Keep
+from gateway.messages.peer import (
+    Delta,
+    DeltaBatch,
+    Hint,
+    NewHistory,
+    Proposal,
+    ProposalStatus,
+    Release,
+)
+from gateway.messages.sizes import (
     FIELD_BYTES,
     MAX_PROPOSE_REQUEST_BYTES,
     NUMBER_BYTES,
     TOKEN_BYTES,
 )
-from gateway.messages import Delta, DeltaBatch, Hint, NewHistory, Proposal, ProposalStatus, Release
-from gateway.request import Keep
 
 #: The wire's limits (drafter.proto).
 MAX_DELTA_TOKENS = 8_192

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 import grpc
 
-from gateway.backoff import Backoff
+from gateway.peers.backoff import Backoff
 from servicekit.logs import Logger
 
 RequestT = TypeVar("RequestT")

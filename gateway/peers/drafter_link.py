@@ -12,14 +12,14 @@ from typing import Protocol
 
 import grpc
 
-from gateway import wire
-from gateway.draft_feed import DrafterProtocolError, DraftFeed
-from gateway.generation import Generation
-from gateway.messages import Hint
+from gateway.generation.generation import Generation
+from gateway.messages.client import Keep
+from gateway.messages.peer import Hint
 from gateway.metrics import GatewayMetrics
-from gateway.odd_messages import OddMessages
-from gateway.peer_stream import Call, PeerError, PeerStream
-from gateway.request import Keep
+from gateway.peers import wire
+from gateway.peers.draft_feed import DrafterProtocolError, DraftFeed
+from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.peer_stream import Call, PeerError, PeerStream
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 

@@ -11,15 +11,10 @@ import dataclasses
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 
-from gateway import validation
-from gateway.admission import Admission, Place
 from gateway.coordinator import Coordinator
 from gateway.errors import InvalidRequestError, UnavailableError
-from gateway.fleet import Fleet, no_verifier
-from gateway.generation import Generation
-from gateway.metrics import GatewayMetrics
-from gateway.output_text import OutputText
-from gateway.request import (
+from gateway.generation.generation import Generation
+from gateway.messages.client import (
     AcceptedRequest,
     Finished,
     GenerateEvent,
@@ -28,10 +23,15 @@ from gateway.request import (
     Started,
     Traced,
 )
-from gateway.seeds import seed_of_choice
-from gateway.tokenization import CONTEXT_TOKENS, Tokenizer, TooManyTokensError
-from gateway.tokenizer_threads import TokenizerThreads
-from gateway.validation import RequestDefaults
+from gateway.metrics import GatewayMetrics
+from gateway.requests import validation
+from gateway.requests.admission import Admission, Place
+from gateway.requests.seeds import seed_of_choice
+from gateway.requests.validation import RequestDefaults
+from gateway.routing.fleet import Fleet, no_verifier
+from gateway.text.output_text import OutputText
+from gateway.text.tokenizer import CONTEXT_TOKENS, Tokenizer, TooManyTokensError
+from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.logs import Logger, adopt_request_id
 
 # About as much text as a token stands for.

@@ -13,7 +13,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.request import (
+from gateway.messages.client import (
     EncodedLogprob,
     EncodedStep,
     FinishReason,

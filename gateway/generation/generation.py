@@ -22,17 +22,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from gateway.errors import OverloadedError, VerifierError
-from gateway.message_bounds import (
-    FIELD_BYTES,
-    MAX_CHUNK_BYTES,
-    MAX_STEP_BYTES,
-    MAX_UNREAD_STEPS_BYTES,
-    NUMBER_BYTES,
-    TOKEN_BYTES,
-)
-from gateway.messages import Decided, PromptScored
-from gateway.output_text import OutputText
-from gateway.request import (
+from gateway.messages.client import (
     AcceptedRequest,
     Chunk,
     EncodedLogprob,
@@ -44,6 +34,16 @@ from gateway.request import (
     Traced,
     Usage,
 )
+from gateway.messages.peer import Decided, PromptScored
+from gateway.messages.sizes import (
+    FIELD_BYTES,
+    MAX_CHUNK_BYTES,
+    MAX_STEP_BYTES,
+    MAX_UNREAD_STEPS_BYTES,
+    NUMBER_BYTES,
+    TOKEN_BYTES,
+)
+from gateway.text.output_text import OutputText
 
 # A match that reaches further back is counted as one that reaches so far.
 MAX_MATCH_LENGTH = 64

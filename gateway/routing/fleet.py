@@ -6,12 +6,12 @@ of them a request goes to. Knows no sequence.
 
 from collections.abc import Sequence
 
-from gateway import router
-from gateway.drafter_link import DrafterLink
 from gateway.errors import RETRY_AFTER_MS, UnavailableError
-from gateway.messages import Welcome
-from gateway.request import AcceptedRequest, Model
-from gateway.verifier_link import VerifierLink
+from gateway.messages.client import AcceptedRequest, Model
+from gateway.messages.peer import Welcome
+from gateway.peers.drafter_link import DrafterLink
+from gateway.peers.verifier_link import VerifierLink
+from gateway.routing import router
 from servicekit.errors import RequestError
 
 
