@@ -5,7 +5,7 @@ from typing import Literal
 
 import pydantic
 
-from gateway.messages.client import Algorithm, Overlap, Tie
+from gateway.messages.request import Algorithm, Overlap, Tie
 from gateway.messages.sizes import MAX_UINT32
 from gateway.requests.drafting_policy import LAWS, DraftingLaw, Preset
 from gateway.requests.validation import MAX_NGRAM, RequestDefaults

@@ -32,22 +32,23 @@ from gateway.errors import (
 )
 from gateway.generation.delivery import Delivery
 from gateway.generation.generation import Generation, Step
-from gateway.messages.client import FinishReason, Keep
-from gateway.messages.peer import (
+from gateway.messages.request import Keep
+from gateway.messages.response import FinishReason
+from gateway.messages.verifier import (
     Decided,
     DraftWait,
     Hint,
-    OddEvent,
     OpenCommand,
     Opened,
     PromptScored,
     Rejected,
     StepTraced,
+    UnreadableEvent,
     VerifierEvent,
 )
 from gateway.metrics import GatewayMetrics
 from gateway.peers.drafter_link import DrafterLink
-from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.fleet import Fleet
 from servicekit.logs import Logger
@@ -86,7 +87,7 @@ class Coordinator:
         draft_wait: DraftWait,
         client_delay_s: float,
         metrics: GatewayMetrics,
-        odd_messages: OddMessages,
+        ignored_messages: IgnoredMessages,
         on_availability: Callable[[], None],
         logger: Logger,
     ) -> None:
@@ -97,14 +98,14 @@ class Coordinator:
             draft_wait: how long verifiers may wait for hints.
             client_delay_s: how long hints may hold up clients.
             metrics: the gateway's.
-            odd_messages: is told what is ignored.
+            ignored_messages: is told what is ignored.
             on_availability: called when a verifier comes or goes, and when a drafter comes.
             logger: the gateway's.
         """
         self._fleet = fleet
         self._draft_wait = draft_wait
         self._metrics = metrics
-        self._odd_messages = odd_messages
+        self._ignored_messages = ignored_messages
         self._on_availability = on_availability
         self._logger = logger
         self._loop = asyncio.get_running_loop()
@@ -201,7 +202,7 @@ class Coordinator:
     def _on_rare_event(self, sequence: _Sequence, event: VerifierEvent) -> None:
         if isinstance(event, PromptScored):
             sequence.generation.score_prompt(event)
-        elif isinstance(event, OddEvent):
+        elif isinstance(event, UnreadableEvent):
             raise VerifierError(f"the verifier said what makes no sense: {event.reason}")
         elif isinstance(event, Opened):
             num_tokens = len(sequence.generation.token_ids)
@@ -230,24 +231,26 @@ class Coordinator:
     ) -> None:
         """An event of a sequence that is not live, or not at this verifier."""
         if is_foreign:
-            self._odd_messages.note("verifier", verifier.name, "foreign_sequence")
+            self._ignored_messages.record("verifier", verifier.name, "foreign_sequence")
         elif event.sequence_id:
             if not verifier.is_late(event):
-                self._odd_messages.note("verifier", verifier.name, "unknown_sequence")
+                self._ignored_messages.record("verifier", verifier.name, "unknown_sequence")
         elif isinstance(event, Rejected):
-            self._odd_messages.note("verifier", verifier.name, "rejected_command", event.message)
+            self._ignored_messages.record(
+                "verifier", verifier.name, "rejected_command", event.message
+            )
         else:
-            detail = event.reason if isinstance(event, OddEvent) else type(event).__name__
-            self._odd_messages.note("verifier", verifier.name, "odd_event", detail)
+            detail = event.reason if isinstance(event, UnreadableEvent) else type(event).__name__
+            self._ignored_messages.record("verifier", verifier.name, "odd_event", detail)
 
     def _fail_odd(self, sequence: _Sequence, error: Exception) -> None:
         """An event makes no sense, or could not be taken: its sequence fails, and no other."""
         verifier = sequence.verifier
         if isinstance(error, VerifierError):
-            self._odd_messages.note("verifier", verifier.name, "odd_event", error.message)
+            self._ignored_messages.record("verifier", verifier.name, "odd_event", error.message)
         else:
             # A mistake of ours; the client's call logs it with its traceback.
-            self._odd_messages.note("verifier", verifier.name, "internal_error", repr(error))
+            self._ignored_messages.record("verifier", verifier.name, "internal_error", repr(error))
         verifier.close(sequence.generation.sequence_id)
         self._fail(sequence, error)
 
@@ -328,7 +331,9 @@ class Coordinator:
             except Exception as error:
                 # Whatever it is, its client must not wait for ever, and neither must the others.
                 sequence.generation.fail(gone)
-                self._odd_messages.note("verifier", verifier.name, "internal_error", repr(error))
+                self._ignored_messages.record(
+                    "verifier", verifier.name, "internal_error", repr(error)
+                )
         self._on_verifiers_changed()
 
     def on_drafter_up(self, drafter: DrafterLink) -> None:

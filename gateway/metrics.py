@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.errors import ERROR_CODES, code_name
 from gateway.generation.generation import MAX_MATCH_LENGTH, Step
-from gateway.messages.client import FinishReason, Source, Usage
+from gateway.messages.response import FinishReason, Source, Usage
 from servicekit.tally_histogram import TallyHistogram
 
 # A draft's round trip is some hundred microseconds; the deadline is a quarter of a second.

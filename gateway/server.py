@@ -16,10 +16,10 @@ from gateway.api.unread_watch import Readers
 from gateway.config import GatewayConfig
 from gateway.coordinator import Coordinator
 from gateway.errors import ERROR_TABLE
-from gateway.messages.peer import DraftWait
+from gateway.messages.verifier import DraftWait
 from gateway.metrics import GatewayMetrics
 from gateway.peers.drafter_link import DrafterLink
-from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.fleet import Fleet
 from gateway.routing.progress_watch import ProgressWatch
@@ -57,14 +57,14 @@ class GatewayServer:
         self._availability_changed = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         metrics = GatewayMetrics(registry)
-        odd_messages = OddMessages(metrics=metrics, logger=logger)
+        ignored_messages = IgnoredMessages(metrics=metrics, logger=logger)
         self.fleet = Fleet()
         self.coordinator = Coordinator(
             fleet=self.fleet,
             draft_wait=DraftWait(config.draft_wait),
             client_delay_s=config.client_delay_s,
             metrics=metrics,
-            odd_messages=odd_messages,
+            ignored_messages=ignored_messages,
             on_availability=self._on_availability,
             logger=logger,
         )
@@ -96,9 +96,9 @@ class GatewayServer:
             ),
             self.server.grpc,
         )
-        self._add_links(metrics, odd_messages)
+        self._add_links(metrics, ignored_messages)
         self._progress_watch = ProgressWatch(
-            fleet=self.fleet, timeout_s=config.progress_timeout_s, odd_messages=odd_messages
+            fleet=self.fleet, timeout_s=config.progress_timeout_s, ignored_messages=ignored_messages
         )
         if self._channels and config.peers.peer_tls_cert is not None:
             self.server.export_expiry("peer", config.peers.peer_tls_cert)
@@ -199,7 +199,7 @@ class GatewayServer:
         else:
             self.server.set_not_serving()
 
-    def _add_links(self, metrics: GatewayMetrics, odd_messages: OddMessages) -> None:
+    def _add_links(self, metrics: GatewayMetrics, ignored_messages: IgnoredMessages) -> None:
         config = self._config
         gateway_id = secrets.token_hex(16)
         for name in config.verifiers:
@@ -211,7 +211,7 @@ class GatewayServer:
                     listener=self.coordinator,
                     hint_tokens=config.hint_tokens,
                     greet_timeout_s=config.connect_timeout_s,
-                    odd_messages=odd_messages,
+                    ignored_messages=ignored_messages,
                     logger=self._logger,
                 )
             )
@@ -225,7 +225,7 @@ class GatewayServer:
                     deadline_s=config.draft_deadline_s,
                     greet_timeout_s=config.connect_timeout_s,
                     metrics=metrics,
-                    odd_messages=odd_messages,
+                    ignored_messages=ignored_messages,
                     logger=self._logger,
                 )
             )

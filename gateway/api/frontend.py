@@ -14,15 +14,8 @@ from collections.abc import AsyncGenerator, Sequence
 from gateway.coordinator import Coordinator
 from gateway.errors import InvalidRequestError, UnavailableError
 from gateway.generation.generation import Generation
-from gateway.messages.client import (
-    AcceptedRequest,
-    Finished,
-    GenerateEvent,
-    GenerateRequest,
-    Model,
-    Started,
-    Traced,
-)
+from gateway.messages.request import AcceptedRequest, GenerateRequest
+from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
 from gateway.metrics import GatewayMetrics
 from gateway.requests import validation
 from gateway.requests.admission import Admission, Place

@@ -8,9 +8,9 @@ import contextlib
 
 import grpc
 
+from gateway.api import wire
 from gateway.api.frontend import Frontend
 from gateway.api.unread_watch import Readers
-from gateway.peers import wire
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name

@@ -22,19 +22,17 @@ import dataclasses
 from collections.abc import Sequence
 
 from gateway.errors import OverloadedError, VerifierError
-from gateway.messages.client import (
-    AcceptedRequest,
+from gateway.messages.request import AcceptedRequest, SamplingParams
+from gateway.messages.response import (
     Chunk,
     EncodedLogprob,
     EncodedStep,
     FinishReason,
     MatchAcceptance,
-    SamplingParams,
     Source,
     Traced,
     Usage,
 )
-from gateway.messages.peer import Decided, PromptScored
 from gateway.messages.sizes import (
     FIELD_BYTES,
     MAX_CHUNK_BYTES,
@@ -43,6 +41,7 @@ from gateway.messages.sizes import (
     NUMBER_BYTES,
     TOKEN_BYTES,
 )
+from gateway.messages.verifier import Decided, PromptScored
 from gateway.text.output_text import OutputText
 
 # A match that reaches further back is counted as one that reaches so far.

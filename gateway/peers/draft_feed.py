@@ -10,22 +10,22 @@ import dataclasses
 from collections.abc import Sequence
 
 from gateway.generation.generation import Generation
-from gateway.messages.client import Keep
-from gateway.messages.peer import (
+from gateway.messages.drafter import (
     Delta,
     DeltaBatch,
-    Hint,
     NewHistory,
     Proposal,
     ProposalStatus,
     Release,
 )
+from gateway.messages.request import Keep
 from gateway.messages.sizes import (
     FIELD_BYTES,
     MAX_PROPOSE_REQUEST_BYTES,
     NUMBER_BYTES,
     TOKEN_BYTES,
 )
+from gateway.messages.verifier import Hint
 
 #: The wire's limits (drafter.proto).
 MAX_DELTA_TOKENS = 8_192

@@ -13,12 +13,12 @@ from typing import Protocol
 import grpc
 
 from gateway.generation.generation import Generation
-from gateway.messages.client import Keep
-from gateway.messages.peer import Hint
+from gateway.messages.request import Keep
+from gateway.messages.verifier import Hint
 from gateway.metrics import GatewayMetrics
 from gateway.peers import wire
 from gateway.peers.draft_feed import DrafterProtocolError, DraftFeed
-from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.peer_stream import Call, PeerError, PeerStream
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
@@ -65,7 +65,7 @@ class DrafterLink:
         deadline_s: float,
         greet_timeout_s: float,
         metrics: GatewayMetrics,
-        odd_messages: OddMessages,
+        ignored_messages: IgnoredMessages,
         logger: Logger,
     ) -> None:
         """Prepares; `run` connects.
@@ -80,7 +80,7 @@ class DrafterLink:
         self._feed = DraftFeed(hint_tokens=hint_tokens)
         self._deadline_s = deadline_s
         self._metrics = metrics
-        self._odd_messages = odd_messages
+        self._ignored_messages = ignored_messages
         self._logger = logger.bind(drafter=name)
         self._loop = asyncio.get_running_loop()
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -89,7 +89,7 @@ class DrafterLink:
             open_call=lambda: stub.ProposeStream(wait_for_ready=True),
             handler=self,
             greet_timeout_s=greet_timeout_s,
-            count_mistake=lambda error: odd_messages.note(
+            count_mistake=lambda error: ignored_messages.record(
                 "drafter", name, "internal_error", repr(error)
             ),
             logger=self._logger,
@@ -171,10 +171,10 @@ class DrafterLink:
         if answer.hints:
             self._listener.on_hints(self, answer.hints)
         for sequence_id, reason in answer.given_up:
-            self._odd_messages.note("drafter", self.name, "refused_sequence", reason)
+            self._ignored_messages.record("drafter", self.name, "refused_sequence", reason)
             self._listener.on_given_up(self, sequence_id)
         for oddity in answer.odd:
-            self._odd_messages.note("drafter", self.name, "odd_proposal", oddity)
+            self._ignored_messages.record("drafter", self.name, "odd_proposal", oddity)
         # There may be room in flight again, or something to send once more.
         self._stream.wake()
         if answer.sent_s is not None:
@@ -215,6 +215,6 @@ class DrafterLink:
             due_s = now_s + self._deadline_s
             if not self.is_slow:
                 self.is_slow = True
-                self._odd_messages.note("drafter", self.name, "late_answer")
+                self._ignored_messages.record("drafter", self.name, "late_answer")
                 self._listener.on_drafter_slow(self)
         self._deadline_timer = self._loop.call_at(due_s, self._check_deadline)

@@ -1,7 +1,7 @@
-"""What peers said that makes no sense, and is ignored.
+"""Messages of peers, or parts of them, that are invalid and ignored.
 
-Owns how it is told: all of it is counted, and of each peer and reason a line is logged at most
-once a minute, so that a peer that goes wrong for good fills no disk.
+Owns how they are reported: all are counted; per peer and reason, one line is logged per minute at
+most, so that a peer that keeps failing fills no disk.
 """
 
 import time
@@ -11,11 +11,11 @@ from gateway.metrics import GatewayMetrics
 from servicekit.logs import Logger
 
 _LOG_INTERVAL_S = 60.0
-# Of what a peer wrote, in a log line.
+# Of a peer's own words, in a log line.
 _MAX_DETAIL_CHARACTERS = 200
 
 
-class OddMessages:
+class IgnoredMessages:
     """Counts and logs for one gateway; on the event loop."""
 
     def __init__(
@@ -28,19 +28,19 @@ class OddMessages:
         self._metrics = metrics
         self._logger = logger
         self._clock = clock
-        # By peer and reason, both of fixed sets: when a line may be logged again, and how many
-        # were counted since the last.
+        # By peer and reason, both of fixed sets: when the next line may be logged, and how many
+        # messages were counted since the last line.
         self._next_log_s: dict[tuple[str, str], float] = {}
         self._num_unlogged: dict[tuple[str, str], int] = {}
 
-    def note(self, peer: str, name: str, reason: str, detail: str = "") -> None:
-        """One message, or a part of one, is ignored.
+    def record(self, peer: str, name: str, reason: str, detail: str = "") -> None:
+        """Reports one ignored message, or an ignored part of one.
 
         Args:
             peer: "verifier" or "drafter".
             name: the peer's address.
             reason: one of `metrics.IGNORED_REASONS`.
-            detail: what was odd about it.
+            detail: what was wrong with it.
         """
         self._metrics.count_ignored(peer, reason)
         key = (name, reason)

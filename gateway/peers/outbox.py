@@ -8,8 +8,8 @@ each live sequence.
 import dataclasses
 import itertools
 
-from gateway.messages.peer import CommandBatch, Hint, OpenCommand
 from gateway.messages.sizes import MAX_SESSION_REQUEST_BYTES, TOKEN_BYTES
+from gateway.messages.verifier import CommandBatch, Hint, OpenCommand
 
 # A command without its tokens: a sequence id of the gateway's, and some numbers.
 _COMMAND_BYTES = 80

@@ -11,10 +11,10 @@ from typing import Protocol
 import grpc
 
 from gateway.errors import InvalidRequestError, client_field
-from gateway.messages.peer import Decided, Hint, OpenCommand, Rejected, VerifierEvent, Welcome
 from gateway.messages.sizes import FIELD_BYTES, MAX_OPEN_BYTES, MAX_SESSION_REQUEST_BYTES
+from gateway.messages.verifier import Decided, Hint, OpenCommand, Rejected, VerifierEvent, Welcome
 from gateway.peers import wire
-from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.outbox import Outbox
 from gateway.peers.peer_stream import Call, PeerError, PeerStream
 from servicekit.logs import Logger
@@ -67,7 +67,7 @@ class VerifierLink:
         listener: VerifierListener,
         hint_tokens: int,
         greet_timeout_s: float,
-        odd_messages: OddMessages,
+        ignored_messages: IgnoredMessages,
         logger: Logger,
     ) -> None:
         """Prepares; `run` connects."""
@@ -90,7 +90,7 @@ class VerifierLink:
             open_call=lambda: stub.Session(wait_for_ready=True),
             handler=self,
             greet_timeout_s=greet_timeout_s,
-            count_mistake=lambda error: odd_messages.note(
+            count_mistake=lambda error: ignored_messages.record(
                 "verifier", name, "internal_error", repr(error)
             ),
             logger=logger.bind(verifier=name),

@@ -1,58 +1,45 @@
-"""The wire's messages to the gateway's own types and back.
+"""The messages of verifiers and drafters to the gateway's own types and back.
 
-Protobuf types end here and in the gRPC adapters (`service.py` and the two links). Knows no rules:
-what is acceptable is decided in `validation.py`.
+Knows no sequence: `generation/` and `draft_feed.py` decide which messages are possible.
 
 Repeated fields are read by slicing and written by filling the message in place: between a step's
 events and its hints this is most of the gateway's work, and both are three times as fast as the
-other ways.
+alternatives.
 """
-
-from collections.abc import Iterable
-from typing import TypeVar, assert_never
 
 from google.protobuf.message import Message
 
-from gateway.messages.client import (
-    Chunk,
-    Finished,
-    FinishReason,
-    GenerateEvent,
-    GenerateRequest,
+from gateway.messages.drafter import DeltaBatch, Proposal, ProposalStatus
+from gateway.messages.request import (
     Keep,
-    Model,
     NgramParams,
     SamplingParams,
-    SpeculationParams,
-    Started,
-    Traced,
-    Usage,
 )
-from gateway.messages.peer import (
+from gateway.messages.response import (
+    FinishReason,
+)
+from gateway.messages.sizes import MAX_UINT32
+from gateway.messages.verifier import (
     CommandBatch,
     Decided,
-    DeltaBatch,
     DraftWait,
     Hint,
-    OddEvent,
     OpenCommand,
     Opened,
     PromptScored,
-    Proposal,
-    ProposalStatus,
     Rejected,
     StepTraced,
+    UnreadableEvent,
     VerifierEvent,
     VerifierLimits,
     Welcome,
 )
-from gateway.messages.sizes import MAX_UINT32
-from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
 
 PROTOCOL_VERSION = 1
 
-# After a step whose drafts were all accepted, the match reaches 1 + tokens_per_match times as far:
-# of a hint this many times as long as one step is given, the next one finds all that it is given.
+# After a step whose drafts were all accepted, the match is 1 + tokens_per_match times as long. A
+# hint this many times as long as one step's drafts still holds all drafts of the next step.
 _RUN_AHEAD = 4
 
 _FINISH_REASONS = {int(reason): reason for reason in FinishReason}
@@ -62,88 +49,6 @@ _DRAFT_WAITS = {
     DraftWait.NEVER: verifier_pb2.DRAFT_WAIT_NEVER,
     DraftWait.ALWAYS: verifier_pb2.DRAFT_WAIT_ALWAYS,
 }
-
-_Scalar = TypeVar("_Scalar", bool, int, float)
-
-
-# Clients
-
-
-def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> GenerateRequest:
-    """A client's request, unchecked."""
-    prompt = message.WhichOneof("prompt")
-    return GenerateRequest(
-        request_id=message.request_id,
-        model_id=message.model_id,
-        text=message.text if prompt == "text" else None,
-        prompt_token_ids=message.tokens.token_ids[:] if prompt == "tokens" else None,
-        output_token_ids=message.output_token_ids[:],
-        sampling=_sampling_from_proto(message.sampling),
-        max_new_tokens=_present(message, "max_new_tokens", message.max_new_tokens),
-        stop_sequences=message.stop_sequences[:],
-        stop_token_ids=message.stop_token_ids[:],
-        ignore_eos=message.ignore_eos,
-        num_choices=_present(message, "n", message.n),
-        speculation=_speculation_from_proto(message.speculation),
-        affinity_key=message.affinity_key,
-        priority=message.priority,
-        adapter_id=message.adapter_id,
-        has_media=bool(message.media),
-        trace=message.trace,
-    )
-
-
-def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
-    """One answer to a client."""
-    response = gateway_pb2.GenerateResponse()
-    match event:
-        case Chunk():
-            chunk = response.chunk
-            chunk.choice_index = event.choice_index
-            chunk.offset = event.offset
-            chunk.token_ids.extend(event.token_ids)
-            chunk.text = event.text
-            chunk.num_draft_tokens = event.num_draft_tokens
-            chunk.num_accepted_tokens = event.num_accepted_tokens
-            chunk.num_steps = event.num_steps
-            for logprob in event.logprobs:
-                chunk.logprobs.add().MergeFromString(logprob)
-            for logprob in event.prompt_logprobs:
-                chunk.prompt_logprobs.add().MergeFromString(logprob)
-        case Traced():
-            response.traced.choice_index = event.choice_index
-            response.traced.step.MergeFromString(event.step)
-        case Started():
-            response.started.request_id = event.request_id
-            response.started.seed = event.seed
-            response.started.num_prompt_tokens = event.num_prompt_tokens
-        case Finished():
-            response.finished.choice_index = event.choice_index
-            response.finished.finish_reason = sampling_pb2.FinishReason.ValueType(
-                event.finish_reason
-            )
-            response.finished.usage.CopyFrom(_usage_to_proto(event.usage))
-        case _:
-            assert_never(event)
-    return response
-
-
-def models_to_proto(models: Iterable[Model]) -> gateway_pb2.ListModelsResponse:
-    """The models that can be asked for."""
-    return gateway_pb2.ListModelsResponse(
-        models=[
-            gateway_pb2.Model(
-                model_id=model.model_id,
-                model_digest=model.model_digest,
-                vocab_size=model.vocab_size,
-                max_model_len=model.max_model_len,
-                max_num_speculative_tokens=model.max_num_speculative_tokens,
-                num_verifiers=model.num_verifiers,
-            )
-            for model in models
-        ]
-    )
-
 
 # Verifiers
 
@@ -177,7 +82,7 @@ def welcome_from_proto(message: verifier_pb2.SessionResponse) -> Welcome | None:
 
 
 def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
-    """One message to a verifier, still without Opens; hot path."""
+    """One message to a verifier, without its Opens; hot path."""
     request = verifier_pb2.SessionRequest()
     add = request.commands.add
     for sequence_id, drafting in batch.updates:
@@ -222,7 +127,7 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
 
 
 def largest_field(message: Message) -> str:
-    """The path of the field that fills most of a message."""
+    """The path of the largest field of a message."""
     sizes = {
         field.name: type(message)(**{field.name: value}).ByteSize()
         for field, value in message.ListFields()
@@ -235,7 +140,7 @@ def largest_field(message: Message) -> str:
 def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEvent]:
     """The events of one verifier step, in order; hot path.
 
-    What cannot be read becomes an `OddEvent`: it concerns its own sequence, and no other.
+    An event that cannot be read becomes an `UnreadableEvent`: it fails its own sequence only.
     """
     events: list[VerifierEvent] = []
     for event in message.events:
@@ -245,7 +150,7 @@ def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEve
             finish_reason = _FINISH_REASONS.get(decided.finish_reason)
             if finish_reason is None:
                 reason = f"finish_reason has no value {decided.finish_reason}"
-                events.append(OddEvent(decided.sequence_id, reason))
+                events.append(UnreadableEvent(decided.sequence_id, reason))
                 continue
             events.append(
                 Decided(
@@ -292,7 +197,7 @@ def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEve
                 )
             )
         else:
-            events.append(OddEvent("", f"an event of kind {kind}"))
+            events.append(UnreadableEvent("", f"an event of kind {kind}"))
     return events
 
 
@@ -310,9 +215,9 @@ def deltas_to_proto(batch: DeltaBatch) -> drafter_pb2.ProposeRequest:
         sequence.token_ids.extend(delta.token_ids)
         sequence.max_draft_tokens = delta.max_draft_tokens
         sequence.max_length = delta.max_length
-        if delta.creates is not None:
-            sequence.prompt_length = delta.creates.prompt_length
-            sequence.params.CopyFrom(_ngram_to_proto(delta.creates.ngram))
+        if delta.new_history is not None:
+            sequence.prompt_length = delta.new_history.prompt_length
+            sequence.params.CopyFrom(_ngram_to_proto(delta.new_history.ngram))
     for release in batch.releases:
         message = request.releases.add()
         message.sequence_id = release.sequence_id
@@ -343,25 +248,6 @@ def proposals_from_proto(message: drafter_pb2.ProposeResponse) -> list[Proposal]
     ]
 
 
-def _sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    return SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=_present(message, "top_p", message.top_p),
-        min_p=message.min_p,
-        repetition_penalty=_present(message, "repetition_penalty", message.repetition_penalty),
-        frequency_penalty=message.frequency_penalty,
-        presence_penalty=message.presence_penalty,
-        logit_bias=dict(message.logit_bias),
-        seed=_present(message, "seed", message.seed),
-        min_new_tokens=message.min_new_tokens,
-        logprobs=_present(message, "logprobs", message.logprobs),
-        prompt_logprobs=_present(message, "prompt_logprobs", message.prompt_logprobs),
-        logprobs_mode=message.logprobs_mode,
-        num_beams=message.num_beams,
-    )
-
-
 def _sampling_to_proto(sampling: SamplingParams, seed: int) -> sampling_pb2.SamplingParams:
     return sampling_pb2.SamplingParams(
         temperature=sampling.temperature,
@@ -380,66 +266,13 @@ def _sampling_to_proto(sampling: SamplingParams, seed: int) -> sampling_pb2.Samp
     )
 
 
-def _speculation_from_proto(message: sampling_pb2.SpeculationParams) -> SpeculationParams:
-    return SpeculationParams(
-        enabled=_present(message, "enabled", message.enabled),
-        num_speculative_tokens=_present(
-            message, "num_speculative_tokens", message.num_speculative_tokens
-        ),
-        prompt_lookup_min=_present(message, "prompt_lookup_min", message.prompt_lookup_min),
-        prompt_lookup_max=_present(message, "prompt_lookup_max", message.prompt_lookup_max),
-        overlap=message.overlap,
-        tie=message.tie,
-        tokens_per_match=_present(message, "tokens_per_match", message.tokens_per_match),
-        algorithm=message.algorithm,
-        chained=_present(message, "chained", message.chained),
-        pool=message.pool,
-        pool_min_ngram=_present(message, "pool_min_ngram", message.pool_min_ngram),
-        preset=message.preset,
-        hint_tokens=_present(message, "hint_tokens", message.hint_tokens),
-        tree_width=message.tree_width,
-        pool_keep=message.pool_keep,
-        pool_feed_tokens=message.pool_feed_tokens,
-        pool_keep_cancelled=message.pool_keep_cancelled,
-    )
-
-
-def _present(message: Message, field: str, value: _Scalar) -> _Scalar | None:
-    return value if message.HasField(field) else None
-
-
-def _usage_to_proto(usage: Usage) -> gateway_pb2.Usage:
-    return gateway_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        output_tokens=usage.output_tokens,
-        cached_tokens=usage.cached_tokens,
-        num_steps=usage.num_steps,
-        num_drafts=usage.num_drafts,
-        num_draft_tokens=usage.num_draft_tokens,
-        num_accepted_tokens=usage.num_accepted_tokens,
-        accepted_per_position=usage.accepted_per_position,
-        resumes=usage.resumes,
-        by_match_length=[
-            gateway_pb2.MatchAcceptance(
-                matched_ngram_length=each.matched_ngram_length,
-                num_drafts=each.num_drafts,
-                num_draft_tokens=each.num_draft_tokens,
-                num_accepted_tokens=each.num_accepted_tokens,
-            )
-            for each in usage.by_match_length
-        ],
-        num_sequence_drafts=usage.num_sequence_drafts,
-        num_pool_drafts=usage.num_pool_drafts,
-    )
-
-
 def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:
     return drafter_pb2.NgramParams(
         min_ngram=ngram.min_ngram,
         max_ngram=ngram.max_ngram,
         overlap=drafter_pb2.Overlap.ValueType(ngram.overlap),
         tie=drafter_pb2.Tie.ValueType(ngram.tie),
-        # The verifier holds a draft to the request's figure; what is beyond serves its next steps.
+        # The verifier applies the request's figure; the rest of a draft serves its next steps.
         tokens_per_match=min(ngram.tokens_per_match * _RUN_AHEAD, MAX_UINT32),
         algorithm=drafter_pb2.Algorithm.ValueType(ngram.algorithm),
         chained=ngram.chained,

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from gateway.messages.client import Algorithm, Overlap, Tie
+from gateway.messages.request import Algorithm, Overlap, Tie
 
 # Where a draft is as long as it may be, whatever it matches: what is likely right of it.
 FIXED_NUM_SPECULATIVE_TOKENS = 7

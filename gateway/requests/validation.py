@@ -12,18 +12,18 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 
 from gateway.errors import InvalidRequestError, UnsupportedFieldError
-from gateway.messages.client import (
+from gateway.messages.request import (
     AcceptedRequest,
     Algorithm,
     GenerateRequest,
     Keep,
-    Model,
     NgramParams,
     Overlap,
     SamplingParams,
     SpeculationParams,
     Tie,
 )
+from gateway.messages.response import Model
 from gateway.requests.drafting_policy import LAWS, TANDEM, DraftingLaw, Preset
 
 MAX_CHOICES = 16

@@ -7,8 +7,9 @@ of them a request goes to. Knows no sequence.
 from collections.abc import Sequence
 
 from gateway.errors import RETRY_AFTER_MS, UnavailableError
-from gateway.messages.client import AcceptedRequest, Model
-from gateway.messages.peer import Welcome
+from gateway.messages.request import AcceptedRequest
+from gateway.messages.response import Model
+from gateway.messages.verifier import Welcome
 from gateway.peers.drafter_link import DrafterLink
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing import router

@@ -7,7 +7,7 @@ gateways' sequences: as long as its engine steps, a verifier is alive, whoever i
 
 import asyncio
 
-from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.fleet import Fleet
 
@@ -18,7 +18,9 @@ _LOOKS_PER_TIMEOUT = 4
 class ProgressWatch:
     """Ends the session with a verifier that has sequences and no progress; on the event loop."""
 
-    def __init__(self, *, fleet: Fleet, timeout_s: float, odd_messages: OddMessages) -> None:
+    def __init__(
+        self, *, fleet: Fleet, timeout_s: float, ignored_messages: IgnoredMessages
+    ) -> None:
         """Prepares; `run` looks.
 
         Args:
@@ -26,7 +28,7 @@ class ProgressWatch:
         """
         self._fleet = fleet
         self._timeout_s = timeout_s
-        self._odd_messages = odd_messages
+        self._ignored_messages = ignored_messages
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
@@ -39,7 +41,7 @@ class ProgressWatch:
             )
             for verifier, error in zip(self._fleet.verifiers, results, strict=True):
                 if isinstance(error, Exception):
-                    self._odd_messages.note(
+                    self._ignored_messages.record(
                         "verifier", verifier.name, "internal_error", repr(error)
                     )
 

@@ -5,15 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.generation.generation import Generation
-from gateway.messages.client import (
-    AcceptedRequest,
-    Chunk,
-    EncodedLogprob,
-    FinishReason,
-    NgramParams,
-    SamplingParams,
-)
-from gateway.messages.peer import Decided
+from gateway.messages.request import AcceptedRequest, NgramParams, SamplingParams
+from gateway.messages.response import Chunk, EncodedLogprob, FinishReason
+from gateway.messages.verifier import Decided
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import SERVICE, GatewayConfig
-from gateway.messages.client import Algorithm, Overlap, Tie
+from gateway.messages.request import Algorithm, Overlap, Tie
 from gateway.requests.drafting_policy import LAWS, TANDEM, Preset
 from servicekit.config import ConfigError, parse_config
 from servicekit.config_keys import list_options

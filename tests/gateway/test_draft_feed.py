@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.generation.generation import Generation
-from gateway.messages.client import Keep, NgramParams
-from gateway.messages.peer import Delta, DeltaBatch, Hint, Proposal, ProposalStatus, Release
+from gateway.messages.drafter import Delta, DeltaBatch, Proposal, ProposalStatus, Release
+from gateway.messages.request import Keep, NgramParams
+from gateway.messages.verifier import Hint
 from gateway.peers import wire
 from gateway.peers.draft_feed import MAX_DELTA_TOKENS, DrafterProtocolError, DraftFeed
 from tandem.v1 import drafter_pb2
@@ -51,8 +52,8 @@ def test_the_prompt_goes_out_at_once_and_asks_for_nothing() -> None:
     (delta,) = batch.deltas
     assert (delta.base_length, delta.token_ids, delta.max_draft_tokens) == (0, [1, 2, 3], 0)
     assert delta.max_length == 2048
-    assert delta.creates is not None
-    assert delta.creates.prompt_length == 3
+    assert delta.new_history is not None
+    assert delta.new_history.prompt_length == 3
     assert hints == []
     assert feed.next_batch(0.0) is None
 
@@ -64,7 +65,7 @@ def test_a_long_prompt_goes_in_successive_deltas_of_at_most_8192_tokens() -> Non
     assert [delta.base_length for delta in deltas] == [0, 8192, 16384]
     assert max(len(delta.token_ids) for delta in deltas) == MAX_DELTA_TOKENS
     assert [token for delta in deltas for token in delta.token_ids] == prompt
-    assert [delta.creates is None for delta in deltas] == [False, True, True]
+    assert [delta.new_history is None for delta in deltas] == [False, True, True]
     assert feed.next_batch(0.0) is None
 
 
@@ -231,7 +232,7 @@ def test_what_the_drafter_lost_is_sent_again_from_where_it_knows() -> None:
     assert hints == [Hint("sequence", 6, [], 0)], "nobody shall wait for the lost answer"
     batch, hints = exchange(feed, draft=(7,))
     assert (batch.deltas[0].base_length, batch.deltas[0].token_ids) == (2, [3, 4, 5, 6])
-    assert batch.deltas[0].creates is None
+    assert batch.deltas[0].new_history is None
     assert hints == [Hint("sequence", 6, [7], 0)]
 
 
@@ -244,7 +245,7 @@ def test_a_drafter_that_knows_nothing_is_told_how_to_begin() -> None:
     exchange(feed, status=OUT_OF_SYNC, known=0)
     batch, _ = exchange(feed)
     assert batch.deltas[0].token_ids == [1, 2, 3, 4]
-    assert batch.deltas[0].creates is not None
+    assert batch.deltas[0].new_history is not None
 
 
 def test_old_answers_do_not_rewind_again() -> None:
@@ -443,7 +444,7 @@ class ModelDrafter:
     def take(self, delta: Delta) -> Proposal:
         known = self.histories.get(delta.sequence_id)
         if delta.base_length == 0:
-            assert delta.creates is not None
+            assert delta.new_history is not None
             known = self.histories[delta.sequence_id] = []
         if known is None or delta.base_length != len(known):
             return answer(delta, OUT_OF_SYNC, known=0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.messages.client import Algorithm, Overlap, Tie
+from gateway.messages.request import Algorithm, Overlap, Tie
 from gateway.requests.drafting_policy import LAWS, TANDEM, DraftingLaw, Preset
 from tandem.v1 import sampling_pb2
 

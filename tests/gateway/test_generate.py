@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.messages.client import FinishReason
+from gateway.messages.response import FinishReason
 from gateway.requests.seeds import seed_of_choice
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import gateway_pb2, sampling_pb2

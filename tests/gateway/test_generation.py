@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.api import wire
 from gateway.errors import UnavailableError, VerifierError
-from gateway.messages.client import Chunk, FinishReason, SamplingParams
-from gateway.messages.peer import Decided, PromptScored
+from gateway.messages.request import SamplingParams
+from gateway.messages.response import Chunk, FinishReason
 from gateway.messages.sizes import MAX_CHUNK_BYTES
-from gateway.peers import wire
+from gateway.messages.verifier import Decided, PromptScored
 from gateway.text.output_text import OutputText, Shown
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.making import decide, encoded_logprob, make_generation, take_chunk

@@ -8,17 +8,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.errors import InvalidRequestError
-from gateway.messages.client import NgramParams, SamplingParams
-from gateway.messages.peer import DraftWait, Hint, OpenCommand
+from gateway.messages.request import NgramParams, SamplingParams
 from gateway.messages.sizes import (
     MAX_OPEN_BYTES,
     MAX_PROPOSE_REQUEST_BYTES,
     MAX_SESSION_REQUEST_BYTES,
 )
+from gateway.messages.verifier import DraftWait, Hint, OpenCommand
 from gateway.metrics import GatewayMetrics
 from gateway.peers import wire
 from gateway.peers.draft_feed import DraftFeed
-from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.verifier_link import VerifierLink
 from servicekit.errors import field_violation
 from servicekit.logs import Logger
@@ -80,7 +80,9 @@ async def link(logger: Logger) -> Any:
             listener=Listener(),
             hint_tokens=512,
             greet_timeout_s=1.0,
-            odd_messages=OddMessages(metrics=GatewayMetrics(CollectorRegistry()), logger=logger),
+            ignored_messages=IgnoredMessages(
+                metrics=GatewayMetrics(CollectorRegistry()), logger=logger
+            ),
             logger=logger,
         )
 

@@ -1,7 +1,7 @@
 """What is to be sent to a verifier: merged, bounded, hints first."""
 
-from gateway.messages.client import SamplingParams
-from gateway.messages.peer import CommandBatch, DraftWait, Hint, OpenCommand
+from gateway.messages.request import SamplingParams
+from gateway.messages.verifier import CommandBatch, DraftWait, Hint, OpenCommand
 from gateway.peers.outbox import Outbox
 from gateway.peers.wire import commands_to_proto
 from servicekit.message_limits import MessageLimits

@@ -8,9 +8,9 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from gateway.generation.generation import Generation
-from gateway.messages.peer import Decided
+from gateway.messages.verifier import Decided
 from gateway.metrics import GatewayMetrics
-from gateway.peers.ignored_messages import OddMessages
+from gateway.peers.ignored_messages import IgnoredMessages
 from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, error_of, until
 from tests.gateway.scripted_drafter import ScriptedDrafter
 from tests.gateway.scripted_verifier import ScriptedVerifier
@@ -99,7 +99,7 @@ def test_what_goes_wrong_again_and_again_is_counted_and_logged_once_a_minute() -
     now_s = 0.0
     log = structlog.testing.LogCapture()
     registry = CollectorRegistry()
-    odd_messages = OddMessages(
+    ignored_messages = IgnoredMessages(
         metrics=GatewayMetrics(registry),
         logger=structlog.wrap_logger(
             None,
@@ -110,7 +110,7 @@ def test_what_goes_wrong_again_and_again_is_counted_and_logged_once_a_minute() -
     )
     for step in range(1, 1201):
         now_s = step / 10
-        odd_messages.note("drafter", "here", "odd_proposal", "x" * 10_000)
+        ignored_messages.record("drafter", "here", "odd_proposal", "x" * 10_000)
     assert (
         registry.get_sample_value(
             "tandem_peer_messages_ignored_total", {"peer": "drafter", "reason": "odd_proposal"}

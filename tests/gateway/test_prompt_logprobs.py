@@ -5,8 +5,9 @@ import pytest
 
 from gateway.errors import VerifierError
 from gateway.generation.generation import Generation
-from gateway.messages.client import EncodedLogprob, FinishReason, SamplingParams
-from gateway.messages.peer import PromptScored
+from gateway.messages.request import SamplingParams
+from gateway.messages.response import EncodedLogprob, FinishReason
+from gateway.messages.verifier import PromptScored
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.making import decide, encoded_logprob, make_generation, take_chunk
 from tests.gateway.running_gateway import StartGateway, collect, error_of

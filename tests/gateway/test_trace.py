@@ -6,9 +6,9 @@ import pytest
 from gateway.errors import OverloadedError, VerifierError
 from gateway.generation import generation as generation_module
 from gateway.generation.generation import MAX_MATCH_LENGTH, Generation
-from gateway.messages.client import Chunk, FinishReason, MatchAcceptance, Traced
-from gateway.messages.peer import Decided
+from gateway.messages.response import Chunk, FinishReason, MatchAcceptance, Traced
 from gateway.messages.sizes import MAX_STEP_BYTES, MAX_UNREAD_STEPS_BYTES
+from gateway.messages.verifier import Decided
 from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2

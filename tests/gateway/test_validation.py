@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from gateway.errors import InvalidRequestError, UnsupportedFieldError
-from gateway.messages.client import (
+from gateway.messages.request import (
     AcceptedRequest,
     GenerateRequest,
     Keep,
-    Model,
     Overlap,
     SamplingParams,
     SpeculationParams,
     Tie,
 )
+from gateway.messages.response import Model
 from gateway.requests.drafting_policy import TANDEM, Preset
 from gateway.requests.validation import (
     RequestDefaults,

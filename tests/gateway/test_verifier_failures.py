@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.messages.peer import Hint
+from gateway.messages.verifier import Hint
 from servicekit.errors import field_violation, retry_after_ms
 from tandem.v1 import gateway_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier

@@ -2,8 +2,9 @@
 
 import pytest
 
-from gateway.messages.client import (
-    FinishReason,
+from gateway.api.wire import generate_request_from_proto
+from gateway.messages.drafter import Delta, DeltaBatch, NewHistory, ProposalStatus, Release
+from gateway.messages.request import (
     GenerateRequest,
     Keep,
     NgramParams,
@@ -12,18 +13,14 @@ from gateway.messages.client import (
     SpeculationParams,
     Tie,
 )
-from gateway.messages.peer import (
+from gateway.messages.response import FinishReason
+from gateway.messages.verifier import (
     CommandBatch,
-    Delta,
-    DeltaBatch,
     DraftWait,
     Hint,
-    NewHistory,
-    OddEvent,
     OpenCommand,
     Opened,
-    ProposalStatus,
-    Release,
+    UnreadableEvent,
 )
 from gateway.peers import wire
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
@@ -45,7 +42,7 @@ def test_numbers_are_the_wires() -> None:
 
 
 def test_an_empty_request_asks_for_nothing_in_particular() -> None:
-    request = wire.generate_request_from_proto(gateway_pb2.GenerateRequest())
+    request = generate_request_from_proto(gateway_pb2.GenerateRequest())
     assert request.text is None
     assert request.prompt_token_ids is None
     assert request.max_new_tokens is None
@@ -55,7 +52,7 @@ def test_an_empty_request_asks_for_nothing_in_particular() -> None:
 
 
 def test_zero_that_was_said_is_not_nothing() -> None:
-    request = wire.generate_request_from_proto(
+    request = generate_request_from_proto(
         gateway_pb2.GenerateRequest(
             text="",
             max_new_tokens=0,
@@ -88,7 +85,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         seed=9,
         min_new_tokens=4,
     )
-    request = wire.generate_request_from_proto(gateway_pb2.GenerateRequest(sampling=asked))
+    request = generate_request_from_proto(gateway_pb2.GenerateRequest(sampling=asked))
     command = OpenCommand(
         sequence_id="s",
         token_ids=[1, 2, 3],
@@ -228,7 +225,7 @@ def test_an_event_that_cannot_be_read_leaves_the_others_as_they_are() -> None:
         ]
     )
     odd, unknown, opened = wire.events_from_proto(message)
-    assert odd == OddEvent("a", "finish_reason has no value 77")
-    assert isinstance(unknown, OddEvent)
+    assert odd == UnreadableEvent("a", "finish_reason has no value 77")
+    assert isinstance(unknown, UnreadableEvent)
     assert unknown.sequence_id == ""
     assert opened == Opened(sequence_id="b", num_cached_tokens=3)

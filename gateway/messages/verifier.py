@@ -1,0 +1,192 @@
+"""Messages to and from a verifier: commands; Welcome and events.
+
+Owns the gateway's own form of them. `base_length` is always the number of tokens of the sequence
+before the first one carried.
+
+A decision and a hint per sequence and step pass between a step's end and its next hint, so they
+are named tuples: a frozen dataclass takes three times as long to make.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.messages.request import SamplingParams
+from gateway.messages.response import EncodedLogprob, EncodedStep, FinishReason
+
+# Commands
+
+
+class DraftWait(enum.Enum):
+    """How long a verifier's step may wait for drafts."""
+
+    ADAPTIVE = "adaptive"
+    NEVER = "never"
+    ALWAYS = "always"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCommand:
+    """Starts a sequence at a verifier.
+
+    Attributes:
+        token_ids: prompt, and on resume the output so far.
+        max_new_tokens: counting the output in `token_ids`.
+        drafting: whether hints may be expected.
+        cache_salt: only sequences with equal salts share cached prefixes.
+        priority: higher first.
+        expected_model_digest: the model that the request was checked against; "": any.
+        tokens_per_match: drafts verified per token of match length; 0: no such limit.
+        trace: whether every step is reported.
+    """
+
+    sequence_id: str
+    token_ids: Sequence[int]
+    prompt_length: int
+    sampling: SamplingParams
+    seed: int
+    max_new_tokens: int
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    draft_wait: DraftWait
+    drafting: bool
+    num_speculative_tokens: int
+    cache_salt: str = ""
+    priority: int = 0
+    expected_model_digest: str = ""
+    tokens_per_match: int = 0
+    trace: bool = False
+
+
+class Hint(NamedTuple):
+    """A draft: what may follow the first `base_length` tokens.
+
+    Attributes:
+        is_indexing: whether it is empty only because the drafter is still indexing the sequence.
+        source: the wire's number, known or not.
+    """
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    matched_ngram_length: int
+    is_indexing: bool = False
+    source: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommandBatch:
+    """One message to a verifier, in this order; Opens are added later, by their size.
+
+    Attributes:
+        updates: sequence id, and whether hints may be expected.
+    """
+
+    updates: Sequence[tuple[str, bool]]
+    hints: Sequence[Hint]
+    closes: Sequence[str]
+
+
+# Welcome
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierLimits:
+    """The limits of one verifier."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_speculative_tokens: int
+    vocab_size: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Who a verifier is.
+
+    Attributes:
+        model_digest: verifiers with equal digests serve the same model, whatever its name.
+        numerics_digest: among these, those with equal digests compute the same bits.
+        tokenizer_digest: "" if unknown.
+    """
+
+    instance_id: str
+    model_id: str
+    model_digest: str
+    numerics_digest: str
+    tokenizer_digest: str
+    limits: VerifierLimits
+
+
+# Events
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The sequence was admitted to the verifier's batch."""
+
+    sequence_id: str
+    num_cached_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScored:
+    """Logprobs of prompt tokens, from the one at `base_length` on; before the first `Decided`."""
+
+    sequence_id: str
+    base_length: int
+    logprobs: Sequence[EncodedLogprob]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepTraced:
+    """What one step did with a sequence, before its `Decided`."""
+
+    sequence_id: str
+    step: EncodedStep
+
+
+class Decided(NamedTuple):
+    """What one step decided for one sequence."""
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_wanted_draft_tokens: int
+    finish_reason: FinishReason
+    logprobs: Sequence[EncodedLogprob] = ()
+    matched_ngram_length: int = 0
+    source: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The sequence was refused, or failed; no event follows.
+
+    Attributes:
+        sequence_id: "" if the command named no sequence that the verifier knows.
+        code: a google.rpc.Code number.
+    """
+
+    sequence_id: str
+    code: int
+    message: str
+    field: str
+    retry_after_ms: int
+
+
+class UnreadableEvent(NamedTuple):
+    """An event that this gateway cannot read.
+
+    Attributes:
+        sequence_id: "" if it names none.
+    """
+
+    sequence_id: str
+    reason: str
+
+
+VerifierEvent = Opened | PromptScored | StepTraced | Decided | Rejected | UnreadableEvent
