@@ -235,8 +235,8 @@ class Frontend:
         assert tokenizer is not None, "checked"
         most_tokens = validation.most_prompt_tokens(model, self._defaults)
         # Refused unread where it can only be too long.
-        num_bytes, most_bytes = len(request.text.encode()), tokenizer.most_bytes(most_tokens)
-        if most_bytes is not None and num_bytes > most_bytes:
+        num_bytes, max_bytes = len(request.text.encode()), tokenizer.max_bytes(most_tokens)
+        if max_bytes is not None and num_bytes > max_bytes:
             raise InvalidRequestError(
                 f"a text of {num_bytes} bytes has more than the {most_tokens} tokens that a prompt "
                 "may have",
@@ -244,7 +244,7 @@ class Frontend:
             )
         try:
             return await self._threads.run(
-                num_bytes, tokenizer.encode, request.text, most_tokens=most_tokens
+                num_bytes, tokenizer.encode, request.text, max_tokens=most_tokens
             )
         except TooManyTokensError as error:
             raise validation.too_long(error.num_tokens, model, self._defaults, "text") from None

@@ -1,4 +1,4 @@
-"""The text of one output: what of it is certain, and where a stop string ends it.
+"""The text of one output: which part of it is final, and where a stop string ends it.
 
 Owns the way from tokens to shown text, token by token. Knows no steps and no streams.
 """
@@ -6,14 +6,14 @@ Owns the way from tokens to shown text, token by token. Knows no steps and no st
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gateway.text.detokenizer import Detokenizer
 from gateway.text.stop_strings import StopStrings
-from gateway.text.tokenizer import Detokenizer
 
 _SKIPPED_AT_ONCE = 4096
 
 
 class Shown(NamedTuple):
-    """What some tokens led to: the text now certain, and how many of the tokens count."""
+    """The text that became final with some tokens, and how many of them belong to the output."""
 
     text: str
     num_tokens: int
@@ -31,15 +31,15 @@ class OutputText:
         self._stops = StopStrings(stop_sequences) if stop_sequences else None
 
     def copy(self) -> "OutputText":
-        """Another one that goes on from here: for one more output that begins alike."""
+        """An independent one in the same state: for another choice of the same request."""
         copy = OutputText(None if self._detokenizer is None else self._detokenizer.copy(), ())
         copy._stops = None if self._stops is None else self._stops.copy()
         return copy
 
     def skip(self, token_ids: Sequence[int]) -> None:
-        """Takes tokens whose text was shown elsewhere, many at a time.
+        """Appends tokens whose text the client already has, many at a time.
 
-        What they leave incomplete, or held back for a stop string, comes with what is fed next.
+        Text that they leave incomplete, or held back for a stop string, comes with later tokens.
         """
         if self._detokenizer is None:
             return
@@ -52,14 +52,14 @@ class OutputText:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string is complete: nothing may be fed any more."""
+        """Whether a stop string is complete; then nothing may be fed."""
         return self._stops is not None and self._stops.stopped
 
     def feed(self, token_ids: Sequence[int]) -> Shown:
-        """Takes the output's next tokens.
+        """Appends the output's next tokens.
 
-        The tokens after the one that completes a stop string are not part of the output; they are
-        what `num_tokens` leaves out.
+        Tokens after the one that completes a stop string do not belong to the output:
+        `num_tokens` leaves them out.
         """
         if self._detokenizer is None:
             return Shown("", len(token_ids))
@@ -73,7 +73,7 @@ class OutputText:
         return Shown("".join(parts), len(token_ids))
 
     def finish(self) -> str:
-        """The output ended by itself: returns all that was held back."""
+        """Ends an output without a stop string: returns all text that was held back."""
         if self._detokenizer is None:
             return ""
         tail = self._detokenizer.finish()

@@ -1,44 +1,32 @@
-"""Text to token ids and back, with the tokenizer of the model's folder.
+"""The tokenizer of the model's folder.
 
-Owns the tokenizer and how text is made certain token by token. Knows no request.
-
-    Tokenizer            encode; make detokenizers
-    ByteDetokenizer      for byte-level vocabularies: every token is a string of bytes
-    WindowDetokenizer    for all others: decode a short window again and again
+Owns encoding, decoding and what is known of the vocabulary. Read-only once loaded.
 """
 
-import codecs
 import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders
 
-#: What stands for bytes that are not text.
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+from gateway.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
-# A character is at most 4 bytes. What is still not text after this many tokens will not become it.
-_MAX_PENDING_TOKENS = 8
-
-# So many tokens are decoded at once, where so many are there.
-_GROUP_TOKENS = 64
-
-#: So many tokens before an output say where its text goes on, for decoders that look at neighbours:
+#: The text of an output depends on so many tokens before it, for decoders that look at neighbours:
 #: more than one, since special tokens have no text.
 CONTEXT_TOKENS = 64
 
-# Composing characters (NFC) leaves at least one byte of four: found by trying all characters.
-_MOST_NFC_SHRINKAGE = 4
+# NFC composition leaves at least one byte of four: found by trying all characters.
+_MAX_NFC_SHRINKAGE = 4
 
 
 class TooManyTokensError(Exception):
-    """A text has more tokens than are wanted of it.
+    """A text has more tokens than allowed.
 
     Args:
-        num_tokens: as many as it has.
+        num_tokens: how many it has.
     """
 
     def __init__(self, num_tokens: int) -> None:
@@ -47,7 +35,7 @@ class TooManyTokensError(Exception):
 
 
 class TokenizerLoadError(Exception):
-    """A folder has no tokenizer that can be used.
+    """A folder has no usable tokenizer.
 
     Args:
         path: the file that was tried.
@@ -59,24 +47,11 @@ class TokenizerLoadError(Exception):
         self.path = path
 
 
-class Detokenizer(Protocol):
-    """The text of one output as its tokens come. Special tokens are left out."""
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """Takes the next tokens and returns the text that became certain with them."""
-
-    def finish(self) -> str:
-        """The output is over: returns what was held back of an incomplete character."""
-
-    def copy(self) -> "Detokenizer":
-        """Another one that goes on from here."""
-
-
 class Tokenizer:
-    """A tokenizer of the `tokenizers` package. Read-only after loading; any thread may encode."""
+    """A tokenizer of the `tokenizers` package; any thread may encode."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        # What a training run left in the file must not cut prompts.
+        # Settings that a training run left in the file must not cut prompts.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -87,16 +62,14 @@ class Tokenizer:
         )
         self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._bytes_of: dict[int, bytes] = {}  # at most one entry per id of the vocabulary
-        self._most_bytes_per_token = (
-            _most_bytes_per_token(tokenizer) if self._is_byte_level else None
-        )
+        self._max_bytes_per_token = _max_bytes_per_token(tokenizer) if self._is_byte_level else None
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
         """Loads `tokenizer.json` of a model's folder.
 
         Raises:
-            TokenizerLoadError: it is not there, or not a tokenizer.
+            TokenizerLoadError: the file is missing, or not a tokenizer.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -106,38 +79,42 @@ class Tokenizer:
         except Exception as error:  # the package raises nothing more precise
             raise TokenizerLoadError(path, f"not a tokenizer: {error}") from error
 
-    def encode(self, text: str, *, most_tokens: int | None = None) -> list[int]:
+    def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]:
         """Token ids of a prompt: special tokens in it are recognised, none are added.
 
-        The batch call, unlike the single one, releases the GIL, so a long text may be encoded in
-        a thread while the event loop goes on.
+        The batch call, unlike the single one, releases the GIL, so a thread may encode a long text
+        while the event loop runs.
 
         Raises:
-            TooManyTokensError: they are more than wanted; no list was made of them.
+            TooManyTokensError: there are more than `max_tokens`; no list was made of them.
         """
         encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
-        if most_tokens is not None and len(encoding) > most_tokens:
+        if max_tokens is not None and len(encoding) > max_tokens:
             raise TooManyTokensError(len(encoding))
         return encoding.ids
 
-    def most_bytes(self, num_tokens: int) -> int | None:
-        """A text of more bytes has more tokens than that, whatever it says.
+    def max_bytes(self, num_tokens: int) -> int | None:
+        """The most bytes of UTF-8 that any text of `num_tokens` tokens can have.
 
         None where there is no such bound: a tokenizer that drops spaces, or makes one token of
-        everything that it does not know, may make little of a long text.
+        every unknown run, may make few tokens of a long text.
         """
-        most = self._most_bytes_per_token
-        return None if most is None else num_tokens * most
+        max_bytes = self._max_bytes_per_token
+        return None if max_bytes is None else num_tokens * max_bytes
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
         """A new detokenizer for one output.
 
         Args:
-            context: what goes before the output, whose text was shown elsewhere. The output's text
-                is what comes on top of it: a first word keeps its space, and a character that the
-                context leaves incomplete is completed.
+            context: the tokens before the output. Their text is not returned, but the output's
+                depends on it: a first word keeps its space, and a character that the context
+                leaves incomplete is completed.
         """
-        detokenizer = ByteDetokenizer(self) if self._is_byte_level else WindowDetokenizer(self)
+        detokenizer = (
+            ByteDetokenizer(self.bytes_of)
+            if self._is_byte_level
+            else WindowDetokenizer(self.decode)
+        )
         detokenizer.feed(context[-CONTEXT_TOKENS:])
         return detokenizer
 
@@ -146,7 +123,7 @@ class Tokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes that a token of a byte-level vocabulary stands for; none if special."""
+        """The bytes of a token of a byte-level vocabulary; none if it is special."""
         found = self._bytes_of.get(token_id)
         if found is None:
             found = self._bytes_of[token_id] = self._find_bytes(token_id)
@@ -165,95 +142,7 @@ class Tokenizer:
             return token.encode()  # an added token stands for itself
 
 
-class ByteDetokenizer:
-    """Joins the tokens' bytes and decodes them as they become whole characters.
-
-    Constant work per token, and the same text as decoding everything at once: both put one
-    U+FFFD for each maximal part of an ill-formed sequence (Unicode 15, section 3.9).
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._bytes_of = tokenizer.bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
-
-    def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
-
-    def copy(self) -> "ByteDetokenizer":
-        copy = ByteDetokenizer(self._tokenizer)
-        copy._decoder.setstate(self._decoder.getstate())
-        return copy
-
-
-class WindowDetokenizer:
-    """Decodes the last tokens together with some that went before them.
-
-    For vocabularies whose decoder looks at neighbours (SentencePiece's leading space, byte
-    fallback). The window is `context + pending`: the text of the context has been returned, that
-    of the pending tokens has not. The text ends in U+FFFD while a character is incomplete.
-
-    The text equals that of decoding everything at once except inside runs of byte-fallback tokens
-    that are not valid UTF-8: there the whole run decides, and a stream cannot wait for its end.
-
-    `tokenizers.decoders.DecodeStream` is not used in its place: of bytes that never become text it
-    shows nothing and keeps all, so that each of them costs more than the one before.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decode = tokenizer.decode
-        self._window: list[int] = []
-        self._num_context = 0
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        parts = []
-        for first in range(0, len(token_ids), _GROUP_TOKENS):
-            group = token_ids[first : first + _GROUP_TOKENS]
-            if len(group) > 1:
-                before = len(self._window)
-                self._window += group
-                text = self._advance(most_pending=len(self._window))
-                if text:
-                    parts.append(text)
-                    continue
-                # It ends within a character, or has no text: one by one, then.
-                del self._window[before:]
-            for token_id in group:
-                self._window.append(token_id)
-                parts.append(self._advance(most_pending=_MAX_PENDING_TOKENS))
-        return "".join(parts)
-
-    def finish(self) -> str:
-        return self._advance(most_pending=0)
-
-    def copy(self) -> "WindowDetokenizer":
-        copy = WindowDetokenizer(self._tokenizer)
-        copy._window = self._window.copy()
-        copy._num_context = self._num_context
-        return copy
-
-    def _advance(self, *, most_pending: int) -> str:
-        context_text = self._decode(self._window[: self._num_context])
-        text = self._decode(self._window)
-        num_pending = len(self._window) - self._num_context
-        is_whole = len(text) > len(context_text) and not text.endswith(REPLACEMENT)
-        if not (is_whole or num_pending > most_pending):
-            return ""
-        if len(text) <= len(context_text):
-            # What has no text is no context: behind it, a word would lose its space.
-            del self._window[self._num_context :]
-            return ""
-        # The pending tokens become the context, and the old context is done with.
-        del self._window[: self._num_context]
-        self._num_context = len(self._window)
-        return text[len(context_text) :]
-
-
-def _most_bytes_per_token(tokenizer: tokenizers.Tokenizer) -> int | None:
+def _max_bytes_per_token(tokenizer: tokenizers.Tokenizer) -> int | None:
     """Of a byte-level vocabulary; None if a text may have bytes that are in none of its tokens."""
     normalizer, pre_tokenizer = _state(tokenizer.normalizer), _state(tokenizer.pre_tokenizer)
     if normalizer is not None and normalizer["type"] != "NFC":
@@ -272,11 +161,11 @@ def _most_bytes_per_token(tokenizer: tokenizers.Tokenizer) -> int | None:
         return None
     lengths = [len(token) for token in vocabulary]
     lengths += [len(token.content.encode()) for token in added]
-    return max(lengths) * (1 if normalizer is None else _MOST_NFC_SHRINKAGE)
+    return max(lengths) * (1 if normalizer is None else _MAX_NFC_SHRINKAGE)
 
 
 def _state(part: Any) -> dict[str, Any] | None:
-    """What a part of a tokenizer is made of, as in `tokenizer.json`."""
+    """The configuration of a part of a tokenizer, as in `tokenizer.json`."""
     if part is None:
         return None
     state: dict[str, Any] = json.loads(part.__getstate__())

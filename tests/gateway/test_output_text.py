@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
-from tests.gateway.test_tokenization import BUNDLED
+from tests.gateway.test_tokenizer import BUNDLED
 
 
 def test_the_tokens_behind_a_stop_string_do_not_count(tokenizer: Tokenizer) -> None:

@@ -62,11 +62,11 @@ class GatedTokenizer(Tokenizer):
         self.num_encoded = 0
         self._first_gated = first_gated
 
-    def encode(self, text: str, *, most_tokens: int | None = None) -> list[int]:
+    def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]:
         if len(text) >= self._first_gated:
             assert self.may_go_on.wait(60)
         self.num_encoded += 1
-        return super().encode(text, most_tokens=most_tokens)
+        return super().encode(text, max_tokens=max_tokens)
 
 
 @contextlib.asynccontextmanager

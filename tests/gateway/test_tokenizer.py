@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from gateway.text.tokenizer import (
-    REPLACEMENT,
-    Detokenizer,
-    Tokenizer,
-    TokenizerLoadError,
-    TooManyTokensError,
-)
+from gateway.text.detokenizer import REPLACEMENT, Detokenizer
+from gateway.text.tokenizer import Tokenizer, TokenizerLoadError, TooManyTokensError
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
 BUNDLED = Tokenizer.load(MODEL_FOLDER)
@@ -157,7 +152,7 @@ def test_copies_go_on_each_by_itself(tokenizer: Tokenizer) -> None:
 @given(text=st.text(max_size=50))
 def test_a_text_has_no_more_bytes_than_its_tokens_can_hold(text: str) -> None:
     for tokenizer in (BUNDLED, ADDED, composing()):
-        most = tokenizer.most_bytes(len(tokenizer.encode(text)))
+        most = tokenizer.max_bytes(len(tokenizer.encode(text)))
         assert most is not None
         assert len(text.encode()) <= most
 
@@ -170,7 +165,7 @@ def composing() -> Tokenizer:
 
 
 def test_there_is_no_bound_where_a_tokenizer_drops_text() -> None:
-    assert SENTENCEPIECE.most_bytes(1) is None
+    assert SENTENCEPIECE.max_bytes(1) is None
     for dropping in (
         {"normalizer": normalizers.Strip()},
         {"pre_tokenizer": pre_tokenizers.Split(" ", "removed")},
@@ -180,17 +175,17 @@ def test_there_is_no_bound_where_a_tokenizer_drops_text() -> None:
         tokenizer = byte_level_with_added_tokens()._tokenizer
         for part, value in dropping.items():
             setattr(tokenizer, part, value)
-        assert Tokenizer(tokenizer).most_bytes(1) is None
+        assert Tokenizer(tokenizer).max_bytes(1) is None
     tokenizer = byte_level_with_added_tokens()._tokenizer
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-    assert Tokenizer(tokenizer).most_bytes(1) is None
+    assert Tokenizer(tokenizer).max_bytes(1) is None
 
 
 def test_more_tokens_than_wanted_are_counted_and_not_listed() -> None:
     num_tokens = len(BUNDLED.encode("x y z"))
-    assert len(BUNDLED.encode("x y z", most_tokens=num_tokens)) == num_tokens
+    assert len(BUNDLED.encode("x y z", max_tokens=num_tokens)) == num_tokens
     with pytest.raises(TooManyTokensError) as caught:
-        BUNDLED.encode("x y z", most_tokens=num_tokens - 1)
+        BUNDLED.encode("x y z", max_tokens=num_tokens - 1)
     assert caught.value.num_tokens == num_tokens
 
 
