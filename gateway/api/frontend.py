@@ -17,10 +17,10 @@ from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest, GenerateRequest
 from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
 from gateway.metrics import GatewayMetrics
-from gateway.requests import validation
-from gateway.requests.admission import Admission, Place
+from gateway.requests import acceptance, validation
+from gateway.requests.acceptance import RequestDefaults
+from gateway.requests.admission import Admission, AdmittedRequest
 from gateway.requests.seeds import seed_of_choice
-from gateway.requests.validation import RequestDefaults
 from gateway.routing.fleet import Fleet, no_verifier
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import CONTEXT_TOKENS, Tokenizer, TooManyTokensError
@@ -110,9 +110,9 @@ class Frontend:
         # From here on, every log line of the call has the id that the client hears of.
         request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
         num_choices = request.num_choices or 1
-        place = self._admission.enter(num_choices)
+        admitted = self._admission.admit(num_choices)
         try:
-            accepted = await self._accept(request, place)
+            accepted = await self._accept(request, admitted)
             output_text = await self._read_output(accepted)
             changed = asyncio.Event()
             generations: list[Generation] = []
@@ -142,7 +142,7 @@ class Frontend:
                     seed=accepted.seed,
                     num_prompt_tokens=len(accepted.prompt_token_ids),
                 )
-                follow = self._follow(generations, changed, arrival_s, place)
+                follow = self._follow(generations, changed, arrival_s, admitted)
                 async with contextlib.aclosing(follow) as events:
                     async for event in events:
                         yield event
@@ -150,7 +150,7 @@ class Frontend:
                 for generation in generations:
                     self._coordinator.close(generation)
         finally:
-            place.leave()
+            admitted.leave()
 
     async def drain(self) -> None:
         """Turns new requests away and returns when those that run are done."""
@@ -174,7 +174,7 @@ class Frontend:
         generations: Sequence[Generation],
         changed: asyncio.Event,
         arrival_s: float,
-        place: Place,
+        admitted: AdmittedRequest,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yields what the generations show, as they show it."""
         last_sent_s: dict[Generation, float] = {}
@@ -194,7 +194,7 @@ class Frontend:
                         self._metrics.observe_next_token(now_s - last_sent_s[generation])
                     else:
                         self._metrics.observe_first_token(now_s - arrival_s)
-                        place.begin_choice()
+                        admitted.begin_choice()
                     last_sent_s[generation] = now_s
                     yield shown
                 if not is_over or generation.has_more:
@@ -209,22 +209,22 @@ class Frontend:
                     usage=generation.usage(),
                 )
 
-    async def _accept(self, request: GenerateRequest, place: Place) -> AcceptedRequest:
+    async def _accept(self, request: GenerateRequest, admitted: AdmittedRequest) -> AcceptedRequest:
         models = self._fleet.models()
         if not models:
             self._metrics.count_shed("no_verifier")
             raise no_verifier()
-        model = validation.find_model(request.model_id, models)
-        validation.check_tokenizer(request, model=model, defaults=self._defaults)
+        model = acceptance.find_model(request.model_id, models)
+        acceptance.check_tokenizer(request, model=model, defaults=self._defaults)
         num_given = len(request.output_token_ids)
         if request.text is not None:
             # While it waits for the tokenizer, about so many.
-            place.wait_with(len(request.text) // _CHARACTERS_PER_TOKEN + num_given)
+            admitted.wait_with(len(request.text) // _CHARACTERS_PER_TOKEN + num_given)
         prompt_token_ids = await self._encode(request, model)
-        accepted = validation.accept(
+        accepted = acceptance.accept(
             request, prompt_token_ids=prompt_token_ids, model=model, defaults=self._defaults
         )
-        place.wait_with(len(prompt_token_ids) + num_given)
+        admitted.wait_with(len(prompt_token_ids) + num_given)
         return accepted
 
     async def _encode(self, request: GenerateRequest, model: Model) -> Sequence[int]:
@@ -233,21 +233,23 @@ class Frontend:
             return request.prompt_token_ids
         tokenizer = self._tokenizer
         assert tokenizer is not None, "checked"
-        most_tokens = validation.most_prompt_tokens(model, self._defaults)
+        max_tokens = acceptance.max_prompt_tokens(model, self._defaults)
         # Refused unread where it can only be too long.
-        num_bytes, max_bytes = len(request.text.encode()), tokenizer.max_bytes(most_tokens)
+        num_bytes, max_bytes = len(request.text.encode()), tokenizer.max_bytes(max_tokens)
         if max_bytes is not None and num_bytes > max_bytes:
             raise InvalidRequestError(
-                f"a text of {num_bytes} bytes has more than the {most_tokens} tokens that a prompt "
+                f"a text of {num_bytes} bytes has more than the {max_tokens} tokens that a prompt "
                 "may have",
                 field="text",
             )
         try:
             return await self._threads.run(
-                num_bytes, tokenizer.encode, request.text, max_tokens=most_tokens
+                num_bytes, tokenizer.encode, request.text, max_tokens=max_tokens
             )
         except TooManyTokensError as error:
-            raise validation.too_long(error.num_tokens, model, self._defaults, "text") from None
+            raise acceptance.prompt_too_long(
+                error.num_tokens, model, self._defaults, "text"
+            ) from None
 
     async def _read_output(self, request: AcceptedRequest) -> OutputText:
         """The text of an output that begins with what the client already has; of every choice.

@@ -1,8 +1,8 @@
-"""Who is let in: how many choices at a time, and with how many tokens they may wait.
+"""How many requests are admitted: choices at a time, and prompt tokens that wait.
 
-Owns the count of both. A choice waits until its first output comes: until then a verifier has its
-prompt still to compute, and it is the sum of prompts, not their number, that says for how long.
-Everything here runs on the event loop. Knows no request.
+Owns both counts. A choice waits until its first output comes: until then a verifier has its prompt
+to compute, and how long that takes depends on the sum of prompts, not on their number. Quotas of
+single tenants belong here, too. On the event loop. Knows no request.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from gateway.errors import RETRY_AFTER_MS, OverloadedError, UnavailableError
 
 
 class Admission:
-    """The requests that are here."""
+    """Counts the admitted requests and refuses what is over the limits."""
 
     def __init__(
         self, *, max_choices: int, max_waiting_tokens: int, on_shed: Callable[[str], None]
@@ -20,10 +20,10 @@ class Admission:
         """Begins empty and open.
 
         Args:
-            max_choices: most choices at a time, over all requests.
-            max_waiting_tokens: most tokens with which choices wait, over all requests; a request
-                beside which nothing waits may have more.
-            on_shed: told the reason of every refusal.
+            max_choices: the most choices at a time, over all requests.
+            max_waiting_tokens: the most tokens of waiting choices, over all requests; a request
+                may have more while no other waits.
+            on_shed: called with the reason of every refusal.
         """
         self._max_choices = max_choices
         self._max_waiting_tokens = max_waiting_tokens
@@ -34,8 +34,8 @@ class Admission:
         self.is_draining = False
         self._emptied = asyncio.Event()
 
-    def enter(self, num_choices: int) -> "Place":
-        """A place for one request, which must `leave` it.
+    def admit(self, num_choices: int) -> "AdmittedRequest":
+        """Admits one request, which must `leave`.
 
         Raises:
             UnavailableError: draining.
@@ -52,22 +52,22 @@ class Admission:
             )
         self.num_choices += num_choices
         self.num_requests += 1
-        return Place(self, num_choices)
+        return AdmittedRequest(self, num_choices)
 
     async def drain(self) -> None:
-        """Lets nobody in any more and returns when all have left."""
+        """Admits nobody from now on and returns when all have left."""
         self.is_draining = True
         while self.num_requests:
             self._emptied.clear()
             await self._emptied.wait()
 
     def check_idle(self) -> None:
-        """Checks that nobody is here.
+        """Checks that no request is admitted.
 
         Raises:
-            AssertionError: somebody is; it says what.
+            AssertionError: one is; it names the count.
         """
-        assert self.num_requests == 0, f"{self.num_requests} requests are here"
+        assert self.num_requests == 0, f"{self.num_requests} requests are admitted"
         assert self.num_choices == 0, f"{self.num_choices} choices are admitted"
         assert self.num_waiting_tokens == 0, f"{self.num_waiting_tokens} tokens are waiting"
 
@@ -76,8 +76,8 @@ class Admission:
         if others > 0 and others + num_tokens > self._max_waiting_tokens:
             self._on_shed("waiting_tokens")
             raise OverloadedError(
-                f"{others} prompt tokens are waiting; with {num_tokens} more they would be over "
-                f"the limit of {self._max_waiting_tokens}",
+                f"{others} prompt tokens are waiting; {num_tokens} more would exceed the limit of "
+                f"{self._max_waiting_tokens}",
                 retry_after_ms=RETRY_AFTER_MS,
             )
         self.num_waiting_tokens = others + num_tokens
@@ -90,8 +90,8 @@ class Admission:
             self._emptied.set()
 
 
-class Place:
-    """One request's place, from `Admission.enter` to `leave`."""
+class AdmittedRequest:
+    """One request's share of the counts, from `Admission.admit` to `leave`."""
 
     def __init__(self, admission: Admission, num_choices: int) -> None:
         self._admission = admission
@@ -100,10 +100,10 @@ class Place:
         self._num_tokens = 0
 
     def wait_with(self, num_tokens: int) -> None:
-        """Each choice waits with so many tokens, instead of what was said before; before any began.
+        """Sets with how many tokens each choice waits; before any choice began.
 
         Raises:
-            OverloadedError: too many tokens are waiting; what was said before holds.
+            OverloadedError: too many tokens are waiting; the count is as before.
         """
         assert self._num_waiting == self._num_choices
         self._admission._wait(
@@ -112,7 +112,7 @@ class Place:
         self._num_tokens = num_tokens
 
     def begin_choice(self) -> None:
-        """The first output of one more choice came: it does not wait any more."""
+        """The first output of one more choice came: it no longer waits."""
         self._num_waiting -= 1
         self._admission.num_waiting_tokens -= self._num_tokens
 

@@ -1,8 +1,8 @@
-"""By which law a request is drafted for: presets, and what is said beside them.
+"""How drafts are made for a request: the presets, and values that override one.
 
-A preset gives the exact law of a known drafter (docs/drafting.md has the table). Whoever names one
-gets all of it, and may change single values: a request that names none gets the gateway's, which
-its operator chose the same way. Pure.
+A preset reproduces a known drafter exactly (docs/drafting.md has the table). A request that names
+one gets all its values and may override single ones; the others get the policy that the gateway's
+operator configured the same way. Pure.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ from collections.abc import Mapping
 
 from gateway.messages.request import Algorithm, Overlap, Tie
 
-# Where a draft is as long as it may be, whatever it matches: what is likely right of it.
+# Drafts verified per step where their number does not follow the match: the rest of a longer draft
+# is mostly wrong.
 FIXED_NUM_SPECULATIVE_TOKENS = 7
 
 
 class Preset(enum.IntEnum):
-    """The drafter whose law it is; the wire's numbers."""
+    """The drafter that is reproduced; the wire's numbers."""
 
     DEFAULT = 0
     TANDEM = 1
@@ -28,17 +29,16 @@ class Preset(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DraftingLaw:
+class DraftingPolicy:
     """Which n-grams are matched, which match is continued, and how far.
 
     Attributes:
-        mirrors_ngrams: whether of the two n-gram sizes the one that is said counts for both.
-        tokens_per_match: with `Tie.LONGEST`: drafts verified per token that the match reaches back;
-            0: no such limit.
-        pool_min_ngram: the pool is asked when the own match reaches less far.
-        num_speculative_tokens: most drafts verified per step. None: the verifier's limit, if a
-            draft's length follows its match, so that a long one is likely right; else
-            `FIXED_NUM_SPECULATIVE_TOKENS`.
+        mirrors_ngrams: whether an override of one n-gram size sets the other, too.
+        tokens_per_match: with `Tie.LONGEST`: drafts verified per token of match length; 0: no such
+            limit.
+        pool_min_ngram: the pool is searched when the sequence's own match is shorter than this.
+        num_speculative_tokens: the most drafts verified per step. None: the verifier's limit if the
+            number of drafts follows the match; else `FIXED_NUM_SPECULATIVE_TOKENS`.
         runs_ahead: whether a proposal may be longer than one step's drafts, so that the next step
             finds the rest. The other drafters match anew at every step.
     """
@@ -57,16 +57,16 @@ class DraftingLaw:
 
     @property
     def follows_match(self) -> bool:
-        """Whether a draft is as long as its match makes likely."""
+        """Whether a longer match gets more drafts."""
         return self.tie is Tie.LONGEST and self.tokens_per_match > 0
 
-    def most_drafts(self, limit: int) -> int:
-        """Most drafts verified per step, where the verifiers' limit is `limit`."""
+    def num_speculative_tokens_within(self, limit: int) -> int:
+        """The most drafts verified per step by a verifier whose limit is `limit`."""
         if self.num_speculative_tokens is not None:
             return min(self.num_speculative_tokens, limit)
         return limit if self.follows_match else min(FIXED_NUM_SPECULATIVE_TOKENS, limit)
 
-    def changed(
+    def override(
         self,
         *,
         min_ngram: int | None,
@@ -78,8 +78,8 @@ class DraftingLaw:
         chained: bool | None,
         pool_min_ngram: int | None,
         num_speculative_tokens: int | None,
-    ) -> "DraftingLaw":
-        """The law with what somebody says beside it; None, or an enum's zero: nothing."""
+    ) -> "DraftingPolicy":
+        """The policy with other values; None, or an enum's zero, keeps the policy's own."""
         if self.mirrors_ngrams:
             min_ngram, max_ngram = (
                 max_ngram if min_ngram is None else min_ngram,
@@ -91,7 +91,7 @@ class DraftingLaw:
         elif tokens_per_match is None:
             of_longest = self if self.tie is Tie.LONGEST else TANDEM
             tokens_per_match = of_longest.tokens_per_match
-        return DraftingLaw(
+        return DraftingPolicy(
             min_ngram=self.min_ngram if min_ngram is None else min_ngram,
             max_ngram=self.max_ngram if max_ngram is None else max_ngram,
             mirrors_ngrams=self.mirrors_ngrams,
@@ -108,7 +108,7 @@ class DraftingLaw:
         )
 
 
-TANDEM = DraftingLaw(
+TANDEM = DraftingPolicy(
     min_ngram=2,
     max_ngram=5,
     overlap=Overlap.DISJOINT,
@@ -117,7 +117,7 @@ TANDEM = DraftingLaw(
     tokens_per_match=2,
     runs_ahead=True,
 )
-_VLLM = DraftingLaw(
+_VLLM = DraftingPolicy(
     min_ngram=5,
     max_ngram=5,
     mirrors_ngrams=True,
@@ -125,10 +125,10 @@ _VLLM = DraftingLaw(
     tie=Tie.EARLIEST,
     algorithm=Algorithm.KMP,
 )
-_LOOKUP = DraftingLaw(min_ngram=1, max_ngram=2, overlap=Overlap.ALLOWED, tie=Tie.EARLIEST)
+_LOOKUP = DraftingPolicy(min_ngram=1, max_ngram=2, overlap=Overlap.ALLOWED, tie=Tie.EARLIEST)
 
-#: Of each preset that a request or an operator can name.
-LAWS: Mapping[Preset, DraftingLaw] = {
+#: By preset that a request or an operator can name.
+POLICIES: Mapping[Preset, DraftingPolicy] = {
     Preset.TANDEM: TANDEM,
     Preset.VLLM_KMP: dataclasses.replace(_VLLM, overlap=Overlap.DISJOINT),
     Preset.VLLM: _VLLM,

@@ -1,6 +1,6 @@
 """Seeds of the choices of one request.
 
-Owns the mixing function; part of the contract, because a client that repeats a seed repeats every
+Owns the mixing function, which is part of the contract: a client that repeats a seed repeats every
 choice. Source of the finaliser: SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom
 number generators, OOPSLA 2014; constants as in java.util.SplittableRandom).
 """
@@ -10,10 +10,10 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
 def seed_of_choice(seed: int, choice_index: int) -> int:
-    """The seed that a choice draws from: the request's own for choice 0.
+    """The seed of one choice: the request's own for choice 0.
 
-    Choice i > 0 takes the i-th output of SplitMix64 started at `seed`: a bijection of the seed
-    for every i, and no choice of one request shares its noise with another's.
+    Choice i > 0 gets the i-th output of SplitMix64 started at `seed`: a bijection of the seed for
+    every i, and no two choices of a request share their noise.
     """
     if choice_index == 0:
         return seed

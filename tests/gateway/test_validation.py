@@ -17,15 +17,9 @@ from gateway.messages.request import (
     Tie,
 )
 from gateway.messages.response import Model
+from gateway.requests.acceptance import RequestDefaults, accept, cache_salt, find_model, pool_id
 from gateway.requests.drafting_policy import TANDEM, Preset
-from gateway.requests.validation import (
-    RequestDefaults,
-    accept,
-    cache_salt,
-    check_request,
-    find_model,
-    pool_id,
-)
+from gateway.requests.validation import check_request
 
 MODEL = Model(
     model_id="model",
@@ -201,8 +195,8 @@ def test_the_output_is_as_long_as_wanted_and_as_the_model_allows(
     ],
 )
 def test_how_much_is_speculated(params: SpeculationParams, expected: int) -> None:
-    law = dataclasses.replace(TANDEM, num_speculative_tokens=4)
-    made = accepted(request(speculation=params), defaults=RequestDefaults(law=law))
+    policy = dataclasses.replace(TANDEM, num_speculative_tokens=4)
+    made = accepted(request(speculation=params), defaults=RequestDefaults(drafting=policy))
     assert made.num_speculative_tokens == expected
     assert made.wants_drafts == (expected > 0)
 
@@ -225,7 +219,7 @@ def test_many_drafts_are_the_default_where_their_number_follows_the_match(
 
 
 def test_tokens_per_match_count_only_with_the_longest_match() -> None:
-    defaults = RequestDefaults(law=dataclasses.replace(TANDEM, tokens_per_match=3))
+    defaults = RequestDefaults(drafting=dataclasses.replace(TANDEM, tokens_per_match=3))
     asked = {tie: request(speculation=SpeculationParams(tie=tie)) for tie in Tie}
     given = {tie: accepted(r, defaults=defaults).ngram.tokens_per_match for tie, r in asked.items()}
     assert given == {Tie.DEFAULT: 3, Tie.LONGEST: 3, Tie.EARLIEST: 0, Tie.LATEST: 0}
@@ -234,7 +228,7 @@ def test_tokens_per_match_count_only_with_the_longest_match() -> None:
 def test_the_default_gives_way_to_the_verifiers_limit() -> None:
     made = accepted(
         request(),
-        defaults=RequestDefaults(law=dataclasses.replace(TANDEM, num_speculative_tokens=7)),
+        defaults=RequestDefaults(drafting=dataclasses.replace(TANDEM, num_speculative_tokens=7)),
         max_num_speculative_tokens=2,
     )
     assert made.num_speculative_tokens == 2
