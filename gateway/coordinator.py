@@ -31,7 +31,8 @@ from gateway.errors import (
     from_verifier,
 )
 from gateway.generation.delivery import Delivery
-from gateway.generation.generation import Generation, Step
+from gateway.generation.generation import Generation
+from gateway.generation.usage import Step
 from gateway.messages.request import Keep
 from gateway.messages.response import FinishReason
 from gateway.messages.verifier import (
@@ -174,13 +175,13 @@ class Coordinator:
                 continue
             try:
                 if type(event) is StepTraced:
-                    sequence.generation.trace(event.step)
+                    sequence.generation.append_trace(event.step)
                     self._delivery.add(sequence.generation, received_s)
                     continue
                 if type(event) is not Decided:
                     self._on_rare_event(sequence, event)
                     continue
-                sequence.generation.decide(event)
+                sequence.generation.append(event)
             except OverloadedError as error:
                 # Its client does not read.
                 verifier.close(event.sequence_id)
@@ -201,7 +202,7 @@ class Coordinator:
 
     def _on_rare_event(self, sequence: _Sequence, event: VerifierEvent) -> None:
         if isinstance(event, PromptScored):
-            sequence.generation.score_prompt(event)
+            sequence.generation.append_prompt_logprobs(event)
         elif isinstance(event, UnreadableEvent):
             raise VerifierError(f"the verifier said what makes no sense: {event.reason}")
         elif isinstance(event, Opened):
@@ -275,7 +276,7 @@ class Coordinator:
 
     def _go_on_with_clients(self) -> None:
         # Behind the writers that were woken before.
-        self._loop.call_soon(self._delivery.go_on)
+        self._loop.call_soon(self._delivery.resume)
 
     def _publish(self, generations: Sequence[Generation]) -> None:
         """Shows what was decided to the clients, and counts it."""
@@ -349,7 +350,7 @@ class Coordinator:
         for sequence in self._sequences.values():
             if sequence.drafter is drafter:
                 self._expect_no_hints(sequence)
-        self._delivery.go_on()
+        self._delivery.resume()
 
     def on_given_up(self, drafter: DrafterLink, sequence_id: str) -> None:
         """DrafterListener: this sequence will have no drafts."""

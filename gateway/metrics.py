@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.errors import ERROR_CODES, code_name
-from gateway.generation.generation import MAX_MATCH_LENGTH, Step
+from gateway.generation.usage import MAX_MATCH_LENGTH, Step
 from gateway.messages.response import FinishReason, Source, Usage
 from servicekit.tally_histogram import TallyHistogram
 

@@ -185,7 +185,7 @@ class Frontend:
             for generation in tuple(unfinished):
                 # Asked before taking: while the chunk is written, more may come and end it.
                 is_over = generation.is_over
-                shown = generation.take()
+                shown = generation.read()
                 if isinstance(shown, Traced):
                     yield shown
                 elif shown is not None:
@@ -197,7 +197,7 @@ class Frontend:
                         admitted.begin_choice()
                     last_sent_s[generation] = now_s
                     yield shown
-                if not is_over or generation.has_more:
+                if not is_over or generation.has_unread:
                     continue
                 if generation.error is not None:
                     raise generation.error

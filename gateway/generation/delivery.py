@@ -1,14 +1,14 @@
-"""Clients after hints: when decided tokens are handed to the clients' streams.
+"""When decided tokens are shown to the clients: after the hints.
 
-Owns that order and nothing else. Making text of a step's tokens and writing them to many clients
-takes longer than the whole hop to the drafter and back, so it must not sit in front of a hint:
+Owns that order. Making text of a step's tokens and writing them to many clients takes longer than
+the whole round trip to the drafter, so it must not delay a hint:
 
 - while drafts are awaited, clients wait, but never longer than `max_delay_s`;
-- clients are served a few per turn of the event loop, so that a step which ends meanwhile is
-  handled between two turns and not behind all of them.
+- few clients are served per iteration of the event loop, so that a step which ends meanwhile is
+  handled between two iterations and not after all clients.
 
-A generation that waits is there once, however many steps it gathers: under load a client's chunks
-merge by themselves, and what waits is bounded by the live sequences.
+A generation waits once, however many steps it gathers: under load a client's chunks merge by
+themselves, and the waiting generations are bounded by the live sequences.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 
 from gateway.generation.generation import Generation
 
-#: How many clients are served before the event loop looks at its sockets again.
-CLIENTS_PER_TURN = 4
+#: Clients served before the event loop polls its sockets again.
+CLIENTS_PER_ITERATION = 4
 
 
 class Delivery:
-    """Generations with tokens that their clients have not been shown; on the event loop."""
+    """Generations with tokens that are not shown yet; on the event loop."""
 
     def __init__(
         self,
@@ -35,20 +35,20 @@ class Delivery:
 
         Args:
             publish: shows the generations' decided tokens to their clients.
-            awaits_drafts: whether a hint is on its way.
-            max_delay_s: how long it may hold up clients.
+            awaits_drafts: whether a hint is expected.
+            max_delay_s: how long it may delay clients.
         """
         self._publish = publish
         self._awaits_drafts = awaits_drafts
         self._max_delay_s = max_delay_s
         self._loop = asyncio.get_running_loop()
         self._due_s: dict[Generation, float] = {}  # oldest first
-        self._next_turn: asyncio.Handle | None = None
-        self._is_waiting = False  # whether the next turn is a timer's
+        self._next_run: asyncio.Handle | None = None
+        self._is_delayed = False  # whether the next run is a timer's
 
     @property
     def is_idle(self) -> bool:
-        return not self._due_s and self._next_turn is None
+        return not self._due_s and self._next_run is None
 
     def add(self, generation: Generation, now_s: float) -> None:
         """The generation has new tokens; hot path."""
@@ -59,45 +59,45 @@ class Delivery:
         """Nobody wants the generation's tokens any more."""
         self._due_s.pop(generation, None)
         if not self._due_s:
-            self._cancel_turn()
+            self._cancel_run()
 
-    def go_on(self) -> None:
-        """Something changed: tokens were added, or hints were forwarded."""
+    def resume(self) -> None:
+        """Schedules a run after a change: tokens were added, or hints were forwarded."""
         if not self._due_s:
             return
-        if self._next_turn is not None:
-            if not self._is_waiting or self._awaits_drafts():
+        if self._next_run is not None:
+            if not self._is_delayed or self._awaits_drafts():
                 return
-            self._cancel_turn()
+            self._cancel_run()
         self._schedule()
 
-    def _turn(self) -> None:
-        self._next_turn = None
+    def _run(self) -> None:
+        self._next_run = None
         if not self._must_wait():
-            turn = list(itertools.islice(self._due_s, CLIENTS_PER_TURN))
-            for generation in turn:
+            generations = list(itertools.islice(self._due_s, CLIENTS_PER_ITERATION))
+            for generation in generations:
                 del self._due_s[generation]
             try:
-                self._publish(turn)
+                self._publish(generations)
             finally:
-                # The others are served whatever happens to these.
+                # The others are served even if these fail.
                 if self._due_s:
                     self._schedule()
         elif self._due_s:
             self._schedule()
 
     def _schedule(self) -> None:
-        self._is_waiting = self._must_wait()
-        if self._is_waiting:
-            self._next_turn = self._loop.call_at(next(iter(self._due_s.values())), self._turn)
+        self._is_delayed = self._must_wait()
+        if self._is_delayed:
+            self._next_run = self._loop.call_at(next(iter(self._due_s.values())), self._run)
         else:
-            # Behind the writers that were woken before: their messages go first.
-            self._next_turn = self._loop.call_soon(self._turn)
+            # The peers' writers, woken before, run first.
+            self._next_run = self._loop.call_soon(self._run)
 
     def _must_wait(self) -> bool:
         return self._awaits_drafts() and self._loop.time() < next(iter(self._due_s.values()))
 
-    def _cancel_turn(self) -> None:
-        if self._next_turn is not None:
-            self._next_turn.cancel()
-            self._next_turn = None
+    def _cancel_run(self) -> None:
+        if self._next_run is not None:
+            self._next_run.cancel()
+            self._next_run = None

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from gateway.generation.delivery import CLIENTS_PER_TURN, Delivery
+from gateway.generation.delivery import CLIENTS_PER_ITERATION, Delivery
 from gateway.generation.generation import Generation
-from tests.gateway.making import make_generation
+from tests.gateway.factories import make_generation
 
 FOR_EVER_S = 1000.0
 
@@ -31,7 +31,7 @@ class Rig:
     def add(self, *generations: Generation) -> None:
         for generation in generations:
             self.delivery.add(generation, self.loop.time())
-        self.delivery.go_on()
+        self.delivery.resume()
 
 
 async def turns(count: int) -> None:
@@ -57,7 +57,7 @@ async def test_while_hints_are_awaited_clients_wait() -> None:
     await turns(20)
     assert rig.turns == []
     rig.awaits_drafts = False
-    rig.delivery.go_on()
+    rig.delivery.resume()
     assert rig.turns == [], "behind the writer that was woken with the hints"
     await turns(1)
     assert len(rig.turns) == 1
@@ -74,7 +74,7 @@ async def test_hints_that_do_not_come_hold_clients_up_for_a_bounded_time() -> No
 
 async def test_many_clients_are_served_in_turns_between_which_the_loop_is_free() -> None:
     rig = Rig()
-    generations = [make_generation() for _ in range(3 * CLIENTS_PER_TURN - 1)]
+    generations = [make_generation() for _ in range(3 * CLIENTS_PER_ITERATION - 1)]
     rig.add(*generations)
     await turns(1)
     assert len(rig.turns) == 1
@@ -82,7 +82,7 @@ async def test_many_clients_are_served_in_turns_between_which_the_loop_is_free()
     await turns(20)
     assert len(rig.turns) == 1
     rig.awaits_drafts = False
-    rig.delivery.go_on()
+    rig.delivery.resume()
     await turns(20)
     assert [len(turn) for turn in rig.turns] == [4, 4, 3]
     assert [generation for turn in rig.turns for generation in turn] == generations
@@ -95,7 +95,7 @@ async def test_a_generation_that_waits_is_there_once() -> None:
     for _ in range(5):
         rig.add(generation)
     rig.awaits_drafts = False
-    rig.delivery.go_on()
+    rig.delivery.resume()
     await turns(5)
     assert rig.turns == [[generation]]
 
@@ -108,6 +108,6 @@ async def test_a_generation_that_nobody_wants_is_not_served() -> None:
     rig.delivery.discard(generation)
     assert rig.delivery.is_idle
     rig.awaits_drafts = False
-    rig.delivery.go_on()
+    rig.delivery.resume()
     await turns(5)
     assert rig.turns == []

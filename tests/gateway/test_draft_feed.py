@@ -14,7 +14,7 @@ from gateway.messages.verifier import Hint
 from gateway.peers import wire
 from gateway.peers.draft_feed import MAX_DELTA_TOKENS, DrafterProtocolError, DraftFeed
 from tandem.v1 import drafter_pb2
-from tests.gateway.making import decide, make_generation
+from tests.gateway.factories import append_step, make_generation
 from tests.volume import examples
 
 POOLED = NgramParams(min_ngram=2, max_ngram=5, pool_id="0:/shared")
@@ -74,7 +74,7 @@ def test_new_tokens_ask_for_what_is_wanted_and_no_more_than_the_hints_length() -
     feed = feed_of(generation, hint_tokens=24)
     exchange(feed)
     for wanted, asked in ((28, 24), (5, 5)):
-        decide(generation, [4, 5])
+        append_step(generation, [4, 5])
         feed.advance("sequence", wanted)
         assert feed.awaits_drafts
         batch, hints = exchange(feed, draft=(9, 9))
@@ -87,11 +87,11 @@ def test_a_sequence_that_wants_no_hints_costs_no_message_until_it_does() -> None
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 0)
     assert not feed.awaits_drafts
     assert feed.next_batch(0.0) is None
-    decide(generation, [5])
+    append_step(generation, [5])
     feed.advance("sequence", 24)
     batch, _ = exchange(feed)
     assert batch.deltas[0].token_ids == [4, 5]
@@ -102,7 +102,7 @@ def test_what_a_pool_keeps_is_sent_to_its_end_before_it_is_released() -> None:
     generation = make_generation(ngram=POOLED)
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 0)
     feed.remove("sequence", keep=Keep.OUTPUT)
     last, _ = exchange(feed)
@@ -117,7 +117,7 @@ def test_a_pool_gets_no_token_behind_a_stop_string() -> None:
     generation = make_generation(ngram=POOLED)
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4, 5, 6])
+    append_step(generation, [4, 5, 6])
     feed.advance("sequence", 24)
     exchange(feed)
     del generation.token_ids[-2:]  # as a stop string does
@@ -145,7 +145,7 @@ def test_a_restart_does_not_replay_what_is_over() -> None:
     generation = make_generation(ngram=POOLED)
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.remove("sequence", keep=Keep.OUTPUT)
     feed.restart()
     assert feed.is_idle
@@ -155,7 +155,7 @@ def test_an_empty_draft_is_a_hint_too() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 24)
     _, hints = exchange(feed, status=ProposalStatus.NO_MATCH)
     assert hints == [Hint("sequence", 4, [], 0)]
@@ -165,7 +165,7 @@ def test_a_drafter_that_is_still_indexing_is_a_hint_that_says_so() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 24)
     batch = feed.next_batch(0.0)
     assert batch is not None
@@ -185,7 +185,7 @@ def test_steps_that_were_not_sent_yet_merge_into_one_delta() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     for token in (4, 5, 6):
-        decide(generation, [token])
+        append_step(generation, [token])
         feed.advance("sequence", 24)
     batch = feed.next_batch(0.0)
     assert batch is not None
@@ -197,7 +197,7 @@ def test_hints_go_before_prompts_and_in_messages_of_their_own() -> None:
     feed = feed_of(quick)
     exchange(feed)
     feed.add(make_generation(list(range(9000)), sequence_id="long"))
-    decide(quick, [4])
+    append_step(quick, [4])
     feed.advance("quick", 24)
     order = []
     while (batch := feed.next_batch(0.0)) is not None:
@@ -210,7 +210,7 @@ def test_a_slow_drafter_gets_fewer_batches_and_not_more_memory() -> None:
     feed = feed_of(generation)
     batches = []
     for token in range(100):
-        decide(generation, [token])
+        append_step(generation, [token])
         feed.advance("sequence", 24)
         batch = feed.next_batch(0.0)
         if batch is not None:
@@ -226,7 +226,7 @@ def test_what_the_drafter_lost_is_sent_again_from_where_it_knows() -> None:
     generation = make_generation([1, 2, 3, 4, 5])
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [6])
+    append_step(generation, [6])
     feed.advance("sequence", 24)
     _, hints = exchange(feed, status=OUT_OF_SYNC, known=2)
     assert hints == [Hint("sequence", 6, [], 0)], "nobody shall wait for the lost answer"
@@ -240,7 +240,7 @@ def test_a_drafter_that_knows_nothing_is_told_how_to_begin() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 24)
     exchange(feed, status=OUT_OF_SYNC, known=0)
     batch, _ = exchange(feed)
@@ -254,7 +254,7 @@ def test_old_answers_do_not_rewind_again() -> None:
     exchange(feed)
     batches = []
     for token in (4, 5, 6):
-        decide(generation, [token])
+        append_step(generation, [token])
         feed.advance("sequence", 24)
         batch = feed.next_batch(0.0)
         assert batch is not None
@@ -328,7 +328,7 @@ def test_a_new_drafter_is_sent_everything_again() -> None:
     generation, ended = make_generation(), make_generation(sequence_id="ended")
     feed = feed_of(generation, ended)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 24)
     feed.next_batch(0.0)
     feed.remove("ended")
@@ -366,7 +366,7 @@ def test_a_proposal_that_makes_no_sense_is_ignored_alone(odd: dict[str, object] 
     feed = feed_of(bad, good)
     exchange(feed)
     for generation in (bad, good):
-        decide(generation, [4])
+        append_step(generation, [4])
         feed.advance(generation.sequence_id, 24)
     batch = feed.next_batch(0.0)
     assert batch is not None
@@ -394,10 +394,10 @@ def test_a_replay_is_paced_and_does_not_hold_up_what_others_decided() -> None:
     order: list[str] = []
     num_replayed = 0
     for step in range(2000):
-        decide(quick, [4])
+        append_step(quick, [4])
         feed.advance("quick", 24)
         for generation in long if step < 3 else ():
-            decide(generation, [5])
+            append_step(generation, [5])
             feed.advance(generation.sequence_id, 24)
         while (batch := feed.next_batch(0.0)) is not None:
             in_flight.append(batch)
@@ -422,7 +422,7 @@ def test_only_live_batches_tell_of_the_round_trip_and_the_hop() -> None:
     assert prompt is not None
     told = feed.on_proposals(prompt.batch_id, [answer(prompt.deltas[0])])
     assert (told.sent_s, told.step_s) == (None, None)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 24)
     feed.begin_step(2.0)
     live = feed.next_batch(3.0)
@@ -478,7 +478,7 @@ class FeedMachine(RuleBasedStateMachine):
     @rule(chosen=st.randoms(use_true_random=False), wanted=st.sampled_from([0, 24]))
     def step(self, chosen: object, wanted: int) -> None:
         name = chosen.choice(sorted(self.live))  # type: ignore[attr-defined]
-        decide(self.live[name], [len(self.live[name].token_ids)])
+        append_step(self.live[name], [len(self.live[name].token_ids)])
         self.feed.advance(name, wanted)
 
     @precondition(lambda self: self.live)
@@ -523,7 +523,7 @@ class FeedMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         # Whatever is lost is noticed at the sequence's next step.
         for name, generation in self.live.items():
-            decide(generation, [0])
+            append_step(generation, [0])
             self.feed.advance(name, 24)
         for _ in range(100):
             self.send()

@@ -24,7 +24,7 @@ from servicekit.errors import field_violation
 from servicekit.logs import Logger
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
-from tests.gateway.making import make_generation
+from tests.gateway.factories import make_generation
 from tests.gateway.running_gateway import StartGateway, error_of
 
 MAX_ID = (1 << 32) - 1

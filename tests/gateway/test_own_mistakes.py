@@ -22,21 +22,21 @@ def num_mistakes(running: RunningGateway, peer: str) -> float:
     return running.sample("tandem_peer_messages_ignored_total", peer=peer, reason="internal_error")
 
 
-async def test_an_event_that_cannot_be_taken_fails_its_request_alone(
+async def test_an_event_that_cannot_be_appended_fails_its_request_alone(
     start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])
     wrong, right = running.call(1), running.call(1, 2)
     await verifier.nth("open", 1)
     opened = {len(command.token_ids): command for command in verifier.commands("open")}
-    decide = Generation.decide
+    append = Generation.append
 
     def fail_on_seven(generation: Generation, decided: Decided) -> None:
         if decided.token_ids == [7]:
-            raise RuntimeError("cannot be taken")
-        decide(generation, decided)
+            raise RuntimeError("cannot be appended")
+        append(generation, decided)
 
-    monkeypatch.setattr(Generation, "decide", fail_on_seven)
+    monkeypatch.setattr(Generation, "append", fail_on_seven)
     verifier.send(
         verifier.decided(opened[1].sequence_id, 1, [7]),
         verifier.decided(opened[2].sequence_id, 2, [6], finish=1),

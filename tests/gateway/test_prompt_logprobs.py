@@ -9,7 +9,7 @@ from gateway.messages.request import SamplingParams
 from gateway.messages.response import EncodedLogprob, FinishReason
 from gateway.messages.verifier import PromptScored
 from tandem.v1 import sampling_pb2, verifier_pb2
-from tests.gateway.making import decide, encoded_logprob, make_generation, take_chunk
+from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
 from tests.gateway.running_gateway import StartGateway, collect, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
@@ -35,70 +35,70 @@ def prompt_of(num_tokens: int) -> Generation:
 class TestGeneration:
     def test_chunks_are_joined_and_come_with_the_first_token(self) -> None:
         generation = prompt_of(5)
-        generation.score_prompt(scored(1, 3))
-        generation.score_prompt(scored(3, 5))
+        generation.append_prompt_logprobs(scored(1, 3))
+        generation.append_prompt_logprobs(scored(3, 5))
         generation.publish()
-        assert take_chunk(generation) is None, "not before there is a token"
-        decide(generation, [7])
+        assert read_chunk(generation) is None, "not before there is a token"
+        append_step(generation, [7])
         generation.publish()
-        chunk = take_chunk(generation)
+        chunk = read_chunk(generation)
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b"", *(logprob(i) for i in range(1, 5))]
-        decide(generation, [8])
+        append_step(generation, [8])
         generation.publish()
-        later = take_chunk(generation)
+        later = read_chunk(generation)
         assert later is not None
         assert later.prompt_logprobs == ()
 
     def test_what_is_told_again_is_ignored(self) -> None:
         generation = prompt_of(6)
         for base_length, end in ((1, 3), (1, 2), (1, 4), (3, 6), (2, 6)):
-            generation.score_prompt(scored(base_length, end))
-        decide(generation, [7])
+            generation.append_prompt_logprobs(scored(base_length, end))
+        append_step(generation, [7])
         generation.publish()
-        chunk = take_chunk(generation)
+        chunk = read_chunk(generation)
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b"", *(logprob(i) for i in range(1, 6))]
 
     def test_another_verifier_is_asked_only_for_what_is_not_known(self) -> None:
         generation = prompt_of(6)
-        generation.score_prompt(scored(1, 3))
+        generation.append_prompt_logprobs(scored(1, 3))
         assert generation.sampling.prompt_logprobs == 0
-        generation.score_prompt(scored(1, 6))
+        generation.append_prompt_logprobs(scored(1, 6))
         assert generation.sampling == SamplingParams()
 
     @pytest.mark.parametrize(("base_length", "end"), [(2, 3), (0, 3), (1, 6)])
     def test_a_gap_or_too_many_are_the_verifiers_mistake(self, base_length: int, end: int) -> None:
         with pytest.raises(VerifierError):
-            prompt_of(5).score_prompt(scored(base_length, end))
+            prompt_of(5).append_prompt_logprobs(scored(base_length, end))
 
     def test_unasked_for_ones_are_the_verifiers_mistake(self) -> None:
         with pytest.raises(VerifierError):
-            make_generation().score_prompt(scored(1, 3))
+            make_generation().append_prompt_logprobs(scored(1, 3))
 
     def test_a_token_before_the_last_of_them_is_the_verifiers_mistake(self) -> None:
         generation = prompt_of(5)
-        generation.score_prompt(scored(1, 4))
+        generation.append_prompt_logprobs(scored(1, 4))
         with pytest.raises(VerifierError):
-            decide(generation, [7])
+            append_step(generation, [7])
 
     def test_a_prompt_of_one_token_has_an_empty_one(self) -> None:
         generation = prompt_of(1)
-        decide(generation, [7])
+        append_step(generation, [7])
         generation.publish()
-        chunk = take_chunk(generation)
+        chunk = read_chunk(generation)
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b""]
 
     def test_a_long_prompts_come_in_chunks_of_their_own(self) -> None:
         generation = prompt_of(10_000)
-        generation.score_prompt(scored(1, 10_000))
-        decide(generation, [7, 8], finish=FinishReason.LENGTH)
+        generation.append_prompt_logprobs(scored(1, 10_000))
+        append_step(generation, [7, 8], finish=FinishReason.LENGTH)
         generation.publish()
         chunks = []
-        while (chunk := take_chunk(generation)) is not None:
+        while (chunk := read_chunk(generation)) is not None:
             chunks.append(chunk)
-            assert generation.has_more is not bool(chunk.token_ids)
+            assert generation.has_unread is not bool(chunk.token_ids)
         assert len(chunks) > 1
         assert [list(chunk.token_ids) for chunk in chunks] == [[]] * (len(chunks) - 1) + [[7, 8]]
         joined = [each for chunk in chunks for each in chunk.prompt_logprobs]

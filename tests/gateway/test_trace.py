@@ -4,15 +4,16 @@ import grpc
 import pytest
 
 from gateway.errors import OverloadedError, VerifierError
-from gateway.generation import generation as generation_module
-from gateway.generation.generation import MAX_MATCH_LENGTH, Generation
+from gateway.generation import unread_output
+from gateway.generation.generation import Generation
+from gateway.generation.usage import MAX_MATCH_LENGTH
 from gateway.messages.response import Chunk, FinishReason, MatchAcceptance, Traced
 from gateway.messages.sizes import MAX_STEP_BYTES, MAX_UNREAD_STEPS_BYTES
 from gateway.messages.verifier import Decided
 from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
-from tests.gateway.making import decide, make_generation
+from tests.gateway.factories import append_step, make_generation
 from tests.gateway.running_gateway import StartGateway, collect, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
@@ -47,7 +48,7 @@ def traced(sequence_id: str, step: sampling_pb2.StepTrace = STEP) -> verifier_pb
 
 def take_all(generation: Generation) -> list[Chunk | Traced]:
     taken = []
-    while (each := generation.take()) is not None:
+    while (each := generation.read()) is not None:
         taken.append(each)
     return taken
 
@@ -55,13 +56,13 @@ def take_all(generation: Generation) -> list[Chunk | Traced]:
 class TestGeneration:
     def test_each_step_is_told_of_before_its_tokens(self) -> None:
         generation = make_generation(trace=True)
-        generation.trace(b"a chunk of the prompt")
+        generation.append_trace(b"a chunk of the prompt")
         generation.publish()
         assert generation.changed.is_set(), "it is told before there is a token"
         assert take_all(generation) == [Traced(choice_index=0, step=b"a chunk of the prompt")]
         for step in (b"first", b"second"):
-            generation.trace(step)
-            decide(generation, [4, 5])
+            generation.append_trace(step)
+            append_step(generation, [4, 5])
         generation.publish()
         first, chunk, second, last = take_all(generation)
         assert (first, second) == (
@@ -75,18 +76,18 @@ class TestGeneration:
     def test_steps_behind_a_stop_string_are_not_told_of(self, tokenizer: Tokenizer) -> None:
         generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"], trace=True)
         for character in "abc":
-            generation.trace(character.encode())
-            decide(generation, tokenizer.encode(character))
+            generation.append_trace(character.encode())
+            append_step(generation, tokenizer.encode(character))
         generation.publish()
         told = [each.step for each in take_all(generation) if isinstance(each, Traced)]
         assert told == [b"a", b"b"]
 
     def test_a_step_that_nobody_asked_for_or_is_too_large_is_the_verifiers_mistake(self) -> None:
         with pytest.raises(VerifierError):
-            make_generation().trace(b"step")
+            make_generation().append_trace(b"step")
         generation = make_generation(trace=True)
         with pytest.raises(VerifierError):
-            generation.trace(b"x" * (MAX_STEP_BYTES + 1))
+            generation.append_trace(b"x" * (MAX_STEP_BYTES + 1))
         generation.publish()
         assert take_all(generation) == []
 
@@ -94,20 +95,20 @@ class TestGeneration:
         generation = make_generation(trace=True)
         step = b"x" * MAX_STEP_BYTES
         for _ in range(100):
-            generation.trace(step)
+            generation.append_trace(step)
             generation.publish()
             take_all(generation)
         for _ in range(MAX_UNREAD_STEPS_BYTES // MAX_STEP_BYTES):
-            generation.trace(step)
+            generation.append_trace(step)
         with pytest.raises(OverloadedError):
-            generation.trace(step)
+            generation.append_trace(step)
 
     def test_steps_that_say_nothing_are_bounded_too(self) -> None:
         generation = make_generation(trace=True)
 
         def say_nothing(*, reads: bool) -> None:
             for _ in range(MAX_UNREAD_STEPS_BYTES // 16):
-                generation.trace(b"")
+                generation.append_trace(b"")
                 if reads:
                     generation.publish()
                     take_all(generation)
@@ -121,7 +122,7 @@ class TestGeneration:
 
         def step(drafts: int, accepted: int, length: int, source: int) -> None:
             base = len(generation.token_ids)
-            generation.decide(
+            generation.append(
                 Decided(
                     "sequence", base, [4] * (accepted + 1), drafts, accepted, 24,
                     FinishReason.UNFINISHED, (), length, source,
@@ -155,7 +156,7 @@ class TestGeneration:
         generation = make_generation(max_new_tokens=5000)
         for length in range(3000):
             base = len(generation.token_ids)
-            generation.decide(
+            generation.append(
                 Decided("s", base, [4], 1, 0, 24, FinishReason.UNFINISHED, (), length, length)
             )
         generation.publish()
@@ -223,7 +224,7 @@ class TestCalls:
         verifier: ScriptedVerifier,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(generation_module, "MAX_UNREAD_STEPS_BYTES", 1000)
+        monkeypatch.setattr(unread_output, "MAX_UNREAD_STEPS_BYTES", 1000)
         running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
         call, other = running.call(1, 2, 3, trace=True), running.call(4, trace=True)
         opens = [await verifier.nth("open", 0), await verifier.nth("open", 1)]

@@ -74,14 +74,14 @@ def encoded_logprob(token_id: int, *, num_tops: int = 0) -> EncodedLogprob:
     ).SerializeToString()
 
 
-def take_chunk(generation: Generation) -> Chunk | None:
+def read_chunk(generation: Generation) -> Chunk | None:
     """What is taken of a generation that is not traced."""
-    taken = generation.take()
+    taken = generation.read()
     assert taken is None or isinstance(taken, Chunk)
     return taken
 
 
-def decide(
+def append_step(
     generation: Generation,
     token_ids: Sequence[int],
     *,
@@ -91,6 +91,6 @@ def decide(
 ) -> None:
     """One verifier step for a generation."""
     base_length = len(generation.token_ids)
-    generation.decide(
+    generation.append(
         Decided("sequence", base_length, list(token_ids), drafts, accepted, 24, finish)
     )
