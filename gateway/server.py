@@ -58,7 +58,7 @@ class GatewayServer:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         metrics = GatewayMetrics(registry)
         ignored_messages = IgnoredMessages(metrics=metrics, logger=logger)
-        self.fleet = Fleet()
+        self.fleet = Fleet(metrics=metrics, logger=logger)
         self.coordinator = Coordinator(
             fleet=self.fleet,
             draft_wait=DraftWait(config.draft_wait),
@@ -66,7 +66,6 @@ class GatewayServer:
             metrics=metrics,
             ignored_messages=ignored_messages,
             on_availability=self._on_availability,
-            logger=logger,
         )
         self.frontend = Frontend(
             coordinator=self.coordinator,

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.messages.request import SamplingParams
+from gateway.messages.request import AcceptedRequest, SamplingParams
 from gateway.messages.response import EncodedLogprob, EncodedStep, FinishReason
 
 # Commands
@@ -32,31 +32,18 @@ class OpenCommand:
 
     Attributes:
         token_ids: prompt, and on resume the output so far.
-        max_new_tokens: counting the output in `token_ids`.
+        request: all that the choices of a request have in common.
+        sampling: the request's, except that only the first choice scores the prompt.
         drafting: whether hints may be expected.
-        cache_salt: only sequences with equal salts share cached prefixes.
-        priority: higher first.
-        expected_model_digest: the model that the request was checked against; "": any.
-        tokens_per_match: drafts verified per token of match length; 0: no such limit.
-        trace: whether every step is reported.
     """
 
     sequence_id: str
     token_ids: Sequence[int]
-    prompt_length: int
+    request: AcceptedRequest
     sampling: SamplingParams
     seed: int
-    max_new_tokens: int
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
     draft_wait: DraftWait
     drafting: bool
-    num_speculative_tokens: int
-    cache_salt: str = ""
-    priority: int = 0
-    expected_model_digest: str = ""
-    tokens_per_match: int = 0
-    trace: bool = False
 
 
 class Hint(NamedTuple):

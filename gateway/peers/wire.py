@@ -107,22 +107,23 @@ def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
 
 def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
     """Starts a sequence."""
+    request = command.request
     return verifier_pb2.Open(
         sequence_id=command.sequence_id,
         token_ids=command.token_ids,
-        prompt_length=command.prompt_length,
+        prompt_length=len(request.prompt_token_ids),
         sampling=_sampling_to_proto(command.sampling, command.seed),
-        max_new_tokens=command.max_new_tokens,
-        stop_token_ids=command.stop_token_ids,
-        ignore_eos=command.ignore_eos,
+        max_new_tokens=request.max_new_tokens,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
         draft_wait=_DRAFT_WAITS[command.draft_wait],
         drafting=command.drafting,
-        num_speculative_tokens=command.num_speculative_tokens,
-        cache_salt=command.cache_salt,
-        priority=command.priority,
-        expected_model_digest=command.expected_model_digest,
-        tokens_per_match=command.tokens_per_match,
-        trace=command.trace,
+        num_speculative_tokens=request.num_speculative_tokens,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        expected_model_digest=request.model_digest,
+        tokens_per_match=request.ngram.tokens_per_match,
+        trace=request.trace,
     )
 
 

@@ -1,7 +1,7 @@
 """The verifiers and drafters that this gateway is connected to, or tries to be.
 
-Owns the lists of links, what they add up to (models, health) and, with the router's rules, which
-of them a request goes to. Knows no sequence.
+Owns the lists of links, whether they can serve, and, by the router's rules, which of them a
+request goes to. Knows no sequence.
 """
 
 from collections.abc import Sequence
@@ -9,19 +9,25 @@ from collections.abc import Sequence
 from gateway.errors import RETRY_AFTER_MS, UnavailableError
 from gateway.messages.request import AcceptedRequest
 from gateway.messages.response import Model
-from gateway.messages.verifier import Welcome
+from gateway.metrics import GatewayMetrics
 from gateway.peers.drafter_link import DrafterLink
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing import router
+from gateway.routing.models import models_of
 from servicekit.errors import RequestError
+from servicekit.logs import Logger
 
 
 class Fleet:
     """All peers. Filled once, before the links run."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, metrics: GatewayMetrics, logger: Logger) -> None:
+        self._metrics = metrics
+        self._logger = logger
         self.verifiers: list[VerifierLink] = []
         self.drafters: list[DrafterLink] = []
+        # Verifiers without requests, because others serve another model by the same name.
+        self._outvoted: list[VerifierLink] = []
 
     @property
     def is_serving(self) -> bool:
@@ -29,45 +35,39 @@ class Fleet:
         return any(verifier.welcome is not None for verifier in self.verifiers)
 
     def awaits_drafts(self) -> bool:
-        """Whether a hint is on its way from any drafter."""
+        """Whether a hint is expected from any drafter."""
         return any(drafter.awaits_drafts for drafter in self.drafters)
 
     def models(self) -> dict[str, Model]:
-        """The models of the connected verifiers, by id.
+        """The models of the connected verifiers, by id."""
+        return models_of(each.welcome for each in self.verifiers if each.welcome is not None)
 
-        What two verifiers serve by one name is one model only if it has one digest: of several,
-        the one that more verifiers serve is meant, or that of the first of them. The others wait,
-        connected, until they are more: while a fleet moves to new weights no request is answered
-        by old ones and new.
-
-        A model's limits are the narrowest among its verifiers, so that what fits the model fits
-        each of them: a request may go to any, and later on to another.
-        """
-        welcomes_of: dict[tuple[str, str], list[Welcome]] = {}
+    def check_models(self) -> None:
+        """Reports the verifiers whose model is outvoted, after one came or went."""
+        models = self.models()
+        outvoted = []
         for verifier in self.verifiers:
             welcome = verifier.welcome
-            if welcome is not None:
-                welcomes_of.setdefault((welcome.model_id, welcome.model_digest), []).append(welcome)
-        models: dict[str, Model] = {}
-        for (model_id, _), welcomes in welcomes_of.items():
-            known = models.get(model_id)
-            if known is None or len(welcomes) > known.num_verifiers:
-                models[model_id] = _model_of(welcomes)
-        return models
-
-    def is_outvoted(self, verifier: VerifierLink) -> bool:
-        """Whether a connected verifier gets no requests: another model goes by its model's name."""
-        welcome = verifier.welcome
-        return (
-            welcome is not None
-            and self.models()[welcome.model_id].model_digest != welcome.model_digest
-        )
+            if welcome is None or models[welcome.model_id].model_digest == welcome.model_digest:
+                continue
+            outvoted.append(verifier)
+            # One that comes may also outvote others.
+            if verifier not in self._outvoted:
+                self._logger.warning(
+                    "model_digests_differ",
+                    verifier=verifier.name,
+                    model_id=welcome.model_id,
+                    model_digest=welcome.model_digest,
+                )
+        self._outvoted = outvoted
+        self._metrics.set_verifiers_outvoted(len(outvoted))
 
     def find_verifier(self, request: AcceptedRequest) -> VerifierLink:
-        """The verifier for all choices of a request: one of the model that it was checked against.
+        """The verifier for all choices of a request, which serves the model that it was checked
+        against.
 
         Raises:
-            UnavailableError: none that serves the model is connected.
+            UnavailableError: no such verifier is connected.
         """
         candidates = {
             verifier.name: verifier
@@ -80,19 +80,16 @@ class Fleet:
             raise no_verifier()
         name = router.choose_verifier(
             router.affinity_of(request.affinity_key, request.prompt_token_ids),
-            [
-                router.Candidate(name=name, load=verifier.num_sequences)
-                for name, verifier in candidates.items()
-            ],
+            {name: verifier.num_sequences for name, verifier in candidates.items()},
             request.num_choices,
         )
         return candidates[name]
 
     def find_drafter(self, sequence_id: str) -> DrafterLink | None:
-        """The drafter of a new sequence; None if there are none at all.
+        """The drafter of a new sequence; None if there is no drafter.
 
-        One that answers, if any does. Later it is not changed: while it is down it keeps its
-        sequences, and it is replayed their histories when it is back.
+        One that answers in time, if any does. It is never changed: one that is down keeps its
+        sequences, and gets their histories again when it is back.
         """
         by_name = {drafter.name: drafter for drafter in self.drafters}
         able = [name for name, drafter in by_name.items() if drafter.is_up and not drafter.is_slow]
@@ -100,7 +97,7 @@ class Fleet:
         return None if name is None else by_name[name]
 
     def busy_parts(self) -> Sequence[str]:
-        """The links that still have something in them; for integrity checks."""
+        """The links that hold something; for integrity checks."""
         links: Sequence[VerifierLink | DrafterLink] = [*self.verifiers, *self.drafters]
         return [link.name for link in links if not link.is_idle]
 
@@ -108,16 +105,3 @@ class Fleet:
 def no_verifier() -> RequestError:
     """The error of a request that no verifier can run now."""
     return UnavailableError("no verifier can be reached", retry_after_ms=RETRY_AFTER_MS)
-
-
-def _model_of(welcomes: Sequence[Welcome]) -> Model:
-    limits = [welcome.limits for welcome in welcomes]
-    return Model(
-        model_id=welcomes[0].model_id,
-        model_digest=welcomes[0].model_digest,
-        vocab_size=min(each.vocab_size for each in limits),
-        max_model_len=min(each.max_model_len for each in limits),
-        max_num_speculative_tokens=min(each.max_num_speculative_tokens for each in limits),
-        num_verifiers=len(welcomes),
-        tokenizer_digest=max(welcome.tokenizer_digest for welcome in welcomes),
-    )

@@ -1,8 +1,8 @@
-"""Whether each verifier makes progress with what it was given.
+"""Ends the session of a verifier that has sequences and makes no progress.
 
-Owns that judgement alone. A verifier's connection may live while its engine is stuck: then nothing
-comes any more, and nothing says so. A long queue is no such case, and neither are steps for other
-gateways' sequences: as long as its engine steps, a verifier is alive, whoever it steps for.
+Owns that judgement. A verifier's connection may live while its engine is stuck: no message comes
+any more, and none says so. A long queue is no such case, and neither are steps for other gateways'
+sequences: a verifier whose engine steps, for whatever sequence, is alive.
 """
 
 import asyncio
@@ -11,32 +11,32 @@ from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.fleet import Fleet
 
-# How often it is looked, within the timeout.
-_LOOKS_PER_TIMEOUT = 4
+_CHECKS_PER_TIMEOUT = 4
 
 
 class ProgressWatch:
-    """Ends the session with a verifier that has sequences and no progress; on the event loop."""
+    """Checks all verifiers of a fleet; on the event loop."""
 
     def __init__(
         self, *, fleet: Fleet, timeout_s: float, ignored_messages: IgnoredMessages
     ) -> None:
-        """Prepares; `run` looks.
+        """Prepares; `run` checks.
 
         Args:
-            timeout_s: how long a verifier may have sequences, tell nothing of any and not step.
+            timeout_s: how long a verifier with sequences may send nothing and make no step.
         """
         self._fleet = fleet
         self._timeout_s = timeout_s
+        self._interval_s = timeout_s / _CHECKS_PER_TIMEOUT
         self._ignored_messages = ignored_messages
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
-        """Looks again and again, until cancelled."""
+        """Checks at intervals, until cancelled."""
         while True:
-            await asyncio.sleep(self._timeout_s / _LOOKS_PER_TIMEOUT)
+            await asyncio.sleep(self._interval_s)
             results = await asyncio.gather(
-                *(self._look(verifier) for verifier in self._fleet.verifiers),
+                *(self._check(verifier) for verifier in self._fleet.verifiers),
                 return_exceptions=True,
             )
             for verifier, error in zip(self._fleet.verifiers, results, strict=True):
@@ -45,12 +45,11 @@ class ProgressWatch:
                         "verifier", verifier.name, "internal_error", repr(error)
                     )
 
-    async def _look(self, verifier: VerifierLink) -> None:
-        interval_s = self._timeout_s / _LOOKS_PER_TIMEOUT
-        if not self._is_silent(verifier, interval_s):
+    async def _check(self, verifier: VerifierLink) -> None:
+        if not self._is_silent(verifier, self._interval_s):
             return
-        has_stepped = await verifier.has_stepped(timeout_s=interval_s)
-        # It may have spoken meanwhile.
+        has_stepped = await verifier.has_stepped(timeout_s=self._interval_s)
+        # A message may have come meanwhile.
         if not has_stepped and self._is_silent(verifier, self._timeout_s):
             verifier.give_up(f"no progress within {self._timeout_s:g} s")
 

@@ -2,14 +2,14 @@
 
 Owns the choice; pure. Rendezvous hashing (Thaler, Ravishankar 1998) with bounded loads (Mirrokni,
 Thorup, Zadimoghaddam 2018): equal keys go to the same verifier, so that its prefix cache serves
-them; when one comes or goes only its own keys move; and no verifier gets much more than its share.
+them; when a verifier comes or goes only its own keys move; and no verifier gets much more than its
+share.
 """
 
-import dataclasses
 import hashlib
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 #: Prompts that agree in this many tokens are worth sending to one verifier.
 PREFIX_TOKENS = 256
@@ -18,21 +18,8 @@ PREFIX_TOKENS = 256
 LOAD_FACTOR = 1.25
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A verifier that could take the request.
-
-    Attributes:
-        name: stable over reconnects and gateways: its address.
-        load: sequences that this gateway has there.
-    """
-
-    name: str
-    load: int
-
-
 def affinity_of(affinity_key: str, prompt_token_ids: Sequence[int]) -> bytes:
-    """The key by which a request finds its verifier: the client's, or the prompt's beginning.
+    """The key that is hashed to find a verifier: the client's, or the prompt's beginning.
 
     It is short, however long the client's is: it is hashed once per verifier.
     """
@@ -41,23 +28,22 @@ def affinity_of(affinity_key: str, prompt_token_ids: Sequence[int]) -> bytes:
     return b"prompt:" + array("I", prompt_token_ids[:PREFIX_TOKENS]).tobytes()
 
 
-def choose_verifier(affinity: bytes, candidates: Sequence[Candidate], num_sequences: int) -> str:
+def choose_verifier(affinity: bytes, loads: Mapping[str, int], num_sequences: int) -> str:
     """The name of the verifier for a request of `num_sequences` choices.
 
-    The highest-ranked one whose load stays within the bound; the first of the rank when the
+    The highest-ranked one whose load stays within the bound; the highest-ranked of all if the
     request itself is larger than the bound.
 
     Args:
         affinity: see `affinity_of`.
-        candidates: at least one.
-        num_sequences: how many sequences the request adds.
+        loads: by each verifier's name, which is stable over reconnects and gateways, the sequences
+            that this gateway has there; not empty.
+        num_sequences: how many the request adds.
     """
-    total = sum(candidate.load for candidate in candidates) + num_sequences
-    bound = math.ceil(LOAD_FACTOR * total / len(candidates))
-    load_of = {candidate.name: candidate.load for candidate in candidates}
-    ranked = rank(affinity, load_of)
+    bound = math.ceil(LOAD_FACTOR * (sum(loads.values()) + num_sequences) / len(loads))
+    ranked = rank(affinity, loads)
     for name in ranked:
-        if load_of[name] + num_sequences <= bound:
+        if loads[name] + num_sequences <= bound:
             return name
     return ranked[0]
 
@@ -74,6 +60,6 @@ def rank(key: bytes, names: Iterable[str]) -> list[str]:
 
 
 def _weight(key: bytes, name: str) -> bytes:
-    # The name is the hash's key: no concatenation of key and name can be mistaken for another.
+    # The name keys the hash: a concatenation of key and name could be mistaken for another's.
     name_key = hashlib.blake2b(name.encode(), digest_size=16).digest()
     return hashlib.blake2b(key, digest_size=8, key=name_key).digest()

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest, NgramParams, SamplingParams
 from gateway.messages.response import Chunk, EncodedLogprob, FinishReason
-from gateway.messages.verifier import Decided
+from gateway.messages.verifier import Decided, DraftWait, OpenCommand
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import sampling_pb2
@@ -58,6 +58,27 @@ def make_generation(
         seed=7,
         output_text=output_text,
         changed=asyncio.Event(),
+    )
+
+
+def make_open(
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    sequence_id: str = "sequence",
+    seed: int = 7,
+    draft_wait: DraftWait = DraftWait.ADAPTIVE,
+    drafting: bool = True,
+    **fields: Any,
+) -> OpenCommand:
+    request = make_request(prompt, **fields)
+    return OpenCommand(
+        sequence_id=sequence_id,
+        token_ids=[*request.prompt_token_ids, *request.output_token_ids],
+        request=request,
+        sampling=request.sampling,
+        seed=seed,
+        draft_wait=draft_wait,
+        drafting=drafting,
     )
 
 

@@ -228,7 +228,7 @@ async def test_a_client_that_reads_slowly_gets_its_steps_merged(
                 for step in range(start, start + 100)
             )
         )
-    await until(lambda: not running.gateway.coordinator._sequences)
+    await until(lambda: not running.gateway.coordinator._sequences._by_id)
     output = await collect(call)
     assert output.token_ids == [step % 2000 for step in range(num_steps)]
     assert len(output.chunks) < num_steps / 50

@@ -14,7 +14,7 @@ from gateway.messages.sizes import (
     MAX_PROPOSE_REQUEST_BYTES,
     MAX_SESSION_REQUEST_BYTES,
 )
-from gateway.messages.verifier import DraftWait, Hint, OpenCommand
+from gateway.messages.verifier import Hint, OpenCommand
 from gateway.metrics import GatewayMetrics
 from gateway.peers import wire
 from gateway.peers.draft_feed import DraftFeed
@@ -24,7 +24,7 @@ from servicekit.errors import field_violation
 from servicekit.logs import Logger
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
-from tests.gateway.factories import make_generation
+from tests.gateway.factories import make_generation, make_open
 from tests.gateway.running_gateway import StartGateway, error_of
 
 MAX_ID = (1 << 32) - 1
@@ -35,24 +35,21 @@ def sequence_id(index: int) -> str:
 
 
 def opening(index: int, *, num_tokens: int = 3, num_biases: int = 0) -> OpenCommand:
-    return OpenCommand(
+    return make_open(
+        [MAX_ID] * num_tokens,
         sequence_id=sequence_id(index),
-        token_ids=[MAX_ID] * num_tokens,
-        prompt_length=num_tokens,
+        seed=(1 << 64) - 1,
         sampling=SamplingParams(
             temperature=0.5,
             logit_bias={MAX_ID - position: 1.5 for position in range(num_biases)},
         ),
-        seed=(1 << 64) - 1,
         max_new_tokens=MAX_ID,
         stop_token_ids=[MAX_ID] * 64,
         ignore_eos=True,
-        draft_wait=DraftWait.ADAPTIVE,
-        drafting=True,
         num_speculative_tokens=31,
         cache_salt="s" * 256,
         priority=-5,
-        tokens_per_match=MAX_ID,
+        ngram=NgramParams(min_ngram=2, max_ngram=5, tokens_per_match=MAX_ID),
     )
 
 

@@ -1,27 +1,15 @@
 """What is to be sent to a verifier: merged, bounded, hints first."""
 
-from gateway.messages.request import SamplingParams
-from gateway.messages.verifier import CommandBatch, DraftWait, Hint, OpenCommand
+from gateway.messages.verifier import CommandBatch, Hint, OpenCommand
 from gateway.peers.outbox import Outbox
 from gateway.peers.wire import commands_to_proto
 from servicekit.message_limits import MessageLimits
 from tandem.v1 import limits_pb2, verifier_pb2
+from tests.gateway.factories import make_open
 
 
 def opening(sequence_id: str, num_tokens: int = 3) -> OpenCommand:
-    return OpenCommand(
-        sequence_id=sequence_id,
-        token_ids=[1] * num_tokens,
-        prompt_length=num_tokens,
-        sampling=SamplingParams(),
-        seed=1,
-        max_new_tokens=10,
-        stop_token_ids=(),
-        ignore_eos=False,
-        draft_wait=DraftWait.ADAPTIVE,
-        drafting=True,
-        num_speculative_tokens=7,
-    )
+    return make_open([1] * num_tokens, sequence_id=sequence_id)
 
 
 def hint(sequence_id: str, base_length: int = 3) -> Hint:

@@ -78,8 +78,8 @@ async def test_each_request_of_a_verifier_that_is_gone_hears_of_it(
     running = await start_gateway(verifiers=[verifier.address])
     calls = [running.call(1), running.call(1, 2)]
     await verifier.nth("open", 1)
-    coordinator = running.gateway.coordinator
-    forget, num_forgotten = coordinator._forget, 0
+    sequences = running.gateway.coordinator._sequences
+    forget, num_forgotten = sequences.forget, 0
 
     def fail_once(*args: object, **fields: object) -> None:
         nonlocal num_forgotten
@@ -88,7 +88,7 @@ async def test_each_request_of_a_verifier_that_is_gone_hears_of_it(
         if num_forgotten == 1:
             raise RuntimeError("cannot be forgotten")
 
-    monkeypatch.setattr(coordinator, "_forget", fail_once)
+    monkeypatch.setattr(sequences, "forget", fail_once)
     verifier.end_session()
     errors = await asyncio.gather(*(error_of(call) for call in calls))
     assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}

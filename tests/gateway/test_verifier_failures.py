@@ -52,7 +52,7 @@ async def test_what_was_not_sent_before_a_verifiers_end_is_not_sent_after_it(
     call = running.call(1)
     await verifier.nth("open", 0)
     (link,) = running.gateway.fleet.verifiers
-    (sequence_id,) = running.gateway.coordinator._sequences
+    (sequence_id,) = running.gateway.coordinator._sequences._by_id
     link.hint([Hint(sequence_id, 1, [5], 0)])
     link.close("another")
     link.on_down()  # before the writer had its turn
@@ -268,7 +268,7 @@ async def test_a_client_that_reads_late_gets_all_its_logprobs(
         verifier.send(event)
     verifier.send(verifier.decided(opened.sequence_id, 30_017, [], finish=CANCELLED))
     # Nothing is read before all of it was decided.
-    await until(lambda: not running.gateway.coordinator._sequences)
+    await until(lambda: not running.gateway.coordinator._sequences._by_id)
     await until(lambda: running.gateway.coordinator._delivery.is_idle)
     output = await collect(call)
     assert output.token_ids == [7] * 30_016

@@ -18,12 +18,12 @@ from gateway.messages.verifier import (
     CommandBatch,
     DraftWait,
     Hint,
-    OpenCommand,
     Opened,
     UnreadableEvent,
 )
 from gateway.peers import wire
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tests.gateway.factories import make_open
 
 
 def test_numbers_are_the_wires() -> None:
@@ -86,10 +86,10 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         min_new_tokens=4,
     )
     request = generate_request_from_proto(gateway_pb2.GenerateRequest(sampling=asked))
-    command = OpenCommand(
+    command = make_open(
+        [1, 2],
+        output_token_ids=[3],
         sequence_id="s",
-        token_ids=[1, 2, 3],
-        prompt_length=2,
         sampling=request.sampling,
         seed=9,
         max_new_tokens=8,
@@ -100,8 +100,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         num_speculative_tokens=0,
         cache_salt="1:a/",
         priority=-3,
-        expected_model_digest="digest",
-        tokens_per_match=3,
+        ngram=NgramParams(min_ngram=2, max_ngram=5, tokens_per_match=3),
     )
     opened = wire.open_to_proto(command)
     assert opened.sampling == asked
