@@ -89,7 +89,7 @@ class DrafterLink:
             open_call=lambda: stub.ProposeStream(wait_for_ready=True),
             handler=self,
             greet_timeout_s=greet_timeout_s,
-            count_mistake=lambda error: ignored_messages.record(
+            on_internal_error=lambda error: ignored_messages.record(
                 "drafter", name, "internal_error", repr(error)
             ),
             logger=self._logger,

@@ -2,19 +2,23 @@
 
 Owns connecting, one reader, one writer and reconnecting. Knows no message: the peer's handler
 does. Each step's messages pass through here, so there is no queue and no task per message: the
-reader calls the handler, the handler merges what is to be said and wakes the writer, the writer
-asks it for the next message. What bounds it: one message being written, one being read.
+reader calls the handler, the handler merges what is to be sent and wakes the writer, the writer
+asks it for the next message. It holds one message being written and one being read.
 
-    connecting --greet--> up --any error--> down, pause, connecting ...
+    connecting --greet--> up --any error--> down, connecting ...
+
+A stream waits until its channel is connected: gRPC's backoff paces the connections
+(`servicekit.channel`), and a stream that broke while it was up is replaced at once. Only a peer
+that accepts connections and ends streams early is paced here.
 """
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, cast
 
 import grpc
 
-from gateway.peers.backoff import Backoff
 from servicekit.logs import Logger
 
 RequestT = TypeVar("RequestT")
@@ -22,32 +26,35 @@ ResponseT = TypeVar("ResponseT")
 
 Call = grpc.aio.StreamStreamCall[RequestT, ResponseT]
 
+# From the beginning of a stream to that of the next, at least half of this and on average 3/4.
+_STREAM_INTERVAL_S = 1.0
+
 
 class PeerError(Exception):
-    """The peer does not keep to the protocol, or not to the time; the stream is given up."""
+    """The peer violates the protocol, or answers too late; its stream ends."""
 
 
 class PeerHandler(Protocol[RequestT, ResponseT]):
-    """What a link knows of its messages. Called on the event loop; nothing here may block."""
+    """The link that knows the messages. Called on the event loop; nothing here may block."""
 
     async def greet(self, call: Call[RequestT, ResponseT]) -> None:
-        """Does the exchange that proves that the peer is there; time-limited."""
+        """Exchanges messages that prove that the peer answers; within a time limit."""
 
     def on_up(self) -> None:
-        """The peer has answered the greeting; messages flow from now on."""
+        """The peer has answered; messages flow from now on."""
 
     def next_request(self) -> RequestT | None:
-        """Returns the next message to write; None: nothing to say until `PeerStream.wake`."""
+        """Returns the next message to write; None if there is none until `PeerStream.wake`."""
 
     def on_response(self, response: ResponseT) -> None:
-        """Takes a message.
+        """Handles a message.
 
         Raises:
-            PeerError: the stream is not worth going on with.
+            PeerError: the stream must end.
         """
 
     def on_down(self) -> None:
-        """The stream that was up is gone; why is logged."""
+        """The stream that was up has ended; the reason is logged."""
 
 
 class PeerStream(Generic[RequestT, ResponseT]):
@@ -59,57 +66,56 @@ class PeerStream(Generic[RequestT, ResponseT]):
         open_call: Callable[[], Call[RequestT, ResponseT]],
         handler: PeerHandler[RequestT, ResponseT],
         greet_timeout_s: float,
-        count_mistake: Callable[[Exception], None],
+        on_internal_error: Callable[[Exception], None],
         logger: Logger,
     ) -> None:
         """Prepares; `run` connects.
 
         Args:
-            open_call: starts the RPC; it may wait for the channel to be ready.
+            open_call: starts the RPC, which waits until the channel is connected.
             greet_timeout_s: how long connecting and greeting may take together.
-            count_mistake: told of errors that are no peer's doing.
+            on_internal_error: called with errors that no peer caused.
             logger: bound to the peer's name.
         """
         self._open_call = open_call
         self._handler = handler
         self._greet_timeout_s = greet_timeout_s
-        self._count_mistake = count_mistake
+        self._on_internal_error = on_internal_error
         self._logger = logger
-        self._something_to_say = asyncio.Event()
+        self._has_request = asyncio.Event()
         self._failure: asyncio.Future[None] | None = None
         self._is_away = False
 
     def wake(self) -> None:
-        """There is something to say."""
-        self._something_to_say.set()
+        """There is a message to write."""
+        self._has_request.set()
 
     def fail(self, error: PeerError) -> None:
-        """Gives the current stream up, if one is up."""
+        """Ends the current stream, if one is up."""
         if self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
 
     async def run(self) -> None:
-        """Connects, talks, and connects again, until cancelled."""
-        backoff = Backoff()
-        while True:
-            lasted_s = 0.0
-            try:
-                lasted_s = await self._run_once()
-            except Exception as error:
-                # In opening or ending a stream; the next one may do better.
-                self._on_mistake(error)
-            await asyncio.sleep(backoff.next_pause_s(lasted_s))
-
-    async def _run_once(self) -> float:
-        """One stream from its start to its end; returns for how long it was up."""
+        """Keeps beginning streams, until cancelled."""
         loop = asyncio.get_running_loop()
-        up_since_s: float | None = None
+        while True:
+            next_s = loop.time() + _STREAM_INTERVAL_S * random.uniform(0.5, 1)
+            try:
+                await self._run_once()
+            except Exception as error:
+                # In opening or ending a stream; the next one may succeed.
+                self._report(error)
+            await asyncio.sleep(next_s - loop.time())
+
+    async def _run_once(self) -> None:
+        """One stream from its beginning to its end."""
+        is_up = False
         reason = ""
         call = self._open_call()
         try:
             async with asyncio.timeout(self._greet_timeout_s):
                 await self._handler.greet(call)
-            up_since_s = loop.time()
+            is_up = True
             self._logger.info("peer_up")
             self._handler.on_up()
             await self._exchange(call)
@@ -123,33 +129,31 @@ class PeerStream(Generic[RequestT, ResponseT]):
         except asyncio.InvalidStateError:
             reason = "the stream ended while a message was being written"
         except Exception as error:
-            # A mistake of ours must not cost more than this one stream; it is not hidden either.
-            self._on_mistake(error)
+            # A bug of the gateway ends this one stream, and is not hidden.
+            self._report(error)
             reason = "internal error"
         finally:
-            # Without this an abandoned call lives on in gRPC, and so does its handler at the peer.
+            # An abandoned call would live on in gRPC, and its handler at the peer.
             call.cancel()
-            if up_since_s is not None:
-                # Also when cancelled: whoever relies on this peer must hear of it.
+            if is_up:
+                # Also when cancelled: the handler's listener relies on it.
                 self._handler.on_down()
-        if up_since_s is None:
-            # Once is enough to be told of a peer that stays away.
+        if is_up:
+            self._logger.warning("peer_down", reason=reason)
+        else:
+            # One warning per absence.
             log = self._logger.debug if self._is_away else self._logger.warning
             log("peer_unreachable", reason=reason)
-            self._is_away = True
-            return 0.0
-        self._is_away = False
-        self._logger.warning("peer_down", reason=reason)
-        return loop.time() - up_since_s
+        self._is_away = not is_up
 
-    def _on_mistake(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         self._logger.error("peer_stream_failed", exc_info=error)
-        self._count_mistake(error)
+        self._on_internal_error(error)
 
     async def _exchange(self, call: Call[RequestT, ResponseT]) -> None:
         """Reads and writes until one of the two ends, or `fail` is called."""
         self._failure = asyncio.get_running_loop().create_future()
-        self._something_to_say.set()
+        self._has_request.set()
         tasks: set[asyncio.Future[None]] = {
             asyncio.ensure_future(self._read(call)),
             asyncio.ensure_future(self._write(call)),
@@ -158,7 +162,7 @@ class PeerStream(Generic[RequestT, ResponseT]):
             done, _ = await asyncio.wait(
                 {*tasks, self._failure}, return_when=asyncio.FIRST_COMPLETED
             )
-            # All are looked at: one whose error nobody fetches complains when it is collected.
+            # Fetches every error: asyncio logs those that nobody fetches.
             errors = [future.exception() for future in done]
             for error in errors:
                 if error is not None:
@@ -185,5 +189,5 @@ class PeerStream(Generic[RequestT, ResponseT]):
             if request is not None:
                 await call.write(request)
                 continue
-            self._something_to_say.clear()
-            await self._something_to_say.wait()
+            self._has_request.clear()
+            await self._has_request.wait()

@@ -90,7 +90,7 @@ class VerifierLink:
             open_call=lambda: stub.Session(wait_for_ready=True),
             handler=self,
             greet_timeout_s=greet_timeout_s,
-            count_mistake=lambda error: ignored_messages.record(
+            on_internal_error=lambda error: ignored_messages.record(
                 "verifier", name, "internal_error", repr(error)
             ),
             logger=logger.bind(verifier=name),
