@@ -1,9 +1,9 @@
 """The one ProposeStream to one drafter.
 
 Owns the stream, its feed and the drafter's deadlines. A drafter that answers late is worse than
-none, because somebody may be waiting: it counts as slow, and nobody waits for it, until it has
-caught up. It keeps its stream and what it knows: to replay that would make it slower still. Only
-one that does not answer at all for far longer is gone.
+none, because a step may wait for it: it counts as slow, and no step waits for it, until it has
+caught up. It keeps its stream and its histories: a replay would make it slower still. Only one
+that does not answer for far longer is gone.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ _Call = Call[drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse]
 # How many deadlines late an answer must be for the drafter to count as gone.
 _GONE_AFTER_DEADLINES = 40
 
-# The batch id of greetings; the feed's begin at 1.
-_GREETING = 0
+# The batch id of greetings; those of the feed begin at 1.
+_GREETING_ID = 0
 
 
 class DrafterListener(Protocol):
-    """Who acts on what a drafter says."""
+    """Acts on what a drafter sends."""
 
     def on_drafter_up(self, drafter: "DrafterLink") -> None: ...
 
@@ -47,12 +47,12 @@ class DrafterListener(Protocol):
 
 
 class DrafterLink:
-    """One drafter as the coordinator sees it: calls return at once, hints come when they come.
+    """One drafter as the coordinator sees it: calls return at once, hints come later.
 
     Attributes:
-        name: the drafter's address; what it is routed by.
+        name: the drafter's address, by which it is routed.
         is_up: whether it is connected.
-        is_slow: whether its answers are late, so that nobody shall wait for its hints.
+        is_slow: whether its answers are late, so that no step may wait for its hints.
     """
 
     def __init__(
@@ -97,14 +97,12 @@ class DrafterLink:
 
     @property
     def awaits_drafts(self) -> bool:
-        """Whether a hint is on its way from there."""
+        """Whether a hint is expected from it."""
         return self.is_up and not self.is_slow and self._feed.awaits_drafts
 
     @property
     def is_idle(self) -> bool:
-        """Whether no sequence is fed and nothing is left to say (a drafter that is down is owed
-        nothing: it frees what it held by itself).
-        """
+        """Whether no sequence is fed and no message is left to send."""
         return self._feed.is_idle
 
     async def run(self) -> None:
@@ -112,16 +110,16 @@ class DrafterLink:
         await self._stream.run()
 
     def add(self, generation: Generation) -> None:
-        """Begins to feed a sequence; its prompt goes out at once."""
+        """Begins to feed a sequence; its prompt is sent at once."""
         self._feed.add(generation)
         self._stream.wake()
 
-    def advance(self, sequence_id: str, num_wanted: int) -> None:
-        """The sequence has new tokens. They go out at the next `flush`; hot path."""
-        self._feed.advance(sequence_id, num_wanted)
+    def advance(self, sequence_id: str, max_draft_tokens: int) -> None:
+        """The sequence has new tokens, which the next `flush` sends; hot path."""
+        self._feed.advance(sequence_id, max_draft_tokens)
 
     def flush(self, received_s: float) -> None:
-        """Sends what is owed: one message for all sequences that advanced; hot path.
+        """Sends the new tokens: one message for all sequences that advanced; hot path.
 
         Args:
             received_s: when the step arrived.
@@ -130,19 +128,19 @@ class DrafterLink:
         self._stream.wake()
 
     def remove(self, sequence_id: str, *, keep: Keep = Keep.NOTHING) -> None:
-        """The sequence is over; the drafter may forget it, and keep so much of it in its pool."""
+        """The sequence is over: the drafter may forget it, and its pool keeps this part of it."""
         self._feed.remove(sequence_id, keep=keep)
         self._stream.wake()
 
     async def greet(self, call: _Call) -> None:
-        """PeerHandler: an empty batch, which costs nothing and proves that somebody answers."""
-        await call.write(drafter_pb2.ProposeRequest(batch_id=_GREETING))
+        """PeerHandler: an empty batch costs nothing and proves that the drafter answers."""
+        await call.write(drafter_pb2.ProposeRequest(batch_id=_GREETING_ID))
         answer = await call.read()
-        if not isinstance(answer, drafter_pb2.ProposeResponse) or answer.batch_id != _GREETING:
+        if not isinstance(answer, drafter_pb2.ProposeResponse) or answer.batch_id != _GREETING_ID:
             raise PeerError("the greeting was not answered")
 
     def on_up(self) -> None:
-        """PeerHandler: the feed owes it everything, whatever it may still know."""
+        """PeerHandler: the feed sends every history again, whatever the drafter still has."""
         self.is_up = True
         self._listener.on_drafter_up(self)
 
@@ -161,7 +159,7 @@ class DrafterLink:
         try:
             answer = self._feed.on_proposals(response.batch_id, wire.proposals_from_proto(response))
         except DrafterProtocolError as error:
-            raise PeerError(f"the answer makes no sense: {error}") from error
+            raise PeerError(f"the answer is invalid: {error}") from error
         oldest_sent_s = self._feed.oldest_sent_s
         self.is_slow = (
             self.is_slow
@@ -173,12 +171,12 @@ class DrafterLink:
         for sequence_id, reason in answer.given_up:
             self._ignored_messages.record("drafter", self.name, "refused_sequence", reason)
             self._listener.on_given_up(self, sequence_id)
-        for oddity in answer.odd:
-            self._ignored_messages.record("drafter", self.name, "odd_proposal", oddity)
-        # There may be room in flight again, or something to send once more.
+        for mistake in answer.invalid:
+            self._ignored_messages.record("drafter", self.name, "odd_proposal", mistake)
+        # There may be room for another batch, or tokens to send again.
         self._stream.wake()
         if answer.sent_s is not None:
-            # Behind the hints' way: their writer was woken before.
+            # The verifiers' writers, woken before, run first.
             self._loop.call_soon(
                 self._observe, received_s - answer.sent_s, answer.step_s, bool(answer.hints)
             )
@@ -198,7 +196,7 @@ class DrafterLink:
             self._metrics.observe_draft_relay(self._loop.time() - step_s)
 
     def _check_deadline(self) -> None:
-        # One timer for all batches: it looks at the oldest, and comes back when that one is due.
+        # One timer for all batches: it is set for the oldest one.
         self._deadline_timer = None
         sent_s = self._feed.oldest_sent_s
         if sent_s is None:

@@ -1,8 +1,7 @@
-"""What is still to be sent to one verifier.
+"""The commands that are still to be sent to one verifier.
 
-Owns the commands that wait for the stream, merged: of hints the latest per sequence, of updates
-the last. Knows no gRPC. However long the stream is blocked, it holds at most a few commands for
-each live sequence.
+Owns them, merged: the latest hint and the latest update of each sequence. Knows no gRPC. However
+long the stream is blocked, it holds at most a few commands for each live sequence.
 """
 
 import dataclasses
@@ -11,9 +10,9 @@ import itertools
 from gateway.messages.sizes import MAX_SESSION_REQUEST_BYTES, TOKEN_BYTES
 from gateway.messages.verifier import CommandBatch, Hint, OpenCommand
 
-# A command without its tokens: a sequence id of the gateway's, and some numbers.
+# A command without its tokens: a sequence id, and some numbers.
 _COMMAND_BYTES = 80
-# What hints may fill of a message, and what updates and closes may, each: more wait for the next.
+# Of each message: for hints, and for updates and closes each. More wait for the next message.
 _MAX_HINT_BYTES = MAX_SESSION_REQUEST_BYTES // 2
 _MAX_NOTICES = MAX_SESSION_REQUEST_BYTES // 8 // _COMMAND_BYTES
 
@@ -25,7 +24,7 @@ class Outbox:
     """
 
     def __init__(self, *, hint_tokens: int) -> None:
-        """Takes hints of at most `hint_tokens`."""
+        """Holds hints of at most `hint_tokens`."""
         self._updates: dict[str, bool] = {}
         self._hints: dict[str, Hint] = {}
         self._opens: dict[str, OpenCommand] = {}
@@ -51,7 +50,7 @@ class Outbox:
             self._updates[sequence_id] = drafting
 
     def close(self, sequence_id: str) -> bool:
-        """Returns whether the verifier has been sent the sequence, and so is to be told."""
+        """Returns whether the verifier was sent the sequence, so that it gets a Close."""
         self.forget(sequence_id)
         if self._opens.pop(sequence_id, None) is not None:
             return False
@@ -59,20 +58,20 @@ class Outbox:
         return True
 
     def forget(self, sequence_id: str) -> None:
-        """The sequence ended at the verifier: what was still to be said of it is pointless."""
+        """The sequence ended at the verifier: drops its hint and its update."""
         self._hints.pop(sequence_id, None)
         self._updates.pop(sequence_id, None)
 
     def clear(self) -> None:
-        """The stream is gone, and with it everything that was opened on it."""
+        """The stream is gone, and with it every sequence that was opened on it."""
         for waiting in (self._updates, self._hints, self._opens, self._closes):
             waiting.clear()
 
     def next_batch(self) -> CommandBatch | None:
-        """Takes the next message, but for its Opens; None if there is nothing else to say.
+        """Removes the next message, without its Opens; None if there is nothing else.
 
-        Hints are never kept waiting by anything else. Updates come before them: a hint for a
-        sequence that is not drafted for would be lost.
+        No other command delays hints. Updates come before them: a hint for a sequence that expects
+        none would be lost.
         """
         if not (self._hints or self._updates or self._closes):
             return None
@@ -93,9 +92,9 @@ class Outbox:
 
     @property
     def next_open(self) -> OpenCommand | None:
-        """The Open that goes out next; it stays until `take_open`, and may change until then."""
+        """The Open that is sent next; it stays until `remove_open`, and may change until then."""
         return next(iter(self._opens.values()), None)
 
-    def take_open(self, command: OpenCommand) -> None:
-        """The Open goes out now, or never."""
+    def remove_open(self, command: OpenCommand) -> None:
+        """The Open is sent now, or never."""
         del self._opens[command.sequence_id]

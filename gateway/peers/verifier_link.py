@@ -1,7 +1,7 @@
 """The one Session stream to one verifier.
 
-Owns the stream and what waits to be written to it. Does not know what events mean: it hands each
-message's to its listener, the coordinator.
+Owns the stream and the commands that wait for it. Does not know what events mean: its listener,
+the coordinator, does.
 """
 
 import asyncio
@@ -20,12 +20,10 @@ from gateway.peers.peer_stream import Call, PeerError, PeerStream
 from servicekit.logs import Logger
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 
-# Of closed sequences, how many the verifier may leave without their last event: it answers each
-# Close, so there are few.
+# Closed sequences whose last event is awaited: the verifier answers each Close, so there are few.
 _MAX_CLOSED = 1 << 16
 
-# Of Opens in one message, unless one alone is larger: making them must not keep the event loop too
-# long.
+# Opens in one message, unless one alone is larger: making them must not block the event loop long.
 _MAX_OPENS = 256
 _MAX_OPENS_BYTES = MAX_SESSION_REQUEST_BYTES // 4
 
@@ -33,7 +31,7 @@ _Call = Call[verifier_pb2.SessionRequest, verifier_pb2.SessionResponse]
 
 
 class VerifierListener(Protocol):
-    """Who acts on what a verifier says."""
+    """Acts on what a verifier sends."""
 
     def on_verifier_up(self, verifier: "VerifierLink") -> None: ...
 
@@ -52,10 +50,10 @@ class VerifierLink:
     """One verifier as the coordinator sees it: commands go in and return at once.
 
     Attributes:
-        name: the verifier's address; what it is routed by.
+        name: the verifier's address, by which it is routed.
         welcome: who it is; None while it is not connected.
-        num_sequences: how many the coordinator has there.
-        last_progress_s: when it last spoke, or was found to step; or was given its first sequence.
+        num_sequences: how many are open there.
+        last_progress_s: when it last sent a message, was seen to step, or got its first sequence.
     """
 
     def __init__(
@@ -79,12 +77,12 @@ class VerifierLink:
         self._gateway_id = gateway_id
         self._listener = listener
         self._outbox = Outbox(hint_tokens=hint_tokens)
-        # The Open that did not fit into the last message, as it goes into the next.
+        # The Open that did not fit into the last message, encoded for the next.
         self._encoded_open: tuple[OpenCommand, verifier_pb2.Open] | None = None
-        # Sequences that were closed and whose last event is still to come, oldest first.
+        # Closed sequences whose last event is still to come, oldest first.
         self._closed: dict[str, None] = {}
         self._stub = stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-        # As it was told last.
+        # As last reported by the verifier.
         self._num_steps: int | None = None
         self._stream = PeerStream(
             open_call=lambda: stub.Session(wait_for_ready=True),
@@ -98,7 +96,7 @@ class VerifierLink:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is open there and nothing is left to say."""
+        """Whether no sequence is open there and no command is left to send."""
         return self.num_sequences == 0 and self._outbox.is_empty
 
     async def run(self) -> None:
@@ -129,7 +127,7 @@ class VerifierLink:
         self._stream.wake()
 
     def is_late(self, event: VerifierEvent) -> bool:
-        """Whether the event is of a sequence that was closed when it was on its way already."""
+        """Whether the event was on its way when its sequence was closed."""
         if event.sequence_id not in self._closed:
             return False
         if isinstance(event, Rejected) or (isinstance(event, Decided) and event.finish_reason):
@@ -137,12 +135,12 @@ class VerifierLink:
         return True
 
     def forget(self, sequence_id: str) -> None:
-        """The verifier ended the sequence itself: nothing more is to be said of it."""
+        """The verifier ended the sequence itself: drops its unsent commands."""
         self._outbox.forget(sequence_id)
 
     async def has_stepped(self, *, timeout_s: float) -> bool:
-        """Whether its engine has made steps since this was asked last, for whomever; or this was
-        never asked.
+        """Whether its engine has made steps, for any sequence, since the last call; true for the
+        first call.
         """
         try:
             load = await self._stub.GetVerifierLoad(
@@ -161,7 +159,7 @@ class VerifierLink:
         self._stream.fail(PeerError(reason))
 
     async def greet(self, call: _Call) -> None:
-        """PeerHandler: Hello, and who answers."""
+        """PeerHandler: Hello and Welcome."""
         await call.write(wire.hello_to_proto(self._gateway_id))
         answer = await call.read()
         welcome = (
@@ -191,8 +189,8 @@ class VerifierLink:
     def _add_opens(
         self, request: verifier_pb2.SessionRequest | None
     ) -> verifier_pb2.SessionRequest | None:
-        """Fills a message with as many Opens as it may hold; with one if that is all there is."""
-        # Hints, updates and closes leave that much at the least.
+        """Adds as many Opens as the message may hold; at least one if it holds nothing else."""
+        # Hints, updates and closes leave `_MAX_OPENS_BYTES` at least.
         num_bytes = 0
         num_opens = 0
         while num_opens < _MAX_OPENS and (command := self._outbox.next_open) is not None:
@@ -201,7 +199,7 @@ class VerifierLink:
             message = self._encoded_open[1]
             open_bytes = message.ByteSize()
             if open_bytes > MAX_OPEN_BYTES:
-                self._outbox.take_open(command)
+                self._outbox.remove_open(command)
                 self._listener.on_unsendable(
                     self, command.sequence_id, _too_large(message, open_bytes)
                 )
@@ -212,7 +210,7 @@ class VerifierLink:
             elif num_bytes > _MAX_OPENS_BYTES:
                 break
             request.commands.add().open.CopyFrom(message)
-            self._outbox.take_open(command)
+            self._outbox.remove_open(command)
             num_opens += 1
         if self._outbox.next_open is None:
             self._encoded_open = None
@@ -229,7 +227,7 @@ class VerifierLink:
 
 def _too_large(message: verifier_pb2.Open, num_bytes: int) -> InvalidRequestError:
     return InvalidRequestError(
-        f"the request makes a message of {num_bytes} bytes for the verifier, over the limit of "
+        f"the request takes a message of {num_bytes} bytes to the verifier, over the limit of "
         f"{MAX_OPEN_BYTES}",
         field=client_field(wire.largest_field(message)),
     )

@@ -279,7 +279,7 @@ def test_a_drafter_that_always_loses_a_sequence_is_not_fed_it_for_ever() -> None
     last = feed.next_batch(0.0)
     assert last is not None
     assert (last.deltas, last.releases) == ([], [Release("sequence")])
-    assert result.given_up == [("sequence", "the drafter lost it 9 times")]
+    assert result.given_up == [("sequence", "the drafter lost the sequence 9 times")]
     assert result.hints == [Hint("sequence", 3, [], 0)]
 
 
@@ -377,7 +377,7 @@ def test_a_proposal_that_makes_no_sense_is_ignored_alone(odd: dict[str, object] 
         first = first._replace(hint=first.hint._replace(**odd))  # type: ignore[arg-type]
     result = feed.on_proposals(batch.batch_id, [first, second])
     assert result.hints == [Hint("bad", 4, [], 0), Hint("good", 4, [9], 0)]
-    assert len(result.odd) == 1
+    assert len(result.invalid) == 1
     assert not result.given_up
 
 

@@ -26,7 +26,7 @@ def batches_of(outbox: Outbox) -> list[CommandBatch]:
 def opens_of(outbox: Outbox) -> list[OpenCommand]:
     opens = []
     while (command := outbox.next_open) is not None:
-        outbox.take_open(command)
+        outbox.remove_open(command)
         opens.append(command)
     return opens
 
