@@ -155,10 +155,11 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
             num_speculative_tokens=self.num_speculative_tokens,
         )
 
-    def request_defaults(self) -> RequestDefaults:
+    def request_defaults(self, *, tokenizer_digest: str = "") -> RequestDefaults:
         """Values that requests leave open, and the gateway's own limits."""
         return RequestDefaults(
             drafting=self.drafting_policy(),
             hint_tokens=self.hint_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
+            tokenizer_digest=tokenizer_digest,
         )

@@ -1,8 +1,6 @@
-"""The gateway put together: configuration in, a server with everything behind it out."""
+"""Builds a whole gateway from its configuration, and runs it."""
 
 import asyncio
-import dataclasses
-import hashlib
 import secrets
 from collections.abc import Coroutine
 
@@ -12,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from gateway.api.frontend import Frontend
 from gateway.api.grpc_service import SERVICE_NAME, GenerationServicer
 from gateway.api.http import HttpListener
-from gateway.api.unread_watch import Readers
+from gateway.api.unread_watch import UnreadWatch
 from gateway.config import GatewayConfig
 from gateway.coordinator import Coordinator
 from gateway.errors import ERROR_TABLE
@@ -36,8 +34,8 @@ class GatewayServer:
 
     Attributes:
         server: the gRPC server, with health, reflection and the metrics endpoint.
-        frontend: the core behind the doors.
-        fleet: the peers; for tests to look into.
+        frontend: the core behind the APIs.
+        fleet, coordinator: for tests.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class GatewayServer:
         """Builds it, inside the event loop; nothing is bound before `start`.
 
         Raises:
-            ConfigError: the tokenizer cannot be loaded, or credentials not used.
+            ConfigError: the tokenizer cannot be loaded, or the credentials cannot be used.
         """
         self._config = config
         self._registry = registry
@@ -67,13 +65,14 @@ class GatewayServer:
             ignored_messages=ignored_messages,
             on_availability=self._on_availability,
         )
+        tokenizer = _load_tokenizer(config)
         self.frontend = Frontend(
             coordinator=self.coordinator,
             fleet=self.fleet,
-            tokenizer=_load_tokenizer(config),
+            tokenizer=tokenizer,
             allow_trace=config.allow_trace,
-            defaults=dataclasses.replace(
-                config.request_defaults(), tokenizer_digest=_tokenizer_digest(config)
+            defaults=config.request_defaults(
+                tokenizer_digest="" if tokenizer is None else tokenizer.digest
             ),
             max_concurrent_requests=config.max_concurrent_requests,
             max_waiting_tokens=config.max_waiting_tokens,
@@ -91,7 +90,9 @@ class GatewayServer:
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationServicer(
                 self.frontend,
-                Readers(unread_timeout_s=config.unread_timeout_s, on_unread=metrics.count_unread),
+                UnreadWatch(
+                    unread_timeout_s=config.unread_timeout_s, on_unread=metrics.count_unread
+                ),
             ),
             self.server.grpc,
         )
@@ -104,16 +105,16 @@ class GatewayServer:
 
     @property
     def http_address(self) -> str | None:
-        """Where HTTP is served, with the real port; None if nowhere. Only after `start`."""
+        """The address of HTTP, with the real port, after `start`; None if it is not served."""
         return None if self._http is None else self._http.address
 
     @property
     def failed(self) -> "asyncio.Future[None]":
-        """Done, with the error, when something that must run for ever does not."""
+        """Done, with its error, when a task that must run for ever has ended."""
         return self._failed
 
     async def start(self) -> None:
-        """Binds, and begins to reach for the peers; health says NOT_SERVING.
+        """Binds, and begins to connect to the peers; health says NOT_SERVING.
 
         Raises:
             ConfigError: an address cannot be bound. Nothing is left running.
@@ -139,9 +140,9 @@ class GatewayServer:
         self._spawn(self._progress_watch.run())
 
     async def wait_until_serving(self) -> None:
-        """Returns when a verifier is connected, and the drafters too or had time to be.
+        """Returns when a verifier is connected and every drafter is, or had time to be.
 
-        Nothing needs a drafter; but what is said to be ready should draft from the first request.
+        No request needs a drafter, but a ready gateway should draft from the first request.
 
         Raises:
             Exception: that of `failed`.
@@ -158,11 +159,11 @@ class GatewayServer:
             await self._await_availability(timeout_s=timeout_s)
 
     async def drain(self) -> None:
-        """Turns new requests away and returns when those that run are done."""
+        """Refuses new requests and returns when the running ones are done."""
         await self.frontend.drain()
 
     async def stop(self) -> None:
-        """Stops everything. Requests that still run are cut off. May be called again."""
+        """Stops everything and cuts running requests off. May be called again."""
         await self.server.stop(0)
         for task in self._tasks:
             task.cancel()
@@ -175,7 +176,7 @@ class GatewayServer:
         self.frontend.close()
 
     def ready_line(self) -> str:
-        """What the process prints when it serves."""
+        """The line that the process prints when it serves."""
         http = "" if self.http_address is None else f" http={self.http_address}"
         return f"ready grpc={self.server.address}{http}"
 
@@ -244,14 +245,6 @@ class GatewayServer:
             return
         error = task.exception() or RuntimeError("a task that runs for ever has ended")
         self._failed.set_exception(error)
-
-
-def _tokenizer_digest(config: GatewayConfig) -> str:
-    """What a verifier calls the tokenizer by; "" without one, or where it cannot be loaded."""
-    path = None if config.tokenizer is None else config.tokenizer / "tokenizer.json"
-    if path is None or not path.is_file():
-        return ""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _load_tokenizer(config: GatewayConfig) -> Tokenizer | None:

@@ -1,8 +1,7 @@
 """One request from its admission to its last Finished.
 
-Owns the making of a request's generations and the reading of what they show. Knows no
-transport: gRPC and HTTP are adapters around `Frontend.generate`, and close it when their client
-goes away.
+Owns how a request's generations are made and their output is read. Knows no transport: gRPC and
+HTTP are adapters around `Frontend.generate`, and close it when their client goes away.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 class Frontend:
-    """The core behind every door; on the event loop."""
+    """The core behind every API; on the event loop."""
 
     def __init__(
         self,
@@ -50,14 +49,10 @@ class Frontend:
         """Begins open.
 
         Args:
-            coordinator: runs what is accepted.
-            fleet: says which models there are.
             tokenizer: None: token ids in, token ids out.
-            defaults: what requests leave open.
-            allow_trace: whether they may ask to be told of every step.
+            defaults: values that requests leave open.
+            allow_trace: whether requests may ask for a trace of every step.
             max_concurrent_requests, max_waiting_tokens: see `Admission`.
-            metrics: the gateway's.
-            logger: the gateway's.
         """
         self._coordinator = coordinator
         self._fleet = fleet
@@ -80,18 +75,18 @@ class Frontend:
         return self._fleet.is_serving and not self._admission.is_draining
 
     def list_models(self) -> Sequence[Model]:
-        """The models that can be asked for."""
+        """The models that are served."""
         return list(self._fleet.models().values())
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
         """Runs one request. Closing the iterator frees everything it holds, at once.
 
         Yields:
-            One Started, then chunks, each after what was traced of its steps, then one Finished
-            per choice.
+            One Started, then chunks, each after the traces of its steps, then one Finished per
+            choice.
 
         Raises:
-            RequestError: before or in between; the choices that are not finished are given up.
+            RequestError: before or in between; the choices that are not finished are dropped.
         """
         self._metrics.count_request()
         try:
@@ -107,30 +102,18 @@ class Frontend:
         validation.check_request(
             request, has_tokenizer=self._tokenizer is not None, allow_trace=self._allow_trace
         )
-        # From here on, every log line of the call has the id that the client hears of.
+        # From here on, every log line of the call has the id that the client gets.
         request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
-        num_choices = request.num_choices or 1
-        admitted = self._admission.admit(num_choices)
+        admitted = self._admission.admit(request.num_choices or 1)
         try:
             accepted = await self._accept(request, admitted)
-            output_text = await self._read_output(accepted)
             changed = asyncio.Event()
-            generations: list[Generation] = []
-            for index in range(num_choices):
-                generations.append(
-                    Generation(
-                        request=accepted,
-                        sequence_id=secrets.token_hex(16),
-                        choice_index=index,
-                        seed=seed_of_choice(accepted.seed, index),
-                        output_text=output_text.copy(),
-                        changed=changed,
-                    )
-                )
-                if index > 0:
-                    # Each copies the prompt: of a long one, many at once would hold up the loop.
-                    await asyncio.sleep(0)
-            self._open(generations)
+            generations = await self._make_generations(accepted, changed)
+            try:
+                self._coordinator.open(generations)
+            except UnavailableError:
+                self._metrics.count_shed("no_verifier")
+                raise
             self._logger.info(
                 "request_opened",
                 request_id=accepted.request_id,
@@ -142,8 +125,8 @@ class Frontend:
                     seed=accepted.seed,
                     num_prompt_tokens=len(accepted.prompt_token_ids),
                 )
-                follow = self._follow(generations, changed, arrival_s, admitted)
-                async with contextlib.aclosing(follow) as events:
+                output = self._read(generations, changed, arrival_s, admitted)
+                async with contextlib.aclosing(output) as events:
                     async for event in events:
                         yield event
             finally:
@@ -153,61 +136,21 @@ class Frontend:
             admitted.leave()
 
     async def drain(self) -> None:
-        """Turns new requests away and returns when those that run are done."""
+        """Refuses new requests and returns when the running ones are done."""
         await self._admission.drain()
 
     def close(self) -> None:
-        """Lets the tokenizer's threads go."""
+        """Ends the tokenizer's threads."""
         self._threads.close()
 
     def check_idle(self) -> None:
-        """Checks that no request is here and nothing is left of any.
+        """Checks that no request is running and nothing is left of any.
 
         Raises:
-            AssertionError: something is; it says what.
+            AssertionError: something is left; it names it.
         """
         self._admission.check_idle()
         self._coordinator.check_idle()
-
-    async def _follow(
-        self,
-        generations: Sequence[Generation],
-        changed: asyncio.Event,
-        arrival_s: float,
-        admitted: AdmittedRequest,
-    ) -> AsyncGenerator[GenerateEvent, None]:
-        """Yields what the generations show, as they show it."""
-        last_sent_s: dict[Generation, float] = {}
-        unfinished = list(generations)
-        while unfinished:
-            await changed.wait()
-            changed.clear()
-            for generation in tuple(unfinished):
-                # Asked before taking: while the chunk is written, more may come and end it.
-                is_over = generation.is_over
-                shown = generation.read()
-                if isinstance(shown, Traced):
-                    yield shown
-                elif shown is not None:
-                    now_s = self._loop.time()
-                    if generation in last_sent_s:
-                        self._metrics.observe_next_token(now_s - last_sent_s[generation])
-                    else:
-                        self._metrics.observe_first_token(now_s - arrival_s)
-                        admitted.begin_choice()
-                    last_sent_s[generation] = now_s
-                    yield shown
-                if not is_over or generation.has_unread:
-                    continue
-                if generation.error is not None:
-                    raise generation.error
-                self._metrics.observe_last_token(self._loop.time() - arrival_s)
-                unfinished.remove(generation)
-                yield Finished(
-                    choice_index=generation.choice_index,
-                    finish_reason=generation.finish_reason,
-                    usage=generation.usage(),
-                )
 
     async def _accept(self, request: GenerateRequest, admitted: AdmittedRequest) -> AcceptedRequest:
         models = self._fleet.models()
@@ -218,7 +161,7 @@ class Frontend:
         acceptance.check_tokenizer(request, model=model, defaults=self._defaults)
         num_given = len(request.output_token_ids)
         if request.text is not None:
-            # While it waits for the tokenizer, about so many.
+            # An estimate, while it waits for the tokenizer.
             admitted.wait_with(len(request.text) // _CHARACTERS_PER_TOKEN + num_given)
         prompt_token_ids = await self._encode(request, model)
         accepted = acceptance.accept(
@@ -234,7 +177,7 @@ class Frontend:
         tokenizer = self._tokenizer
         assert tokenizer is not None, "checked"
         max_tokens = acceptance.max_prompt_tokens(model, self._defaults)
-        # Refused unread where it can only be too long.
+        # A text that is certainly too long is refused before it is encoded.
         num_bytes, max_bytes = len(request.text.encode()), tokenizer.max_bytes(max_tokens)
         if max_bytes is not None and num_bytes > max_bytes:
             raise InvalidRequestError(
@@ -251,17 +194,38 @@ class Frontend:
                 error.num_tokens, model, self._defaults, "text"
             ) from None
 
-    async def _read_output(self, request: AcceptedRequest) -> OutputText:
-        """The text of an output that begins with what the client already has; of every choice.
+    async def _make_generations(
+        self, request: AcceptedRequest, changed: asyncio.Event
+    ) -> Sequence[Generation]:
+        output_text = await self._make_output_text(request)
+        generations: list[Generation] = []
+        for index in range(request.num_choices):
+            generations.append(
+                Generation(
+                    request=request,
+                    sequence_id=secrets.token_hex(16),
+                    choice_index=index,
+                    seed=seed_of_choice(request.seed, index),
+                    output_text=output_text.copy(),
+                    changed=changed,
+                )
+            )
+            if index > 0:
+                # Each copies the prompt: many long ones at once would block the event loop.
+                await asyncio.sleep(0)
+        return generations
 
-        Text goes on where it was: what the given output leaves incomplete or held back comes with
-        the first chunk, as it would have if the stream had not been interrupted.
+    async def _make_output_text(self, request: AcceptedRequest) -> OutputText:
+        """The text of every choice, after the output that the client already has.
+
+        Text that the given output leaves incomplete or held back comes with the first chunk, as it
+        would have if the stream had not been interrupted.
         """
         if self._tokenizer is None or not request.has_text:
             return OutputText(None, ())
         prompt, given = request.prompt_token_ids, request.output_token_ids
         if not request.stop_sequences:
-            # Where text goes on is known from the last tokens alone.
+            # The last tokens suffice.
             last = [*prompt[-CONTEXT_TOKENS:], *given[-CONTEXT_TOKENS:]]
             return OutputText(self._tokenizer.detokenizer(last), ())
         output_text = OutputText(self._tokenizer.detokenizer(prompt), request.stop_sequences)
@@ -272,9 +236,42 @@ class Frontend:
             )
         return output_text
 
-    def _open(self, generations: Sequence[Generation]) -> None:
-        try:
-            self._coordinator.open(generations)
-        except UnavailableError:
-            self._metrics.count_shed("no_verifier")
-            raise
+    async def _read(
+        self,
+        generations: Sequence[Generation],
+        changed: asyncio.Event,
+        arrival_s: float,
+        admitted: AdmittedRequest,
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """Yields the generations' output as it is shown."""
+        last_sent_s: dict[Generation, float] = {}
+        unfinished = list(generations)
+        while unfinished:
+            await changed.wait()
+            changed.clear()
+            for generation in tuple(unfinished):
+                # Before reading: while the chunk is written, more may come and end it.
+                is_over = generation.is_over
+                event = generation.read()
+                if isinstance(event, Traced):
+                    yield event
+                elif event is not None:
+                    now_s = self._loop.time()
+                    if generation in last_sent_s:
+                        self._metrics.observe_next_token(now_s - last_sent_s[generation])
+                    else:
+                        self._metrics.observe_first_token(now_s - arrival_s)
+                        admitted.begin_choice()
+                    last_sent_s[generation] = now_s
+                    yield event
+                if not is_over or generation.has_unread:
+                    continue
+                if generation.error is not None:
+                    raise generation.error
+                self._metrics.observe_last_token(self._loop.time() - arrival_s)
+                unfinished.remove(generation)
+                yield Finished(
+                    choice_index=generation.choice_index,
+                    finish_reason=generation.finish_reason,
+                    usage=generation.usage(),
+                )

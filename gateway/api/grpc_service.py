@@ -1,6 +1,6 @@
-"""GenerationService: the gRPC door.
+"""GenerationService: the gRPC API.
 
-Owns nothing: turns messages into requests, and events into messages. Errors pass through; the
+Owns nothing: converts messages to requests, and events to messages. Errors pass through; the
 server's interceptor turns them into statuses with `errors.ERROR_TABLE`.
 """
 
@@ -10,7 +10,7 @@ import grpc
 
 from gateway.api import wire
 from gateway.api.frontend import Frontend
-from gateway.api.unread_watch import Readers
+from gateway.api.unread_watch import UnreadWatch
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -26,9 +26,9 @@ _ListModelsContext = grpc.aio.ServicerContext[
 class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     """The RPCs of gateway.proto."""
 
-    def __init__(self, frontend: Frontend, readers: Readers) -> None:
+    def __init__(self, frontend: Frontend, unread_watch: UnreadWatch) -> None:
         self._frontend = frontend
-        self._readers = readers
+        self._unread_watch = unread_watch
 
     # Not a generator: it writes its responses itself, to know how long each waits.
     async def Generate(  # type: ignore[override]
@@ -36,17 +36,16 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         """One request; see the proto."""
         events = self._frontend.generate(wire.generate_request_from_proto(request))
-        # The client may go away, or stop reading, at any message: then what the request holds is
-        # freed at once.
-        async with self._readers.watch() as reader, contextlib.aclosing(events):
+        # If the client goes away or stops reading, everything the request holds is freed at once.
+        async with self._unread_watch.watch() as call, contextlib.aclosing(events):
             async for event in events:
                 message = wire.event_to_proto(event)
-                reader.begin_write()
+                call.begin_write()
                 await context.write(message)
-                reader.end_write()
+                call.end_write()
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: _ListModelsContext
     ) -> gateway_pb2.ListModelsResponse:
-        """The models that can be asked for."""
+        """The models that are served."""
         return wire.models_to_proto(self._frontend.list_models())

@@ -1,7 +1,7 @@
-"""The HTTP door: `/metrics` and `/health`.
+"""HTTP: `/metrics` and `/health`.
 
-Owns the listening socket and the routes. An ASGI application (Starlette on uvicorn), so that an
-API over HTTP is more routes around the same `Frontend`.
+Owns the listening socket and the routes. An ASGI application (Starlette on uvicorn): further APIs
+are more routes around the same `Frontend`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from servicekit.config import ConfigError, ServerOptions
 from servicekit.metrics import Exposition
 from servicekit.tls import check_plaintext
 
-# What a request that is still being answered gets when the process stops.
+# For requests that are still being answered when the process stops.
 _SHUTDOWN_TIMEOUT_S = 1
 
 
@@ -37,13 +37,12 @@ class HttpListener:
         frontend: Frontend,
         registry: CollectorRegistry,
     ) -> None:
-        """Binds and listens; nothing is answered before `run`.
+        """Binds and listens; requests are answered once `run` has begun.
 
         Args:
             listen: the address.
-            options: say, by the same rules as of the gRPC port, whether it speaks TLS, mTLS or
-                plaintext; their files have been checked.
-            frontend, registry: what is served.
+            options: TLS, mTLS or plaintext, by the rules of the gRPC port; the files have been
+                checked.
 
         Raises:
             ConfigError: the address cannot be bound, or plaintext is not allowed on it.
@@ -69,7 +68,7 @@ class HttpListener:
         self._server = _Server(config)
 
     async def run(self) -> None:
-        """Serves until cancelled; then requests in flight get a moment to end."""
+        """Serves until cancelled; then requests in flight get `_SHUTDOWN_TIMEOUT_S` to end."""
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
@@ -77,7 +76,7 @@ class HttpListener:
                 await self._server.shutdown(sockets=[self._socket])
 
     def close(self) -> None:
-        """Lets the address go, also where `run` never began."""
+        """Frees the address, even if `run` never began."""
         self._socket.close()
 
 
@@ -85,7 +84,7 @@ def make_application(frontend: Frontend, registry: CollectorRegistry) -> Starlet
     """The routes."""
     exposition = Exposition(registry)
 
-    # Not a coroutine: Starlette runs it in a thread, and a scrape does not hold up hints.
+    # Not a coroutine: Starlette runs it in a thread, so that a scrape does not delay hints.
     def metrics(request: Request) -> Response:
         body, content_type = exposition.render(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
@@ -99,7 +98,7 @@ def make_application(frontend: Frontend, registry: CollectorRegistry) -> Starlet
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves the process's signals to the process."""
+    """A server that does not handle the process's signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -112,7 +111,6 @@ def _bind(address: Address) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address.host, address.port))
-        # From here on clients can connect; they are answered once `run` has begun.
         listener.listen()
     except OSError as error:
         listener.close()

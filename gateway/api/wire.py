@@ -87,7 +87,7 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
 
 
 def models_to_proto(models: Iterable[Model]) -> gateway_pb2.ListModelsResponse:
-    """The models that can be asked for."""
+    """The models that are served."""
     return gateway_pb2.ListModelsResponse(
         models=[
             gateway_pb2.Model(

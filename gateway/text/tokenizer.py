@@ -4,6 +4,7 @@ Owns encoding, decoding and what is known of the vocabulary. Read-only once load
 """
 
 import functools
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,9 +49,14 @@ class TokenizerLoadError(Exception):
 
 
 class Tokenizer:
-    """A tokenizer of the `tokenizers` package; any thread may encode."""
+    """A tokenizer of the `tokenizers` package; any thread may encode.
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    Attributes:
+        digest: SHA-256 of its `tokenizer.json`, as verifiers report it; "" if it has no file.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, digest: str = "") -> None:
+        self.digest = digest
         # Settings that a training run left in the file must not cut prompts.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -75,7 +81,9 @@ class Tokenizer:
         if not path.is_file():
             raise TokenizerLoadError(path, "no such file")
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            content = path.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            return cls(tokenizers.Tokenizer.from_buffer(content), digest=digest)
         except Exception as error:  # the package raises nothing more precise
             raise TokenizerLoadError(path, f"not a tokenizer: {error}") from error
 
