@@ -309,7 +309,7 @@ class Coordinator:
     def on_verifier_up(self, verifier: VerifierLink) -> None:
         """VerifierListener: requests can be routed to it."""
         if verifier.welcome is not None:
-            self._metrics.expect_positions(verifier.welcome.limits.max_num_speculative_tokens)
+            self._metrics.expect_positions(verifier.welcome.max_num_speculative_tokens)
         self._fleet.check_models()
         self._on_availability()
 

@@ -213,45 +213,30 @@ class GatewayMetrics:
         self.count_error(error)
 
     def count_steps(self, steps: Sequence[Step]) -> None:
-        """Clients were shown what these steps gave."""
-        num_draft_tokens = 0
-        num_drafts = 0
-        num_accepted_tokens = 0
-        num_tokens = 0
-        accepted_per_position: list[int] = []
-        match_lengths: list[int] = []
-        # By source and match length: draft tokens, accepted ones.
+        """Clients were shown these steps."""
+        self._steps.inc(len(steps))
+        self._generation_tokens.inc(sum([step.num_tokens for step in steps]))
+        steps = [step for step in steps if step.num_draft_tokens]
+        if not steps:
+            return
+        self._drafts.inc(len(steps))
+        self._draft_tokens.inc(sum([step.num_draft_tokens for step in steps]))
+        self._accepted_tokens.inc(sum([step.num_accepted_tokens for step in steps]))
+        self._match_length.observe_all([step.matched_ngram_length for step in steps])
+        num_accepted = [step.num_accepted_tokens for step in steps]
+        for position, series in enumerate(self._series_of_position[: max(num_accepted)]):
+            series.inc(sum([num > position for num in num_accepted]))
+        # By source and match length: draft tokens, accepted tokens.
         by_match: dict[tuple[int, int], list[int]] = {}
         for step in steps:
-            num_tokens += step.num_tokens
-            if not step.num_draft_tokens:
-                continue
-            num_drafts += 1
-            num_draft_tokens += step.num_draft_tokens
-            num_accepted_tokens += step.num_accepted_tokens
-            missing = step.num_accepted_tokens - len(accepted_per_position)
-            if missing > 0:
-                accepted_per_position += [0] * missing
-            for position in range(step.num_accepted_tokens):
-                accepted_per_position[position] += 1
-            match_lengths.append(step.matched_ngram_length)
             counts = by_match.setdefault((step.source, step.matched_ngram_length), [0, 0])
             counts[0] += step.num_draft_tokens
             counts[1] += step.num_accepted_tokens
-        self._steps.inc(len(steps))
-        self._generation_tokens.inc(num_tokens)
-        if num_drafts:
-            self._drafts.inc(num_drafts)
-            self._match_length.observe_all(match_lengths)
-            for (source, length), counts in by_match.items():
-                buckets = self._series_of_match.get(source, self._series_of_match[0])
-                draft_tokens, accepted_tokens = buckets[bisect_left(_MATCH_LENGTHS, length)]
-                draft_tokens.inc(counts[0])
-                accepted_tokens.inc(counts[1])
-            self._draft_tokens.inc(num_draft_tokens)
-            self._accepted_tokens.inc(num_accepted_tokens)
-            for series, count in zip(self._series_of_position, accepted_per_position, strict=False):
-                series.inc(count)
+        for (source, length), counts in by_match.items():
+            buckets = self._series_of_match.get(source, self._series_of_match[0])
+            draft_tokens, accepted_tokens = buckets[bisect_left(_MATCH_LENGTHS, length)]
+            draft_tokens.inc(counts[0])
+            accepted_tokens.inc(counts[1])
 
     def expect_positions(self, num_positions: int) -> None:
         """A verifier came that verifies as many drafts per step: each position has a series."""

@@ -53,31 +53,6 @@ class Generation:
         changed: set whenever there is something to read; shared by the choices of one request.
     """
 
-    __slots__ = (
-        "_decided",
-        "_decided_finish_reason",
-        "_max_draft_tokens",
-        "_max_length",
-        "_num_scored",
-        "_num_shown",
-        "_num_to_score",
-        "_output_text",
-        "_unread",
-        "_usage",
-        "_vocab_size",
-        "_wants_logprobs",
-        "changed",
-        "choice_index",
-        "error",
-        "finish_reason",
-        "num_cached_tokens",
-        "prompt_length",
-        "request",
-        "seed",
-        "sequence_id",
-        "token_ids",
-    )
-
     def __init__(
         self,
         *,

@@ -30,17 +30,6 @@ class UnreadOutput:
         prompt_logprobs: the prompt's that are not read.
     """
 
-    __slots__ = (
-        "_choice_index",
-        "_num_read",
-        "_num_trace_bytes",
-        "_prompt_length",
-        "_shown",
-        "_token_ids",
-        "logprobs",
-        "prompt_logprobs",
-    )
-
     def __init__(self, *, choice_index: int, token_ids: Sequence[int], prompt_length: int) -> None:
         """Begins behind the tokens that there are.
 

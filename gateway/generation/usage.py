@@ -34,17 +34,6 @@ class Step:
 class UsageCounter:
     """Sums of the shown steps of one choice."""
 
-    __slots__ = (
-        "_accepted_per_position",
-        "_by_match_length",
-        "_num_accepted_tokens",
-        "_num_draft_tokens",
-        "_num_drafts",
-        "_num_pool_drafts",
-        "_num_sequence_drafts",
-        "num_steps",
-    )
-
     def __init__(self) -> None:
         self.num_steps = 0
         self._num_drafts = 0

@@ -79,31 +79,20 @@ class CommandBatch:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class VerifierLimits:
-    """The limits of one verifier."""
-
-    max_model_len: int
-    max_num_seqs: int
-    max_num_speculative_tokens: int
-    vocab_size: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Who a verifier is.
+    """Which model a verifier serves, and its limits.
 
     Attributes:
         model_digest: verifiers with equal digests serve the same model, whatever its name.
-        numerics_digest: among these, those with equal digests compute the same bits.
         tokenizer_digest: "" if unknown.
     """
 
-    instance_id: str
     model_id: str
     model_digest: str
-    numerics_digest: str
     tokenizer_digest: str
-    limits: VerifierLimits
+    max_model_len: int
+    max_num_speculative_tokens: int
+    vocab_size: int
 
 
 # Events

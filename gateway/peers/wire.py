@@ -7,6 +7,8 @@ events and its hints this is most of the gateway's work, and both are three time
 alternatives.
 """
 
+import dataclasses
+
 from google.protobuf.message import Message
 
 from gateway.messages.drafter import DeltaBatch, Proposal, ProposalStatus
@@ -31,7 +33,6 @@ from gateway.messages.verifier import (
     StepTraced,
     UnreadableEvent,
     VerifierEvent,
-    VerifierLimits,
     Welcome,
 )
 from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
@@ -67,17 +68,12 @@ def welcome_from_proto(message: verifier_pb2.SessionResponse) -> Welcome | None:
     if welcome.protocol_version != PROTOCOL_VERSION:
         return None
     return Welcome(
-        instance_id=welcome.instance_id,
         model_id=welcome.model_id,
         model_digest=welcome.model_digest,
-        numerics_digest=welcome.numerics_digest,
         tokenizer_digest=welcome.tokenizer_digest,
-        limits=VerifierLimits(
-            max_model_len=welcome.limits.max_model_len,
-            max_num_seqs=welcome.limits.max_num_seqs,
-            max_num_speculative_tokens=welcome.limits.max_num_speculative_tokens,
-            vocab_size=welcome.limits.vocab_size,
-        ),
+        max_model_len=welcome.limits.max_model_len,
+        max_num_speculative_tokens=welcome.limits.max_num_speculative_tokens,
+        vocab_size=welcome.limits.vocab_size,
     )
 
 
@@ -250,21 +246,9 @@ def proposals_from_proto(message: drafter_pb2.ProposeResponse) -> list[Proposal]
 
 
 def _sampling_to_proto(sampling: SamplingParams, seed: int) -> sampling_pb2.SamplingParams:
-    return sampling_pb2.SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        presence_penalty=sampling.presence_penalty,
-        logit_bias=sampling.logit_bias,
-        seed=seed,
-        min_new_tokens=sampling.min_new_tokens,
-        logprobs=sampling.logprobs,
-        prompt_logprobs=sampling.prompt_logprobs,
-        logprobs_mode=sampling_pb2.LogprobsMode.ValueType(sampling.logprobs_mode),
-    )
+    values = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
+    # Verifiers get no beam search.
+    return sampling_pb2.SamplingParams(**values | {"seed": seed, "num_beams": None})
 
 
 def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:

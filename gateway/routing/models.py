@@ -31,13 +31,12 @@ def models_of(welcomes: Iterable[Welcome]) -> dict[str, Model]:
 
 
 def _model_of(welcomes: Sequence[Welcome]) -> Model:
-    limits = [welcome.limits for welcome in welcomes]
     return Model(
         model_id=welcomes[0].model_id,
         model_digest=welcomes[0].model_digest,
-        vocab_size=min(each.vocab_size for each in limits),
-        max_model_len=min(each.max_model_len for each in limits),
-        max_num_speculative_tokens=min(each.max_num_speculative_tokens for each in limits),
+        vocab_size=min(each.vocab_size for each in welcomes),
+        max_model_len=min(each.max_model_len for each in welcomes),
+        max_num_speculative_tokens=min(each.max_num_speculative_tokens for each in welcomes),
         num_verifiers=len(welcomes),
-        tokenizer_digest=max(welcome.tokenizer_digest for welcome in welcomes),
+        tokenizer_digest=max(each.tokenizer_digest for each in welcomes),
     )
