@@ -48,7 +48,6 @@ from gateway.messages.verifier import (
 )
 from gateway.metrics import GatewayMetrics
 from gateway.peers.drafter_link import DrafterLink
-from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.fleet import Fleet
 from gateway.routing.live_sequences import LiveSequence, LiveSequences
@@ -64,7 +63,6 @@ class Coordinator:
         draft_wait: DraftWait,
         client_delay_s: float,
         metrics: GatewayMetrics,
-        ignored_messages: IgnoredMessages,
         on_availability: Callable[[], None],
     ) -> None:
         """Begins with no sequence.
@@ -78,7 +76,6 @@ class Coordinator:
         self._fleet = fleet
         self._draft_wait = draft_wait
         self._metrics = metrics
-        self._ignored_messages = ignored_messages
         self._on_availability = on_availability
         self._loop = asyncio.get_running_loop()
         self._sequences = LiveSequences(metrics)
@@ -272,7 +269,7 @@ class Coordinator:
         else:
             reason = "odd_event"
             detail = event.reason if isinstance(event, UnreadableEvent) else type(event).__name__
-        self._ignored_messages.record("verifier", verifier.name, reason, detail)
+        verifier.ignored.record(reason, detail)
 
     # Sequences fail.
 
@@ -280,10 +277,10 @@ class Coordinator:
         """Ends a sequence that its verifier still generates."""
         verifier = sequence.verifier
         if isinstance(error, VerifierError):
-            self._ignored_messages.record("verifier", verifier.name, "odd_event", error.message)
+            verifier.ignored.record("odd_event", error.message)
         elif not isinstance(error, OverloadedError):
             # A bug of the gateway; the client's call logs it with its traceback.
-            self._ignored_messages.record("verifier", verifier.name, "internal_error", repr(error))
+            verifier.ignored.record("internal_error", repr(error))
         verifier.close(sequence.generation.sequence_id)
         self._fail(sequence, error)
 
@@ -326,9 +323,7 @@ class Coordinator:
             except Exception as error:
                 # Neither its client nor the others may wait for ever.
                 sequence.generation.fail(gone)
-                self._ignored_messages.record(
-                    "verifier", verifier.name, "internal_error", repr(error)
-                )
+                verifier.ignored.record("internal_error", repr(error))
         self._fleet.check_models()
         self._on_availability()
 

@@ -17,7 +17,6 @@ from gateway.errors import ERROR_TABLE
 from gateway.messages.verifier import DraftWait
 from gateway.metrics import GatewayMetrics
 from gateway.peers.drafter_link import DrafterLink
-from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.fleet import Fleet
 from gateway.routing.progress_watch import ProgressWatch
@@ -55,14 +54,12 @@ class GatewayServer:
         self._availability_changed = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         metrics = GatewayMetrics(registry)
-        ignored_messages = IgnoredMessages(metrics=metrics, logger=logger)
         self.fleet = Fleet(metrics=metrics, logger=logger)
         self.coordinator = Coordinator(
             fleet=self.fleet,
             draft_wait=DraftWait(config.draft_wait),
             client_delay_s=config.client_delay_s,
             metrics=metrics,
-            ignored_messages=ignored_messages,
             on_availability=self._on_availability,
         )
         tokenizer = _load_tokenizer(config)
@@ -96,10 +93,8 @@ class GatewayServer:
             ),
             self.server.grpc,
         )
-        self._add_links(metrics, ignored_messages)
-        self._progress_watch = ProgressWatch(
-            fleet=self.fleet, timeout_s=config.progress_timeout_s, ignored_messages=ignored_messages
-        )
+        self._add_links(metrics)
+        self._progress_watch = ProgressWatch(fleet=self.fleet, timeout_s=config.progress_timeout_s)
         if self._channels and config.peers.peer_tls_cert is not None:
             self.server.export_expiry("peer", config.peers.peer_tls_cert)
 
@@ -199,7 +194,7 @@ class GatewayServer:
         else:
             self.server.set_not_serving()
 
-    def _add_links(self, metrics: GatewayMetrics, ignored_messages: IgnoredMessages) -> None:
+    def _add_links(self, metrics: GatewayMetrics) -> None:
         config = self._config
         gateway_id = secrets.token_hex(16)
         for name in config.verifiers:
@@ -211,7 +206,7 @@ class GatewayServer:
                     listener=self.coordinator,
                     hint_tokens=config.hint_tokens,
                     greet_timeout_s=config.connect_timeout_s,
-                    ignored_messages=ignored_messages,
+                    metrics=metrics,
                     logger=self._logger,
                 )
             )
@@ -225,7 +220,6 @@ class GatewayServer:
                     deadline_s=config.draft_deadline_s,
                     greet_timeout_s=config.connect_timeout_s,
                     metrics=metrics,
-                    ignored_messages=ignored_messages,
                     logger=self._logger,
                 )
             )

@@ -51,6 +51,7 @@ class DrafterLink:
 
     Attributes:
         name: the drafter's address, by which it is routed.
+        ignored: reports its invalid messages.
         is_up: whether it is connected.
         is_slow: whether its answers are late, so that no step may wait for its hints.
     """
@@ -65,7 +66,6 @@ class DrafterLink:
         deadline_s: float,
         greet_timeout_s: float,
         metrics: GatewayMetrics,
-        ignored_messages: IgnoredMessages,
         logger: Logger,
     ) -> None:
         """Prepares; `run` connects.
@@ -74,13 +74,13 @@ class DrafterLink:
             deadline_s: how late an answer may be before the drafter counts as slow.
         """
         self.name = name
+        self.ignored = IgnoredMessages(peer="drafter", address=name, metrics=metrics, logger=logger)
         self.is_up = False
         self.is_slow = False
         self._listener = listener
         self._feed = DraftFeed(hint_tokens=hint_tokens)
         self._deadline_s = deadline_s
         self._metrics = metrics
-        self._ignored_messages = ignored_messages
         self._logger = logger.bind(drafter=name)
         self._loop = asyncio.get_running_loop()
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -89,9 +89,7 @@ class DrafterLink:
             open_call=lambda: stub.ProposeStream(wait_for_ready=True),
             handler=self,
             greet_timeout_s=greet_timeout_s,
-            on_internal_error=lambda error: ignored_messages.record(
-                "drafter", name, "internal_error", repr(error)
-            ),
+            on_internal_error=lambda error: self.ignored.record("internal_error", repr(error)),
             logger=self._logger,
         )
 
@@ -169,10 +167,10 @@ class DrafterLink:
         if answer.hints:
             self._listener.on_hints(self, answer.hints)
         for sequence_id, reason in answer.given_up:
-            self._ignored_messages.record("drafter", self.name, "refused_sequence", reason)
+            self.ignored.record("refused_sequence", reason)
             self._listener.on_given_up(self, sequence_id)
         for mistake in answer.invalid:
-            self._ignored_messages.record("drafter", self.name, "odd_proposal", mistake)
+            self.ignored.record("odd_proposal", mistake)
         # There may be room for another batch, or tokens to send again.
         self._stream.wake()
         if answer.sent_s is not None:
@@ -213,6 +211,6 @@ class DrafterLink:
             due_s = now_s + self._deadline_s
             if not self.is_slow:
                 self.is_slow = True
-                self._ignored_messages.record("drafter", self.name, "late_answer")
+                self.ignored.record("late_answer")
                 self._listener.on_drafter_slow(self)
         self._deadline_timer = self._loop.call_at(due_s, self._check_deadline)

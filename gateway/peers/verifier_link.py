@@ -13,6 +13,7 @@ import grpc
 from gateway.errors import InvalidRequestError, client_field
 from gateway.messages.sizes import FIELD_BYTES, MAX_OPEN_BYTES, MAX_SESSION_REQUEST_BYTES
 from gateway.messages.verifier import Decided, Hint, OpenCommand, Rejected, VerifierEvent, Welcome
+from gateway.metrics import GatewayMetrics
 from gateway.peers import wire
 from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.outbox import Outbox
@@ -51,6 +52,7 @@ class VerifierLink:
 
     Attributes:
         name: the verifier's address, by which it is routed.
+        ignored: reports its invalid messages.
         welcome: who it is; None while it is not connected.
         num_sequences: how many are open there.
         last_progress_s: when it last sent a message, was seen to step, or got its first sequence.
@@ -65,11 +67,14 @@ class VerifierLink:
         listener: VerifierListener,
         hint_tokens: int,
         greet_timeout_s: float,
-        ignored_messages: IgnoredMessages,
+        metrics: GatewayMetrics,
         logger: Logger,
     ) -> None:
         """Prepares; `run` connects."""
         self.name = name
+        self.ignored = IgnoredMessages(
+            peer="verifier", address=name, metrics=metrics, logger=logger
+        )
         self.welcome: Welcome | None = None
         self.num_sequences = 0
         self.last_progress_s = 0.0
@@ -88,9 +93,7 @@ class VerifierLink:
             open_call=lambda: stub.Session(wait_for_ready=True),
             handler=self,
             greet_timeout_s=greet_timeout_s,
-            on_internal_error=lambda error: ignored_messages.record(
-                "verifier", name, "internal_error", repr(error)
-            ),
+            on_internal_error=lambda error: self.ignored.record("internal_error", repr(error)),
             logger=logger.bind(verifier=name),
         )
 

@@ -7,7 +7,6 @@ sequences: a verifier whose engine steps, for whatever sequence, is alive.
 
 import asyncio
 
-from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing.fleet import Fleet
 
@@ -17,9 +16,7 @@ _CHECKS_PER_TIMEOUT = 4
 class ProgressWatch:
     """Checks all verifiers of a fleet; on the event loop."""
 
-    def __init__(
-        self, *, fleet: Fleet, timeout_s: float, ignored_messages: IgnoredMessages
-    ) -> None:
+    def __init__(self, *, fleet: Fleet, timeout_s: float) -> None:
         """Prepares; `run` checks.
 
         Args:
@@ -28,7 +25,6 @@ class ProgressWatch:
         self._fleet = fleet
         self._timeout_s = timeout_s
         self._interval_s = timeout_s / _CHECKS_PER_TIMEOUT
-        self._ignored_messages = ignored_messages
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
@@ -41,9 +37,7 @@ class ProgressWatch:
             )
             for verifier, error in zip(self._fleet.verifiers, results, strict=True):
                 if isinstance(error, Exception):
-                    self._ignored_messages.record(
-                        "verifier", verifier.name, "internal_error", repr(error)
-                    )
+                    verifier.ignored.record("internal_error", repr(error))
 
     async def _check(self, verifier: VerifierLink) -> None:
         if not self._is_silent(verifier, self._interval_s):

@@ -18,7 +18,6 @@ from gateway.messages.verifier import Hint, OpenCommand
 from gateway.metrics import GatewayMetrics
 from gateway.peers import wire
 from gateway.peers.draft_feed import DraftFeed
-from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.verifier_link import VerifierLink
 from servicekit.errors import field_violation
 from servicekit.logs import Logger
@@ -77,9 +76,7 @@ async def link(logger: Logger) -> Any:
             listener=Listener(),
             hint_tokens=512,
             greet_timeout_s=1.0,
-            ignored_messages=IgnoredMessages(
-                metrics=GatewayMetrics(CollectorRegistry()), logger=logger
-            ),
+            metrics=GatewayMetrics(CollectorRegistry()),
             logger=logger,
         )
 

@@ -99,7 +99,9 @@ def test_what_goes_wrong_again_and_again_is_counted_and_logged_once_a_minute() -
     now_s = 0.0
     log = structlog.testing.LogCapture()
     registry = CollectorRegistry()
-    ignored_messages = IgnoredMessages(
+    ignored = IgnoredMessages(
+        peer="drafter",
+        address="here",
         metrics=GatewayMetrics(registry),
         logger=structlog.wrap_logger(
             None,
@@ -110,7 +112,7 @@ def test_what_goes_wrong_again_and_again_is_counted_and_logged_once_a_minute() -
     )
     for step in range(1, 1201):
         now_s = step / 10
-        ignored_messages.record("drafter", "here", "odd_proposal", "x" * 10_000)
+        ignored.record("odd_proposal", "x" * 10_000)
     assert (
         registry.get_sample_value(
             "tandem_peer_messages_ignored_total", {"peer": "drafter", "reason": "odd_proposal"}
