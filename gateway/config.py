@@ -17,7 +17,7 @@ SERVICE = "gateway"
 
 
 class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """What `python -m gateway` runs with."""
+    """The options of `python -m gateway`."""
 
     server: ServerOptions = ServerOptions(listen="127.0.0.1:50050", metrics_listen="127.0.0.1:9100")
 

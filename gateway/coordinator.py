@@ -220,8 +220,7 @@ class Coordinator:
         """
         self._sequences.check_idle()
         assert self._delivery.is_idle, "clients are still to be served"
-        busy = self._fleet.busy_parts()
-        assert not busy, f"links that are not idle: {busy}"
+        self._fleet.check_idle()
 
     # Events other than decisions.
 

@@ -128,10 +128,8 @@ class GatewayServer:
             raise
         if self._http is not None:
             self._spawn(self._http.run())
-        for verifier in self.fleet.verifiers:
-            self._spawn(verifier.run())
-        for drafter in self.fleet.drafters:
-            self._spawn(drafter.run())
+        for link in self.fleet.links:
+            self._spawn(link.run())
         self._spawn(self._progress_watch.run())
 
     async def wait_until_serving(self) -> None:
@@ -143,12 +141,12 @@ class GatewayServer:
             Exception: that of `failed`.
         """
         loop = asyncio.get_running_loop()
-        patience_ends_s: float | None = None
+        drafters_due_s: float | None = None
         while True:
             timeout_s = None
             if self.frontend.is_serving:
-                patience_ends_s = patience_ends_s or loop.time() + self._config.connect_timeout_s
-                timeout_s = patience_ends_s - loop.time()
+                drafters_due_s = drafters_due_s or loop.time() + self._config.connect_timeout_s
+                timeout_s = drafters_due_s - loop.time()
                 if timeout_s <= 0 or all(drafter.is_up for drafter in self.fleet.drafters):
                     return
             await self._await_availability(timeout_s=timeout_s)

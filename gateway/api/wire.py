@@ -9,19 +9,8 @@ from typing import Any, TypeVar, assert_never
 
 from google.protobuf.message import Message
 
-from gateway.messages.request import (
-    GenerateRequest,
-    SamplingParams,
-    SpeculationParams,
-)
-from gateway.messages.response import (
-    Chunk,
-    Finished,
-    GenerateEvent,
-    Model,
-    Started,
-    Traced,
-)
+from gateway.messages.request import GenerateRequest, SamplingParams, SpeculationParams
+from gateway.messages.response import Chunk, Finished, GenerateEvent, Model, Started, Traced
 from tandem.v1 import gateway_pb2, sampling_pb2
 
 _Params = TypeVar("_Params", SamplingParams, SpeculationParams)

@@ -218,9 +218,7 @@ class Generation:
         return steps
 
     def fail(self, error: Exception) -> None:
-        """Ends the output with an error. What was decided must have been published before, unless
-        that failed.
-        """
+        """Ends the output with an error; decided tokens must be published before, if possible."""
         if not self.is_over:
             self._drop_unshown()
             self.error = error
@@ -279,7 +277,7 @@ class Generation:
         )
 
     def _drop_unshown(self) -> None:
-        """Drops tokens that may lie behind a stop string that was not looked for yet."""
+        """Drops tokens that may lie after a stop string that was not searched for yet."""
         if self.request.stop_sequences:
             del self.token_ids[self._num_shown :]
 

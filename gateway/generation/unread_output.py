@@ -10,12 +10,7 @@ from collections.abc import Sequence
 from gateway.errors import OverloadedError
 from gateway.generation.usage import Step
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep, Traced
-from gateway.messages.sizes import (
-    FIELD_BYTES,
-    MAX_CHUNK_BYTES,
-    MAX_UNREAD_STEPS_BYTES,
-    TOKEN_BYTES,
-)
+from gateway.messages.sizes import FIELD_BYTES, MAX_CHUNK_BYTES, MAX_UNREAD_STEPS_BYTES, TOKEN_BYTES
 
 # Charged at least for an unread trace, however small it is.
 _MIN_TRACE_BYTES = 32
@@ -25,13 +20,12 @@ class UnreadOutput:
     """Owned by one `Generation`.
 
     Attributes:
-        logprobs: of every decided token that is not read, if the request asked for them; else
-            empty.
+        logprobs: of every decided token that is not read, if requested.
         prompt_logprobs: the prompt's that are not read.
     """
 
     def __init__(self, *, choice_index: int, token_ids: Sequence[int], prompt_length: int) -> None:
-        """Begins behind the tokens that there are.
+        """Begins after the tokens that the list holds already.
 
         Args:
             token_ids: the generation's own list, which grows.

@@ -1,6 +1,6 @@
-"""What the steps of one choice gave, and their sums.
+"""The shown steps of one choice, and their sums.
 
-Owns how steps are counted for `Usage`. Knows no text and no stream.
+Owns how steps are counted for `Usage`. Knows no stream.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ MAX_MATCH_LENGTH = 64
 
 @dataclasses.dataclass(slots=True)
 class Step:
-    """What one verifier step gave one sequence.
+    """The output of one verifier step for one sequence.
 
-    Once it is shown, its figures leave out the tokens behind a stop string.
+    Once it is shown, its figures leave out the tokens after a stop string.
 
     Attributes:
         matched_ngram_length: length of the drafts' match, in tokens, at most `MAX_MATCH_LENGTH`.
@@ -79,13 +79,11 @@ class UsageCounter:
             by_match_length=tuple(
                 MatchAcceptance(
                     matched_ngram_length=length,
-                    num_drafts=num_drafts,
-                    num_draft_tokens=num_draft_tokens,
-                    num_accepted_tokens=num_accepted_tokens,
+                    num_drafts=counts[0],
+                    num_draft_tokens=counts[1],
+                    num_accepted_tokens=counts[2],
                 )
-                for length, (num_drafts, num_draft_tokens, num_accepted_tokens) in sorted(
-                    self._by_match_length.items()
-                )
+                for length, counts in sorted(self._by_match_length.items())
             ),
             num_sequence_drafts=self._num_sequence_drafts,
             num_pool_drafts=self._num_pool_drafts,

@@ -19,12 +19,7 @@ from gateway.messages.drafter import (
     Release,
 )
 from gateway.messages.request import Keep
-from gateway.messages.sizes import (
-    FIELD_BYTES,
-    MAX_PROPOSE_REQUEST_BYTES,
-    NUMBER_BYTES,
-    TOKEN_BYTES,
-)
+from gateway.messages.sizes import FIELD_BYTES, MAX_PROPOSE_REQUEST_BYTES, NUMBER_BYTES, TOKEN_BYTES
 from gateway.messages.verifier import Hint
 
 #: The wire's limits (drafter.proto).
@@ -269,17 +264,21 @@ class DraftFeed:
         requested: list[tuple[_History, int]] = []
         done: list[str] = []
         for sequence_id, history in unsent.items():
+            generation = history.generation
+            request = generation.request
             base_length = history.num_sent
+            new_history = None
             room_bytes -= _DELTA_BYTES + len(sequence_id)
             if not base_length:
-                pool_id = history.generation.request.ngram.pool_id
-                room_bytes -= _CREATION_BYTES + len(pool_id.encode())
+                new_history = NewHistory(
+                    prompt_length=generation.prompt_length, ngram=request.ngram
+                )
+                room_bytes -= _CREATION_BYTES + len(request.ngram.pool_id.encode())
             num_tokens = min(room, MAX_DELTA_TOKENS, room_bytes // TOKEN_BYTES)
             if num_tokens <= 0 or len(deltas) == MAX_DELTAS:
                 break
-            token_ids = history.generation.token_ids
-            end = min(len(token_ids), base_length + num_tokens)
-            is_complete = end == len(token_ids)
+            end = min(len(generation.token_ids), base_length + num_tokens)
+            is_complete = end == len(generation.token_ids)
             max_draft_tokens = 0
             if is_complete:
                 max_draft_tokens = min(history.max_draft_tokens, history.hint_tokens)
@@ -287,10 +286,10 @@ class DraftFeed:
                 Delta(
                     sequence_id,
                     base_length,
-                    token_ids[base_length:end],
+                    generation.token_ids[base_length:end],
                     max_draft_tokens,
-                    history.generation.request.max_model_len,
-                    None if base_length else _new_history(history.generation),
+                    request.max_model_len,
+                    new_history,
                 )
             )
             requested.append((history, end if max_draft_tokens else 0))
@@ -423,7 +422,3 @@ def _mistake_of(generation: Generation, requested_length: int, proposal: Proposa
     if requested_length and not requested_length <= hint.base_length <= len(generation.token_ids):
         return f"a proposal continues {hint.base_length} tokens, not {requested_length}"
     return ""
-
-
-def _new_history(generation: Generation) -> NewHistory:
-    return NewHistory(prompt_length=generation.prompt_length, ngram=generation.request.ngram)

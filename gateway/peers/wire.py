@@ -12,19 +12,12 @@ import dataclasses
 from google.protobuf.message import Message
 
 from gateway.messages.drafter import DeltaBatch, Proposal, ProposalStatus
-from gateway.messages.request import (
-    Keep,
-    NgramParams,
-    SamplingParams,
-)
-from gateway.messages.response import (
-    FinishReason,
-)
+from gateway.messages.request import Keep, NgramParams, SamplingParams
+from gateway.messages.response import FinishReason
 from gateway.messages.sizes import MAX_UINT32
 from gateway.messages.verifier import (
     CommandBatch,
     Decided,
-    DraftWait,
     Hint,
     OpenCommand,
     Opened,
@@ -45,11 +38,6 @@ _RUN_AHEAD = 4
 
 _FINISH_REASONS = {int(reason): reason for reason in FinishReason}
 _PROPOSAL_STATUSES = {int(status): status for status in ProposalStatus}
-_DRAFT_WAITS = {
-    DraftWait.ADAPTIVE: verifier_pb2.DRAFT_WAIT_ADAPTIVE,
-    DraftWait.NEVER: verifier_pb2.DRAFT_WAIT_NEVER,
-    DraftWait.ALWAYS: verifier_pb2.DRAFT_WAIT_ALWAYS,
-}
 
 # Verifiers
 
@@ -112,7 +100,7 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         max_new_tokens=request.max_new_tokens,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
-        draft_wait=_DRAFT_WAITS[command.draft_wait],
+        draft_wait=verifier_pb2.DraftWait.Value(f"DRAFT_WAIT_{command.draft_wait.name}"),
         drafting=command.drafting,
         num_speculative_tokens=request.num_speculative_tokens,
         cache_salt=request.cache_salt,

@@ -30,6 +30,10 @@ class Fleet:
         self._outvoted: list[VerifierLink] = []
 
     @property
+    def links(self) -> Sequence[VerifierLink | DrafterLink]:
+        return [*self.verifiers, *self.drafters]
+
+    @property
     def is_serving(self) -> bool:
         """Whether any verifier is connected."""
         return any(verifier.welcome is not None for verifier in self.verifiers)
@@ -96,10 +100,14 @@ class Fleet:
         name = router.choose_drafter(sequence_id, able or by_name)
         return None if name is None else by_name[name]
 
-    def busy_parts(self) -> Sequence[str]:
-        """The links that hold something; for integrity checks."""
-        links: Sequence[VerifierLink | DrafterLink] = [*self.verifiers, *self.drafters]
-        return [link.name for link in links if not link.is_idle]
+    def check_idle(self) -> None:
+        """Checks that no link holds anything.
+
+        Raises:
+            AssertionError: one does; it names it.
+        """
+        busy = [link.name for link in self.links if not link.is_idle]
+        assert not busy, f"links that are not idle: {busy}"
 
 
 def no_verifier() -> RequestError:

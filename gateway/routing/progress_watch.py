@@ -1,8 +1,8 @@
 """Ends the session of a verifier that has sequences and makes no progress.
 
-Owns that judgement. A verifier's connection may live while its engine is stuck: no message comes
-any more, and none says so. A long queue is no such case, and neither are steps for other gateways'
-sequences: a verifier whose engine steps, for whatever sequence, is alive.
+Owns that judgement. A verifier's connection may live while its engine is stuck: then no message
+comes any more. A long queue is no such case: a verifier whose engine steps, even for other
+gateways' sequences, is alive.
 """
 
 import asyncio

@@ -112,7 +112,7 @@ class WindowDetokenizer:
         if not (is_whole or num_pending > max_pending):
             return ""
         if len(text) <= len(context_text):
-            # Tokens without text are no context: behind them, a word would lose its space.
+            # Tokens without text are no context: after them, a word would lose its space.
             del self._window[self._num_context :]
             return ""
         # The pending tokens become the context.

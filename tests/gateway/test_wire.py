@@ -14,13 +14,7 @@ from gateway.messages.request import (
     Tie,
 )
 from gateway.messages.response import FinishReason
-from gateway.messages.verifier import (
-    CommandBatch,
-    DraftWait,
-    Hint,
-    Opened,
-    UnreadableEvent,
-)
+from gateway.messages.verifier import CommandBatch, DraftWait, Hint, Opened, UnreadableEvent
 from gateway.peers import wire
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.factories import make_open
