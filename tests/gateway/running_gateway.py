@@ -11,11 +11,10 @@ from prometheus_client import CollectorRegistry
 from gateway.server import GatewayServer
 from tandem.v1 import gateway_pb2 as pb
 from tandem.v1 import gateway_pb2_grpc as rpc
+from tests.gateway.scripted_server import PATIENCE_S
 
 StartGateway = Callable[..., Awaitable["RunningGateway"]]
 GenerateCall = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
-
-PATIENCE_S = 60.0
 
 
 @dataclass

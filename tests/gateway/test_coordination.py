@@ -50,6 +50,19 @@ async def test_prompt_and_open_go_out_at_the_same_time(
     call.cancel()
 
 
+async def test_two_gateways_at_one_verifier_get_the_tokens_of_their_own_sequences(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [opened.token_ids[0] + 1, 9])
+    first, second = [await start_gateway(verifiers=[verifier.address]) for _ in range(2)]
+    outputs = await asyncio.gather(first.generate(10), second.generate(20))
+    assert [output.token_ids for output in outputs] == [[11, 9], [21, 9]]
+    assert verifier.num_sessions == 2
+    await first.gateway.stop()
+    await until(lambda: verifier.num_ended_sessions == 1)
+    assert (await second.generate(30)).token_ids == [31, 9]
+
+
 async def test_each_step_gives_one_batch_of_deltas_and_one_message_of_hints(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:

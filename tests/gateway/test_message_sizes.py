@@ -52,8 +52,8 @@ def opening(index: int, *, num_tokens: int = 3, num_biases: int = 0) -> OpenComm
     )
 
 
-class Listener:
-    """Hears what cannot be sent; nothing else is to happen."""
+class RefusalListener:
+    """Records the Opens that cannot be sent; nothing else may happen."""
 
     def __init__(self) -> None:
         self.refused: dict[str, InvalidRequestError] = {}
@@ -73,7 +73,7 @@ async def link(logger: Logger) -> Any:
             name="verifier",
             channel=channel,
             gateway_id="gateway",
-            listener=Listener(),
+            listener=RefusalListener(),
             hint_tokens=512,
             greet_timeout_s=1.0,
             metrics=GatewayMetrics(CollectorRegistry()),
@@ -131,7 +131,7 @@ async def test_an_open_that_is_too_large_is_refused_by_name_and_the_others_go(
     messages = messages_of(link)
     assert sequences_of(messages, "open") == [sequence_id(0), sequence_id(2)]
     listener = link._listener
-    assert isinstance(listener, Listener)
+    assert isinstance(listener, RefusalListener)
     assert [(key, error.field) for key, error in listener.refused.items()] == [
         (sequence_id(1), name)
     ]

@@ -32,7 +32,7 @@ def prompt_of(num_tokens: int) -> Generation:
     return make_generation(range(num_tokens), sampling=WANTED)
 
 
-class TestGeneration:
+class TestScoredPrompts:
     def test_chunks_are_joined_and_come_with_the_first_token(self) -> None:
         generation = prompt_of(5)
         generation.append_prompt_logprobs(scored(1, 3))

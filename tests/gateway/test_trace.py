@@ -53,7 +53,7 @@ def take_all(generation: Generation) -> list[Chunk | Traced]:
     return taken
 
 
-class TestGeneration:
+class TestTracedGeneration:
     def test_each_step_is_told_of_before_its_tokens(self) -> None:
         generation = make_generation(trace=True)
         generation.append_trace(b"a chunk of the prompt")

@@ -243,10 +243,12 @@ async def test_a_request_goes_to_a_verifier_of_its_model(
     )
 
 
-async def test_who_does_not_say_welcome_is_not_a_verifier(
+async def test_a_peer_that_does_not_answer_hello_with_welcome_is_not_served_by(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
-    verifier._welcome = lambda: verifier.send(verifier.opened("what"))  # type: ignore[method-assign]
+    verifier._welcome = lambda session: session.send(  # type: ignore[method-assign]
+        verifier.opened("unknown")
+    )
     running = await start_gateway(verifiers=[verifier.address], is_serving=False)
     await until(lambda: verifier.num_ended_sessions >= 2)
     assert not running.gateway.frontend.is_serving
