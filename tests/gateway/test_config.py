@@ -65,7 +65,7 @@ def test_flags_variables_and_lists_are_read() -> None:
         ("chained", "true", "chained", True),
     ],
 )
-def test_every_part_of_the_law_is_a_flag_a_variable_and_a_line_of_yaml(
+def test_every_drafting_option_is_a_flag_a_variable_and_a_line_of_yaml(
     flag: str, value: str, attribute: str, expected: object, tmp_path: Path
 ) -> None:
     by_flag = parse("--verifiers", "a:1", f"--{flag}={value}" if flag != "chained" else "--chained")
@@ -101,7 +101,7 @@ def test_a_preset_is_named_as_on_the_wire(preset: Preset) -> None:
         (("--verifiers", "a:1", "--max-concurrent-requests", "0"), "--max-concurrent-requests"),
     ],
 )
-def test_a_mistake_names_its_flag(argv: tuple[str, ...], key: str) -> None:
+def test_an_invalid_value_names_its_flag(argv: tuple[str, ...], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(*argv)
     assert caught.value.key == key

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.stand_in
 FOR_EVER_S = 1000.0
 
 
-async def test_prompt_and_open_go_out_at_the_same_time(
+async def test_prompt_and_open_are_sent_at_the_same_time(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(
@@ -145,7 +145,7 @@ async def test_clients_get_their_tokens_after_the_hints(
     call.cancel()
 
 
-async def test_a_drafter_that_is_slow_holds_clients_up_for_a_bounded_time(
+async def test_a_slow_drafter_delays_clients_for_a_bounded_time(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(
@@ -183,7 +183,7 @@ async def test_long_prompts_are_sent_in_deltas_of_at_most_8192_tokens(
     call.cancel()
 
 
-async def test_a_sequence_that_wants_no_hints_is_not_asked_for(
+async def test_no_drafts_are_requested_for_a_sequence_that_can_use_none(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
@@ -277,7 +277,7 @@ async def test_each_step_is_a_chunk_of_its_own_for_a_client_that_keeps_up(
 
 
 @pytest.mark.parametrize("num_sequences", [1, 8])
-async def test_a_real_drafter_finds_what_repeats(
+async def test_a_real_drafter_drafts_repeated_text(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
     start_drafter: StartDrafter,
@@ -296,7 +296,7 @@ async def test_a_real_drafter_finds_what_repeats(
     await until(lambda: drafter.store.num_sequences == 0)
 
 
-async def test_the_no_match_of_the_stand_in_is_a_real_drafters(
+async def test_the_stand_in_answers_no_match_as_a_real_drafter_does(
     start_drafter: StartDrafter,
 ) -> None:
     """The stand-in answers as the real one does to text without repetition."""

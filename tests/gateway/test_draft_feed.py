@@ -45,7 +45,7 @@ def exchange(feed: DraftFeed, **fields: object) -> tuple[DeltaBatch, list[Hint]]
     return batch, list(feed.on_proposals(batch.batch_id, proposals).hints)
 
 
-def test_the_prompt_goes_out_at_once_and_asks_for_nothing() -> None:
+def test_the_prompt_is_sent_at_once_and_requests_no_draft() -> None:
     feed = feed_of(make_generation([1, 2, 3]))
     assert not feed.awaits_drafts
     batch, hints = exchange(feed)
@@ -58,7 +58,7 @@ def test_the_prompt_goes_out_at_once_and_asks_for_nothing() -> None:
     assert feed.next_batch(0.0) is None
 
 
-def test_a_long_prompt_goes_in_successive_deltas_of_at_most_8192_tokens() -> None:
+def test_a_long_prompt_is_sent_in_deltas_of_at_most_8192_tokens() -> None:
     prompt = list(range(20_000))
     feed = feed_of(make_generation(prompt, max_model_len=32_000))
     deltas = [exchange(feed)[0].deltas[0] for _ in range(3)]
@@ -69,7 +69,7 @@ def test_a_long_prompt_goes_in_successive_deltas_of_at_most_8192_tokens() -> Non
     assert feed.next_batch(0.0) is None
 
 
-def test_new_tokens_ask_for_what_is_wanted_and_no_more_than_the_hints_length() -> None:
+def test_new_tokens_request_the_verifiers_draft_tokens_up_to_hint_tokens() -> None:
     generation = make_generation()
     feed = feed_of(generation, hint_tokens=24)
     exchange(feed)
@@ -83,7 +83,7 @@ def test_new_tokens_ask_for_what_is_wanted_and_no_more_than_the_hints_length() -
         assert not feed.awaits_drafts
 
 
-def test_a_sequence_that_wants_no_hints_costs_no_message_until_it_does() -> None:
+def test_a_sequence_that_can_use_no_draft_costs_no_message_until_it_can() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
@@ -98,7 +98,7 @@ def test_a_sequence_that_wants_no_hints_costs_no_message_until_it_does() -> None
     assert batch.deltas[0].max_draft_tokens == 24
 
 
-def test_what_a_pool_keeps_is_sent_to_its_end_before_it_is_released() -> None:
+def test_text_that_a_pool_keeps_is_sent_to_its_end_before_the_release() -> None:
     generation = make_generation(ngram=POOLED)
     feed = feed_of(generation)
     exchange(feed)
@@ -113,7 +113,7 @@ def test_what_a_pool_keeps_is_sent_to_its_end_before_it_is_released() -> None:
     assert feed.is_idle
 
 
-def test_a_pool_gets_no_token_behind_a_stop_string() -> None:
+def test_a_pool_gets_no_token_after_a_stop_string() -> None:
     generation = make_generation(ngram=POOLED)
     feed = feed_of(generation)
     exchange(feed)
@@ -134,14 +134,14 @@ def test_a_pool_gets_no_token_behind_a_stop_string() -> None:
     assert feed.is_idle
 
 
-def test_a_drafter_is_told_how_a_sequence_feeds_its_pool() -> None:
+def test_a_new_history_says_how_it_feeds_its_pool() -> None:
     ngram = dataclasses.replace(POOLED, pool_keep=Keep.ALL, pool_feed_tokens=64)
     batch, _ = exchange(feed_of(make_generation(ngram=ngram)))
     params = wire.deltas_to_proto(batch).sequences[0].params
     assert (params.pool_keep, params.pool_feed_tokens) == (drafter_pb2.KEEP_ALL, 64)
 
 
-def test_a_restart_does_not_replay_what_is_over() -> None:
+def test_a_restart_does_not_replay_sequences_that_are_over() -> None:
     generation = make_generation(ngram=POOLED)
     feed = feed_of(generation)
     exchange(feed)
@@ -151,7 +151,7 @@ def test_a_restart_does_not_replay_what_is_over() -> None:
     assert feed.is_idle
 
 
-def test_an_empty_draft_is_a_hint_too() -> None:
+def test_an_empty_draft_becomes_a_hint() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
@@ -161,7 +161,7 @@ def test_an_empty_draft_is_a_hint_too() -> None:
     assert hints == [Hint("sequence", 4, [], 0)]
 
 
-def test_a_drafter_that_is_still_indexing_is_a_hint_that_says_so() -> None:
+def test_the_hint_of_a_drafter_that_is_indexing_says_so() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
@@ -192,7 +192,7 @@ def test_steps_that_were_not_sent_yet_merge_into_one_delta() -> None:
     assert [delta.token_ids for delta in batch.deltas] == [[1, 2, 3, 4, 5, 6]]
 
 
-def test_hints_go_before_prompts_and_in_messages_of_their_own() -> None:
+def test_urgent_drafts_are_requested_before_prompts_in_separate_messages() -> None:
     quick = make_generation(sequence_id="quick")
     feed = feed_of(quick)
     exchange(feed)
@@ -222,7 +222,7 @@ def test_a_slow_drafter_gets_fewer_batches_and_not_more_memory() -> None:
     assert len(merged.deltas[0].token_ids) == 92
 
 
-def test_what_the_drafter_lost_is_sent_again_from_where_it_knows() -> None:
+def test_lost_tokens_are_sent_again_from_the_known_length() -> None:
     generation = make_generation([1, 2, 3, 4, 5])
     feed = feed_of(generation)
     exchange(feed)
@@ -236,7 +236,7 @@ def test_what_the_drafter_lost_is_sent_again_from_where_it_knows() -> None:
     assert hints == [Hint("sequence", 6, [7], 0)]
 
 
-def test_a_drafter_that_knows_nothing_is_told_how_to_begin() -> None:
+def test_a_history_that_was_lost_whole_is_created_again() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
@@ -248,7 +248,7 @@ def test_a_drafter_that_knows_nothing_is_told_how_to_begin() -> None:
     assert batch.deltas[0].new_history is not None
 
 
-def test_old_answers_do_not_rewind_again() -> None:
+def test_outdated_answers_do_not_rewind_again() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
@@ -268,7 +268,7 @@ def test_old_answers_do_not_rewind_again() -> None:
     assert feed.next_batch(0.0) is None
 
 
-def test_a_drafter_that_always_loses_a_sequence_is_not_fed_it_for_ever() -> None:
+def test_a_sequence_that_the_drafter_keeps_losing_is_given_up() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     feed.advance("sequence", 24)
@@ -341,7 +341,7 @@ def test_a_new_drafter_is_sent_everything_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["batch", "count"])
-def test_answers_that_do_not_fit_the_question_are_refused(kind: str) -> None:
+def test_an_answer_that_does_not_fit_its_batch_is_refused(kind: str) -> None:
     feed = feed_of(make_generation())
     batch = feed.next_batch(0.0)
     assert batch is not None
@@ -361,7 +361,7 @@ def test_answers_that_do_not_fit_the_question_are_refused(kind: str) -> None:
         None,
     ],
 )
-def test_a_proposal_that_makes_no_sense_is_ignored_alone(odd: dict[str, object] | None) -> None:
+def test_an_invalid_proposal_is_ignored_alone(odd: dict[str, object] | None) -> None:
     bad, good = make_generation(sequence_id="bad"), make_generation(sequence_id="good")
     feed = feed_of(bad, good)
     exchange(feed)
@@ -381,7 +381,7 @@ def test_a_proposal_that_makes_no_sense_is_ignored_alone(odd: dict[str, object] 
     assert not result.given_up
 
 
-def test_a_replay_is_paced_and_does_not_hold_up_what_others_decided() -> None:
+def test_a_replay_is_paced_and_does_not_delay_other_sequences() -> None:
     quick = make_generation(sequence_id="quick", max_new_tokens=5000)
     long = [
         make_generation([1] * 100_000, sequence_id=f"long {i}", max_model_len=1 << 20)
@@ -415,7 +415,7 @@ def test_a_replay_is_paced_and_does_not_hold_up_what_others_decided() -> None:
     assert num_replayed == sum(len(generation.token_ids) for generation in long)
 
 
-def test_only_live_batches_tell_of_the_round_trip_and_the_hop() -> None:
+def test_only_live_batches_measure_the_round_trip_and_the_relay() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     prompt = feed.next_batch(1.0)

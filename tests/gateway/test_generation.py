@@ -33,7 +33,7 @@ def chunk(**fields: object) -> Chunk:
     )
 
 
-def test_what_is_decided_is_taken_only_after_it_was_published() -> None:
+def test_decided_tokens_are_read_only_after_they_were_published() -> None:
     generation = make_generation()
     append_step(generation, [4])
     assert read_chunk(generation) is None
@@ -44,7 +44,7 @@ def test_what_is_decided_is_taken_only_after_it_was_published() -> None:
     assert read_chunk(generation) is None
 
 
-def test_each_step_taken_in_time_is_a_chunk_of_its_own() -> None:
+def test_each_step_that_is_read_in_time_is_its_own_chunk() -> None:
     generation = make_generation()
     append_step(generation, [4, 5, 6], drafts=7, accepted=2)
     generation.publish()
@@ -55,7 +55,7 @@ def test_each_step_taken_in_time_is_a_chunk_of_its_own() -> None:
     assert read_chunk(generation) == chunk(offset=3, token_ids=[7])
 
 
-def test_steps_that_the_client_did_not_take_merge() -> None:
+def test_unread_steps_merge() -> None:
     generation = make_generation()
     for step in ([4, 5], [6], [7, 8]):
         append_step(generation, step, drafts=2, accepted=len(step) - 1)
@@ -65,7 +65,7 @@ def test_steps_that_the_client_did_not_take_merge() -> None:
     )
 
 
-def test_usage_tells_the_steps_the_drafts_and_where_they_were_accepted() -> None:
+def test_usage_counts_steps_drafts_and_accepted_positions() -> None:
     generation = make_generation([9] * 5)
     generation.num_cached_tokens = 4
     append_step(generation, [1])
@@ -84,7 +84,7 @@ def test_usage_tells_the_steps_the_drafts_and_where_they_were_accepted() -> None
     assert usage.accepted_per_position == (2, 1, 0, 0)
 
 
-def test_the_stop_token_is_a_token_and_no_text(tokenizer: Tokenizer) -> None:
+def test_the_stop_token_is_a_token_without_text(tokenizer: Tokenizer) -> None:
     generation = make_generation(tokenizer=tokenizer)
     a, b = (tokenizer.encode(character)[0] for character in "ab")
     append_step(generation, [a, b], finish=FinishReason.STOP)
@@ -94,7 +94,7 @@ def test_the_stop_token_is_a_token_and_no_text(tokenizer: Tokenizer) -> None:
     assert generation.finish_reason is FinishReason.STOP
 
 
-def test_at_the_length_limit_the_last_token_is_text_and_held_text_is_let_go(
+def test_at_the_length_limit_the_last_token_and_held_back_text_are_shown(
     tokenizer: Tokenizer,
 ) -> None:
     generation = make_generation(tokenizer=tokenizer, stop_sequences=["abc"])
@@ -106,7 +106,7 @@ def test_at_the_length_limit_the_last_token_is_text_and_held_text_is_let_go(
     assert generation.finish_reason is FinishReason.LENGTH
 
 
-def test_a_stop_string_drops_what_was_decided_beyond_it(tokenizer: Tokenizer) -> None:
+def test_tokens_decided_after_a_stop_string_are_dropped(tokenizer: Tokenizer) -> None:
     generation = make_generation(tokenizer=tokenizer, stop_sequences=["cd"])
     ids = [tokenizer.encode(character)[0] for character in "abcdefgh"]
     append_step(generation, ids[:1])
@@ -126,7 +126,7 @@ def test_a_stop_string_drops_what_was_decided_beyond_it(tokenizer: Tokenizer) ->
     assert usage.accepted_per_position == (1, 1, 1, 0, 0, 0, 0)
 
 
-def test_a_stop_string_goes_before_a_stop_token_behind_it(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_ends_the_output_before_a_later_stop_token(tokenizer: Tokenizer) -> None:
     generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"])
     ids = [tokenizer.encode(character)[0] for character in "abc"]
     append_step(generation, [*ids, 0], finish=FinishReason.STOP)
@@ -153,7 +153,7 @@ def test_given_output_counts_in_offsets_and_length_and_not_in_steps() -> None:
     assert generation.usage().num_steps == 1
 
 
-def test_a_decision_for_another_length_is_the_verifiers_mistake() -> None:
+def test_a_decision_at_another_length_is_an_error_of_the_verifier() -> None:
     generation = make_generation([1, 2, 3])
     wrong = Decided("sequence", 5, [4], 0, 0, 24, FinishReason.UNFINISHED)
     with pytest.raises(VerifierError, match="3 tokens from 5"):
@@ -161,7 +161,7 @@ def test_a_decision_for_another_length_is_the_verifiers_mistake() -> None:
     assert generation.token_ids == [1, 2, 3]
 
 
-def test_what_was_published_can_be_taken_after_a_failure() -> None:
+def test_published_output_can_be_read_after_a_failure() -> None:
     generation = make_generation()
     append_step(generation, [4])
     generation.publish()
@@ -215,7 +215,7 @@ def test_an_output_whose_text_cannot_be_made_ends_there_too(
     published=st.sets(st.integers(0, 12)),
     taken=st.sets(st.integers(0, 12)),
 )
-def test_however_it_is_published_and_taken_every_token_comes_once_and_in_order(
+def test_however_it_is_published_and_read_every_token_comes_once_and_in_order(
     steps: list[list[int]], published: set[int], taken: set[int]
 ) -> None:
     generation = make_generation(num_speculative_tokens=8)
@@ -241,7 +241,7 @@ def test_however_it_is_published_and_taken_every_token_comes_once_and_in_order(
 
 @pytest.mark.parametrize("num_tops", [None, 0, 20])
 @pytest.mark.parametrize("text", ["x", "\N{SNOWMAN}" * 300])
-def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
+def test_a_slow_client_gets_chunks_of_bounded_bytes(
     num_tops: int | None, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = make_generation(
@@ -298,7 +298,7 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
     assert not generation._unread.prompt_logprobs
 
 
-def test_more_likely_tokens_than_were_asked_for_are_the_verifiers_mistake() -> None:
+def test_more_alternatives_than_requested_are_an_error_of_the_verifier() -> None:
     generation = make_generation(sampling=SamplingParams(logprobs=1))
     logprobs = [encoded_logprob(1, num_tops=3)]
     with pytest.raises(VerifierError):

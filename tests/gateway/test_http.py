@@ -75,7 +75,7 @@ async def test_metrics_are_all_there_in_prometheus_form(
     assert samples["tandem_request_success_total", "length"] == 0
 
 
-async def test_health_tells_the_truth(
+async def test_health_says_whether_requests_would_be_run(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
@@ -95,7 +95,7 @@ async def test_other_paths_are_not_found(
     assert (await get(running, "/v1/what"))[0] == 404
 
 
-async def test_an_address_that_is_taken_is_named(
+async def test_an_address_in_use_is_named(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
     registry: CollectorRegistry,

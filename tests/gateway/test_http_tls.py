@@ -45,7 +45,7 @@ async def status_of(address: str | None, context: ssl.SSLContext | None) -> str:
         writer.close()
 
 
-async def test_plaintext_beyond_loopback_must_be_asked_for(
+async def test_plaintext_beyond_loopback_needs_allow_plaintext(
     registry: CollectorRegistry, logger: Logger
 ) -> None:
     def gateway(*, allow_plaintext: bool) -> GatewayServer:

@@ -123,7 +123,7 @@ async def test_messages_to_a_verifier_are_sized_by_their_bytes(link: VerifierLin
     ("fields", "name"),
     [({"num_tokens": 900_000}, "prompt"), ({"num_biases": 300_000}, "sampling.logit_bias")],
 )
-async def test_an_open_that_is_too_large_is_refused_by_name_and_the_others_go(
+async def test_an_open_that_is_too_large_is_refused_by_field_and_the_others_are_sent(
     link: VerifierLink, fields: dict[str, int], name: str
 ) -> None:
     for index in range(3):
@@ -158,7 +158,7 @@ def test_messages_to_a_drafter_are_sized_by_their_bytes() -> None:
 
 
 @pytest.mark.stand_in
-async def test_the_largest_request_with_16_choices_harms_nobody(
+async def test_the_largest_request_with_16_choices_fails_no_other(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     verifier = await start_verifier(vocab_size=200_000, max_model_len=1 << 20)

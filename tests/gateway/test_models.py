@@ -51,7 +51,7 @@ async def test_two_models_of_one_name_are_not_one_model(
     assert [e["event"] for e in running.log].count("model_digests_differ") >= 1
 
 
-async def test_when_the_others_are_more_requests_go_to_them(
+async def test_the_digest_with_more_verifiers_gets_the_requests(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     running, verifiers = await start_three(start_gateway, start_verifier)
@@ -68,7 +68,7 @@ async def test_when_the_others_are_more_requests_go_to_them(
     assert running.sample("tandem_verifiers_outvoted") == 1
 
 
-async def test_a_verifier_that_serves_another_model_after_all_refuses_by_name(
+async def test_a_verifier_that_serves_another_model_refuses_by_field(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])

@@ -31,7 +31,7 @@ def opens_of(outbox: Outbox) -> list[OpenCommand]:
     return opens
 
 
-def test_everything_that_is_there_goes_in_one_message() -> None:
+def test_all_waiting_commands_go_in_one_message() -> None:
     outbox = Outbox(hint_tokens=24)
     outbox.open(opening("new"))
     outbox.hint(hint("one"))
@@ -46,7 +46,7 @@ def test_everything_that_is_there_goes_in_one_message() -> None:
     assert outbox.is_empty
 
 
-def test_of_hints_that_could_not_be_sent_the_latest_counts() -> None:
+def test_of_unsent_hints_only_the_latest_is_kept() -> None:
     outbox = Outbox(hint_tokens=24)
     for base_length in (3, 4, 5):
         outbox.hint(hint("one", base_length))
@@ -54,7 +54,7 @@ def test_of_hints_that_could_not_be_sent_the_latest_counts() -> None:
     assert [hint.base_length for hint in batch.hints] == [5]
 
 
-def test_a_sequence_closed_before_it_was_opened_leaves_nothing() -> None:
+def test_a_sequence_closed_before_its_open_was_sent_leaves_no_command() -> None:
     outbox = Outbox(hint_tokens=24)
     outbox.open(opening("one"))
     outbox.update("one", False)
@@ -64,7 +64,7 @@ def test_a_sequence_closed_before_it_was_opened_leaves_nothing() -> None:
     assert outbox.next_batch() is None
 
 
-def test_a_close_takes_the_sequences_hints_with_it() -> None:
+def test_a_close_drops_the_sequences_hint() -> None:
     outbox = Outbox(hint_tokens=24)
     outbox.hint(hint("one"))
     outbox.update("one", False)
@@ -106,7 +106,7 @@ def test_more_updates_and_closes_than_a_message_may_hold_are_split_and_updates_g
     assert [len(batch.hints) for batch in batches] == [0] * (len(batches) - 1) + [1]
 
 
-def test_a_broken_stream_takes_everything_with_it() -> None:
+def test_a_broken_stream_drops_every_command() -> None:
     outbox = Outbox(hint_tokens=24)
     outbox.open(opening("one"))
     outbox.hint(hint("two"))

@@ -48,7 +48,7 @@ async def test_an_event_that_cannot_be_appended_fails_its_request_alone(
     assert num_mistakes(running, "verifier") == 1
 
 
-async def test_a_link_whose_end_goes_wrong_connects_again(
+async def test_a_link_reconnects_after_an_error_while_it_went_down(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
     scripted_drafter: ScriptedDrafter,
@@ -72,7 +72,7 @@ async def test_a_link_whose_end_goes_wrong_connects_again(
     assert (await running.generate(1)).token_ids == [5, 0]
 
 
-async def test_each_request_of_a_verifier_that_is_gone_hears_of_it(
+async def test_every_request_of_a_lost_verifier_fails(
     start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])
@@ -95,7 +95,7 @@ async def test_each_request_of_a_verifier_that_is_gone_hears_of_it(
     assert num_mistakes(running, "verifier") == 1
 
 
-def test_what_goes_wrong_again_and_again_is_counted_and_logged_once_a_minute() -> None:
+def test_repeated_ignored_messages_are_all_counted_and_logged_once_a_minute() -> None:
     now_s = 0.0
     log = structlog.testing.LogCapture()
     registry = CollectorRegistry()

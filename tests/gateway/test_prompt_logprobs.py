@@ -50,7 +50,7 @@ class TestScoredPrompts:
         assert later is not None
         assert later.prompt_logprobs == ()
 
-    def test_what_is_told_again_is_ignored(self) -> None:
+    def test_repeated_logprobs_are_ignored(self) -> None:
         generation = prompt_of(6)
         for base_length, end in ((1, 3), (1, 2), (1, 4), (3, 6), (2, 6)):
             generation.append_prompt_logprobs(scored(base_length, end))
@@ -60,7 +60,7 @@ class TestScoredPrompts:
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b"", *(logprob(i) for i in range(1, 6))]
 
-    def test_another_verifier_is_asked_only_for_what_is_not_known(self) -> None:
+    def test_the_prompt_is_not_scored_again_once_it_is_scored(self) -> None:
         generation = prompt_of(6)
         generation.append_prompt_logprobs(scored(1, 3))
         assert generation.sampling.prompt_logprobs == 0
@@ -68,21 +68,23 @@ class TestScoredPrompts:
         assert generation.sampling == SamplingParams()
 
     @pytest.mark.parametrize(("base_length", "end"), [(2, 3), (0, 3), (1, 6)])
-    def test_a_gap_or_too_many_are_the_verifiers_mistake(self, base_length: int, end: int) -> None:
+    def test_missing_or_surplus_logprobs_are_an_error_of_the_verifier(
+        self, base_length: int, end: int
+    ) -> None:
         with pytest.raises(VerifierError):
             prompt_of(5).append_prompt_logprobs(scored(base_length, end))
 
-    def test_unasked_for_ones_are_the_verifiers_mistake(self) -> None:
+    def test_logprobs_that_were_not_requested_are_an_error_of_the_verifier(self) -> None:
         with pytest.raises(VerifierError):
             make_generation().append_prompt_logprobs(scored(1, 3))
 
-    def test_a_token_before_the_last_of_them_is_the_verifiers_mistake(self) -> None:
+    def test_a_token_before_the_last_logprob_is_an_error_of_the_verifier(self) -> None:
         generation = prompt_of(5)
         generation.append_prompt_logprobs(scored(1, 4))
         with pytest.raises(VerifierError):
             append_step(generation, [7])
 
-    def test_a_prompt_of_one_token_has_an_empty_one(self) -> None:
+    def test_a_prompt_of_one_token_has_one_empty_logprob(self) -> None:
         generation = prompt_of(1)
         append_step(generation, [7])
         generation.publish()
@@ -90,7 +92,7 @@ class TestScoredPrompts:
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b""]
 
-    def test_a_long_prompts_come_in_chunks_of_their_own(self) -> None:
+    def test_logprobs_of_a_long_prompt_come_in_separate_chunks(self) -> None:
         generation = prompt_of(10_000)
         generation.append_prompt_logprobs(scored(1, 10_000))
         append_step(generation, [7, 8], finish=FinishReason.LENGTH)
@@ -123,7 +125,7 @@ class TestGateway:
             )
         )  # fmt: skip
 
-    async def test_only_the_first_choices_are_asked_for_and_all_arrive(
+    async def test_only_the_first_choice_scores_the_prompt(
         self, start_gateway: StartGateway
     ) -> None:
         verifier = ScriptedVerifier(max_model_len=8000)
@@ -151,7 +153,7 @@ class TestGateway:
         assert output.of(0).token_ids == output.of(1).token_ids == [7]
         await verifier.stop()
 
-    async def test_a_verifier_that_leaves_some_out_fails_the_request_alone(
+    async def test_missing_logprobs_fail_the_request_alone(
         self, start_gateway: StartGateway, verifier: ScriptedVerifier
     ) -> None:
         running = await start_gateway(verifiers=[verifier.address])

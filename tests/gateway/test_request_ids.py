@@ -27,7 +27,7 @@ async def trailing_id(ongoing: GenerateCall) -> str:
     [("m", "", "m"), ("", "f", "f"), ("m", "f", "f"), ("", "", None)],
     ids=["metadata", "field", "both", "none"],
 )
-async def test_there_is_one_id_and_it_links_to_the_sequences(
+async def test_one_request_id_is_logged_with_its_sequence_ids(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
     monkeypatch: pytest.MonkeyPatch,

@@ -23,7 +23,7 @@ def test_prompts_with_one_beginning_go_to_one_verifier() -> None:
     assert len(chosen) == 1
 
 
-def test_the_clients_key_goes_before_the_prompt() -> None:
+def test_the_clients_key_overrides_the_prompt() -> None:
     chosen = {choose_verifier(affinity_of("session-7", [end]), IDLE, 1) for end in range(20)}
     assert len(chosen) == 1
     assert affinity_of("a", [1]) != affinity_of("b", [1])
@@ -45,7 +45,7 @@ def test_when_one_goes_only_its_own_keys_move() -> None:
         assert without_first == [name for name in best if name != NAMES[0]]
 
 
-def test_nobody_carries_much_more_than_the_mean_even_if_all_keys_are_equal() -> None:
+def test_loads_stay_near_the_mean_even_if_all_keys_are_equal() -> None:
     load = dict.fromkeys(NAMES, 0)
     for _ in range(100):
         load[choose_verifier(b"one key", load, 1)] += 1

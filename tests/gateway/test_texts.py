@@ -96,7 +96,7 @@ async def test_a_short_text_does_not_wait_for_a_long_one(
         assert (await huge).token_ids == [5, 0]
 
 
-async def test_a_text_that_can_only_be_too_long_is_refused_unread(
+async def test_a_text_that_is_certainly_too_long_is_refused_before_it_is_encoded(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], tokenizer=MODEL_FOLDER)
@@ -113,7 +113,7 @@ async def test_a_text_that_can_only_be_too_long_is_refused_unread(
         assert tokenizer.num_encoded == 1
 
 
-async def test_work_whose_caller_went_away_is_not_begun() -> None:
+async def test_work_of_a_cancelled_caller_never_begins() -> None:
     threads = TokenizerThreads()
     begun, may_go_on = threading.Event(), threading.Event()
 

@@ -121,7 +121,7 @@ def test_the_first_word_after_the_prompt_keeps_its_space(
     text=st.text(alphabet="the cats at日é\n", max_size=20),
     step=st.integers(1, 200),
 )
-def test_an_output_is_what_comes_on_top_of_its_prompt(
+def test_prompt_text_and_output_text_make_the_text_of_both(
     tokenizer: Tokenizer, prompt: str, text: str, step: int
 ) -> None:
     context, ids = tokenizer.encode(prompt), tokenizer.encode(text)
@@ -139,7 +139,7 @@ def test_a_character_that_the_prompt_leaves_incomplete_is_completed(tokenizer: T
 
 
 @pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
-def test_copies_go_on_each_by_itself(tokenizer: Tokenizer) -> None:
+def test_copies_are_independent(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("the \N{GRINNING FACE} sat")
     for cut in range(len(ids)):
         first = tokenizer.detokenizer()
@@ -164,7 +164,7 @@ def composing() -> Tokenizer:
     return Tokenizer(tokenizer)
 
 
-def test_there_is_no_bound_where_a_tokenizer_drops_text() -> None:
+def test_a_tokenizer_that_drops_text_has_no_byte_limit() -> None:
     assert SENTENCEPIECE.max_bytes(1) is None
     for dropping in (
         {"normalizer": normalizers.Strip()},
@@ -181,7 +181,7 @@ def test_there_is_no_bound_where_a_tokenizer_drops_text() -> None:
     assert Tokenizer(tokenizer).max_bytes(1) is None
 
 
-def test_more_tokens_than_wanted_are_counted_and_not_listed() -> None:
+def test_tokens_over_the_limit_are_counted_and_not_listed() -> None:
     num_tokens = len(BUNDLED.encode("x y z"))
     assert len(BUNDLED.encode("x y z", max_tokens=num_tokens)) == num_tokens
     with pytest.raises(TooManyTokensError) as caught:
@@ -206,7 +206,7 @@ def test_an_incomplete_character_at_the_end_is_shown_as_such(tokenizer: Tokenize
     assert REPLACEMENT in detokenizer.finish()
 
 
-def test_bytes_that_never_become_text_do_not_pile_up() -> None:
+def test_bytes_that_never_become_text_are_shown_in_time() -> None:
     detokenizer = SENTENCEPIECE.detokenizer()
     byte = SENTENCEPIECE.encode("\N{GRINNING FACE}")[-1]  # a continuation byte
     shown = "".join(detokenizer.feed([byte]) for _ in range(100))

@@ -54,7 +54,7 @@ def take_all(generation: Generation) -> list[Chunk | Traced]:
 
 
 class TestTracedGeneration:
-    def test_each_step_is_told_of_before_its_tokens(self) -> None:
+    def test_each_trace_comes_before_its_steps_tokens(self) -> None:
         generation = make_generation(trace=True)
         generation.append_trace(b"a chunk of the prompt")
         generation.publish()
@@ -73,7 +73,7 @@ class TestTracedGeneration:
         assert isinstance(last, Chunk)
         assert (chunk.offset, last.offset) == (0, 2)
 
-    def test_steps_behind_a_stop_string_are_not_told_of(self, tokenizer: Tokenizer) -> None:
+    def test_traces_after_a_stop_string_are_dropped(self, tokenizer: Tokenizer) -> None:
         generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"], trace=True)
         for character in "abc":
             generation.append_trace(character.encode())
@@ -82,7 +82,9 @@ class TestTracedGeneration:
         told = [each.step for each in take_all(generation) if isinstance(each, Traced)]
         assert told == [b"a", b"b"]
 
-    def test_a_step_that_nobody_asked_for_or_is_too_large_is_the_verifiers_mistake(self) -> None:
+    def test_a_trace_that_was_not_requested_or_is_too_large_is_an_error_of_the_verifier(
+        self,
+    ) -> None:
         with pytest.raises(VerifierError):
             make_generation().append_trace(b"step")
         generation = make_generation(trace=True)
@@ -91,7 +93,7 @@ class TestTracedGeneration:
         generation.publish()
         assert take_all(generation) == []
 
-    def test_what_is_left_unread_is_bounded_and_what_is_read_counts_no_more(self) -> None:
+    def test_unread_traces_are_bounded_and_read_ones_do_not_count(self) -> None:
         generation = make_generation(trace=True)
         step = b"x" * MAX_STEP_BYTES
         for _ in range(100):
@@ -103,7 +105,7 @@ class TestTracedGeneration:
         with pytest.raises(OverloadedError):
             generation.append_trace(step)
 
-    def test_steps_that_say_nothing_are_bounded_too(self) -> None:
+    def test_empty_traces_are_bounded_too(self) -> None:
         generation = make_generation(trace=True)
 
         def say_nothing(*, reads: bool) -> None:
@@ -152,7 +154,7 @@ class TestTracedGeneration:
         )
         assert (usage.num_sequence_drafts, usage.num_pool_drafts) == (2, 1)
 
-    def test_a_lying_verifier_makes_no_more_than_65_lengths(self) -> None:
+    def test_match_lengths_over_64_count_as_64(self) -> None:
         generation = make_generation(max_new_tokens=5000)
         for length in range(3000):
             base = len(generation.token_ids)
@@ -165,7 +167,7 @@ class TestTracedGeneration:
 
 @pytest.mark.stand_in
 class TestCalls:
-    async def test_a_step_reaches_the_client_as_the_verifier_told_it(
+    async def test_a_trace_reaches_the_client_unchanged(
         self, start_gateway: StartGateway, verifier: ScriptedVerifier
     ) -> None:
         running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
@@ -184,7 +186,7 @@ class TestCalls:
         ]
         assert output.token_ids == [5, 6, 5, 6]
 
-    async def test_without_being_asked_for_nothing_is_told(
+    async def test_without_a_request_for_traces_there_are_none(
         self, start_gateway: StartGateway, verifier: ScriptedVerifier
     ) -> None:
         running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
@@ -207,7 +209,7 @@ class TestCalls:
         assert violation[0] == "trace"
         assert verifier.commands("open") == []
 
-    async def test_a_verifiers_refusal_names_the_field_too(
+    async def test_a_verifiers_refusal_of_a_trace_names_the_field(
         self, start_gateway: StartGateway, verifier: ScriptedVerifier
     ) -> None:
         running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
@@ -218,7 +220,7 @@ class TestCalls:
         assert violation is not None
         assert violation[0] == "trace"
 
-    async def test_a_client_that_leaves_its_trace_unread_is_given_up_and_no_other(
+    async def test_a_client_that_leaves_its_traces_unread_fails_alone(
         self,
         start_gateway: StartGateway,
         verifier: ScriptedVerifier,

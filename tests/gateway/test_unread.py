@@ -35,7 +35,7 @@ async def leave_unread(
 
 
 @pytest.mark.parametrize("finish", [0, STOP], ids=["running", "ended"])
-async def test_a_client_that_does_not_read_is_given_up(
+async def test_the_call_of_a_client_that_does_not_read_ends(
     start_gateway: StartGateway, start_verifier: StartVerifier, finish: int
 ) -> None:
     verifier = await start_verifier(max_model_len=1 << 21)

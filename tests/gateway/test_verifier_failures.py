@@ -19,7 +19,7 @@ from tests.gateway.scripted_verifier import CANCELLED, STOP, ScriptedVerifier
 pytestmark = pytest.mark.stand_in
 
 
-async def test_a_verifiers_end_is_unavailable_after_what_was_decided(
+async def test_after_a_verifiers_end_a_client_gets_what_was_decided_then_unavailable(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(
@@ -45,7 +45,7 @@ async def test_a_verifiers_end_is_unavailable_after_what_was_decided(
     await scripted_drafter.until(lambda: scripted_drafter.releases() == [opened.sequence_id])
 
 
-async def test_what_was_not_sent_before_a_verifiers_end_is_not_sent_after_it(
+async def test_commands_unsent_at_a_verifiers_end_are_dropped(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])
@@ -87,7 +87,7 @@ async def test_without_a_verifier_requests_are_unavailable_and_health_says_so(
     await until(lambda: [entry["event"] for entry in running.log] == ["peer_unreachable"])
 
 
-async def test_only_the_requests_of_the_verifier_that_went_away_fail(
+async def test_only_the_requests_of_the_lost_verifier_fail(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     verifiers = [await start_verifier(), await start_verifier()]
@@ -140,7 +140,7 @@ ODD_EVENTS = {
 
 
 @pytest.mark.parametrize("fields", ODD_EVENTS.values(), ids=ODD_EVENTS)
-async def test_an_event_that_makes_no_sense_fails_its_request_alone(
+async def test_an_impossible_event_fails_its_request_alone(
     start_gateway: StartGateway, verifier: ScriptedVerifier, fields: dict[str, Any]
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])
@@ -197,7 +197,7 @@ async def test_events_count_only_from_the_verifier_that_owns_the_sequence(
     await until(lambda: num_ignored("unknown_sequence") == 2)
 
 
-async def test_a_command_that_belongs_to_no_sequence_is_logged_and_no_more(
+async def test_a_rejected_command_without_a_sequence_is_only_logged(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.play(lambda opened: [5, 0])
@@ -209,7 +209,7 @@ async def test_a_command_that_belongs_to_no_sequence_is_logged_and_no_more(
     ] == [("rejected_command", "unknown command")]
 
 
-async def test_a_model_is_as_wide_as_its_narrowest_verifier(
+async def test_a_models_limits_are_its_narrowest_verifiers(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     one = await start_verifier(max_model_len=20, max_num_speculative_tokens=7, vocab_size=60)
@@ -243,7 +243,7 @@ async def test_a_request_goes_to_a_verifier_of_its_model(
     )
 
 
-async def test_a_peer_that_does_not_answer_hello_with_welcome_is_not_served_by(
+async def test_a_peer_without_a_welcome_gets_no_requests(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier._welcome = lambda session: session.send(  # type: ignore[method-assign]

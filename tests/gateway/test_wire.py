@@ -20,7 +20,7 @@ from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.factories import make_open
 
 
-def test_numbers_are_the_wires() -> None:
+def test_enums_have_the_wires_numbers() -> None:
     assert {f"FINISH_REASON_{r.name}": int(r) for r in FinishReason if r} == {
         name: number for name, number in sampling_pb2.FinishReason.items() if number
     }
@@ -35,7 +35,7 @@ def test_numbers_are_the_wires() -> None:
     }
 
 
-def test_an_empty_request_asks_for_nothing_in_particular() -> None:
+def test_fields_absent_from_a_request_are_none() -> None:
     request = generate_request_from_proto(gateway_pb2.GenerateRequest())
     assert request.text is None
     assert request.prompt_token_ids is None
@@ -45,7 +45,7 @@ def test_an_empty_request_asks_for_nothing_in_particular() -> None:
     assert request.speculation.enabled is None
 
 
-def test_zero_that_was_said_is_not_nothing() -> None:
+def test_a_given_zero_is_not_absent() -> None:
     request = generate_request_from_proto(
         gateway_pb2.GenerateRequest(
             text="",
@@ -153,7 +153,7 @@ def test_a_hint_says_that_the_drafter_is_still_indexing() -> None:
     assert [command.draft.indexing for command in sent.commands] == [True, False]
 
 
-def test_a_delta_says_how_to_begin_only_once() -> None:
+def test_only_the_first_delta_creates_a_history() -> None:
     new = NewHistory(prompt_length=2, ngram=NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LATEST))
     sent = wire.deltas_to_proto(
         DeltaBatch(
@@ -174,7 +174,7 @@ def test_a_delta_says_how_to_begin_only_once() -> None:
 
 
 @pytest.mark.parametrize(("verified", "asked"), [(0, 0), (2, 8), (2**32 - 1, 2**32 - 1)])
-def test_drafters_are_asked_for_more_than_one_step_verifies(verified: int, asked: int) -> None:
+def test_drafters_get_a_multiple_of_tokens_per_match(verified: int, asked: int) -> None:
     ngram = NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LONGEST, tokens_per_match=verified)
     new = NewHistory(prompt_length=2, ngram=ngram)
     sent = wire.deltas_to_proto(
@@ -197,11 +197,11 @@ def test_drafters_are_asked_for_more_than_one_step_verifies(verified: int, asked
         ),
     ],
 )
-def test_what_is_no_welcome_of_this_version_is_none(message: verifier_pb2.SessionResponse) -> None:
+def test_a_welcome_of_another_version_is_none(message: verifier_pb2.SessionResponse) -> None:
     assert wire.welcome_from_proto(message) is None
 
 
-def test_an_unknown_status_of_a_proposal_is_told_apart_from_those_that_mean_something() -> None:
+def test_an_unknown_status_of_a_proposal_becomes_unspecified() -> None:
     message = drafter_pb2.ProposeResponse(
         proposals=[drafter_pb2.Proposal(sequence_id="a", status=number) for number in (0, 1, 77)]  # type: ignore[arg-type]
     )
