@@ -1,4 +1,4 @@
-"""Makes what the pure modules work on."""
+"""Requests, generations and messages, for tests of single modules."""
 
 import asyncio
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def make_open(
 
 
 def encoded_logprob(token_id: int, *, num_tops: int = 0) -> EncodedLogprob:
-    """As large as they come."""
+    """A token's logprob, as large as it can be."""
     return sampling_pb2.TokenLogprob(
         token_id=token_id,
         logprob=-0.5,
@@ -96,10 +96,10 @@ def encoded_logprob(token_id: int, *, num_tops: int = 0) -> EncodedLogprob:
 
 
 def read_chunk(generation: Generation) -> Chunk | None:
-    """What is taken of a generation that is not traced."""
-    taken = generation.read()
-    assert taken is None or isinstance(taken, Chunk)
-    return taken
+    """The next chunk of a generation without traces."""
+    event = generation.read()
+    assert event is None or isinstance(event, Chunk)
+    return event
 
 
 def append_step(

@@ -7,7 +7,7 @@ import grpc
 
 from servicekit.limits import MAX_RECEIVE_BYTES
 
-#: How long tests wait for what is sure to come.
+#: How long tests wait before they fail.
 PATIENCE_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""Who is let in, and how the door is closed."""
+"""Limits on requests, draining, and health."""
 
 import asyncio
 from pathlib import Path
@@ -55,7 +55,7 @@ async def test_waiting_tokens_are_bounded_as_a_sum(
     running = await start_gateway(
         verifiers=[verifier.address], tokenizer=model_folder, max_waiting_tokens=100
     )
-    # Alone, a request may be larger than the bound: it would never be admitted otherwise.
+    # Alone, a request may exceed the limit: otherwise it would never be admitted.
     large = running.call(*range(100, 170), n=2)
     opened = [await verifier.nth("open", index) for index in range(2)]
     for late in (running.call(5), running.call(text="a short text"), running.call(text="x" * 500)):

@@ -1,4 +1,4 @@
-"""The configuration: what `python -m gateway` takes, and how its mistakes are named."""
+"""The configuration of `python -m gateway`, and the errors of invalid values."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ from tests.gateway.scripted_verifier import LENGTH, STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
-FOR_EVER_S = 1000.0
+LONG_S = 1000.0
 
 
 async def test_prompt_and_open_are_sent_at_the_same_time(
@@ -120,8 +120,8 @@ async def test_clients_get_their_tokens_after_the_hints(
     running = await start_gateway(
         verifiers=[verifier.address],
         drafters=[scripted_drafter.address],
-        client_delay_s=FOR_EVER_S,
-        draft_deadline_s=FOR_EVER_S,
+        client_delay_s=LONG_S,
+        draft_deadline_s=LONG_S,
     )
     call = running.call(1, 2)
     assert (await read(call)).HasField("started")
@@ -131,7 +131,7 @@ async def test_clients_get_their_tokens_after_the_hints(
     verifier.send(verifier.decided(opened.sequence_id, 2, [3]))
     await scripted_drafter.nth(1)
     waiting = asyncio.ensure_future(read(call))
-    # Another client's whole request fits in before: it has nothing to wait for.
+    # Another client's request, which waits for no draft, is served whole before.
     undrafted = sampling_pb2.SpeculationParams(enabled=False)
     other = asyncio.ensure_future(running.generate(1, speculation=undrafted, max_new_tokens=1))
     second = await verifier.nth("open", 1)
@@ -152,7 +152,7 @@ async def test_a_slow_drafter_delays_clients_for_a_bounded_time(
         verifiers=[verifier.address],
         drafters=[scripted_drafter.address],
         client_delay_s=0.005,
-        draft_deadline_s=FOR_EVER_S,
+        draft_deadline_s=LONG_S,
     )
     call = running.call(1, 2)
     await read(call)

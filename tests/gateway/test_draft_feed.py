@@ -1,4 +1,4 @@
-"""What a drafter is sent: everything once, in order, in pieces; again where it lost something."""
+"""A drafter is sent every token once, in order, and lost tokens again."""
 
 import dataclasses
 
@@ -229,7 +229,7 @@ def test_lost_tokens_are_sent_again_from_the_known_length() -> None:
     append_step(generation, [6])
     feed.advance("sequence", 24)
     _, hints = exchange(feed, status=OUT_OF_SYNC, known=2)
-    assert hints == [Hint("sequence", 6, [], 0)], "nobody shall wait for the lost answer"
+    assert hints == [Hint("sequence", 6, [], 0)], "no step may wait for the lost answer"
     batch, hints = exchange(feed, draft=(7,))
     assert (batch.deltas[0].base_length, batch.deltas[0].token_ids) == (2, [3, 4, 5, 6])
     assert batch.deltas[0].new_history is None
@@ -336,7 +336,7 @@ def test_a_new_drafter_is_sent_everything_again() -> None:
     assert feed.oldest_sent_s is None
     batch, hints = exchange(feed, draft=(9,))
     assert [delta.token_ids for delta in batch.deltas] == [[1, 2, 3, 4]]
-    assert batch.releases == [], "it frees by itself what it held"
+    assert batch.releases == [], "a new drafter holds nothing"
     assert hints == [Hint("sequence", 4, [9], 0)]
 
 
@@ -353,7 +353,7 @@ def test_an_answer_that_does_not_fit_its_batch_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "fields",
     [
         {"sequence_id": "other"},
         {"base_length": 5},
@@ -361,7 +361,7 @@ def test_an_answer_that_does_not_fit_its_batch_is_refused(kind: str) -> None:
         None,
     ],
 )
-def test_an_invalid_proposal_is_ignored_alone(odd: dict[str, object] | None) -> None:
+def test_an_invalid_proposal_is_ignored_alone(fields: dict[str, object] | None) -> None:
     bad, good = make_generation(sequence_id="bad"), make_generation(sequence_id="good")
     feed = feed_of(bad, good)
     exchange(feed)
@@ -371,10 +371,10 @@ def test_an_invalid_proposal_is_ignored_alone(odd: dict[str, object] | None) -> 
     batch = feed.next_batch(0.0)
     assert batch is not None
     first, second = (answer(delta, draft=(9,)) for delta in batch.deltas)
-    if odd is None:
+    if fields is None:
         first = first._replace(status=ProposalStatus.UNSPECIFIED)
     else:
-        first = first._replace(hint=first.hint._replace(**odd))  # type: ignore[arg-type]
+        first = first._replace(hint=first.hint._replace(**fields))  # type: ignore[arg-type]
     result = feed.on_proposals(batch.batch_id, [first, second])
     assert result.hints == [Hint("bad", 4, [], 0), Hint("good", 4, [9], 0)]
     assert len(result.invalid) == 1
@@ -411,7 +411,7 @@ def test_a_replay_is_paced_and_does_not_delay_other_sequences() -> None:
             batch = in_flight.pop(0)
             feed.on_proposals(batch.batch_id, [answer(delta) for delta in batch.deltas])
     assert order[0] == "quick"
-    # Everything was said once: it does not feed itself.
+    # Every token was replayed once: replays cause no further replays.
     assert num_replayed == sum(len(generation.token_ids) for generation in long)
 
 
@@ -436,7 +436,7 @@ def test_only_live_batches_measure_the_round_trip_and_the_relay() -> None:
 
 
 class ModelDrafter:
-    """What a drafter does with deltas; the oracle of the state machine below."""
+    """A drafter's histories; the oracle of the state machine below."""
 
     def __init__(self) -> None:
         self.histories: dict[str, list[int]] = {}
@@ -454,7 +454,7 @@ class ModelDrafter:
 
 @settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 class FeedMachine(RuleBasedStateMachine):
-    """Sequences grow, end and are lost, answers come late: what is known is never wrong, and
+    """Sequences grow, end and are lost, answers come late: no history is ever wrong, and
     once all is answered it is everything.
     """
 
@@ -521,7 +521,7 @@ class FeedMachine(RuleBasedStateMachine):
                 assert known == self.live[name].token_ids[: len(known)]
 
     def teardown(self) -> None:
-        # Whatever is lost is noticed at the sequence's next step.
+        # A lost sequence is noticed at its next step.
         for name, generation in self.live.items():
             append_step(generation, [0])
             self.feed.advance(name, 24)

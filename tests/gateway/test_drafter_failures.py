@@ -16,7 +16,7 @@ PROMPT = list(range(10, 60))
 
 
 def repeats(num_tokens: int) -> list[int]:
-    """Goes through the prompt again and again, then stops."""
+    """Repeats the prompt several times, then stops."""
     return [PROMPT[index % len(PROMPT)] for index in range(num_tokens)] + [0]
 
 
@@ -61,7 +61,7 @@ async def test_a_drafter_that_dies_and_comes_back_is_used_again_in_the_same_stre
 
     await step(5)
     first = await verifier.nth("draft", 0)
-    # Several steps' worth.
+    # Enough for several steps.
     assert list(first.token_ids) == text[5 : 5 + 24]
 
     await drafter.server.stop(0)
@@ -129,7 +129,7 @@ async def test_after_a_late_answer_hints_continue_without_a_replay(
     assert not update.drafting
     assert not verifier.commands("draft")
     scripted_drafter.let_go()
-    # What comes late is handed on: the verifier moves it forward. And it may be waited for again.
+    # A late hint is forwarded: the verifier realigns it. Then steps may wait for hints again.
     await verifier.until(lambda: any(d.base_length == 53 for d in verifier.commands("draft")))
     update = await verifier.nth("update", 1)
     assert update.drafting

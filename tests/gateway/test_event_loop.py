@@ -1,4 +1,4 @@
-"""No legal request, however large, keeps the gateway's event loop from its other work.
+"""No legal request, however large, blocks the gateway's event loop.
 
 What counts is the processor time that one turn of the loop takes of its thread: of the gateway and
 gRPC alone, since client and verifier are threads of their own, and whatever else the machine does.
@@ -37,7 +37,7 @@ CODE = "def add(a, b):\n    return a + b\n"
 
 
 class LoopMeter:
-    """The longest turn of the running event loop, in seconds of its thread's processor time."""
+    """The longest iteration of the running event loop, in seconds of its thread's CPU time."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -60,7 +60,7 @@ class LoopMeter:
 
 
 def call(address: str, request: pb.GenerateRequest) -> list[pb.GenerateResponse]:
-    """Everything that a client hears, in a thread; nothing if its request is refused."""
+    """All responses of a call, read in a thread; none if it is refused."""
     options = [("grpc.max_receive_message_length", 64 << 20)]
     with grpc.insecure_channel(address, options=options) as channel:
         stub = gateway_pb2_grpc.GenerationServiceStub(channel)

@@ -1,4 +1,4 @@
-"""What of a request's text its pool gets, by how the request ends; over real sockets."""
+"""The text that a request's pool gets, by how the request ends; over real sockets."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Feeding:
         return call
 
     async def decide(self, base_length: int, token_ids: list[int], finish: int = 0) -> None:
-        """A step, whose tokens the drafter has before anything else happens."""
+        """Sends a step, and waits until the drafter has its tokens."""
         self.verifier.send(
             self.verifier.decided(self.sequence_id, base_length, token_ids, finish=finish, wanted=8)
         )

@@ -1,4 +1,4 @@
-"""What a client of Generate sees: text, ends, choices, resumption, cancels, and the counts."""
+"""Generate over real sockets: text, ends, choices, resumption, cancels, and counts."""
 
 import asyncio
 import itertools
@@ -104,12 +104,12 @@ async def test_a_stop_string_ends_the_output_and_the_sequence(
     verifier.send(verifier.decided(opened.sequence_id, 5, ids[4:9], drafts=7, accepted=4))
     close = await verifier.nth("close", 0)
     assert close.sequence_id == opened.sequence_id
-    # The verifier had run ahead; what it says now is nobody's business.
+    # The verifier had run ahead; its later events are ignored.
     verifier.send(verifier.decided(opened.sequence_id, 10, ids[9:]))
     verifier.send(verifier.decided(opened.sequence_id, 11, [], finish=CANCELLED))
     rest = await collect(call)
     assert rest.text == ""
-    assert output.token_ids + rest.token_ids == ids[:6], "the completing token, and none behind"
+    assert output.token_ids + rest.token_ids == ids[:6], "the completing token, and none after it"
     assert rest.finished[0].finish_reason == STOP
     usage = rest.usage
     assert (usage.output_tokens, usage.num_steps) == (6, 2)
@@ -130,7 +130,7 @@ async def test_stop_tokens_limits_priority_and_salt_reach_the_verifier(
     assert (list(opened.stop_token_ids), opened.ignore_eos) == ([7, 8], True)
     assert opened.max_new_tokens == 9
     assert opened.priority == -4
-    assert opened.cache_salt == "0:/", "the gateway's own word for the one tenant"
+    assert opened.cache_salt == "0:/", "the salt of the one tenant"
 
 
 async def test_each_choice_is_a_sequence_with_its_own_seed(
@@ -174,7 +174,7 @@ async def test_a_resumed_stream_and_the_first_part_make_the_whole(
     tokenizer: Tokenizer,
     num_given: int,
 ) -> None:
-    """Cut anywhere: within a character, within what might become a stop string."""
+    """The cut may be within a character or a possible stop string."""
     whole = [*tokenizer.encode("x STO\N{GRINNING FACE} STOPPED end"), 0]
 
     running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)

@@ -1,4 +1,4 @@
-"""One choice's state: what is shown, what is counted, and what a stop string cuts."""
+"""One choice's state: shown output, usage, and cuts at stop strings."""
 
 from collections.abc import Sequence
 from typing import Never
@@ -294,7 +294,7 @@ def test_a_slow_client_gets_chunks_of_bounded_bytes(
     assert [part.offset for part in chunks] == [
         sum(len(earlier.token_ids) for earlier in chunks[:index]) for index in range(len(chunks))
     ]
-    assert not generation._unread.logprobs, "what was read is freed"
+    assert not generation._unread.logprobs, "read logprobs are freed"
     assert not generation._unread.prompt_logprobs
 
 

@@ -1,4 +1,4 @@
-"""The HTTP door keeps the gRPC door's rules: TLS with the same files, plaintext on loopback."""
+"""HTTP follows the gRPC port's rules: TLS with the same files, plaintext on loopback."""
 
 import asyncio
 import ssl

@@ -1,4 +1,4 @@
-"""However large what clients ask for is, no message to a peer is larger than it may be."""
+"""No request makes a message to a peer larger than its limit."""
 
 import asyncio
 from typing import Any
@@ -67,7 +67,7 @@ class RefusalListener:
 
 @pytest.fixture
 async def link(logger: Logger) -> Any:
-    """One that is never run: its messages are taken by hand."""
+    """A link that never connects: the test reads its messages."""
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         yield VerifierLink(
             name="verifier",

@@ -1,4 +1,4 @@
-"""What is to be sent to a verifier: merged, bounded, hints first."""
+"""Commands for a verifier are merged, bounded, and hints are never delayed."""
 
 from gateway.messages.verifier import CommandBatch, Hint, OpenCommand
 from gateway.peers.outbox import Outbox

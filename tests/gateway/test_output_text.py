@@ -1,4 +1,4 @@
-"""Tokens, text and stop strings together."""
+"""Tokens to text, up to a stop string."""
 
 from hypothesis import given
 from hypothesis import strategies as st

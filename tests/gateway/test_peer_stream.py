@@ -70,7 +70,7 @@ async def test_a_peer_that_ends_every_stream_at_once_is_called_twice_a_second_at
 ) -> None:
     pauses = await pauses_between_streams(0.0, monkeypatch, logger)
     assert all(0.5 <= pause_s <= 1 for pause_s in pauses)
-    assert len(set(pauses)) == 4, "gateways do not call in step"
+    assert len(set(pauses)) == 4, "gateways do not call at the same times"
 
 
 async def test_a_stream_that_lasted_is_replaced_at_once(

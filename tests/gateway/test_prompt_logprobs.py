@@ -1,4 +1,4 @@
-"""A prompt's logprobs on their way from the verifier's chunks to the client."""
+"""A prompt's logprobs, from the verifier's chunks to the client."""
 
 import grpc
 import pytest
@@ -13,7 +13,7 @@ from tests.gateway.factories import append_step, encoded_logprob, make_generatio
 from tests.gateway.running_gateway import StartGateway, collect, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
-WANTED = SamplingParams(prompt_logprobs=0)
+REQUESTED = SamplingParams(prompt_logprobs=0)
 
 
 def logprob(token_id: int) -> EncodedLogprob:
@@ -29,7 +29,7 @@ def scored(base_length: int, end: int) -> PromptScored:
 
 
 def prompt_of(num_tokens: int) -> Generation:
-    return make_generation(range(num_tokens), sampling=WANTED)
+    return make_generation(range(num_tokens), sampling=REQUESTED)
 
 
 class TestScoredPrompts:
@@ -145,10 +145,10 @@ class TestGateway:
         for opened in (first, second):
             verifier.send(verifier.decided(opened.sequence_id, num_tokens, [7], finish=STOP))
         output = await collect(call)
-        told = [each for chunk in output.of(0).chunks for each in chunk.prompt_logprobs]
-        assert told[0] == sampling_pb2.TokenLogprob()
-        assert [each.logprob for each in told[1:]] == [-i for i in range(1, num_tokens)]
-        assert [each.top[0].token_id for each in told[1:]] == [3] * (num_tokens - 1)
+        received = [each for chunk in output.of(0).chunks for each in chunk.prompt_logprobs]
+        assert received[0] == sampling_pb2.TokenLogprob()
+        assert [each.logprob for each in received[1:]] == [-i for i in range(1, num_tokens)]
+        assert [each.top[0].token_id for each in received[1:]] == [3] * (num_tokens - 1)
         assert not any(chunk.prompt_logprobs for chunk in output.of(1).chunks)
         assert output.of(0).token_ids == output.of(1).token_ids == [7]
         await verifier.stop()

@@ -1,4 +1,4 @@
-"""Routing: equal keys together, nobody overloaded, few moves."""
+"""Equal keys go together, no verifier is overloaded, and few keys move."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""Stop strings: however the text is cut into pieces, the same answer as a search of the whole."""
+"""However a text is cut into pieces, stop strings end it where a search of the whole would."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.text.stop_strings import StopStrings
 
-# Few letters, so that beginnings of stop strings are everywhere.
+# Few letters, so that prefixes of stop strings are frequent.
 TEXTS = st.text(alphabet="ab\N{SNOWMAN}", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab\N{SNOWMAN}", min_size=1, max_size=5), max_size=4)
 

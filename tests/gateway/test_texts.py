@@ -1,4 +1,4 @@
-"""Texts of requests, through a whole gateway: where an output begins, and who waits for whom."""
+"""Texts through a whole gateway: where an output begins, and which texts wait for others."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ async def test_the_first_word_of_an_output_keeps_its_space(
 
 
 class GatedTokenizer(Tokenizer):
-    """Encodes a text of so many characters or more only once it may."""
+    """Delays texts of so many characters or more until the test lets them go."""
 
     def __init__(self, tokenizer: Tokenizer, first_gated: int) -> None:
         super().__init__(tokenizer._tokenizer)
@@ -107,7 +107,7 @@ async def test_a_text_that_is_certainly_too_long_is_refused_before_it_is_encoded
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "1000000 bytes" in (error.details() or "")
         assert tokenizer.num_encoded == 0
-        # What might fit is read, and found too long then.
+        # A text that might fit is encoded, and found too long then.
         error = await error_of(running.call(text="x = 1\n" * 10_000))
         assert "tokens is too long" in (error.details() or "")
         assert tokenizer.num_encoded == 1
@@ -143,7 +143,7 @@ async def test_a_stop_sequence_in_the_given_output_is_found_across_tokens(
     call = running.call(text="x", output_token_ids=given, stop_sequences=["e two t"])
     error = await error_of(call)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    # One that only begins in it is still completed by what comes.
+    # A stop sequence that begins in the given output is completed by later tokens.
     rest = [*tokenizer.encode(" four"), 0]
     call = running.call(text="x", output_token_ids=given, stop_sequences=["three four"], n=2)
     opened = [await verifier.nth("open", index) for index in range(2)]

@@ -152,13 +152,13 @@ def test_copies_are_independent(tokenizer: Tokenizer) -> None:
 @given(text=st.text(max_size=50))
 def test_a_text_has_no_more_bytes_than_its_tokens_can_hold(text: str) -> None:
     for tokenizer in (BUNDLED, ADDED, composing()):
-        most = tokenizer.max_bytes(len(tokenizer.encode(text)))
-        assert most is not None
-        assert len(text.encode()) <= most
+        max_bytes = tokenizer.max_bytes(len(tokenizer.encode(text)))
+        assert max_bytes is not None
+        assert len(text.encode()) <= max_bytes
 
 
 def composing() -> Tokenizer:
-    """A byte-level tokenizer that composes characters first."""
+    """A byte-level tokenizer that composes characters first (NFC)."""
     tokenizer = byte_level_with_added_tokens()._tokenizer
     tokenizer.normalizer = normalizers.NFC()
     return Tokenizer(tokenizer)

@@ -1,4 +1,4 @@
-"""Steps of the model on their way from the verifier to the client, and what is counted by match."""
+"""Traces from the verifier to the client, and acceptance by match length."""
 
 import grpc
 import pytest
@@ -46,11 +46,11 @@ def traced(sequence_id: str, step: sampling_pb2.StepTrace = STEP) -> verifier_pb
     )
 
 
-def take_all(generation: Generation) -> list[Chunk | Traced]:
-    taken = []
-    while (each := generation.read()) is not None:
-        taken.append(each)
-    return taken
+def read_all(generation: Generation) -> list[Chunk | Traced]:
+    events = []
+    while (event := generation.read()) is not None:
+        events.append(event)
+    return events
 
 
 class TestTracedGeneration:
@@ -58,13 +58,13 @@ class TestTracedGeneration:
         generation = make_generation(trace=True)
         generation.append_trace(b"a chunk of the prompt")
         generation.publish()
-        assert generation.changed.is_set(), "it is told before there is a token"
-        assert take_all(generation) == [Traced(choice_index=0, step=b"a chunk of the prompt")]
+        assert generation.changed.is_set(), "a trace is shown before there is a token"
+        assert read_all(generation) == [Traced(choice_index=0, step=b"a chunk of the prompt")]
         for step in (b"first", b"second"):
             generation.append_trace(step)
             append_step(generation, [4, 5])
         generation.publish()
-        first, chunk, second, last = take_all(generation)
+        first, chunk, second, last = read_all(generation)
         assert (first, second) == (
             Traced(choice_index=0, step=b"first"),
             Traced(choice_index=0, step=b"second"),
@@ -79,7 +79,7 @@ class TestTracedGeneration:
             generation.append_trace(character.encode())
             append_step(generation, tokenizer.encode(character))
         generation.publish()
-        told = [each.step for each in take_all(generation) if isinstance(each, Traced)]
+        told = [each.step for each in read_all(generation) if isinstance(each, Traced)]
         assert told == [b"a", b"b"]
 
     def test_a_trace_that_was_not_requested_or_is_too_large_is_an_error_of_the_verifier(
@@ -91,7 +91,7 @@ class TestTracedGeneration:
         with pytest.raises(VerifierError):
             generation.append_trace(b"x" * (MAX_STEP_BYTES + 1))
         generation.publish()
-        assert take_all(generation) == []
+        assert read_all(generation) == []
 
     def test_unread_traces_are_bounded_and_read_ones_do_not_count(self) -> None:
         generation = make_generation(trace=True)
@@ -99,7 +99,7 @@ class TestTracedGeneration:
         for _ in range(100):
             generation.append_trace(step)
             generation.publish()
-            take_all(generation)
+            read_all(generation)
         for _ in range(MAX_UNREAD_STEPS_BYTES // MAX_STEP_BYTES):
             generation.append_trace(step)
         with pytest.raises(OverloadedError):
@@ -113,7 +113,7 @@ class TestTracedGeneration:
                 generation.append_trace(b"")
                 if reads:
                     generation.publish()
-                    take_all(generation)
+                    read_all(generation)
 
         say_nothing(reads=True)
         with pytest.raises(OverloadedError):
@@ -231,7 +231,7 @@ class TestCalls:
         call, other = running.call(1, 2, 3, trace=True), running.call(4, trace=True)
         opens = [await verifier.nth("open", 0), await verifier.nth("open", 1)]
         bystander, opened = sorted(opens, key=lambda each: len(each.token_ids))
-        # In one message, so that nothing of it can be read before.
+        # In one message, so that the client can read none of it before.
         verifier.send(*[traced(opened.sequence_id)] * 100)
         error = await error_of(call)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

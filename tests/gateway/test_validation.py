@@ -1,4 +1,4 @@
-"""What is refused, and by which field's name; and what is filled in."""
+"""Which values are refused, by which field; and which defaults are filled in."""
 
 import dataclasses
 import math
@@ -238,7 +238,7 @@ def test_the_default_is_bounded_by_the_verifiers_limit() -> None:
         (SpeculationParams(), 64),
         (SpeculationParams(hint_tokens=5), 5),
         (SpeculationParams(num_speculative_tokens=3), 64),
-        # The other drafters match anew at every step: nothing is left for the next.
+        # The other drafters match anew at every step: no draft is left for the next.
         (SpeculationParams(preset=Preset.VLLM_KMP), 7),
         (SpeculationParams(preset=Preset.TENSORRT_LLM), 4),
         (SpeculationParams(preset=Preset.VLLM, num_speculative_tokens=2), 2),

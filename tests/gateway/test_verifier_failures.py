@@ -1,4 +1,4 @@
-"""A verifier that goes away, or says what makes no sense, takes its own requests along."""
+"""A verifier that is lost or sends invalid events fails its own requests only."""
 
 import asyncio
 import contextlib
@@ -127,7 +127,7 @@ async def test_a_decision_that_does_not_fit_fails_its_request_alone(
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
 
 
-ODD_EVENTS = {
+IMPOSSIBLE_EVENTS = {
     "finish_reason": {"finish_reason": 77},
     "accepted more than drafted": {"num_draft_tokens": 2, "num_accepted_tokens": 3},
     "drafted more than may be": {"num_draft_tokens": 1 << 31},
@@ -139,7 +139,7 @@ ODD_EVENTS = {
 }
 
 
-@pytest.mark.parametrize("fields", ODD_EVENTS.values(), ids=ODD_EVENTS)
+@pytest.mark.parametrize("fields", IMPOSSIBLE_EVENTS.values(), ids=IMPOSSIBLE_EVENTS)
 async def test_an_impossible_event_fails_its_request_alone(
     start_gateway: StartGateway, verifier: ScriptedVerifier, fields: dict[str, Any]
 ) -> None:
@@ -147,14 +147,16 @@ async def test_an_impossible_event_fails_its_request_alone(
     wrong, right = running.call(1, max_new_tokens=20), running.call(1, 2)
     await verifier.nth("open", 1)
     opened = {len(command.token_ids): command for command in verifier.commands("open")}
-    odd = verifier_pb2.Decided(
+    impossible = verifier_pb2.Decided(
         **{"sequence_id": opened[1].sequence_id, "base_length": 1, "token_ids": [5], **fields}
     )
-    verifier.send(verifier_pb2.Event(decided=odd), verifier.decided(opened[2].sequence_id, 2, [6]))
+    verifier.send(
+        verifier_pb2.Event(decided=impossible), verifier.decided(opened[2].sequence_id, 2, [6])
+    )
     error = await error_of(wrong)
     assert error.code() is grpc.StatusCode.INTERNAL
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
-    # The session lives, and so does the other sequence; what is still said of the first is late.
+    # The session and the other sequence live; later events of the first are ignored.
     verifier.send(
         verifier.decided(opened[1].sequence_id, 2, [5]),
         verifier.decided(opened[1].sequence_id, 3, [], finish=CANCELLED),
@@ -322,7 +324,7 @@ async def test_a_verifier_that_lives_and_does_not_step_ends_its_streams(
     stuck, alive = verifiers
     assert stuck.commands("open")
     assert alive.commands("open")
-    # Its own sequences wait in a queue, and other gateways' are stepped for.
+    # This gateway's sequences wait in a queue while others' make steps.
     alive.steps_elsewhere = True
     opened = stuck.commands("open")[0]
     stuck.send(stuck.opened(opened.sequence_id), stuck.decided(opened.sequence_id, 2, [5]))
@@ -351,7 +353,7 @@ async def test_an_idle_verifier_is_not_stuck(
     (link,) = running.gateway.fleet.verifiers
     begin_s = asyncio.get_running_loop().time()
     await until(lambda: asyncio.get_running_loop().time() > begin_s + 0.2)
-    assert link.last_progress_s < begin_s + 0.04, "nothing was said, and there was no need to ask"
+    assert link.last_progress_s < begin_s + 0.04, "no message came, and none was requested"
     assert verifier.num_load_calls == 0
     assert (await running.generate(1)).token_ids == [5, 0]
     assert verifier.num_sessions == 1

@@ -1,4 +1,4 @@
-"""The internal types and the wire say the same."""
+"""The gateway's own types agree with the wire."""
 
 import pytest
 
@@ -217,8 +217,8 @@ def test_an_event_that_cannot_be_read_leaves_the_others_as_they_are() -> None:
             verifier_pb2.Event(opened=verifier_pb2.Opened(sequence_id="b", num_cached_tokens=3)),
         ]
     )
-    odd, unknown, opened = wire.events_from_proto(message)
-    assert odd == UnreadableEvent("a", "finish_reason has no value 77")
+    unreadable, unknown, opened = wire.events_from_proto(message)
+    assert unreadable == UnreadableEvent("a", "finish_reason has no value 77")
     assert isinstance(unknown, UnreadableEvent)
     assert unknown.sequence_id == ""
     assert opened == Opened(sequence_id="b", num_cached_tokens=3)

@@ -1,4 +1,4 @@
-"""A mistake of the gateway's own costs what it was made with, and nothing goes on in silence."""
+"""A bug of the gateway fails one request or one stream, and is counted and logged."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ from tests.gateway.scripted_verifier import ScriptedVerifier
 pytestmark = pytest.mark.stand_in
 
 
-def num_mistakes(running: RunningGateway, peer: str) -> float:
+def num_internal_errors(running: RunningGateway, peer: str) -> float:
     return running.sample("tandem_peer_messages_ignored_total", peer=peer, reason="internal_error")
 
 
@@ -45,7 +45,7 @@ async def test_an_event_that_cannot_be_appended_fails_its_request_alone(
     assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
     assert output.token_ids == [6]
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
-    assert num_mistakes(running, "verifier") == 1
+    assert num_internal_errors(running, "verifier") == 1
 
 
 async def test_a_link_reconnects_after_an_error_while_it_went_down(
@@ -59,13 +59,13 @@ async def test_a_link_reconnects_after_an_error_while_it_went_down(
 
     def fail() -> None:
         monkeypatch.undo()
-        raise RuntimeError("cannot be told")
+        raise RuntimeError("cannot be reported")
 
     (link,) = running.gateway.fleet.verifiers
     monkeypatch.setattr(link._stream._handler, "on_down", fail)
     verifier.end_session()
     await until(lambda: verifier.num_sessions == 2)
-    assert num_mistakes(running, "verifier") == 1
+    assert num_internal_errors(running, "verifier") == 1
     assert any(entry["event"] == "peer_stream_failed" for entry in running.log)
     assert not running.gateway.failed.done()
     await until(lambda: link.welcome is not None)
@@ -92,7 +92,7 @@ async def test_every_request_of_a_lost_verifier_fails(
     verifier.end_session()
     errors = await asyncio.gather(*(error_of(call) for call in calls))
     assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
-    assert num_mistakes(running, "verifier") == 1
+    assert num_internal_errors(running, "verifier") == 1
 
 
 def test_repeated_ignored_messages_are_all_counted_and_logged_once_a_minute() -> None:
