@@ -228,7 +228,7 @@ class DraftFeed:
         )
         batch_id = self._next_batch_id
         self._next_batch_id += 1
-        releases, room_bytes = self._take_releases()
+        releases, room_bytes = self._cut_releases()
         if is_live:
             deltas, requested = self._cut(self._urgent, _MAX_BATCH_TOKENS, room_bytes)
         else:
@@ -257,9 +257,9 @@ class DraftFeed:
         return not self._backlog or self._num_consecutive_live < _MAX_CONSECUTIVE_LIVE
 
     def _cut(
-        self, unsent: dict[str, _History], room: int, room_bytes: int
+        self, unsent: dict[str, _History], room_tokens: int, room_bytes: int
     ) -> tuple[list[Delta], list[tuple[_History, int]]]:
-        """Removes deltas of at most `room` tokens and `room_bytes` bytes from `unsent`."""
+        """Removes deltas of at most `room_tokens` tokens and `room_bytes` bytes from `unsent`."""
         deltas: list[Delta] = []
         requested: list[tuple[_History, int]] = []
         done: list[str] = []
@@ -274,7 +274,7 @@ class DraftFeed:
                     prompt_length=generation.prompt_length, ngram=request.ngram
                 )
                 room_bytes -= _CREATION_BYTES + len(request.ngram.pool_id.encode())
-            num_tokens = min(room, MAX_DELTA_TOKENS, room_bytes // TOKEN_BYTES)
+            num_tokens = min(room_tokens, MAX_DELTA_TOKENS, room_bytes // TOKEN_BYTES)
             if num_tokens <= 0 or len(deltas) == MAX_DELTAS:
                 break
             end = min(len(generation.token_ids), base_length + num_tokens)
@@ -294,7 +294,7 @@ class DraftFeed:
             )
             requested.append((history, end if max_draft_tokens else 0))
             history.num_sent = end
-            room -= end - base_length
+            room_tokens -= end - base_length
             room_bytes -= TOKEN_BYTES * (end - base_length)
             if is_complete:
                 done.append(sequence_id)
@@ -390,7 +390,7 @@ class DraftFeed:
             self._backlog[sequence_id] = history
             self._urgent.pop(sequence_id, None)
 
-    def _take_releases(self) -> tuple[list[Release], int]:
+    def _cut_releases(self) -> tuple[list[Release], int]:
         """Removes the next releases; returns them and how many bytes are left for deltas."""
         releases: list[Release] = []
         room_bytes = _MAX_RELEASES_BYTES
