@@ -11,18 +11,18 @@ from servicekit.config import load_config
 from servicekit.logs import configure_logs, get_logger
 from servicekit.process import run, serve_until_signalled
 
-# While a thread makes text of tokens, hints wait for their turn: 5 ms by default.
+# Hints wait this long while a thread detokenises; the default is 5 ms.
 _SWITCH_INTERVAL_S = 0.0005
 
 
 async def serve(config: GatewayConfig) -> None:
-    """Serves, once a verifier is connected, until signalled."""
+    """Serves until signalled; ready once a verifier is connected."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gateway = GatewayServer(config, registry=CollectorRegistry(), logger=get_logger(SERVICE))
     try:
         await gateway.start()
-        # What was loaded lives as long as the process: looking through it again and again would
-        # stop the event loop each time.
+        # Objects loaded so far live as long as the process: every garbage collection would scan
+        # them and block the event loop.
         gc.freeze()
         await gateway.wait_until_serving()
         await serve_until_signalled(

@@ -1,14 +1,15 @@
-"""The gateway's configuration. Where the values come from is known to `servicekit.config`."""
+"""The gateway's configuration. `servicekit.config` knows where the values come from."""
 
 from pathlib import Path
 from typing import Literal
 
 import pydantic
 
-from gateway.drafting_law import LAWS, DraftingLaw, Preset
-from gateway.message_bounds import MAX_UINT32
-from gateway.request import Algorithm, Overlap, Tie
-from gateway.validation import MAX_NGRAM, RequestDefaults
+from gateway.messages.request import Algorithm, Overlap, Tie
+from gateway.messages.sizes import MAX_UINT32
+from gateway.requests.acceptance import RequestDefaults
+from gateway.requests.drafting_policy import POLICIES, DraftingPolicy, Preset
+from gateway.requests.validation import MAX_NGRAM
 from servicekit.address import parse_address
 from servicekit.config import ChannelOptions, ServerOptions
 
@@ -16,7 +17,7 @@ SERVICE = "gateway"
 
 
 class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """What `python -m gateway` runs with."""
+    """The options of `python -m gateway`."""
 
     server: ServerOptions = ServerOptions(listen="127.0.0.1:50050", metrics_listen="127.0.0.1:9100")
 
@@ -33,26 +34,27 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Addresses of the drafters; without any, nothing is drafted."""
 
     tokenizer: Path | None = None
-    """Folder of the model, for its tokenizer.json; without it, token ids in and token ids out."""
+    """Folder of the model, for its tokenizer.json; without it, requests and responses hold token
+    ids only."""
 
     draft_wait: Literal["adaptive", "never", "always"] = "adaptive"
     """How long a verifier's step may wait for drafts: while it pays, not at all, or always (for
     tests: the steps are then the same every time)."""
 
     hint_tokens: int = pydantic.Field(default=64, ge=1, le=512)
-    """Most draft tokens asked for at a time: two steps' worth, so that a step whose drafts were all
-    accepted leaves the next one its drafts."""
+    """Most draft tokens requested from a drafter at a time: for two steps, so that a step whose
+    drafts were all accepted leaves drafts for the next one."""
 
     preset: Literal["tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm"] = (
         "tandem"
     )
-    """The known drafter by whose law requests are drafted for that name none (docs/drafting.md has
-    the table). The flags below change single values of it; a request that names a preset gets that
-    one as it is."""
+    """The known drafter that is reproduced for requests that name none (docs/drafting.md has the
+    table). The flags below override single values of it; a request that names a preset gets that
+    one unchanged."""
 
     num_speculative_tokens: int | None = pydantic.Field(default=None, ge=0)
     """Most drafts verified per step; at most the verifiers' limit. If empty: the preset's (tandem:
-    that limit where a draft's length follows its match, else 7)."""
+    that limit where the number of drafts follows the match, else 7)."""
 
     prompt_lookup_min: int | None = pydantic.Field(default=None, ge=1, le=MAX_NGRAM)
     """Shortest n-gram matched; the preset's if empty."""
@@ -67,40 +69,41 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Which of several matches is continued; the preset's if empty."""
 
     tokens_per_match: int | None = pydantic.Field(default=None, ge=0, le=MAX_UINT32)
-    """With ties by the longest match: drafts verified per token that the match reaches back; 0 for
-    no such limit; 2 if empty."""
+    """With --tie longest: drafts verified per token of match length; 0 for no such limit; 2 if
+    empty."""
 
     algorithm: Literal["index", "kmp"] | None = None
     """How matches are found, by a hash index or by a Knuth-Morris-Pratt scan: the drafts are the
     same. The preset's if empty."""
 
     chained: bool = False
-    """Whether a draft goes on past the end of the known text by matching again."""
+    """Whether a draft continues past the end of the known text by matching again."""
 
     pool_min_ngram: int = pydantic.Field(default=0, ge=0, le=MAX_UINT32)
-    """A request's pool is asked when its own match reaches less far; 0: when there is none."""
+    """A request's pool is searched when its own match is shorter than this; 0: when there is
+    none."""
 
     max_prompt_tokens: int | None = pydantic.Field(default=None, ge=1)
-    """Longest prompt taken; the model's limit if empty."""
+    """Longest prompt accepted, in tokens; the model's limit if empty."""
 
     max_concurrent_requests: int = pydantic.Field(default=1024, ge=1)
-    """Most requests at a time, each choice counting as one; further ones are turned away."""
+    """Most requests at a time, counting each choice as one; further ones are refused."""
 
     max_waiting_tokens: int = pydantic.Field(default=2_097_152, ge=1)
     """Most prompt tokens that wait for their first output token at a time, counted for each choice;
-    further requests are turned away, unless nothing waits beside them."""
+    further requests are refused, unless no other waits."""
 
     allow_trace: bool = False
-    """Whether requests may ask to be told of every step of the model; the verifiers must allow it,
-    too."""
+    """Whether requests may ask for a trace of every step of the model; the verifiers must allow
+    it, too."""
 
     unread_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
     """How long a client may leave output unread, so that no more can be sent, before its request is
     ended, in seconds."""
 
     draft_deadline_s: float = pydantic.Field(default=0.25, gt=0, allow_inf_nan=False)
-    """How late a drafter may answer before nobody waits for it until it has caught up, in seconds;
-    40 times as late, it counts as gone."""
+    """How late a drafter may answer before steps stop waiting for it until it has caught up, in
+    seconds; at 40 times this, it counts as gone."""
 
     client_delay_s: float = pydantic.Field(default=0.003, ge=0, allow_inf_nan=False)
     """How long tokens may wait for hints to be forwarded first, in seconds."""
@@ -109,8 +112,8 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """How long one attempt to reach a drafter or verifier may take, in seconds."""
 
     progress_timeout_s: float = pydantic.Field(default=120.0, gt=0, allow_inf_nan=False)
-    """How long a verifier that has sequences may tell nothing of any and make no step, before their
-    streams end with UNAVAILABLE, in seconds."""
+    """How long a verifier with sequences may send nothing and make no step, before their streams
+    end with UNAVAILABLE, in seconds."""
 
     @pydantic.field_validator("http_listen")
     @classmethod
@@ -123,23 +126,24 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     @classmethod
     def _are_distinct(cls, value: list[str]) -> list[str]:
         if len(set(value)) < len(value):
-            raise ValueError("an address is there twice")
+            raise ValueError("an address is given twice")
         return value
 
     @pydantic.model_validator(mode="after")
     def _ngrams_are_a_range(self) -> "GatewayConfig":
-        law = self.drafting_law()
-        if law.min_ngram > law.max_ngram:
+        policy = self.drafting_policy()
+        if policy.min_ngram > policy.max_ngram:
             raise ValueError(
-                f"--prompt-lookup-min {law.min_ngram} is over --prompt-lookup-max {law.max_ngram}"
+                f"--prompt-lookup-min {policy.min_ngram} is over "
+                f"--prompt-lookup-max {policy.max_ngram}"
             )
-        if self.tokens_per_match and law.tie is not Tie.LONGEST:
-            raise ValueError("--tokens-per-match counts with --tie longest only")
+        if self.tokens_per_match and policy.tie is not Tie.LONGEST:
+            raise ValueError("--tokens-per-match needs --tie longest")
         return self
 
-    def drafting_law(self) -> DraftingLaw:
-        """By which requests are drafted for that name no preset."""
-        return LAWS[Preset[self.preset.replace("-", "_").upper()]].changed(
+    def drafting_policy(self) -> DraftingPolicy:
+        """The policy of requests that name no preset."""
+        return POLICIES[Preset[self.preset.replace("-", "_").upper()]].override(
             min_ngram=self.prompt_lookup_min,
             max_ngram=self.prompt_lookup_max,
             overlap=Overlap[self.overlap.upper()] if self.overlap else None,
@@ -151,10 +155,11 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
             num_speculative_tokens=self.num_speculative_tokens,
         )
 
-    def request_defaults(self) -> RequestDefaults:
-        """What requests leave open."""
+    def request_defaults(self, *, tokenizer_digest: str = "") -> RequestDefaults:
+        """Values that requests leave open, and the gateway's own limits."""
         return RequestDefaults(
-            law=self.drafting_law(),
+            drafting=self.drafting_policy(),
             hint_tokens=self.hint_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
+            tokenizer_digest=tokenizer_digest,
         )

@@ -1,23 +1,23 @@
-"""What can go wrong with a request to the gateway, and the status that each becomes.
+"""The errors of requests, and the gRPC status of each.
 
     RequestError
     ├── InvalidRequestError     INVALID_ARGUMENT     the caller's mistake, in `field`
-    ├── UnsupportedFieldError   UNIMPLEMENTED        a field that cannot be honoured (yet)
-    ├── OverloadedError         RESOURCE_EXHAUSTED   no room; `retry_after_ms` says when to return
-    ├── UnavailableError        UNAVAILABLE          no verifier, or it went away, or draining
-    ├── PreconditionError       FAILED_PRECONDITION  the verifier is not what the request expects
+    ├── UnsupportedFieldError   UNIMPLEMENTED        a field that is not supported (yet)
+    ├── OverloadedError         RESOURCE_EXHAUSTED   no room; see `retry_after_ms`
+    ├── UnavailableError        UNAVAILABLE          no verifier, or it is gone, or draining
+    ├── PreconditionError       FAILED_PRECONDITION  not the verifier that the request expects
     ├── DraftTimeoutError       DEADLINE_EXCEEDED    draft_wait=always, and no draft came
     └── VerifierError           INTERNAL             the verifier failed at this request
 
-A sequence that its verifier rejects carries a canonical code and a field: `from_verifier` turns
-them into one of these, so a client hears the verifier's own reason.
+`from_verifier` turns a verifier's rejection, with its code and field, into one of these, so that a
+client gets the verifier's own reason.
 """
 
 import grpc
 
 from servicekit.errors import ErrorTable, RequestError, code_number, find_code
 
-#: When a client that found no room, or no verifier, may sensibly come back.
+#: When a client that was refused for lack of room or of a verifier should retry.
 RETRY_AFTER_MS = 1_000
 
 
@@ -26,7 +26,7 @@ class InvalidRequestError(RequestError):
 
 
 class UnsupportedFieldError(RequestError):
-    """The field's capability is not there (yet)."""
+    """The field is not supported (yet)."""
 
 
 class OverloadedError(RequestError):
@@ -34,15 +34,15 @@ class OverloadedError(RequestError):
 
 
 class UnavailableError(RequestError):
-    """Nobody can run this request now."""
+    """No verifier can run this request now."""
 
 
 class PreconditionError(RequestError):
-    """The verifier is not in the state, or does not serve the model, that the request expects."""
+    """The verifier lacks the state or the model that the request expects."""
 
 
 class DraftTimeoutError(RequestError):
-    """A sequence that always waits for drafts got none within the verifier's patience."""
+    """A sequence that always waits for drafts got none in time."""
 
 
 class VerifierError(RequestError):
@@ -68,7 +68,7 @@ _ERROR_BY_CODE: dict[int, type[RequestError]] = {
 #: Every code that a failed request can end with, for metrics.
 ERROR_CODES = sorted({code.name for code in ERROR_TABLE.values()})
 
-# Fields of the verifier's Open whose values come from a field of another name in GenerateRequest.
+# Fields of the verifier's Open that have other names in GenerateRequest.
 _FIELD_OF_CLIENT = {
     "token_ids": "prompt",
     "prompt_length": "prompt",
@@ -78,7 +78,7 @@ _FIELD_OF_CLIENT = {
 
 
 def code_name(error: Exception) -> str:
-    """The code that a client hears of an error, one of `ERROR_CODES`."""
+    """The code that a client gets for an error, one of `ERROR_CODES`."""
     return (find_code(error, ERROR_TABLE) or grpc.StatusCode.INTERNAL).name
 
 
@@ -87,9 +87,9 @@ def from_verifier(*, code: int, message: str, field: str, retry_after_ms: int) -
 
     Args:
         code: a google.rpc.Code number; one that this table does not know is a VerifierError.
-        message: the verifier's words; they were written for callers.
-        field: path within the verifier's Open; its `sampling.min_p` is the client's too.
-        retry_after_ms: 0 for no advice.
+        message: the verifier's own, which is written for clients.
+        field: a path in the verifier's Open.
+        retry_after_ms: 0: none.
     """
     error = _ERROR_BY_CODE.get(code, VerifierError)
     return error(

@@ -1,10 +1,10 @@
 """The gateway's metrics.
 
-Owns their names, labels and buckets. Knows no request: it is told figures. Labels are taken from
-small fixed sets; a draft's position is bounded by the verifiers' limit on drafts per step.
+Owns their names, labels and buckets. Knows no request. Labels come from small fixed sets; a draft's
+position is bounded by the verifiers' limit on drafts per step.
 
-Counters of tokens, steps and drafts count what clients were shown, so they equal the sums of
-`Usage` over all choices that finished.
+Counters of tokens, steps and drafts count shown output, so they equal the sums of `Usage` over all
+choices that finished.
 """
 
 from bisect import bisect_left
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.errors import ERROR_CODES, code_name
-from gateway.generation import MAX_MATCH_LENGTH, Step
-from gateway.request import FinishReason, Source, Usage
+from gateway.generation.usage import MAX_MATCH_LENGTH, Step
+from gateway.messages.response import FinishReason, Source, Usage
 from servicekit.tally_histogram import TallyHistogram
 
-# A draft's round trip is some hundred microseconds; the deadline is a quarter of a second.
+# A draft's round trip takes some hundred microseconds; the default deadline is 0.25 s.
 _HOP_BUCKETS_S = (
     0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05,
     0.1, 0.25,
@@ -35,14 +35,14 @@ _REQUEST_BUCKETS_S = (
 )  # fmt: skip
 _ACCEPTANCE_LENGTH_BUCKETS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 6, 8, 12, 16, 24, 32)
 _ACCEPTANCE_RATE_BUCKETS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
-# Inclusive upper bounds, in tokens; what reaches further than the last counts as reaching so far.
+# Inclusive upper bounds, in tokens; longer matches count in the last bucket.
 _MATCH_LENGTHS = (1, 2, 3, 5, 8, 16, 32, MAX_MATCH_LENGTH)
 
-# What is counted by label begins at 0, not with its first event: of a series that appears with
-# its first event, Prometheus sees no increase.
+# Every labelled series begins at 0: Prometheus sees no increase in a series that appears with its
+# first event.
 _SHED_REASONS = ("concurrency", "waiting_tokens", "draining", "no_verifier")
 _RESUME_REASONS = ("verifier_gone", "verifier_draining")
-#: Why what a peer says is ignored, by peer.
+#: Reasons for ignoring messages, by peer.
 IGNORED_REASONS = {
     "verifier": (
         "foreign_sequence",
@@ -53,12 +53,12 @@ IGNORED_REASONS = {
     ),
     "drafter": ("odd_proposal", "refused_sequence", "late_answer", "internal_error"),
 }
-# More positions than these have no series, whatever a verifier says of its limit.
+# Further positions have no series, whatever a verifier's limit.
 _MAX_DRAFT_POSITIONS = 512
 
 
 class GatewayMetrics:
-    """All metrics of one gateway, in the registry that it is given."""
+    """All metrics of one gateway."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
@@ -83,20 +83,18 @@ class GatewayMetrics:
         )
         self._match_length = TallyHistogram(
             "tandem_spec_decode_match_length",
-            "How far back the match of each verified draft reached, in tokens; 64 is 64 and more.",
+            "Match length of each verified draft, in tokens; 64 is 64 and more.",
             bounds=_MATCH_LENGTHS,
             registry=registry,
         )
         matched_draft_tokens = counter(
             "spec_decode_matched_draft_tokens",
-            "Draft tokens verified, by how far back their match reached (the bucket's upper bound) "
-            "and where they were copied from.",
+            "Draft tokens verified, by match length (the bucket's upper bound) and source.",
             ["match_length", "source"],
         )
         matched_accepted_tokens = counter(
             "spec_decode_matched_accepted_tokens",
-            "Draft tokens accepted, by how far back their match reached (the bucket's upper bound) "
-            "and where they were copied from.",
+            "Draft tokens accepted, by match length (the bucket's upper bound) and source.",
             ["match_length", "source"],
         )
         self._request_acceptance_length = histogram(
@@ -122,24 +120,26 @@ class GatewayMetrics:
             "request_success", "Choices that ended, by reason.", ["finish_reason"]
         )
         self._requests_received = counter(
-            "requests_received", "Requests that came, over gRPC and HTTP, whatever became of them."
+            "requests_received", "Requests received, over gRPC and HTTP, whatever their end."
         )
         self._request_errors = counter(
             "request_errors", "Requests that ended in an error, by gRPC status code.", ["code"]
         )
         self._requests_shed = counter(
-            "requests_shed", "Requests that were turned away, by reason.", ["reason"]
+            "requests_shed",
+            "Requests that were refused for load or readiness, by reason.",
+            ["reason"],
         )
         self._requests_unread = counter(
             "requests_unread", "Requests that were ended because their client did not read."
         )
-        # No request is resumed yet; the name is there so that dashboards find it.
+        # Always 0 until requests are resumed: dashboards have the name already.
         self._request_resumes = counter(
             "request_resumes", "Choices that moved to another verifier, by reason.", ["reason"]
         )
         self._messages_ignored = counter(
             "peer_messages_ignored",
-            "Events of verifiers and proposals of drafters that make no sense, by reason.",
+            "Events of verifiers and proposals of drafters that are invalid, by reason.",
             ["peer", "reason"],
         )
         self._num_running = gauge("num_requests_running", "Choices in a verifier's batch.")
@@ -166,8 +166,8 @@ class GatewayMetrics:
         )
         self._draft_round_trip = histogram(
             "draft_round_trip_seconds",
-            "Sending a drafter what steps decided to receiving its proposals, in seconds; prompts, "
-            "replays and releases are not observed.",
+            "From sending a drafter a step's decisions to receiving its proposals, in seconds; "
+            "prompts, replays and releases are not observed.",
             _HOP_BUCKETS_S,
         )
         self._draft_relay = histogram(
@@ -179,15 +179,15 @@ class GatewayMetrics:
             self._request_success.labels(reason.name.lower())
         for code in ERROR_CODES:
             self._request_errors.labels(code)
-        for why_shed in _SHED_REASONS:
-            self._requests_shed.labels(why_shed)
-        for why_resumed in _RESUME_REASONS:
-            self._request_resumes.labels(why_resumed)
+        for shed_reason in _SHED_REASONS:
+            self._requests_shed.labels(shed_reason)
+        for resume_reason in _RESUME_REASONS:
+            self._request_resumes.labels(resume_reason)
         for peer, reasons in IGNORED_REASONS.items():
-            for why_ignored in reasons:
-                self._messages_ignored.labels(peer, why_ignored)
+            for ignored_reason in reasons:
+                self._messages_ignored.labels(peer, ignored_reason)
         self._series_of_position: list[Counter] = []
-        # By source and bucket of match lengths: of draft tokens, and of accepted ones.
+        # By source and bucket of match lengths: draft tokens, accepted tokens.
         self._series_of_match = {
             int(source): [
                 (
@@ -200,11 +200,9 @@ class GatewayMetrics:
         }
 
     def count_request(self) -> None:
-        """A request came."""
         self._requests_received.inc()
 
     def count_error(self, error: Exception) -> None:
-        """A request ended in an error."""
         self._request_errors.labels(code_name(error)).inc()
 
     def count_unread(self, error: Exception) -> None:
@@ -213,58 +211,41 @@ class GatewayMetrics:
         self.count_error(error)
 
     def count_steps(self, steps: Sequence[Step]) -> None:
-        """Clients were shown what these steps gave."""
-        num_draft_tokens = 0
-        num_drafts = 0
-        num_accepted_tokens = 0
-        num_tokens = 0
-        accepted_per_position: list[int] = []
-        match_lengths: list[int] = []
-        # By source and match length: draft tokens, accepted ones.
+        """Clients were shown these steps."""
+        self._steps.inc(len(steps))
+        self._generation_tokens.inc(sum([step.num_tokens for step in steps]))
+        steps = [step for step in steps if step.num_draft_tokens]
+        if not steps:
+            return
+        self._drafts.inc(len(steps))
+        self._draft_tokens.inc(sum([step.num_draft_tokens for step in steps]))
+        self._accepted_tokens.inc(sum([step.num_accepted_tokens for step in steps]))
+        self._match_length.observe_all([step.matched_ngram_length for step in steps])
+        num_accepted = [step.num_accepted_tokens for step in steps]
+        for position, series in enumerate(self._series_of_position[: max(num_accepted)]):
+            series.inc(sum([num > position for num in num_accepted]))
+        # By source and match length: draft tokens, accepted tokens.
         by_match: dict[tuple[int, int], list[int]] = {}
         for step in steps:
-            num_tokens += step.num_tokens
-            if not step.num_draft_tokens:
-                continue
-            num_drafts += 1
-            num_draft_tokens += step.num_draft_tokens
-            num_accepted_tokens += step.num_accepted_tokens
-            missing = step.num_accepted_tokens - len(accepted_per_position)
-            if missing > 0:
-                accepted_per_position += [0] * missing
-            for position in range(step.num_accepted_tokens):
-                accepted_per_position[position] += 1
-            match_lengths.append(step.matched_ngram_length)
             counts = by_match.setdefault((step.source, step.matched_ngram_length), [0, 0])
             counts[0] += step.num_draft_tokens
             counts[1] += step.num_accepted_tokens
-        self._steps.inc(len(steps))
-        self._generation_tokens.inc(num_tokens)
-        if num_drafts:
-            self._drafts.inc(num_drafts)
-            self._match_length.observe_all(match_lengths)
-            for (source, length), counts in by_match.items():
-                buckets = self._series_of_match.get(source, self._series_of_match[0])
-                draft_tokens, accepted_tokens = buckets[bisect_left(_MATCH_LENGTHS, length)]
-                draft_tokens.inc(counts[0])
-                accepted_tokens.inc(counts[1])
-            self._draft_tokens.inc(num_draft_tokens)
-            self._accepted_tokens.inc(num_accepted_tokens)
-            for series, count in zip(self._series_of_position, accepted_per_position, strict=False):
-                series.inc(count)
+        for (source, length), counts in by_match.items():
+            buckets = self._series_of_match.get(source, self._series_of_match[0])
+            draft_tokens, accepted_tokens = buckets[bisect_left(_MATCH_LENGTHS, length)]
+            draft_tokens.inc(counts[0])
+            accepted_tokens.inc(counts[1])
 
     def expect_positions(self, num_positions: int) -> None:
-        """A verifier came that verifies as many drafts per step: each position has a series."""
+        """A verifier came that verifies so many drafts per step: each position gets a series."""
         known = len(self._series_of_position)
         for position in range(known, min(num_positions, _MAX_DRAFT_POSITIONS)):
             self._series_of_position.append(self._accepted_per_position.labels(str(position)))
 
     def count_prompt(self, num_tokens: int) -> None:
-        """A choice's first token came."""
         self._prompt_tokens.inc(num_tokens)
 
     def count_end(self, reason: FinishReason) -> None:
-        """A choice ended."""
         self._request_success.labels(reason.name.lower()).inc()
 
     def observe_acceptance(self, usage: Usage) -> None:
@@ -278,38 +259,31 @@ class GatewayMetrics:
             )
 
     def count_shed(self, reason: str) -> None:
-        """A request was turned away."""
         self._requests_shed.labels(reason).inc()
 
     def count_ignored(self, peer: str, reason: str) -> None:
-        """What a peer said is ignored; the reason is one of `IGNORED_REASONS`."""
+        """A peer's message is ignored; the reason is one of `IGNORED_REASONS`."""
         self._messages_ignored.labels(peer, reason).inc()
 
     def set_load(self, *, num_running: int, num_waiting: int) -> None:
-        """How many choices are open."""
         self._num_running.set(num_running)
         self._num_waiting.set(num_waiting)
 
     def set_verifiers_outvoted(self, num_verifiers: int) -> None:
-        """How many verifiers serve a model that more others serve differently."""
         self._verifiers_outvoted.set(num_verifiers)
 
     def observe_first_token(self, since_arrival_s: float) -> None:
-        """A choice's first token was sent."""
         self._time_to_first_token.observe(since_arrival_s)
 
     def observe_next_token(self, since_last_s: float) -> None:
-        """A choice's later tokens were sent."""
         self._inter_token_latency.observe(since_last_s)
 
     def observe_last_token(self, since_arrival_s: float) -> None:
-        """A choice's last token was sent."""
         self._e2e_request_latency.observe(since_arrival_s)
 
     def observe_draft_round_trip(self, duration_s: float) -> None:
-        """A drafter answered what the last steps decided."""
+        """A drafter answered a batch of decisions."""
         self._draft_round_trip.observe(duration_s)
 
     def observe_draft_relay(self, duration_s: float) -> None:
-        """Hints went to the verifier."""
         self._draft_relay.observe(duration_s)

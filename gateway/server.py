@@ -1,29 +1,26 @@
-"""The gateway put together: configuration in, a server with everything behind it out."""
+"""Builds a whole gateway from its configuration, and runs it."""
 
 import asyncio
-import dataclasses
-import hashlib
 import secrets
 from collections.abc import Coroutine
 
 import grpc
 from prometheus_client import CollectorRegistry
 
+from gateway.api.frontend import Frontend
+from gateway.api.grpc_service import SERVICE_NAME, GenerationServicer
+from gateway.api.http import HttpListener
+from gateway.api.unread_watch import UnreadWatch
 from gateway.config import GatewayConfig
 from gateway.coordinator import Coordinator
-from gateway.drafter_link import DrafterLink
 from gateway.errors import ERROR_TABLE
-from gateway.fleet import Fleet
-from gateway.frontend import Frontend
-from gateway.http import HttpListener
-from gateway.messages import DraftWait
+from gateway.messages.verifier import DraftWait
 from gateway.metrics import GatewayMetrics
-from gateway.odd_messages import OddMessages
-from gateway.progress import ProgressWatch
-from gateway.readers import Readers
-from gateway.service import SERVICE_NAME, GenerationServicer
-from gateway.tokenization import Tokenizer, TokenizerLoadError
-from gateway.verifier_link import VerifierLink
+from gateway.peers.drafter_link import DrafterLink
+from gateway.peers.verifier_link import VerifierLink
+from gateway.routing.fleet import Fleet
+from gateway.routing.progress_watch import ProgressWatch
+from gateway.text.tokenizer import Tokenizer, TokenizerLoadError
 from servicekit.channel import open_channel
 from servicekit.config import ConfigError
 from servicekit.logs import Logger
@@ -36,8 +33,8 @@ class GatewayServer:
 
     Attributes:
         server: the gRPC server, with health, reflection and the metrics endpoint.
-        frontend: the core behind the doors.
-        fleet: the peers; for tests to look into.
+        frontend: the core behind the APIs.
+        fleet, coordinator: for tests.
     """
 
     def __init__(
@@ -46,7 +43,7 @@ class GatewayServer:
         """Builds it, inside the event loop; nothing is bound before `start`.
 
         Raises:
-            ConfigError: the tokenizer cannot be loaded, or credentials not used.
+            ConfigError: the tokenizer cannot be loaded, or the credentials cannot be used.
         """
         self._config = config
         self._registry = registry
@@ -57,24 +54,22 @@ class GatewayServer:
         self._availability_changed = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         metrics = GatewayMetrics(registry)
-        odd_messages = OddMessages(metrics=metrics, logger=logger)
-        self.fleet = Fleet()
+        self.fleet = Fleet(metrics=metrics, logger=logger)
         self.coordinator = Coordinator(
             fleet=self.fleet,
             draft_wait=DraftWait(config.draft_wait),
             client_delay_s=config.client_delay_s,
             metrics=metrics,
-            odd_messages=odd_messages,
             on_availability=self._on_availability,
-            logger=logger,
         )
+        tokenizer = _load_tokenizer(config)
         self.frontend = Frontend(
             coordinator=self.coordinator,
             fleet=self.fleet,
-            tokenizer=_load_tokenizer(config),
+            tokenizer=tokenizer,
             allow_trace=config.allow_trace,
-            defaults=dataclasses.replace(
-                config.request_defaults(), tokenizer_digest=_tokenizer_digest(config)
+            defaults=config.request_defaults(
+                tokenizer_digest="" if tokenizer is None else tokenizer.digest
             ),
             max_concurrent_requests=config.max_concurrent_requests,
             max_waiting_tokens=config.max_waiting_tokens,
@@ -92,29 +87,29 @@ class GatewayServer:
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(
             GenerationServicer(
                 self.frontend,
-                Readers(unread_timeout_s=config.unread_timeout_s, on_unread=metrics.count_unread),
+                UnreadWatch(
+                    unread_timeout_s=config.unread_timeout_s, on_unread=metrics.count_unread
+                ),
             ),
             self.server.grpc,
         )
-        self._add_links(metrics, odd_messages)
-        self._progress_watch = ProgressWatch(
-            fleet=self.fleet, timeout_s=config.progress_timeout_s, odd_messages=odd_messages
-        )
+        self._add_links(metrics)
+        self._progress_watch = ProgressWatch(fleet=self.fleet, timeout_s=config.progress_timeout_s)
         if self._channels and config.peers.peer_tls_cert is not None:
             self.server.export_expiry("peer", config.peers.peer_tls_cert)
 
     @property
     def http_address(self) -> str | None:
-        """Where HTTP is served, with the real port; None if nowhere. Only after `start`."""
+        """The address of HTTP, with the real port, after `start`; None if it is not served."""
         return None if self._http is None else self._http.address
 
     @property
     def failed(self) -> "asyncio.Future[None]":
-        """Done, with the error, when something that must run for ever does not."""
+        """Done, with its error, when a task that must run for ever has ended."""
         return self._failed
 
     async def start(self) -> None:
-        """Binds, and begins to reach for the peers; health says NOT_SERVING.
+        """Binds, and begins to connect to the peers; health says NOT_SERVING.
 
         Raises:
             ConfigError: an address cannot be bound. Nothing is left running.
@@ -133,37 +128,35 @@ class GatewayServer:
             raise
         if self._http is not None:
             self._spawn(self._http.run())
-        for verifier in self.fleet.verifiers:
-            self._spawn(verifier.run())
-        for drafter in self.fleet.drafters:
-            self._spawn(drafter.run())
+        for link in self.fleet.links:
+            self._spawn(link.run())
         self._spawn(self._progress_watch.run())
 
     async def wait_until_serving(self) -> None:
-        """Returns when a verifier is connected, and the drafters too or had time to be.
+        """Returns when a verifier is connected and every drafter is, or had time to be.
 
-        Nothing needs a drafter; but what is said to be ready should draft from the first request.
+        No request needs a drafter, but a ready gateway should draft from the first request.
 
         Raises:
             Exception: that of `failed`.
         """
         loop = asyncio.get_running_loop()
-        patience_ends_s: float | None = None
+        drafters_due_s: float | None = None
         while True:
             timeout_s = None
             if self.frontend.is_serving:
-                patience_ends_s = patience_ends_s or loop.time() + self._config.connect_timeout_s
-                timeout_s = patience_ends_s - loop.time()
+                drafters_due_s = drafters_due_s or loop.time() + self._config.connect_timeout_s
+                timeout_s = drafters_due_s - loop.time()
                 if timeout_s <= 0 or all(drafter.is_up for drafter in self.fleet.drafters):
                     return
             await self._await_availability(timeout_s=timeout_s)
 
     async def drain(self) -> None:
-        """Turns new requests away and returns when those that run are done."""
+        """Refuses new requests and returns when the running ones are done."""
         await self.frontend.drain()
 
     async def stop(self) -> None:
-        """Stops everything. Requests that still run are cut off. May be called again."""
+        """Stops everything and cuts running requests off. May be called again."""
         await self.server.stop(0)
         for task in self._tasks:
             task.cancel()
@@ -176,7 +169,7 @@ class GatewayServer:
         self.frontend.close()
 
     def ready_line(self) -> str:
-        """What the process prints when it serves."""
+        """The line that the process prints when it serves."""
         http = "" if self.http_address is None else f" http={self.http_address}"
         return f"ready grpc={self.server.address}{http}"
 
@@ -199,7 +192,7 @@ class GatewayServer:
         else:
             self.server.set_not_serving()
 
-    def _add_links(self, metrics: GatewayMetrics, odd_messages: OddMessages) -> None:
+    def _add_links(self, metrics: GatewayMetrics) -> None:
         config = self._config
         gateway_id = secrets.token_hex(16)
         for name in config.verifiers:
@@ -211,7 +204,7 @@ class GatewayServer:
                     listener=self.coordinator,
                     hint_tokens=config.hint_tokens,
                     greet_timeout_s=config.connect_timeout_s,
-                    odd_messages=odd_messages,
+                    metrics=metrics,
                     logger=self._logger,
                 )
             )
@@ -225,7 +218,6 @@ class GatewayServer:
                     deadline_s=config.draft_deadline_s,
                     greet_timeout_s=config.connect_timeout_s,
                     metrics=metrics,
-                    odd_messages=odd_messages,
                     logger=self._logger,
                 )
             )
@@ -245,14 +237,6 @@ class GatewayServer:
             return
         error = task.exception() or RuntimeError("a task that runs for ever has ended")
         self._failed.set_exception(error)
-
-
-def _tokenizer_digest(config: GatewayConfig) -> str:
-    """What a verifier calls the tokenizer by; "" without one, or where it cannot be loaded."""
-    path = None if config.tokenizer is None else config.tokenizer / "tokenizer.json"
-    if path is None or not path.is_file():
-        return ""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _load_tokenizer(config: GatewayConfig) -> Tokenizer | None:

@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 import drafter.config
 import drafter.metrics
 import drafter.service
+import gateway.api.grpc_service
 import gateway.config
 import gateway.metrics
-import gateway.service
 import verifier.config
 import verifier.metrics
 import verifier.server
@@ -43,7 +43,7 @@ class Code(NamedTuple):
 
 
 CODE = {
-    "gateway": Code(gateway.config.GatewayConfig, gateway.service.SERVICE_NAME),
+    "gateway": Code(gateway.config.GatewayConfig, gateway.api.grpc_service.SERVICE_NAME),
     "drafter": Code(drafter.config.DrafterConfig, drafter.service.SERVICE_NAME),
     "verifier": Code(verifier.config.VerifierConfig, verifier.server.SERVICE_NAME),
 }

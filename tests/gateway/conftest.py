@@ -15,7 +15,7 @@ from drafter.config import DrafterConfig
 from drafter.server import DrafterServer
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
-from gateway.tokenization import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from servicekit.config import ServerOptions
 from servicekit.logs import Logger, get_logger
 from tandem.v1 import gateway_pb2_grpc
@@ -42,7 +42,7 @@ def tokenizer(model_folder: Path) -> Tokenizer:
 
 @pytest.fixture
 async def start_verifier() -> AsyncIterator[StartVerifier]:
-    """What a test calls, with limits, to have a stand-in for a verifier started."""
+    """Starts stand-ins for verifiers, with limits."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(**limits: int) -> ScriptedVerifier:
@@ -71,7 +71,7 @@ async def scripted_drafter() -> AsyncIterator[ScriptedDrafter]:
 
 @pytest.fixture
 async def start_drafter() -> AsyncIterator[StartDrafter]:
-    """What a test calls to have a real drafter started; the last one keeps its port."""
+    """Starts real drafters."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(listen: str = "127.0.0.1:0") -> DrafterServer:
@@ -88,7 +88,7 @@ async def start_drafter() -> AsyncIterator[StartDrafter]:
 
 @pytest.fixture
 async def start_gateway() -> AsyncIterator[StartGateway]:
-    """What a test calls, with options of `GatewayConfig`, to have a gateway started.
+    """Starts gateways, with options of `GatewayConfig`.
 
     At the end of the test it checks that nothing is left of any request, and no task.
     """
@@ -149,7 +149,7 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
     def left() -> set[asyncio.Task[Any]]:
         return asyncio.all_tasks() - before - {asyncio.current_task()}
 
-    # Calls that were cancelled need some turns of the loop to end.
+    # Cancelled calls need some iterations of the loop to end.
     with contextlib.suppress(TimeoutError):
         await until(lambda: not left())
     assert not left(), f"tasks are left: {left()}"
@@ -157,11 +157,11 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
-    """A fresh one."""
+    """A fresh registry."""
     return CollectorRegistry()
 
 
 @pytest.fixture
 def logger() -> Logger:
-    """One whose lines nobody reads."""
+    """A logger whose lines nobody reads."""
     return get_logger("test")

@@ -17,12 +17,12 @@ import gateway
 
 _OWN_FOLDER = str(Path(gateway.__file__).parent)
 
-#: On a slow machine, too.
-MOST_BUSY_S = 0.05
+#: The limit, which holds on a slow machine too.
+MAX_BUSY_S = 0.05
 
 
 class LoopTime:
-    """The longest time at a stretch, and what took it."""
+    """The longest uninterrupted time, and the callback that took it."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -46,7 +46,7 @@ def measured() -> Iterator[LoopTime]:
             if took_s > found.longest_s:
                 found.longest_s, found.what = took_s, what
 
-    # As the process does once it serves: what the tests loaded is not looked through meanwhile.
+    # As the process does once it serves: garbage collections do not scan what the tests loaded.
     gc.collect()
     gc.freeze()
     try:
@@ -57,7 +57,7 @@ def measured() -> Iterator[LoopTime]:
 
 
 def _what(handle: asyncio.Handle) -> str:
-    """Which code of the gateway's a callback runs; "" if it is nobody's or another's."""
+    """The code of the gateway that a callback runs; "" if it runs none."""
     callback: Callable[..., Any] | None = handle._callback  # type: ignore[attr-defined]
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):

@@ -1,4 +1,4 @@
-"""A started gateway with a client, and what tests ask of it."""
+"""A started gateway with a client, for tests."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,11 +11,10 @@ from prometheus_client import CollectorRegistry
 from gateway.server import GatewayServer
 from tandem.v1 import gateway_pb2 as pb
 from tandem.v1 import gateway_pb2_grpc as rpc
+from tests.gateway.scripted_server import PATIENCE_S
 
 StartGateway = Callable[..., Awaitable["RunningGateway"]]
 GenerateCall = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
-
-PATIENCE_S = 60.0
 
 
 @dataclass
@@ -28,7 +27,7 @@ class Output:
     traced: list[pb.Traced] = field(default_factory=list)
 
     def of(self, choice_index: int) -> "Output":
-        """What is of one choice."""
+        """The part of one choice."""
         return Output(
             started=self.started,
             chunks=[chunk for chunk in self.chunks if chunk.choice_index == choice_index],
@@ -60,7 +59,7 @@ class RunningGateway:
     log: Sequence[Mapping[str, object]]
 
     def call(self, *prompt: int, **fields: Any) -> GenerateCall:
-        """Begins a call with a prompt of token ids, or whatever the fields say."""
+        """Begins a call with a prompt of token ids, or the fields' own."""
         if prompt:
             fields["tokens"] = pb.TokenIds(token_ids=prompt)
         return self.stub.Generate(pb.GenerateRequest(**fields))
@@ -90,10 +89,10 @@ class RunningGateway:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits until something is so that no event tells of.
+    """Polls a condition that no event announces.
 
     Raises:
-        TimeoutError: it did not come.
+        TimeoutError: it did not become true.
     """
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
@@ -101,7 +100,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def collect(call: GenerateCall) -> Output:
-    """Reads a call to its end, from wherever it is."""
+    """Reads the rest of a call."""
     output = Output()
     async with asyncio.timeout(PATIENCE_S):
         while isinstance(response := await call.read(), pb.GenerateResponse):
@@ -110,7 +109,7 @@ async def collect(call: GenerateCall) -> Output:
 
 
 def add(output: Output, response: pb.GenerateResponse) -> None:
-    """Sorts one response in."""
+    """Adds one response to the output."""
     kind = response.WhichOneof("event")
     if kind == "started":
         assert output.started is None, "Started comes once"

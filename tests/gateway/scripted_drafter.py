@@ -9,14 +9,13 @@ from typing import Any
 import grpc
 
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
-
-PATIENCE_S = 60.0
+from tests.gateway.scripted_server import ScriptedServer
 
 Answer = Callable[[drafter_pb2.SequenceDelta], drafter_pb2.Proposal]
 
 
 def no_match(delta: drafter_pb2.SequenceDelta) -> drafter_pb2.Proposal:
-    """Has taken everything, and proposes nothing."""
+    """Appends everything, and proposes nothing."""
     return drafter_pb2.Proposal(
         sequence_id=delta.sequence_id,
         base_length=delta.base_length + len(delta.token_ids),
@@ -24,37 +23,26 @@ def no_match(delta: drafter_pb2.SequenceDelta) -> drafter_pb2.Proposal:
     )
 
 
-class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
+class ScriptedDrafter(ScriptedServer, drafter_pb2_grpc.DrafterServiceServicer):
     """See the module.
 
     Attributes:
-        answer: what becomes of each delta; may be replaced at any time.
+        answer: the proposal for each delta; may be replaced at any time.
         wrong_batch_ids: how many of the next answers are to batches that nobody sent.
         holds: while true, answers are kept back until `let_go`.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.answer: Answer = no_match
         self.holds = False
         self.wrong_batch_ids = 0
         self.num_streams = 0
         self.batches: list[drafter_pb2.ProposeRequest] = []
         self._let_go = asyncio.Event()
-        self._arrived = asyncio.Condition()
-        self.server: grpc.aio.Server | None = None
-        self.address = ""
 
-    async def start(self, listen: str = "127.0.0.1:0") -> None:
-        self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, self.server)
-        port = self.server.add_insecure_port(listen)
-        self.address = f"127.0.0.1:{port}"
-        await self.server.start()
-
-    async def stop(self) -> None:
-        if self.server is not None:
-            server, self.server = self.server, None
-            await server.stop(0)
+    def register(self, server: grpc.aio.Server) -> None:
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, server)
 
     async def ProposeStream(
         self,
@@ -65,8 +53,7 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         async for request in request_iterator:
             if request.batch_id:  # not the greeting
                 self.batches.append(request)
-                async with self._arrived:
-                    self._arrived.notify_all()
+                await self.notify()
                 if self.holds:
                     await self._let_go.wait()
             is_wrong = bool(request.batch_id and self.wrong_batch_ids)
@@ -86,7 +73,7 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         raise AssertionError("no gateway calls this")
 
     def let_go(self) -> None:
-        """Answers what was held back, and everything from now on."""
+        """Sends the answers that were kept back, and all later ones."""
         self.holds = False
         self._let_go.set()
 
@@ -97,11 +84,6 @@ class ScriptedDrafter(drafter_pb2_grpc.DrafterServiceServicer):
     def releases(self) -> list[str]:
         """All released sequences, in order."""
         return [release.sequence_id for batch in self.batches for release in batch.releases]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits until what was recorded fulfils a condition."""
-        async with asyncio.timeout(PATIENCE_S), self._arrived:
-            await self._arrived.wait_for(condition)
 
     async def nth(self, n: int) -> drafter_pb2.SequenceDelta:
         """Waits for the n-th delta, from 0."""

@@ -1,8 +1,8 @@
 """A STAND-IN for the verifier: the real VerifierService over real gRPC, but no model behind it.
 
-It records every command of every session. It is driven by hand (`decide`, `send`), or plays a
-target by itself: `play` makes it verify hints against a known continuation, one step per hint,
-as the real verifier with DRAFT_WAIT_ALWAYS would.
+It serves any number of sessions at a time and records every command of all of them. It is driven
+by hand (`send`), or plays a target model by itself: after `play` it verifies hints against a known
+continuation, one step per hint, as the real verifier with DRAFT_WAIT_ALWAYS would.
 """
 
 import asyncio
@@ -12,22 +12,32 @@ from typing import Any
 
 import grpc
 
-from servicekit.limits import MAX_RECEIVE_BYTES
 from tandem.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
+from tests.gateway.scripted_server import ScriptedServer
 
 STOP = sampling_pb2.FINISH_REASON_STOP
 LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 CANCELLED = sampling_pb2.FINISH_REASON_CANCELLED
 
-PATIENCE_S = 60.0
-
 Continuation = Callable[[verifier_pb2.Open], Sequence[int]]
 
 
+class ScriptedSession:
+    """One gateway's session: what is sent on it, and the sequences that were opened on it."""
+
+    def __init__(self) -> None:
+        self.responses: asyncio.Queue[verifier_pb2.SessionResponse | None] = asyncio.Queue()
+        self.opened: set[str] = set()
+
+    def send(self, *events: verifier_pb2.Event) -> None:
+        self.responses.put_nowait(verifier_pb2.SessionResponse(events=events))
+
+
 @dataclasses.dataclass
-class Played:
+class PlayedSequence:
     """One sequence of a verifier that plays by itself."""
 
+    session: ScriptedSession
     open: verifier_pb2.Open
     tokens: list[int]
     to_come: list[int]
@@ -35,10 +45,16 @@ class Played:
     is_drafted: bool
 
 
-class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
-    """See the module. One session at a time is enough for the tests."""
+class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer):
+    """See the module.
+
+    Attributes:
+        messages: those of all sessions, in order.
+        steps_elsewhere: whether it makes a step between two calls of GetVerifierLoad.
+    """
 
     def __init__(self, **limits: int) -> None:
+        super().__init__()
         self.limits = {
             "max_model_len": 2048,
             "max_num_seqs": 64,
@@ -51,50 +67,35 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.model_digest = "digest"
         self.tokenizer_digest = ""
         self.messages: list[verifier_pb2.SessionRequest] = []
-        # Whether it makes a step between two looks at its load, for somebody else.
         self.steps_elsewhere = False
         self.num_steps = 0
         self.num_load_calls = 0
         self.num_sessions = 0
         self.num_ended_sessions = 0
-        self._events: asyncio.Queue[verifier_pb2.SessionResponse | None] = asyncio.Queue()
-        self._arrived = asyncio.Condition()
+        self._sessions: list[ScriptedSession] = []
         self._continuation: Continuation | None = None
-        self._played: dict[str, Played] = {}
-        self.server: grpc.aio.Server | None = None
-        self.address = ""
+        self._played: dict[str, PlayedSequence] = {}
 
-    async def start(self, listen: str = "127.0.0.1:0") -> None:
-        self.server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
-            ]
-        )
-        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, self.server)
-        port = self.server.add_insecure_port(listen)
-        self.address = f"127.0.0.1:{port}"
-        await self.server.start()
-
-    async def stop(self) -> None:
-        if self.server is not None:
-            server, self.server = self.server, None
-            await server.stop(0)
+    def register(self, server: grpc.aio.Server) -> None:
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, server)
 
     async def Session(
         self,
         request_iterator: AsyncIterator[verifier_pb2.SessionRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[verifier_pb2.SessionResponse]:
-        self._events = asyncio.Queue()
-        self._played = {}
-        reader = asyncio.ensure_future(self._read(request_iterator))
+        session = ScriptedSession()
+        self._sessions.append(session)
+        reader = asyncio.ensure_future(self._read(session, request_iterator))
         try:
-            while (response := await self._events.get()) is not None:
+            while (response := await session.responses.get()) is not None:
                 yield response
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the script ends the session")
         finally:
             reader.cancel()
+            self._sessions.remove(session)
+            for sequence_id in session.opened:
+                self._played.pop(sequence_id, None)
             self.num_ended_sessions += 1
 
     async def Score(self, request: Any, context: Any) -> Any:
@@ -108,7 +109,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         self.num_steps += self.steps_elsewhere
         return verifier_pb2.GetVerifierLoadResponse(num_steps=self.num_steps)
 
-    # What the gateway said
+    # Recorded commands
 
     def commands(self, kind: str) -> list[Any]:
         """All commands of a kind, of all sessions, in order."""
@@ -119,23 +120,26 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             if command.WhichOneof("command") == kind
         ]
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits until what was recorded fulfils a condition."""
-        async with asyncio.timeout(PATIENCE_S), self._arrived:
-            await self._arrived.wait_for(condition)
-
     async def nth(self, kind: str, n: int) -> Any:
         """Waits for the n-th command of a kind, from 0."""
         await self.until(lambda: len(self.commands(kind)) > n)
         return self.commands(kind)[n]
 
-    # What it answers, by hand
+    # Events by hand
 
     def send(self, *events: verifier_pb2.Event) -> None:
-        self._events.put_nowait(verifier_pb2.SessionResponse(events=events))
+        """Sends events in one message: on the session of the first event's sequence, or on the
+        last session if none has it.
+        """
+        kind = events[0].WhichOneof("event") if events else None
+        sequence_id = getattr(getattr(events[0], kind), "sequence_id", "") if kind else ""
+        owners = [session for session in self._sessions if sequence_id in session.opened]
+        (owners or self._sessions)[-1].send(*events)
 
     def end_session(self) -> None:
-        self._events.put_nowait(None)
+        """Ends every session."""
+        for session in self._sessions:
+            session.responses.put_nowait(None)
 
     @staticmethod
     def decided(
@@ -170,10 +174,10 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             opened=verifier_pb2.Opened(sequence_id=sequence_id, num_cached_tokens=num_cached_tokens)
         )
 
-    # What it answers, by itself
+    # Events by itself
 
     def play(self, continuation: Continuation) -> None:
-        """From now on plays a target that goes on from each prompt as `continuation` says."""
+        """From now on plays a target that continues each prompt by `continuation`."""
         self._continuation = continuation
 
     @property
@@ -181,20 +185,24 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         """Sequences that it plays and that have not ended."""
         return len(self._played)
 
-    async def _read(self, requests: AsyncIterator[verifier_pb2.SessionRequest]) -> None:
+    async def _read(
+        self, session: ScriptedSession, requests: AsyncIterator[verifier_pb2.SessionRequest]
+    ) -> None:
         async for request in requests:
             self.messages.append(request)
             for command in request.commands:
-                if command.WhichOneof("command") == "hello":
-                    self._welcome()
-                elif self._continuation is not None:
-                    self._play(command)
-            async with self._arrived:
-                self._arrived.notify_all()
+                kind = command.WhichOneof("command")
+                if kind == "hello":
+                    self._welcome(session)
+                elif kind == "open":
+                    session.opened.add(command.open.sequence_id)
+                if self._continuation is not None:
+                    self._play(session, command)
+            await self.notify()
 
-    def _welcome(self) -> None:
+    def _welcome(self, session: ScriptedSession) -> None:
         self.num_sessions += 1
-        self.send(
+        session.send(
             verifier_pb2.Event(
                 welcome=verifier_pb2.Welcome(
                     protocol_version=1,
@@ -207,10 +215,10 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             )
         )
 
-    def _play(self, command: verifier_pb2.Command) -> None:
+    def _play(self, session: ScriptedSession, command: verifier_pb2.Command) -> None:
         kind = command.WhichOneof("command")
         if kind == "open":
-            self._start(command.open)
+            self._start(session, command.open)
         elif kind == "draft":
             self._step(command.draft.sequence_id, command.draft)
         elif kind == "update" and command.update.sequence_id in self._played:
@@ -218,12 +226,13 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             if not command.update.drafting:
                 self._run_undrafted(command.update.sequence_id)
         elif kind == "close" and self._played.pop(command.close.sequence_id, None) is not None:
-            self.send(self.decided(command.close.sequence_id, 0, [], finish=CANCELLED))
+            session.send(self.decided(command.close.sequence_id, 0, [], finish=CANCELLED))
 
-    def _start(self, opened: verifier_pb2.Open) -> None:
+    def _start(self, session: ScriptedSession, opened: verifier_pb2.Open) -> None:
         assert self._continuation is not None
         num_given = len(opened.token_ids) - (opened.prompt_length or len(opened.token_ids))
-        played = Played(
+        played = PlayedSequence(
+            session=session,
             open=opened,
             tokens=list(opened.token_ids),
             to_come=list(self._continuation(opened)),
@@ -231,7 +240,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             is_drafted=opened.drafting,
         )
         self._played[opened.sequence_id] = played
-        self.send(self.opened(opened.sequence_id))
+        session.send(self.opened(opened.sequence_id))
         self._advance(played, [])
         self._run_undrafted(opened.sequence_id)
 
@@ -247,7 +256,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         k = min(played.open.num_speculative_tokens, room, len(played.to_come) - 1)
         self._advance(played, list(draft.token_ids[: max(0, k)]))
 
-    def _advance(self, played: Played, draft: list[int]) -> None:
+    def _advance(self, played: PlayedSequence, draft: list[int]) -> None:
         accepted = 0
         while accepted < len(draft) and draft[accepted] == played.to_come[accepted]:
             accepted += 1
@@ -259,7 +268,7 @@ class ScriptedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         finish = LENGTH if is_full else 0 if played.to_come else STOP
         if finish:
             del self._played[played.open.sequence_id]
-        self.send(
+        played.session.send(
             self.decided(
                 played.open.sequence_id,
                 base_length,

@@ -1,4 +1,4 @@
-"""Who is let in, and how the door is closed."""
+"""Limits on requests, draining, and health."""
 
 import asyncio
 from pathlib import Path
@@ -30,7 +30,7 @@ async def health_of(running: RunningGateway) -> int:
     return int(response.status)
 
 
-async def test_requests_beyond_the_bound_are_shed_with_a_retry_hint(
+async def test_requests_over_the_limit_are_refused_with_a_retry_hint(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], max_concurrent_requests=3)
@@ -55,7 +55,7 @@ async def test_waiting_tokens_are_bounded_as_a_sum(
     running = await start_gateway(
         verifiers=[verifier.address], tokenizer=model_folder, max_waiting_tokens=100
     )
-    # Alone, a request may be larger than the bound: it would never be admitted otherwise.
+    # Alone, a request may exceed the limit: otherwise it would never be admitted.
     large = running.call(*range(100, 170), n=2)
     opened = [await verifier.nth("open", index) for index in range(2)]
     for late in (running.call(5), running.call(text="a short text"), running.call(text="x" * 500)):
@@ -80,7 +80,7 @@ async def test_waiting_tokens_are_bounded_as_a_sum(
     large.cancel()
 
 
-async def test_a_refused_request_leaves_its_place(
+async def test_a_refused_request_is_no_longer_counted(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.play(lambda opened: [5, 0])
@@ -92,7 +92,7 @@ async def test_a_refused_request_leaves_its_place(
     assert running.sample("tandem_requests_received_total") == 4
 
 
-async def test_a_request_that_its_client_gives_up_is_no_error(
+async def test_a_request_that_its_client_cancels_is_no_error(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])
@@ -105,7 +105,7 @@ async def test_a_request_that_its_client_gives_up_is_no_error(
         assert running.sample("tandem_request_errors_total", code=code) == 0
 
 
-async def test_draining_turns_new_requests_away_and_lets_the_others_finish(
+async def test_draining_refuses_new_requests_and_lets_the_others_finish(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])

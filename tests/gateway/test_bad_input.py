@@ -89,7 +89,7 @@ async def test_a_request_over_4_mib_is_invalid_and_not_overload(
     assert "bytes" in str(error.details()), "it must be refused before it is tokenised"
 
 
-async def test_the_servers_own_limit_on_prompts(
+async def test_a_prompt_over_the_servers_own_limit_is_refused(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.play(lambda opened: [5, 0])
@@ -137,7 +137,7 @@ async def test_text_without_a_tokenizer_is_not_implemented(
         ({}, {"code": 99, "message": "what"}, grpc.StatusCode.INTERNAL, ""),
     ],
 )
-async def test_what_the_verifier_refuses_the_client_hears(
+async def test_a_client_gets_the_verifiers_own_refusal(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
     asked: dict[str, Any],

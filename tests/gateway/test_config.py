@@ -1,12 +1,12 @@
-"""The configuration: what `python -m gateway` takes, and how its mistakes are named."""
+"""The configuration of `python -m gateway`, and the errors of invalid values."""
 
 from pathlib import Path
 
 import pytest
 
 from gateway.config import SERVICE, GatewayConfig
-from gateway.drafting_law import LAWS, TANDEM, Preset
-from gateway.request import Algorithm, Overlap, Tie
+from gateway.messages.request import Algorithm, Overlap, Tie
+from gateway.requests.drafting_policy import POLICIES, TANDEM, Preset
 from servicekit.config import ConfigError, parse_config
 from servicekit.config_keys import list_options
 
@@ -22,7 +22,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert config.http_listen == "127.0.0.1:8000"
     assert config.draft_wait == "adaptive"
     assert (config.hint_tokens, config.num_speculative_tokens) == (64, None)
-    assert config.drafting_law() == TANDEM
+    assert config.drafting_policy() == TANDEM
     assert (TANDEM.tie, TANDEM.tokens_per_match) == (Tie.LONGEST, 2)
     assert (TANDEM.min_ngram, TANDEM.max_ngram) == (2, 5)
     assert (TANDEM.overlap, TANDEM.algorithm) == (Overlap.DISJOINT, Algorithm.INDEX)
@@ -65,7 +65,7 @@ def test_flags_variables_and_lists_are_read() -> None:
         ("chained", "true", "chained", True),
     ],
 )
-def test_every_part_of_the_law_is_a_flag_a_variable_and_a_line_of_yaml(
+def test_every_drafting_option_is_a_flag_a_variable_and_a_line_of_yaml(
     flag: str, value: str, attribute: str, expected: object, tmp_path: Path
 ) -> None:
     by_flag = parse("--verifiers", "a:1", f"--{flag}={value}" if flag != "chained" else "--chained")
@@ -75,15 +75,15 @@ def test_every_part_of_the_law_is_a_flag_a_variable_and_a_line_of_yaml(
     file.write_text(f"{flag.replace('-', '_')}: {value}\n")
     by_file = parse("--verifiers", "a:1", "--config", str(file))
     for config in (by_flag, by_variable, by_file):
-        assert getattr(config.drafting_law(), attribute) == expected
-        assert config.request_defaults().law == config.drafting_law()
+        assert getattr(config.drafting_policy(), attribute) == expected
+        assert config.request_defaults().drafting == config.drafting_policy()
     assert getattr(TANDEM, attribute) != expected
 
 
-@pytest.mark.parametrize("preset", list(LAWS))
+@pytest.mark.parametrize("preset", list(POLICIES))
 def test_a_preset_is_named_as_on_the_wire(preset: Preset) -> None:
     config = parse("--verifiers", "a:1", "--preset", preset.name.lower().replace("_", "-"))
-    assert config.drafting_law() == LAWS[preset]
+    assert config.drafting_policy() == POLICIES[preset]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_preset_is_named_as_on_the_wire(preset: Preset) -> None:
         (("--verifiers", "a:1", "--max-concurrent-requests", "0"), "--max-concurrent-requests"),
     ],
 )
-def test_a_mistake_names_its_flag(argv: tuple[str, ...], key: str) -> None:
+def test_an_invalid_value_names_its_flag(argv: tuple[str, ...], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(*argv)
     assert caught.value.key == key
@@ -113,7 +113,7 @@ def test_an_empty_range_of_ngrams_is_refused() -> None:
 
 
 def test_tokens_per_match_without_the_longest_match_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--tokens-per-match counts with --tie longest only"):
+    with pytest.raises(ConfigError, match="--tokens-per-match needs --tie longest"):
         parse("--verifiers", "a:1", "--tie", "latest", "--tokens-per-match", "2")
 
 

@@ -13,10 +13,10 @@ from tests.gateway.scripted_verifier import LENGTH, STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
-FOR_EVER_S = 1000.0
+LONG_S = 1000.0
 
 
-async def test_prompt_and_open_go_out_at_the_same_time(
+async def test_prompt_and_open_are_sent_at_the_same_time(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(
@@ -48,6 +48,19 @@ async def test_prompt_and_open_go_out_at_the_same_time(
     assert opened.sampling == sampling_pb2.SamplingParams(temperature=1, seed=3)
     assert len(opened.sequence_id) == 32
     call.cancel()
+
+
+async def test_two_gateways_at_one_verifier_get_the_tokens_of_their_own_sequences(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [opened.token_ids[0] + 1, 9])
+    first, second = [await start_gateway(verifiers=[verifier.address]) for _ in range(2)]
+    outputs = await asyncio.gather(first.generate(10), second.generate(20))
+    assert [output.token_ids for output in outputs] == [[11, 9], [21, 9]]
+    assert verifier.num_sessions == 2
+    await first.gateway.stop()
+    await until(lambda: verifier.num_ended_sessions == 1)
+    assert (await second.generate(30)).token_ids == [31, 9]
 
 
 async def test_each_step_gives_one_batch_of_deltas_and_one_message_of_hints(
@@ -107,8 +120,8 @@ async def test_clients_get_their_tokens_after_the_hints(
     running = await start_gateway(
         verifiers=[verifier.address],
         drafters=[scripted_drafter.address],
-        client_delay_s=FOR_EVER_S,
-        draft_deadline_s=FOR_EVER_S,
+        client_delay_s=LONG_S,
+        draft_deadline_s=LONG_S,
     )
     call = running.call(1, 2)
     assert (await read(call)).HasField("started")
@@ -118,7 +131,7 @@ async def test_clients_get_their_tokens_after_the_hints(
     verifier.send(verifier.decided(opened.sequence_id, 2, [3]))
     await scripted_drafter.nth(1)
     waiting = asyncio.ensure_future(read(call))
-    # Another client's whole request fits in before: it has nothing to wait for.
+    # Another client's request, which waits for no draft, is served whole before.
     undrafted = sampling_pb2.SpeculationParams(enabled=False)
     other = asyncio.ensure_future(running.generate(1, speculation=undrafted, max_new_tokens=1))
     second = await verifier.nth("open", 1)
@@ -132,14 +145,14 @@ async def test_clients_get_their_tokens_after_the_hints(
     call.cancel()
 
 
-async def test_a_drafter_that_is_slow_holds_clients_up_for_a_bounded_time(
+async def test_a_slow_drafter_delays_clients_for_a_bounded_time(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(
         verifiers=[verifier.address],
         drafters=[scripted_drafter.address],
         client_delay_s=0.005,
-        draft_deadline_s=FOR_EVER_S,
+        draft_deadline_s=LONG_S,
     )
     call = running.call(1, 2)
     await read(call)
@@ -170,7 +183,7 @@ async def test_long_prompts_are_sent_in_deltas_of_at_most_8192_tokens(
     call.cancel()
 
 
-async def test_a_sequence_that_wants_no_hints_is_not_asked_for(
+async def test_no_drafts_are_requested_for_a_sequence_that_can_use_none(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
@@ -264,7 +277,7 @@ async def test_each_step_is_a_chunk_of_its_own_for_a_client_that_keeps_up(
 
 
 @pytest.mark.parametrize("num_sequences", [1, 8])
-async def test_a_real_drafter_finds_what_repeats(
+async def test_a_real_drafter_drafts_repeated_text(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
     start_drafter: StartDrafter,
@@ -283,7 +296,7 @@ async def test_a_real_drafter_finds_what_repeats(
     await until(lambda: drafter.store.num_sequences == 0)
 
 
-async def test_the_no_match_of_the_stand_in_is_a_real_drafters(
+async def test_the_stand_in_answers_no_match_as_a_real_drafter_does(
     start_drafter: StartDrafter,
 ) -> None:
     """The stand-in answers as the real one does to text without repetition."""

@@ -1,21 +1,21 @@
-"""Clients after hints, but not for long, and few at a time."""
+"""Clients are served after hints, but soon, and few at a time."""
 
 import asyncio
 from collections.abc import Sequence
 
-from gateway.delivery import CLIENTS_PER_TURN, Delivery
-from gateway.generation import Generation
-from tests.gateway.making import make_generation
+from gateway.generation.delivery import CLIENTS_PER_ITERATION, Delivery
+from gateway.generation.generation import Generation
+from tests.gateway.factories import make_generation
 
-FOR_EVER_S = 1000.0
+LONG_S = 1000.0
 
 
-class Rig:
+class RecordedDelivery:
     """A delivery, what it published and whether drafts are awaited."""
 
-    def __init__(self, max_delay_s: float = FOR_EVER_S) -> None:
+    def __init__(self, max_delay_s: float = LONG_S) -> None:
         self.awaits_drafts = False
-        self.turns: list[list[Generation]] = []
+        self.batches: list[list[Generation]] = []
         self.published = asyncio.Event()
         self.loop = asyncio.get_running_loop()
         self.delivery = Delivery(
@@ -25,89 +25,89 @@ class Rig:
         )
 
     def publish(self, generations: Sequence[Generation]) -> None:
-        self.turns.append(list(generations))
+        self.batches.append(list(generations))
         self.published.set()
 
     def add(self, *generations: Generation) -> None:
         for generation in generations:
             self.delivery.add(generation, self.loop.time())
-        self.delivery.go_on()
+        self.delivery.resume()
 
 
-async def turns(count: int) -> None:
-    """Lets the event loop turn."""
+async def iterate(count: int) -> None:
+    """Lets the event loop run through some iterations."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-async def test_without_hints_to_wait_for_clients_are_served_at_the_next_turn() -> None:
-    rig = Rig()
+async def test_without_awaited_hints_clients_are_served_in_the_next_iteration() -> None:
+    recorded = RecordedDelivery()
     generation = make_generation()
-    rig.add(generation)
-    assert rig.turns == [], "never inside the step itself"
-    await turns(1)
-    assert rig.turns == [[generation]]
-    assert rig.delivery.is_idle
+    recorded.add(generation)
+    assert recorded.batches == [], "never inside the step itself"
+    await iterate(1)
+    assert recorded.batches == [[generation]]
+    assert recorded.delivery.is_idle
 
 
 async def test_while_hints_are_awaited_clients_wait() -> None:
-    rig = Rig()
-    rig.awaits_drafts = True
-    rig.add(make_generation())
-    await turns(20)
-    assert rig.turns == []
-    rig.awaits_drafts = False
-    rig.delivery.go_on()
-    assert rig.turns == [], "behind the writer that was woken with the hints"
-    await turns(1)
-    assert len(rig.turns) == 1
+    recorded = RecordedDelivery()
+    recorded.awaits_drafts = True
+    recorded.add(make_generation())
+    await iterate(20)
+    assert recorded.batches == []
+    recorded.awaits_drafts = False
+    recorded.delivery.resume()
+    assert recorded.batches == [], "after the writer that was woken with the hints"
+    await iterate(1)
+    assert len(recorded.batches) == 1
 
 
-async def test_hints_that_do_not_come_hold_clients_up_for_a_bounded_time() -> None:
-    rig = Rig(max_delay_s=0.01)
-    rig.awaits_drafts = True
-    rig.add(make_generation())
+async def test_hints_that_do_not_come_delay_clients_for_a_bounded_time() -> None:
+    recorded = RecordedDelivery(max_delay_s=0.01)
+    recorded.awaits_drafts = True
+    recorded.add(make_generation())
     async with asyncio.timeout(60):
-        await rig.published.wait()
-    assert rig.delivery.is_idle
+        await recorded.published.wait()
+    assert recorded.delivery.is_idle
 
 
-async def test_many_clients_are_served_in_turns_between_which_the_loop_is_free() -> None:
-    rig = Rig()
-    generations = [make_generation() for _ in range(3 * CLIENTS_PER_TURN - 1)]
-    rig.add(*generations)
-    await turns(1)
-    assert len(rig.turns) == 1
-    rig.awaits_drafts = True  # the next step has ended meanwhile: its hints go first
-    await turns(20)
-    assert len(rig.turns) == 1
-    rig.awaits_drafts = False
-    rig.delivery.go_on()
-    await turns(20)
-    assert [len(turn) for turn in rig.turns] == [4, 4, 3]
-    assert [generation for turn in rig.turns for generation in turn] == generations
+async def test_many_clients_are_served_over_several_iterations_of_the_loop() -> None:
+    recorded = RecordedDelivery()
+    generations = [make_generation() for _ in range(3 * CLIENTS_PER_ITERATION - 1)]
+    recorded.add(*generations)
+    await iterate(1)
+    assert len(recorded.batches) == 1
+    recorded.awaits_drafts = True  # the next step has ended meanwhile: its hints go first
+    await iterate(20)
+    assert len(recorded.batches) == 1
+    recorded.awaits_drafts = False
+    recorded.delivery.resume()
+    await iterate(20)
+    assert [len(batch) for batch in recorded.batches] == [4, 4, 3]
+    assert [generation for batch in recorded.batches for generation in batch] == generations
 
 
-async def test_a_generation_that_waits_is_there_once() -> None:
-    rig = Rig()
-    rig.awaits_drafts = True
+async def test_a_generation_waits_once_however_many_steps_it_gathers() -> None:
+    recorded = RecordedDelivery()
+    recorded.awaits_drafts = True
     generation = make_generation()
     for _ in range(5):
-        rig.add(generation)
-    rig.awaits_drafts = False
-    rig.delivery.go_on()
-    await turns(5)
-    assert rig.turns == [[generation]]
+        recorded.add(generation)
+    recorded.awaits_drafts = False
+    recorded.delivery.resume()
+    await iterate(5)
+    assert recorded.batches == [[generation]]
 
 
 async def test_a_generation_that_nobody_wants_is_not_served() -> None:
-    rig = Rig()
-    rig.awaits_drafts = True
+    recorded = RecordedDelivery()
+    recorded.awaits_drafts = True
     generation = make_generation()
-    rig.add(generation)
-    rig.delivery.discard(generation)
-    assert rig.delivery.is_idle
-    rig.awaits_drafts = False
-    rig.delivery.go_on()
-    await turns(5)
-    assert rig.turns == []
+    recorded.add(generation)
+    recorded.delivery.discard(generation)
+    assert recorded.delivery.is_idle
+    recorded.awaits_drafts = False
+    recorded.delivery.resume()
+    await iterate(5)
+    assert recorded.batches == []

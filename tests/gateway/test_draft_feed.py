@@ -1,4 +1,4 @@
-"""What a drafter is sent: everything once, in order, in pieces; again where it lost something."""
+"""A drafter is sent every token once, in order, and lost tokens again."""
 
 import dataclasses
 
@@ -7,13 +7,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway import wire
-from gateway.draft_feed import MAX_DELTA_TOKENS, DrafterProtocolError, DraftFeed
-from gateway.generation import Generation
-from gateway.messages import Delta, DeltaBatch, Hint, Proposal, ProposalStatus, Release
-from gateway.request import Keep, NgramParams
+from gateway.generation.generation import Generation
+from gateway.messages.drafter import Delta, DeltaBatch, Proposal, ProposalStatus, Release
+from gateway.messages.request import Keep, NgramParams
+from gateway.messages.verifier import Hint
+from gateway.peers import wire
+from gateway.peers.draft_feed import MAX_DELTA_TOKENS, DrafterProtocolError, DraftFeed
 from tandem.v1 import drafter_pb2
-from tests.gateway.making import decide, make_generation
+from tests.gateway.factories import append_step, make_generation
 from tests.volume import examples
 
 POOLED = NgramParams(min_ngram=2, max_ngram=5, pool_id="0:/shared")
@@ -44,36 +45,36 @@ def exchange(feed: DraftFeed, **fields: object) -> tuple[DeltaBatch, list[Hint]]
     return batch, list(feed.on_proposals(batch.batch_id, proposals).hints)
 
 
-def test_the_prompt_goes_out_at_once_and_asks_for_nothing() -> None:
+def test_the_prompt_is_sent_at_once_and_requests_no_draft() -> None:
     feed = feed_of(make_generation([1, 2, 3]))
     assert not feed.awaits_drafts
     batch, hints = exchange(feed)
     (delta,) = batch.deltas
     assert (delta.base_length, delta.token_ids, delta.max_draft_tokens) == (0, [1, 2, 3], 0)
     assert delta.max_length == 2048
-    assert delta.creates is not None
-    assert delta.creates.prompt_length == 3
+    assert delta.new_history is not None
+    assert delta.new_history.prompt_length == 3
     assert hints == []
     assert feed.next_batch(0.0) is None
 
 
-def test_a_long_prompt_goes_in_successive_deltas_of_at_most_8192_tokens() -> None:
+def test_a_long_prompt_is_sent_in_deltas_of_at_most_8192_tokens() -> None:
     prompt = list(range(20_000))
     feed = feed_of(make_generation(prompt, max_model_len=32_000))
     deltas = [exchange(feed)[0].deltas[0] for _ in range(3)]
     assert [delta.base_length for delta in deltas] == [0, 8192, 16384]
     assert max(len(delta.token_ids) for delta in deltas) == MAX_DELTA_TOKENS
     assert [token for delta in deltas for token in delta.token_ids] == prompt
-    assert [delta.creates is None for delta in deltas] == [False, True, True]
+    assert [delta.new_history is None for delta in deltas] == [False, True, True]
     assert feed.next_batch(0.0) is None
 
 
-def test_new_tokens_ask_for_what_is_wanted_and_no_more_than_the_hints_length() -> None:
+def test_new_tokens_request_the_verifiers_draft_tokens_up_to_hint_tokens() -> None:
     generation = make_generation()
     feed = feed_of(generation, hint_tokens=24)
     exchange(feed)
     for wanted, asked in ((28, 24), (5, 5)):
-        decide(generation, [4, 5])
+        append_step(generation, [4, 5])
         feed.advance("sequence", wanted)
         assert feed.awaits_drafts
         batch, hints = exchange(feed, draft=(9, 9))
@@ -82,26 +83,26 @@ def test_new_tokens_ask_for_what_is_wanted_and_no_more_than_the_hints_length() -
         assert not feed.awaits_drafts
 
 
-def test_a_sequence_that_wants_no_hints_costs_no_message_until_it_does() -> None:
+def test_a_sequence_that_can_use_no_draft_costs_no_message_until_it_can() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 0)
     assert not feed.awaits_drafts
     assert feed.next_batch(0.0) is None
-    decide(generation, [5])
+    append_step(generation, [5])
     feed.advance("sequence", 24)
     batch, _ = exchange(feed)
     assert batch.deltas[0].token_ids == [4, 5]
     assert batch.deltas[0].max_draft_tokens == 24
 
 
-def test_what_a_pool_keeps_is_sent_to_its_end_before_it_is_released() -> None:
+def test_text_that_a_pool_keeps_is_sent_to_its_end_before_the_release() -> None:
     generation = make_generation(ngram=POOLED)
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 0)
     feed.remove("sequence", keep=Keep.OUTPUT)
     last, _ = exchange(feed)
@@ -112,11 +113,11 @@ def test_what_a_pool_keeps_is_sent_to_its_end_before_it_is_released() -> None:
     assert feed.is_idle
 
 
-def test_a_pool_gets_no_token_behind_a_stop_string() -> None:
+def test_a_pool_gets_no_token_after_a_stop_string() -> None:
     generation = make_generation(ngram=POOLED)
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4, 5, 6])
+    append_step(generation, [4, 5, 6])
     feed.advance("sequence", 24)
     exchange(feed)
     del generation.token_ids[-2:]  # as a stop string does
@@ -133,38 +134,38 @@ def test_a_pool_gets_no_token_behind_a_stop_string() -> None:
     assert feed.is_idle
 
 
-def test_a_drafter_is_told_how_a_sequence_feeds_its_pool() -> None:
+def test_a_new_history_says_how_it_feeds_its_pool() -> None:
     ngram = dataclasses.replace(POOLED, pool_keep=Keep.ALL, pool_feed_tokens=64)
     batch, _ = exchange(feed_of(make_generation(ngram=ngram)))
     params = wire.deltas_to_proto(batch).sequences[0].params
     assert (params.pool_keep, params.pool_feed_tokens) == (drafter_pb2.KEEP_ALL, 64)
 
 
-def test_a_restart_does_not_replay_what_is_over() -> None:
+def test_a_restart_does_not_replay_sequences_that_are_over() -> None:
     generation = make_generation(ngram=POOLED)
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.remove("sequence", keep=Keep.OUTPUT)
     feed.restart()
     assert feed.is_idle
 
 
-def test_an_empty_draft_is_a_hint_too() -> None:
+def test_an_empty_draft_becomes_a_hint() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 24)
     _, hints = exchange(feed, status=ProposalStatus.NO_MATCH)
     assert hints == [Hint("sequence", 4, [], 0)]
 
 
-def test_a_drafter_that_is_still_indexing_is_a_hint_that_says_so() -> None:
+def test_the_hint_of_a_drafter_that_is_indexing_says_so() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 24)
     batch = feed.next_batch(0.0)
     assert batch is not None
@@ -184,19 +185,19 @@ def test_steps_that_were_not_sent_yet_merge_into_one_delta() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     for token in (4, 5, 6):
-        decide(generation, [token])
+        append_step(generation, [token])
         feed.advance("sequence", 24)
     batch = feed.next_batch(0.0)
     assert batch is not None
     assert [delta.token_ids for delta in batch.deltas] == [[1, 2, 3, 4, 5, 6]]
 
 
-def test_hints_go_before_prompts_and_in_messages_of_their_own() -> None:
+def test_urgent_drafts_are_requested_before_prompts_in_separate_messages() -> None:
     quick = make_generation(sequence_id="quick")
     feed = feed_of(quick)
     exchange(feed)
     feed.add(make_generation(list(range(9000)), sequence_id="long"))
-    decide(quick, [4])
+    append_step(quick, [4])
     feed.advance("quick", 24)
     order = []
     while (batch := feed.next_batch(0.0)) is not None:
@@ -209,7 +210,7 @@ def test_a_slow_drafter_gets_fewer_batches_and_not_more_memory() -> None:
     feed = feed_of(generation)
     batches = []
     for token in range(100):
-        decide(generation, [token])
+        append_step(generation, [token])
         feed.advance("sequence", 24)
         batch = feed.next_batch(0.0)
         if batch is not None:
@@ -221,39 +222,39 @@ def test_a_slow_drafter_gets_fewer_batches_and_not_more_memory() -> None:
     assert len(merged.deltas[0].token_ids) == 92
 
 
-def test_what_the_drafter_lost_is_sent_again_from_where_it_knows() -> None:
+def test_lost_tokens_are_sent_again_from_the_known_length() -> None:
     generation = make_generation([1, 2, 3, 4, 5])
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [6])
+    append_step(generation, [6])
     feed.advance("sequence", 24)
     _, hints = exchange(feed, status=OUT_OF_SYNC, known=2)
-    assert hints == [Hint("sequence", 6, [], 0)], "nobody shall wait for the lost answer"
+    assert hints == [Hint("sequence", 6, [], 0)], "no step may wait for the lost answer"
     batch, hints = exchange(feed, draft=(7,))
     assert (batch.deltas[0].base_length, batch.deltas[0].token_ids) == (2, [3, 4, 5, 6])
-    assert batch.deltas[0].creates is None
+    assert batch.deltas[0].new_history is None
     assert hints == [Hint("sequence", 6, [7], 0)]
 
 
-def test_a_drafter_that_knows_nothing_is_told_how_to_begin() -> None:
+def test_a_history_that_was_lost_whole_is_created_again() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 24)
     exchange(feed, status=OUT_OF_SYNC, known=0)
     batch, _ = exchange(feed)
     assert batch.deltas[0].token_ids == [1, 2, 3, 4]
-    assert batch.deltas[0].creates is not None
+    assert batch.deltas[0].new_history is not None
 
 
-def test_old_answers_do_not_rewind_again() -> None:
+def test_outdated_answers_do_not_rewind_again() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     exchange(feed)
     batches = []
     for token in (4, 5, 6):
-        decide(generation, [token])
+        append_step(generation, [token])
         feed.advance("sequence", 24)
         batch = feed.next_batch(0.0)
         assert batch is not None
@@ -267,7 +268,7 @@ def test_old_answers_do_not_rewind_again() -> None:
     assert feed.next_batch(0.0) is None
 
 
-def test_a_drafter_that_always_loses_a_sequence_is_not_fed_it_for_ever() -> None:
+def test_a_sequence_that_the_drafter_keeps_losing_is_given_up() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     feed.advance("sequence", 24)
@@ -278,7 +279,7 @@ def test_a_drafter_that_always_loses_a_sequence_is_not_fed_it_for_ever() -> None
     last = feed.next_batch(0.0)
     assert last is not None
     assert (last.deltas, last.releases) == ([], [Release("sequence")])
-    assert result.given_up == [("sequence", "the drafter lost it 9 times")]
+    assert result.given_up == [("sequence", "the drafter lost the sequence 9 times")]
     assert result.hints == [Hint("sequence", 3, [], 0)]
 
 
@@ -327,7 +328,7 @@ def test_a_new_drafter_is_sent_everything_again() -> None:
     generation, ended = make_generation(), make_generation(sequence_id="ended")
     feed = feed_of(generation, ended)
     exchange(feed)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 24)
     feed.next_batch(0.0)
     feed.remove("ended")
@@ -335,12 +336,12 @@ def test_a_new_drafter_is_sent_everything_again() -> None:
     assert feed.oldest_sent_s is None
     batch, hints = exchange(feed, draft=(9,))
     assert [delta.token_ids for delta in batch.deltas] == [[1, 2, 3, 4]]
-    assert batch.releases == [], "it frees by itself what it held"
+    assert batch.releases == [], "a new drafter holds nothing"
     assert hints == [Hint("sequence", 4, [9], 0)]
 
 
 @pytest.mark.parametrize("kind", ["batch", "count"])
-def test_answers_that_do_not_fit_the_question_are_refused(kind: str) -> None:
+def test_an_answer_that_does_not_fit_its_batch_is_refused(kind: str) -> None:
     feed = feed_of(make_generation())
     batch = feed.next_batch(0.0)
     assert batch is not None
@@ -352,7 +353,7 @@ def test_answers_that_do_not_fit_the_question_are_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "fields",
     [
         {"sequence_id": "other"},
         {"base_length": 5},
@@ -360,27 +361,27 @@ def test_answers_that_do_not_fit_the_question_are_refused(kind: str) -> None:
         None,
     ],
 )
-def test_a_proposal_that_makes_no_sense_is_ignored_alone(odd: dict[str, object] | None) -> None:
+def test_an_invalid_proposal_is_ignored_alone(fields: dict[str, object] | None) -> None:
     bad, good = make_generation(sequence_id="bad"), make_generation(sequence_id="good")
     feed = feed_of(bad, good)
     exchange(feed)
     for generation in (bad, good):
-        decide(generation, [4])
+        append_step(generation, [4])
         feed.advance(generation.sequence_id, 24)
     batch = feed.next_batch(0.0)
     assert batch is not None
     first, second = (answer(delta, draft=(9,)) for delta in batch.deltas)
-    if odd is None:
+    if fields is None:
         first = first._replace(status=ProposalStatus.UNSPECIFIED)
     else:
-        first = first._replace(hint=first.hint._replace(**odd))  # type: ignore[arg-type]
+        first = first._replace(hint=first.hint._replace(**fields))  # type: ignore[arg-type]
     result = feed.on_proposals(batch.batch_id, [first, second])
     assert result.hints == [Hint("bad", 4, [], 0), Hint("good", 4, [9], 0)]
-    assert len(result.odd) == 1
+    assert len(result.invalid) == 1
     assert not result.given_up
 
 
-def test_a_replay_is_paced_and_does_not_hold_up_what_others_decided() -> None:
+def test_a_replay_is_paced_and_does_not_delay_other_sequences() -> None:
     quick = make_generation(sequence_id="quick", max_new_tokens=5000)
     long = [
         make_generation([1] * 100_000, sequence_id=f"long {i}", max_model_len=1 << 20)
@@ -393,10 +394,10 @@ def test_a_replay_is_paced_and_does_not_hold_up_what_others_decided() -> None:
     order: list[str] = []
     num_replayed = 0
     for step in range(2000):
-        decide(quick, [4])
+        append_step(quick, [4])
         feed.advance("quick", 24)
         for generation in long if step < 3 else ():
-            decide(generation, [5])
+            append_step(generation, [5])
             feed.advance(generation.sequence_id, 24)
         while (batch := feed.next_batch(0.0)) is not None:
             in_flight.append(batch)
@@ -410,18 +411,18 @@ def test_a_replay_is_paced_and_does_not_hold_up_what_others_decided() -> None:
             batch = in_flight.pop(0)
             feed.on_proposals(batch.batch_id, [answer(delta) for delta in batch.deltas])
     assert order[0] == "quick"
-    # Everything was said once: it does not feed itself.
+    # Every token was replayed once: replays cause no further replays.
     assert num_replayed == sum(len(generation.token_ids) for generation in long)
 
 
-def test_only_live_batches_tell_of_the_round_trip_and_the_hop() -> None:
+def test_only_live_batches_measure_the_round_trip_and_the_relay() -> None:
     generation = make_generation()
     feed = feed_of(generation)
     prompt = feed.next_batch(1.0)
     assert prompt is not None
     told = feed.on_proposals(prompt.batch_id, [answer(prompt.deltas[0])])
     assert (told.sent_s, told.step_s) == (None, None)
-    decide(generation, [4])
+    append_step(generation, [4])
     feed.advance("sequence", 24)
     feed.begin_step(2.0)
     live = feed.next_batch(3.0)
@@ -435,7 +436,7 @@ def test_only_live_batches_tell_of_the_round_trip_and_the_hop() -> None:
 
 
 class ModelDrafter:
-    """What a drafter does with deltas; the oracle of the state machine below."""
+    """A drafter's histories; the oracle of the state machine below."""
 
     def __init__(self) -> None:
         self.histories: dict[str, list[int]] = {}
@@ -443,7 +444,7 @@ class ModelDrafter:
     def take(self, delta: Delta) -> Proposal:
         known = self.histories.get(delta.sequence_id)
         if delta.base_length == 0:
-            assert delta.creates is not None
+            assert delta.new_history is not None
             known = self.histories[delta.sequence_id] = []
         if known is None or delta.base_length != len(known):
             return answer(delta, OUT_OF_SYNC, known=0)
@@ -453,7 +454,7 @@ class ModelDrafter:
 
 @settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 class FeedMachine(RuleBasedStateMachine):
-    """Sequences grow, end and are lost, answers come late: what is known is never wrong, and
+    """Sequences grow, end and are lost, answers come late: no history is ever wrong, and
     once all is answered it is everything.
     """
 
@@ -477,7 +478,7 @@ class FeedMachine(RuleBasedStateMachine):
     @rule(chosen=st.randoms(use_true_random=False), wanted=st.sampled_from([0, 24]))
     def step(self, chosen: object, wanted: int) -> None:
         name = chosen.choice(sorted(self.live))  # type: ignore[attr-defined]
-        decide(self.live[name], [len(self.live[name].token_ids)])
+        append_step(self.live[name], [len(self.live[name].token_ids)])
         self.feed.advance(name, wanted)
 
     @precondition(lambda self: self.live)
@@ -520,9 +521,9 @@ class FeedMachine(RuleBasedStateMachine):
                 assert known == self.live[name].token_ids[: len(known)]
 
     def teardown(self) -> None:
-        # Whatever is lost is noticed at the sequence's next step.
+        # A lost sequence is noticed at its next step.
         for name, generation in self.live.items():
-            decide(generation, [0])
+            append_step(generation, [0])
             self.feed.advance(name, 24)
         for _ in range(100):
             self.send()

@@ -16,11 +16,11 @@ PROMPT = list(range(10, 60))
 
 
 def repeats(num_tokens: int) -> list[int]:
-    """Goes through the prompt again and again, then stops."""
+    """Repeats the prompt several times, then stops."""
     return [PROMPT[index % len(PROMPT)] for index in range(num_tokens)] + [0]
 
 
-async def test_without_a_drafter_nothing_is_drafted_and_everything_comes(
+async def test_without_a_drafter_the_output_is_whole(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.play(lambda opened: repeats(20))
@@ -61,7 +61,7 @@ async def test_a_drafter_that_dies_and_comes_back_is_used_again_in_the_same_stre
 
     await step(5)
     first = await verifier.nth("draft", 0)
-    # Several steps' worth.
+    # Enough for several steps.
     assert list(first.token_ids) == text[5 : 5 + 24]
 
     await drafter.server.stop(0)
@@ -113,7 +113,7 @@ async def test_a_drafter_that_answers_late_is_not_waited_for(
     assert scripted_drafter.num_streams == 1
 
 
-async def test_a_late_answer_replays_nothing_and_hints_go_on_behind_it(
+async def test_after_a_late_answer_hints_continue_without_a_replay(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(
@@ -129,7 +129,7 @@ async def test_a_late_answer_replays_nothing_and_hints_go_on_behind_it(
     assert not update.drafting
     assert not verifier.commands("draft")
     scripted_drafter.let_go()
-    # What comes late is handed on: the verifier moves it forward. And it may be waited for again.
+    # A late hint is forwarded: the verifier realigns it. Then steps may wait for hints again.
     await verifier.until(lambda: any(d.base_length == 53 for d in verifier.commands("draft")))
     update = await verifier.nth("update", 1)
     assert update.drafting
@@ -140,7 +140,7 @@ async def test_a_late_answer_replays_nothing_and_hints_go_on_behind_it(
     call.cancel()
 
 
-async def test_a_drafter_that_never_answers_is_gone_at_last(
+async def test_the_stream_of_a_drafter_that_never_answers_ends(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(
@@ -193,7 +193,7 @@ async def test_a_drafter_is_late_only_when_its_oldest_answer_is(
     call.cancel()
 
 
-async def test_what_a_drafter_forgot_is_replayed_to_it(
+async def test_a_history_that_the_drafter_lost_is_replayed(
     start_gateway: StartGateway, verifier: ScriptedVerifier, start_drafter: StartDrafter
 ) -> None:
     drafter = await start_drafter()
@@ -212,7 +212,7 @@ async def test_what_a_drafter_forgot_is_replayed_to_it(
     call.cancel()
 
 
-async def test_a_sequence_that_the_drafter_refuses_goes_on_without_drafts(
+async def test_a_sequence_that_the_drafter_refuses_continues_without_drafts(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
@@ -229,7 +229,7 @@ async def test_a_sequence_that_the_drafter_refuses_goes_on_without_drafts(
     assert any(entry.get("detail") == "token_ids: too long" for entry in running.log)
 
 
-async def test_proposals_that_make_no_sense_are_counted_and_cost_only_their_drafts(
+async def test_invalid_proposals_are_counted_and_cost_only_their_drafts(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
@@ -250,7 +250,7 @@ async def test_proposals_that_make_no_sense_are_counted_and_cost_only_their_draf
     ]
 
 
-async def test_answers_to_no_question_end_the_stream_and_not_the_request(
+async def test_answers_to_unknown_batches_end_the_stream_and_not_the_request(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
@@ -258,7 +258,7 @@ async def test_answers_to_no_question_end_the_stream_and_not_the_request(
     verifier.play(lambda opened: repeats(10))
     output = await running.generate(*PROMPT)
     assert output.token_ids == repeats(10)
-    assert any("makes no sense" in str(entry.get("reason")) for entry in running.log)
+    assert any("is invalid" in str(entry.get("reason")) for entry in running.log)
 
 
 async def test_drafts_that_are_wrong_change_nothing_but_the_counts(
@@ -311,7 +311,7 @@ async def test_of_several_drafters_one_that_is_down_or_slow_gets_no_new_sequence
         call.cancel()
 
 
-async def test_a_drafters_end_while_a_client_waits_does_not_hold_the_client_up(
+async def test_a_drafters_end_does_not_delay_waiting_clients(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(

@@ -1,4 +1,4 @@
-"""No legal request, however large, keeps the gateway's event loop from its other work.
+"""No legal request, however large, blocks the gateway's event loop.
 
 What counts is the processor time that one turn of the loop takes of its thread: of the gateway and
 gRPC alone, since client and verifier are threads of their own, and whatever else the machine does.
@@ -37,7 +37,7 @@ CODE = "def add(a, b):\n    return a + b\n"
 
 
 class LoopMeter:
-    """The longest turn of the running event loop, in seconds of its thread's processor time."""
+    """The longest iteration of the running event loop, in seconds of its thread's CPU time."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -60,7 +60,7 @@ class LoopMeter:
 
 
 def call(address: str, request: pb.GenerateRequest) -> list[pb.GenerateResponse]:
-    """Everything that a client hears, in a thread; nothing if its request is refused."""
+    """All responses of a call, read in a thread; none if it is refused."""
     options = [("grpc.max_receive_message_length", 64 << 20)]
     with grpc.insecure_channel(address, options=options) as channel:
         stub = gateway_pb2_grpc.GenerationServiceStub(channel)
@@ -108,7 +108,7 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-async def test_the_largest_requests_do_not_hold_up_the_loop(
+async def test_the_largest_requests_do_not_block_the_loop(
     start_gateway: StartGateway, kind: str
 ) -> None:
     request = REQUESTS[kind]()
@@ -124,7 +124,7 @@ async def test_the_largest_requests_do_not_hold_up_the_loop(
     assert longest_s < MOST_BLOCKED_S
 
 
-async def test_text_that_cannot_fit_does_not_hold_up_the_loop(start_gateway: StartGateway) -> None:
+async def test_text_that_is_too_long_does_not_block_the_loop(start_gateway: StartGateway) -> None:
     request = pb.GenerateRequest(text=(CODE * 200_000)[: MOST_BYTES - 100_000])
 
     with threaded_verifiers(ThreadedVerifier(), 1) as addresses:
@@ -135,7 +135,7 @@ async def test_text_that_cannot_fit_does_not_hold_up_the_loop(start_gateway: Sta
     assert longest_s < MOST_BLOCKED_S
 
 
-async def test_many_small_calls_at_once_do_not_hold_up_the_loop(
+async def test_many_small_calls_at_once_do_not_block_the_loop(
     start_gateway: StartGateway,
 ) -> None:
     def list_models(address: str) -> int:
@@ -169,7 +169,7 @@ def long_output(opened: verifier_pb2.Open) -> Sequence[verifier_pb2.SessionRespo
     [{}, {"stop_sequences": STOPS}],
     ids=["text", "stop strings"],
 )
-async def test_long_outputs_do_not_hold_up_the_loop(
+async def test_long_outputs_do_not_block_the_loop(
     start_gateway: StartGateway, fields: dict[str, Any]
 ) -> None:
     request = pb.GenerateRequest(text="x", **{"n": 16, **fields})

@@ -1,4 +1,4 @@
-"""What of a request's text its pool gets, by how the request ends; over real sockets."""
+"""The text that a request's pool gets, by how the request ends; over real sockets."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.tokenization import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import drafter_pb2
 from tandem.v1 import sampling_pb2 as sampling
 from tests.gateway.running_gateway import (
@@ -48,7 +48,7 @@ class Feeding:
         return call
 
     async def decide(self, base_length: int, token_ids: list[int], finish: int = 0) -> None:
-        """A step, whose tokens the drafter has before anything else happens."""
+        """Sends a step, and waits until the drafter has its tokens."""
         self.verifier.send(
             self.verifier.decided(self.sequence_id, base_length, token_ids, finish=finish, wanted=8)
         )
@@ -92,7 +92,7 @@ async def feeding(
         (drafter_pb2.KEEP_NOTHING, drafter_pb2.KEEP_UNSPECIFIED),
     ],
 )
-async def test_at_its_end_a_request_feeds_what_it_says(
+async def test_at_its_end_a_request_feeds_its_pool_what_pool_keep_says(
     feeding: Feeding, finish: int, wanted: "drafter_pb2.Keep.ValueType", kept: int
 ) -> None:
     call = await feeding.begin(pool_keep=wanted)
@@ -103,9 +103,7 @@ async def test_at_its_end_a_request_feeds_what_it_says(
     assert (release.keep, release.length) == (kept, 0)
 
 
-async def test_a_stop_string_is_an_end_and_what_lies_behind_it_is_not_fed(
-    feeding: Feeding, tokenizer: Tokenizer
-) -> None:
+async def test_text_after_a_stop_string_is_not_fed(feeding: Feeding, tokenizer: Tokenizer) -> None:
     output = [tokenizer.encode(character)[0] for character in "abSTOPcdef"]
     call = await feeding.begin(stop_sequences=("STOP",))
     await feeding.decide(2, output)
@@ -116,7 +114,7 @@ async def test_a_stop_string_is_an_end_and_what_lies_behind_it_is_not_fed(
     assert release.length == 2 + len(shown.token_ids)
 
 
-async def test_a_stop_string_in_the_last_step_cuts_what_is_fed(
+async def test_a_stop_string_in_the_last_step_cuts_the_fed_text(
     feeding: Feeding, tokenizer: Tokenizer
 ) -> None:
     output = [tokenizer.encode(character)[0] for character in "abSTOPcdef"]
@@ -134,7 +132,7 @@ async def test_a_stop_string_in_the_last_step_cuts_what_is_fed(
     ("is_wanted", "kept"), [(False, drafter_pb2.KEEP_UNSPECIFIED), (True, drafter_pb2.KEEP_ALL)]
 )
 @pytest.mark.parametrize("how", ["cancel", "failure", "verifier gone"])
-async def test_a_request_that_is_cut_short_feeds_its_pool_only_if_it_says_so(
+async def test_a_cancelled_or_failed_request_feeds_its_pool_only_on_request(
     feeding: Feeding, how: str, is_wanted: bool, kept: int
 ) -> None:
     call = await feeding.begin(pool_keep=drafter_pb2.KEEP_ALL, pool_keep_cancelled=is_wanted)
@@ -153,7 +151,7 @@ async def test_a_request_that_is_cut_short_feeds_its_pool_only_if_it_says_so(
     assert (release.keep, release.length) == (kept, 0)
 
 
-async def test_the_drafter_is_told_to_feed_the_pool_while_the_request_runs(
+async def test_pool_feed_tokens_reach_the_drafter(
     feeding: Feeding,
 ) -> None:
     call = await feeding.begin(pool_keep=drafter_pb2.KEEP_ALL, pool_feed_tokens=32)

@@ -1,4 +1,4 @@
-"""What a client of Generate sees: text, ends, choices, resumption, cancels, and the counts."""
+"""Generate over real sockets: text, ends, choices, resumption, cancels, and counts."""
 
 import asyncio
 import itertools
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.request import FinishReason
-from gateway.seeds import seed_of_choice
-from gateway.tokenization import Tokenizer
+from gateway.messages.response import FinishReason
+from gateway.requests.seeds import seed_of_choice
+from gateway.text.tokenizer import Tokenizer
 from tandem.v1 import gateway_pb2, sampling_pb2
 from tests.gateway.conftest import StartDrafter, StartVerifier
 from tests.gateway.running_gateway import (
@@ -48,7 +48,7 @@ async def test_text_in_text_out(
     assert [chunk.offset for chunk in output.chunks] == offsets[:-1]
 
 
-async def test_a_long_text_is_encoded_beside_the_event_loop(
+async def test_a_long_text_is_encoded_in_a_thread(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
     model_folder: Path,
@@ -70,7 +70,7 @@ async def test_without_a_tokenizer_tokens_go_in_and_out(
     assert (output.token_ids, output.text) == ([5, 6, 0], "")
 
 
-async def test_tokens_that_the_tokenizer_does_not_know_have_no_text(
+async def test_unknown_tokens_have_no_text(
     start_gateway: StartGateway, start_verifier: StartVerifier, model_folder: Path
 ) -> None:
     verifier = await start_verifier(vocab_size=151_936)
@@ -104,12 +104,12 @@ async def test_a_stop_string_ends_the_output_and_the_sequence(
     verifier.send(verifier.decided(opened.sequence_id, 5, ids[4:9], drafts=7, accepted=4))
     close = await verifier.nth("close", 0)
     assert close.sequence_id == opened.sequence_id
-    # The verifier had run ahead; what it says now is nobody's business.
+    # The verifier had run ahead; its later events are ignored.
     verifier.send(verifier.decided(opened.sequence_id, 10, ids[9:]))
     verifier.send(verifier.decided(opened.sequence_id, 11, [], finish=CANCELLED))
     rest = await collect(call)
     assert rest.text == ""
-    assert output.token_ids + rest.token_ids == ids[:6], "the completing token, and none behind"
+    assert output.token_ids + rest.token_ids == ids[:6], "the completing token, and none after it"
     assert rest.finished[0].finish_reason == STOP
     usage = rest.usage
     assert (usage.output_tokens, usage.num_steps) == (6, 2)
@@ -120,7 +120,7 @@ async def test_a_stop_string_ends_the_output_and_the_sequence(
     await scripted_drafter.until(lambda: scripted_drafter.releases() == [opened.sequence_id])
 
 
-async def test_stop_tokens_and_the_rest_of_a_request_reach_the_verifier(
+async def test_stop_tokens_limits_priority_and_salt_reach_the_verifier(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.play(lambda opened: [5, 0])
@@ -130,10 +130,10 @@ async def test_stop_tokens_and_the_rest_of_a_request_reach_the_verifier(
     assert (list(opened.stop_token_ids), opened.ignore_eos) == ([7, 8], True)
     assert opened.max_new_tokens == 9
     assert opened.priority == -4
-    assert opened.cache_salt == "0:/", "the gateway's own word for the one tenant"
+    assert opened.cache_salt == "0:/", "the salt of the one tenant"
 
 
-async def test_choices_are_sequences_of_their_own_with_seeds_of_their_own(
+async def test_each_choice_is_a_sequence_with_its_own_seed(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.play(lambda opened: [opened.sampling.seed % 1000 + 5] * 3)
@@ -155,7 +155,7 @@ async def test_choices_are_sequences_of_their_own_with_seeds_of_their_own(
     assert running.sample("tandem_prompt_tokens_total") == 6
 
 
-async def test_a_seed_that_was_not_given_is_told_and_used(
+async def test_a_generated_seed_is_reported_and_used(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.play(lambda opened: [5])
@@ -174,7 +174,7 @@ async def test_a_resumed_stream_and_the_first_part_make_the_whole(
     tokenizer: Tokenizer,
     num_given: int,
 ) -> None:
-    """Cut anywhere: within a character, within what might become a stop string."""
+    """The cut may be within a character or a possible stop string."""
     whole = [*tokenizer.encode("x STO\N{GRINNING FACE} STOPPED end"), 0]
 
     running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
@@ -228,7 +228,7 @@ async def test_a_client_that_reads_slowly_gets_its_steps_merged(
                 for step in range(start, start + 100)
             )
         )
-    await until(lambda: not running.gateway.coordinator._sequences)
+    await until(lambda: not running.gateway.coordinator._sequences._by_id)
     output = await collect(call)
     assert output.token_ids == [step % 2000 for step in range(num_steps)]
     assert len(output.chunks) < num_steps / 50
@@ -276,7 +276,7 @@ async def test_a_client_whose_connection_breaks_leaves_nothing(
     assert all(call.done() for call in calls)
 
 
-async def test_what_the_verifier_says_of_a_forgotten_sequence_is_ignored(
+async def test_events_of_a_closed_sequence_are_ignored(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])
@@ -326,7 +326,7 @@ async def test_nothing_leaks_after_many_cancels(
     assert ends == len(verifier.commands("open"))
 
 
-async def test_the_metrics_say_what_usage_says(
+async def test_the_metrics_equal_the_sums_of_usage(
     start_gateway: StartGateway, verifier: ScriptedVerifier, start_drafter: StartDrafter
 ) -> None:
     drafter = await start_drafter()
@@ -406,7 +406,7 @@ async def test_there_is_a_series_for_every_position_that_can_be_accepted(
     await until(lambda: positions() == set(range(40)))
 
 
-async def test_a_verifier_cannot_have_any_number_of_series_made(
+async def test_the_number_of_series_is_bounded_whatever_the_verifiers_limit(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     verifier = await start_verifier(max_num_speculative_tokens=(1 << 32) - 1)
@@ -415,7 +415,7 @@ async def test_a_verifier_cannot_have_any_number_of_series_made(
     assert names.count("tandem_spec_decode_num_accepted_tokens_per_pos_total") == 512
 
 
-async def test_requests_run_or_wait_as_the_verifier_says(
+async def test_requests_count_as_running_once_the_verifier_admits_them(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])
@@ -431,7 +431,7 @@ async def test_requests_run_or_wait_as_the_verifier_says(
     assert [output.of(index).usage.cached_tokens for index in range(3)] == [0, 0, 1]
 
 
-async def test_a_prompts_beginning_decides_where_it_goes(
+async def test_requests_with_one_affinity_key_go_to_one_verifier(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     verifiers = [await start_verifier() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""One choice's state: what is shown, what is counted, and what a stop string cuts."""
+"""One choice's state: shown output, usage, and cuts at stop strings."""
 
 from collections.abc import Sequence
 from typing import Never
@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import wire
+from gateway.api import wire
 from gateway.errors import UnavailableError, VerifierError
-from gateway.message_bounds import MAX_CHUNK_BYTES
-from gateway.messages import Decided, PromptScored
-from gateway.output_text import OutputText, Shown
-from gateway.request import Chunk, FinishReason, SamplingParams
-from gateway.tokenization import Tokenizer
-from tests.gateway.making import decide, encoded_logprob, make_generation, take_chunk
+from gateway.messages.request import SamplingParams
+from gateway.messages.response import Chunk, FinishReason
+from gateway.messages.sizes import MAX_CHUNK_BYTES
+from gateway.messages.verifier import Decided, PromptScored
+from gateway.text.output_text import OutputText, Shown
+from gateway.text.tokenizer import Tokenizer
+from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
 
 
 def chunk(**fields: object) -> Chunk:
@@ -32,45 +33,45 @@ def chunk(**fields: object) -> Chunk:
     )
 
 
-def test_what_is_decided_is_taken_only_after_it_was_published() -> None:
+def test_decided_tokens_are_read_only_after_they_were_published() -> None:
     generation = make_generation()
-    decide(generation, [4])
-    assert take_chunk(generation) is None
+    append_step(generation, [4])
+    assert read_chunk(generation) is None
     assert not generation.changed.is_set()
     generation.publish()
     assert generation.changed.is_set()
-    assert take_chunk(generation) == chunk(token_ids=[4])
-    assert take_chunk(generation) is None
+    assert read_chunk(generation) == chunk(token_ids=[4])
+    assert read_chunk(generation) is None
 
 
-def test_each_step_taken_in_time_is_a_chunk_of_its_own() -> None:
+def test_each_step_that_is_read_in_time_is_its_own_chunk() -> None:
     generation = make_generation()
-    decide(generation, [4, 5, 6], drafts=7, accepted=2)
+    append_step(generation, [4, 5, 6], drafts=7, accepted=2)
     generation.publish()
-    first = take_chunk(generation)
-    decide(generation, [7])
+    first = read_chunk(generation)
+    append_step(generation, [7])
     generation.publish()
     assert first == chunk(token_ids=[4, 5, 6], num_draft_tokens=7, num_accepted_tokens=2)
-    assert take_chunk(generation) == chunk(offset=3, token_ids=[7])
+    assert read_chunk(generation) == chunk(offset=3, token_ids=[7])
 
 
-def test_steps_that_the_client_did_not_take_merge() -> None:
+def test_unread_steps_merge() -> None:
     generation = make_generation()
     for step in ([4, 5], [6], [7, 8]):
-        decide(generation, step, drafts=2, accepted=len(step) - 1)
+        append_step(generation, step, drafts=2, accepted=len(step) - 1)
         generation.publish()
-    assert take_chunk(generation) == chunk(
+    assert read_chunk(generation) == chunk(
         token_ids=[4, 5, 6, 7, 8], num_draft_tokens=6, num_accepted_tokens=2, num_steps=3
     )
 
 
-def test_usage_tells_the_steps_the_drafts_and_where_they_were_accepted() -> None:
+def test_usage_counts_steps_drafts_and_accepted_positions() -> None:
     generation = make_generation([9] * 5)
     generation.num_cached_tokens = 4
-    decide(generation, [1])
-    decide(generation, [2, 3, 4], drafts=3, accepted=2)
-    decide(generation, [5, 6], drafts=2, accepted=1)
-    decide(generation, [7], drafts=4)
+    append_step(generation, [1])
+    append_step(generation, [2, 3, 4], drafts=3, accepted=2)
+    append_step(generation, [5, 6], drafts=2, accepted=1)
+    append_step(generation, [7], drafts=4)
     generation.publish()
     usage = generation.usage()
     assert usage.prompt_tokens == 5
@@ -83,37 +84,37 @@ def test_usage_tells_the_steps_the_drafts_and_where_they_were_accepted() -> None
     assert usage.accepted_per_position == (2, 1, 0, 0)
 
 
-def test_the_stop_token_is_a_token_and_no_text(tokenizer: Tokenizer) -> None:
+def test_the_stop_token_is_a_token_without_text(tokenizer: Tokenizer) -> None:
     generation = make_generation(tokenizer=tokenizer)
     a, b = (tokenizer.encode(character)[0] for character in "ab")
-    decide(generation, [a, b], finish=FinishReason.STOP)
+    append_step(generation, [a, b], finish=FinishReason.STOP)
     generation.publish()
-    taken = take_chunk(generation)
+    taken = read_chunk(generation)
     assert taken == chunk(token_ids=[a, b], text="a")
     assert generation.finish_reason is FinishReason.STOP
 
 
-def test_at_the_length_limit_the_last_token_is_text_and_held_text_is_let_go(
+def test_at_the_length_limit_the_last_token_and_held_back_text_are_shown(
     tokenizer: Tokenizer,
 ) -> None:
     generation = make_generation(tokenizer=tokenizer, stop_sequences=["abc"])
-    decide(generation, tokenizer.encode("xab"), finish=FinishReason.LENGTH)
+    append_step(generation, tokenizer.encode("xab"), finish=FinishReason.LENGTH)
     generation.publish()
-    taken = take_chunk(generation)
+    taken = read_chunk(generation)
     assert taken is not None
     assert taken.text == "xab"
     assert generation.finish_reason is FinishReason.LENGTH
 
 
-def test_a_stop_string_drops_what_was_decided_beyond_it(tokenizer: Tokenizer) -> None:
+def test_tokens_decided_after_a_stop_string_are_dropped(tokenizer: Tokenizer) -> None:
     generation = make_generation(tokenizer=tokenizer, stop_sequences=["cd"])
     ids = [tokenizer.encode(character)[0] for character in "abcdefgh"]
-    decide(generation, ids[:1])
-    decide(generation, ids[1:6], drafts=7, accepted=4)  # b c d e f: d completes it
-    decide(generation, ids[6:8], drafts=7, accepted=1)  # decided before anybody looked
+    append_step(generation, ids[:1])
+    append_step(generation, ids[1:6], drafts=7, accepted=4)  # b c d e f: d completes it
+    append_step(generation, ids[6:8], drafts=7, accepted=1)  # decided before anybody looked
     counted = generation.publish()
     assert [step.num_tokens for step in counted] == [1, 3]
-    taken = take_chunk(generation)
+    taken = read_chunk(generation)
     assert taken == chunk(
         token_ids=ids[:4], text="ab", num_draft_tokens=7, num_accepted_tokens=3, num_steps=2
     )
@@ -125,12 +126,12 @@ def test_a_stop_string_drops_what_was_decided_beyond_it(tokenizer: Tokenizer) ->
     assert usage.accepted_per_position == (1, 1, 1, 0, 0, 0, 0)
 
 
-def test_a_stop_string_goes_before_a_stop_token_behind_it(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_ends_the_output_before_a_later_stop_token(tokenizer: Tokenizer) -> None:
     generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"])
     ids = [tokenizer.encode(character)[0] for character in "abc"]
-    decide(generation, [*ids, 0], finish=FinishReason.STOP)
+    append_step(generation, [*ids, 0], finish=FinishReason.STOP)
     generation.publish()
-    taken = take_chunk(generation)
+    taken = read_chunk(generation)
     assert taken is not None
     assert (taken.text, taken.token_ids) == ("a", ids[:2])
 
@@ -138,38 +139,38 @@ def test_a_stop_string_goes_before_a_stop_token_behind_it(tokenizer: Tokenizer) 
 def test_the_stop_token_does_not_complete_a_stop_string(tokenizer: Tokenizer) -> None:
     generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"])
     a, b = (tokenizer.encode(character)[0] for character in "ab")
-    decide(generation, [a, b], finish=FinishReason.STOP)
+    append_step(generation, [a, b], finish=FinishReason.STOP)
     generation.publish()
     assert generation.usage().output_tokens == 2
 
 
 def test_given_output_counts_in_offsets_and_length_and_not_in_steps() -> None:
     generation = make_generation([1, 2], output_token_ids=[3, 4, 5])
-    decide(generation, [6])
+    append_step(generation, [6])
     generation.publish()
-    assert take_chunk(generation) == chunk(offset=3, token_ids=[6])
+    assert read_chunk(generation) == chunk(offset=3, token_ids=[6])
     assert generation.usage().output_tokens == 4
     assert generation.usage().num_steps == 1
 
 
-def test_a_decision_for_another_length_is_the_verifiers_mistake() -> None:
+def test_a_decision_at_another_length_is_an_error_of_the_verifier() -> None:
     generation = make_generation([1, 2, 3])
     wrong = Decided("sequence", 5, [4], 0, 0, 24, FinishReason.UNFINISHED)
     with pytest.raises(VerifierError, match="3 tokens from 5"):
-        generation.decide(wrong)
+        generation.append(wrong)
     assert generation.token_ids == [1, 2, 3]
 
 
-def test_what_was_published_can_be_taken_after_a_failure() -> None:
+def test_published_output_can_be_read_after_a_failure() -> None:
     generation = make_generation()
-    decide(generation, [4])
+    append_step(generation, [4])
     generation.publish()
     generation.fail(UnavailableError("gone"))
     assert generation.is_over
-    assert take_chunk(generation) == chunk(token_ids=[4])
-    decide(generation, [5])
+    assert read_chunk(generation) == chunk(token_ids=[4])
+    append_step(generation, [5])
     assert generation.publish() == ()
-    assert take_chunk(generation) is None
+    assert read_chunk(generation) is None
 
 
 def test_the_end_is_reached_once() -> None:
@@ -183,9 +184,9 @@ def test_the_end_is_reached_once() -> None:
 def test_a_cancelled_output_ends_where_no_stop_string_can_be_before(tokenizer: Tokenizer) -> None:
     for stop_sequences, kept in (((), [5, 6]), (("abc",), [5])):
         generation = make_generation([1], tokenizer=tokenizer, stop_sequences=stop_sequences)
-        decide(generation, [5])
+        append_step(generation, [5])
         generation.publish()
-        decide(generation, [6])
+        append_step(generation, [6])
         generation.cancel()
         assert generation.token_ids == [1, *kept]
 
@@ -198,9 +199,9 @@ def test_an_output_whose_text_cannot_be_made_ends_there_too(
 
     for stop_sequences, kept in (((), [5, 6]), (("abc",), [5])):
         generation = make_generation([1], tokenizer=tokenizer, stop_sequences=stop_sequences)
-        decide(generation, [5])
+        append_step(generation, [5])
         generation.publish()
-        decide(generation, [6])
+        append_step(generation, [6])
         with monkeypatch.context() as patched:
             patched.setattr(OutputText, "feed", fail)
             with pytest.raises(RuntimeError):
@@ -214,19 +215,19 @@ def test_an_output_whose_text_cannot_be_made_ends_there_too(
     published=st.sets(st.integers(0, 12)),
     taken=st.sets(st.integers(0, 12)),
 )
-def test_however_it_is_published_and_taken_every_token_comes_once_and_in_order(
+def test_however_it_is_published_and_read_every_token_comes_once_and_in_order(
     steps: list[list[int]], published: set[int], taken: set[int]
 ) -> None:
     generation = make_generation(num_speculative_tokens=8)
     chunks = []
     for index, step in enumerate(steps):
-        decide(generation, step, drafts=len(step), accepted=len(step) - 1)
+        append_step(generation, step, drafts=len(step), accepted=len(step) - 1)
         if index in published:
             generation.publish()
         if index in taken:
-            chunks.append(take_chunk(generation))
+            chunks.append(read_chunk(generation))
     generation.publish()
-    chunks.append(take_chunk(generation))
+    chunks.append(read_chunk(generation))
     come: list[int] = []
     num_steps = 0
     for part in chunks:
@@ -240,7 +241,7 @@ def test_however_it_is_published_and_taken_every_token_comes_once_and_in_order(
 
 @pytest.mark.parametrize("num_tops", [None, 0, 20])
 @pytest.mark.parametrize("text", ["x", "\N{SNOWMAN}" * 300])
-def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
+def test_a_slow_client_gets_chunks_of_bounded_bytes(
     num_tops: int | None, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = make_generation(
@@ -252,7 +253,7 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
         generation._output_text, "feed", lambda token_ids: Shown(text, len(token_ids))
     )
     if num_tops is not None:
-        generation.score_prompt(
+        generation.append_prompt_logprobs(
             PromptScored(
                 sequence_id="sequence",
                 base_length=1,
@@ -263,7 +264,7 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
         token_ids = [200_000 + first % 1000 + offset for offset in range(8)]
         logprobs = [encoded_logprob(each, num_tops=num_tops or 0) for each in token_ids]
         base_length = len(generation.token_ids)
-        generation.decide(
+        generation.append(
             Decided(
                 "sequence",
                 base_length,
@@ -278,8 +279,8 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
     expected = generation.token_ids[3:]
     generation.publish()
     chunks = []
-    while (part := take_chunk(generation)) is not None:
-        assert generation.has_more is bool(generation._untaken)
+    while (part := read_chunk(generation)) is not None:
+        assert generation.has_unread is bool(generation._unread._shown)
         assert wire.event_to_proto(part).ByteSize() <= MAX_CHUNK_BYTES + 100
         chunks.append(part)
     assert [token_id for part in chunks for token_id in part.token_ids] == expected
@@ -293,13 +294,13 @@ def test_what_a_slow_client_takes_comes_in_chunks_of_bounded_bytes(
     assert [part.offset for part in chunks] == [
         sum(len(earlier.token_ids) for earlier in chunks[:index]) for index in range(len(chunks))
     ]
-    assert not generation._logprobs, "what was taken is freed"
-    assert not generation._prompt_logprobs
+    assert not generation._unread.logprobs, "read logprobs are freed"
+    assert not generation._unread.prompt_logprobs
 
 
-def test_more_likely_tokens_than_were_asked_for_are_the_verifiers_mistake() -> None:
+def test_more_alternatives_than_requested_are_an_error_of_the_verifier() -> None:
     generation = make_generation(sampling=SamplingParams(logprobs=1))
     logprobs = [encoded_logprob(1, num_tops=3)]
     with pytest.raises(VerifierError):
-        generation.decide(Decided("sequence", 3, [1], 0, 0, 24, FinishReason.UNFINISHED, logprobs))
+        generation.append(Decided("sequence", 3, [1], 0, 0, 24, FinishReason.UNFINISHED, logprobs))
     assert generation.token_ids == [1, 2, 3]

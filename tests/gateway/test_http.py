@@ -1,4 +1,4 @@
-"""The HTTP door: metrics for Prometheus, health for load balancers."""
+"""HTTP: metrics for Prometheus, health for load balancers."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ GATEWAY_METRICS = {
 
 
 async def get(running: RunningGateway, path: str) -> tuple[int, dict[str, str], str]:
-    """A request by hand: status, headers, body."""
+    """A request over a plain socket: status, headers, body."""
     assert running.gateway.http_address is not None
     host, port = running.gateway.http_address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -75,7 +75,7 @@ async def test_metrics_are_all_there_in_prometheus_form(
     assert samples["tandem_request_success_total", "length"] == 0
 
 
-async def test_health_tells_the_truth(
+async def test_health_says_whether_requests_would_be_run(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
@@ -92,10 +92,10 @@ async def test_other_paths_are_not_found(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], http_listen="127.0.0.1:0")
-    assert (await get(running, "/v1/what"))[0] == 404
+    assert (await get(running, "/v1/unknown"))[0] == 404
 
 
-async def test_an_address_that_is_taken_is_named(
+async def test_an_address_in_use_is_named(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
     registry: CollectorRegistry,

@@ -1,4 +1,4 @@
-"""The HTTP door keeps the gRPC door's rules: TLS with the same files, plaintext on loopback."""
+"""HTTP follows the gRPC port's rules: TLS with the same files, plaintext on loopback."""
 
 import asyncio
 import ssl
@@ -45,7 +45,7 @@ async def status_of(address: str | None, context: ssl.SSLContext | None) -> str:
         writer.close()
 
 
-async def test_plaintext_beyond_loopback_must_be_asked_for(
+async def test_plaintext_beyond_loopback_needs_allow_plaintext(
     registry: CollectorRegistry, logger: Logger
 ) -> None:
     def gateway(*, allow_plaintext: bool) -> GatewayServer:

@@ -1,4 +1,4 @@
-"""However large what clients ask for is, no message to a peer is larger than it may be."""
+"""No request makes a message to a peer larger than its limit."""
 
 import asyncio
 from typing import Any
@@ -7,24 +7,23 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway import wire
-from gateway.draft_feed import DraftFeed
 from gateway.errors import InvalidRequestError
-from gateway.message_bounds import (
+from gateway.messages.request import NgramParams, SamplingParams
+from gateway.messages.sizes import (
     MAX_OPEN_BYTES,
     MAX_PROPOSE_REQUEST_BYTES,
     MAX_SESSION_REQUEST_BYTES,
 )
-from gateway.messages import DraftWait, Hint, OpenCommand
+from gateway.messages.verifier import Hint, OpenCommand
 from gateway.metrics import GatewayMetrics
-from gateway.odd_messages import OddMessages
-from gateway.request import NgramParams, SamplingParams
-from gateway.verifier_link import VerifierLink
+from gateway.peers import wire
+from gateway.peers.draft_feed import DraftFeed
+from gateway.peers.verifier_link import VerifierLink
 from servicekit.errors import field_violation
 from servicekit.logs import Logger
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
-from tests.gateway.making import make_generation
+from tests.gateway.factories import make_generation, make_open
 from tests.gateway.running_gateway import StartGateway, error_of
 
 MAX_ID = (1 << 32) - 1
@@ -35,29 +34,26 @@ def sequence_id(index: int) -> str:
 
 
 def opening(index: int, *, num_tokens: int = 3, num_biases: int = 0) -> OpenCommand:
-    return OpenCommand(
+    return make_open(
+        [MAX_ID] * num_tokens,
         sequence_id=sequence_id(index),
-        token_ids=[MAX_ID] * num_tokens,
-        prompt_length=num_tokens,
+        seed=(1 << 64) - 1,
         sampling=SamplingParams(
             temperature=0.5,
             logit_bias={MAX_ID - position: 1.5 for position in range(num_biases)},
         ),
-        seed=(1 << 64) - 1,
         max_new_tokens=MAX_ID,
         stop_token_ids=[MAX_ID] * 64,
         ignore_eos=True,
-        draft_wait=DraftWait.ADAPTIVE,
-        drafting=True,
         num_speculative_tokens=31,
         cache_salt="s" * 256,
         priority=-5,
-        tokens_per_match=MAX_ID,
+        ngram=NgramParams(min_ngram=2, max_ngram=5, tokens_per_match=MAX_ID),
     )
 
 
-class Listener:
-    """Hears what cannot be sent; nothing else is to happen."""
+class RefusalListener:
+    """Records the Opens that cannot be sent; nothing else may happen."""
 
     def __init__(self) -> None:
         self.refused: dict[str, InvalidRequestError] = {}
@@ -71,16 +67,16 @@ class Listener:
 
 @pytest.fixture
 async def link(logger: Logger) -> Any:
-    """One that is never run: its messages are taken by hand."""
+    """A link that never connects: the test reads its messages."""
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         yield VerifierLink(
             name="verifier",
             channel=channel,
             gateway_id="gateway",
-            listener=Listener(),
+            listener=RefusalListener(),
             hint_tokens=512,
             greet_timeout_s=1.0,
-            odd_messages=OddMessages(metrics=GatewayMetrics(CollectorRegistry()), logger=logger),
+            metrics=GatewayMetrics(CollectorRegistry()),
             logger=logger,
         )
 
@@ -127,7 +123,7 @@ async def test_messages_to_a_verifier_are_sized_by_their_bytes(link: VerifierLin
     ("fields", "name"),
     [({"num_tokens": 900_000}, "prompt"), ({"num_biases": 300_000}, "sampling.logit_bias")],
 )
-async def test_an_open_that_is_too_large_is_refused_by_name_and_the_others_go(
+async def test_an_open_that_is_too_large_is_refused_by_field_and_the_others_are_sent(
     link: VerifierLink, fields: dict[str, int], name: str
 ) -> None:
     for index in range(3):
@@ -135,7 +131,7 @@ async def test_an_open_that_is_too_large_is_refused_by_name_and_the_others_go(
     messages = messages_of(link)
     assert sequences_of(messages, "open") == [sequence_id(0), sequence_id(2)]
     listener = link._listener
-    assert isinstance(listener, Listener)
+    assert isinstance(listener, RefusalListener)
     assert [(key, error.field) for key, error in listener.refused.items()] == [
         (sequence_id(1), name)
     ]
@@ -162,7 +158,7 @@ def test_messages_to_a_drafter_are_sized_by_their_bytes() -> None:
 
 
 @pytest.mark.stand_in
-async def test_the_largest_request_with_16_choices_harms_nobody(
+async def test_the_largest_request_with_16_choices_fails_no_other(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     verifier = await start_verifier(vocab_size=200_000, max_model_len=1 << 20)

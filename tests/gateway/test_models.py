@@ -1,4 +1,4 @@
-"""Which model a request runs on: one, from its first check to its last token."""
+"""A request runs on one model, from its first check to its last token."""
 
 import hashlib
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.stand_in
 async def start_three(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> tuple[RunningGateway, list[ScriptedVerifier]]:
-    """The first of three verifiers has other weights, and takes longer sequences."""
+    """The first of three verifiers has other weights, and a higher limit on lengths."""
     verifiers = [await start_verifier(max_model_len=length) for length in (4000, 3000, 2000)]
     for verifier, digest in zip(verifiers, ("old", "new", "new"), strict=True):
         verifier.model_digest = digest
@@ -44,14 +44,14 @@ async def test_two_models_of_one_name_are_not_one_model(
     for index in range(12):
         await running.generate(1, affinity_key=f"key {index}")
     opened = [verifier.commands("open") for verifier in verifiers]
-    assert not opened[0], "as many as serve it, one model answers"
+    assert not opened[0], "requests go to the model with more verifiers"
     assert all(opened[1:])
     assert {each.expected_model_digest for each in opened[1] + opened[2]} == {"new"}
     assert running.sample("tandem_verifiers_outvoted") == 1
     assert [e["event"] for e in running.log].count("model_digests_differ") >= 1
 
 
-async def test_when_the_others_are_more_requests_go_to_them(
+async def test_the_digest_with_more_verifiers_gets_the_requests(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     running, verifiers = await start_three(start_gateway, start_verifier)
@@ -68,7 +68,7 @@ async def test_when_the_others_are_more_requests_go_to_them(
     assert running.sample("tandem_verifiers_outvoted") == 1
 
 
-async def test_a_verifier_that_serves_another_model_after_all_refuses_by_name(
+async def test_a_verifier_that_serves_another_model_refuses_by_field(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])
@@ -116,4 +116,4 @@ async def test_text_for_a_model_of_another_tokenizer_is_refused_and_token_ids_ar
         assert "model-1" in violation[1]
     output = await running.generate(1, model_id="model-1")
     assert output.token_ids == [70, 71, 0]
-    assert output.text == "", "another model's words are no text of it"
+    assert output.text == "", "the tokenizer is another model's"

@@ -1,27 +1,15 @@
-"""What is to be sent to a verifier: merged, bounded, hints first."""
+"""Commands for a verifier are merged, bounded, and hints are never delayed."""
 
-from gateway.messages import CommandBatch, DraftWait, Hint, OpenCommand
-from gateway.outbox import Outbox
-from gateway.request import SamplingParams
-from gateway.wire import commands_to_proto
+from gateway.messages.verifier import CommandBatch, Hint, OpenCommand
+from gateway.peers.outbox import Outbox
+from gateway.peers.wire import commands_to_proto
 from servicekit.message_limits import MessageLimits
 from tandem.v1 import limits_pb2, verifier_pb2
+from tests.gateway.factories import make_open
 
 
 def opening(sequence_id: str, num_tokens: int = 3) -> OpenCommand:
-    return OpenCommand(
-        sequence_id=sequence_id,
-        token_ids=[1] * num_tokens,
-        prompt_length=num_tokens,
-        sampling=SamplingParams(),
-        seed=1,
-        max_new_tokens=10,
-        stop_token_ids=(),
-        ignore_eos=False,
-        draft_wait=DraftWait.ADAPTIVE,
-        drafting=True,
-        num_speculative_tokens=7,
-    )
+    return make_open([1] * num_tokens, sequence_id=sequence_id)
 
 
 def hint(sequence_id: str, base_length: int = 3) -> Hint:
@@ -38,12 +26,12 @@ def batches_of(outbox: Outbox) -> list[CommandBatch]:
 def opens_of(outbox: Outbox) -> list[OpenCommand]:
     opens = []
     while (command := outbox.next_open) is not None:
-        outbox.take_open(command)
+        outbox.remove_open(command)
         opens.append(command)
     return opens
 
 
-def test_everything_that_is_there_goes_in_one_message() -> None:
+def test_all_waiting_commands_go_in_one_message() -> None:
     outbox = Outbox(hint_tokens=24)
     outbox.open(opening("new"))
     outbox.hint(hint("one"))
@@ -58,7 +46,7 @@ def test_everything_that_is_there_goes_in_one_message() -> None:
     assert outbox.is_empty
 
 
-def test_of_hints_that_could_not_be_sent_the_latest_counts() -> None:
+def test_of_unsent_hints_only_the_latest_is_kept() -> None:
     outbox = Outbox(hint_tokens=24)
     for base_length in (3, 4, 5):
         outbox.hint(hint("one", base_length))
@@ -66,7 +54,7 @@ def test_of_hints_that_could_not_be_sent_the_latest_counts() -> None:
     assert [hint.base_length for hint in batch.hints] == [5]
 
 
-def test_a_sequence_closed_before_it_was_opened_leaves_nothing() -> None:
+def test_a_sequence_closed_before_its_open_was_sent_leaves_no_command() -> None:
     outbox = Outbox(hint_tokens=24)
     outbox.open(opening("one"))
     outbox.update("one", False)
@@ -76,7 +64,7 @@ def test_a_sequence_closed_before_it_was_opened_leaves_nothing() -> None:
     assert outbox.next_batch() is None
 
 
-def test_a_close_takes_the_sequences_hints_with_it() -> None:
+def test_a_close_drops_the_sequences_hint() -> None:
     outbox = Outbox(hint_tokens=24)
     outbox.hint(hint("one"))
     outbox.update("one", False)
@@ -118,7 +106,7 @@ def test_more_updates_and_closes_than_a_message_may_hold_are_split_and_updates_g
     assert [len(batch.hints) for batch in batches] == [0] * (len(batches) - 1) + [1]
 
 
-def test_a_broken_stream_takes_everything_with_it() -> None:
+def test_a_broken_stream_drops_every_command() -> None:
     outbox = Outbox(hint_tokens=24)
     outbox.open(opening("one"))
     outbox.hint(hint("two"))

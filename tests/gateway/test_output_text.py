@@ -1,14 +1,14 @@
-"""Tokens, text and stop strings together."""
+"""Tokens to text, up to a stop string."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.output_text import OutputText
-from gateway.tokenization import Tokenizer
-from tests.gateway.test_tokenization import BUNDLED
+from gateway.text.output_text import OutputText
+from gateway.text.tokenizer import Tokenizer
+from tests.gateway.test_tokenizer import BUNDLED
 
 
-def test_the_tokens_behind_a_stop_string_do_not_count(tokenizer: Tokenizer) -> None:
+def test_the_tokens_after_a_stop_string_do_not_count(tokenizer: Tokenizer) -> None:
     ids = [tokenizer.encode(character)[0] for character in "abcdef"]
     text = OutputText(tokenizer.detokenizer(), ["cd"])
     assert text.feed(ids) == ("ab", 4)
@@ -37,7 +37,7 @@ def test_where_the_output_ends_does_not_depend_on_the_steps(
     assert stepwise.stopped == whole.stopped == (stop in text)
 
 
-def test_what_might_become_a_stop_string_is_shown_in_the_end(tokenizer: Tokenizer) -> None:
+def test_held_back_text_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
     text = OutputText(tokenizer.detokenizer(), ["abc"])
     assert text.feed(tokenizer.encode("xab")).text == "x"
     assert text.finish() == "ab"

@@ -82,7 +82,7 @@ async def test_it_is_ready_with_its_first_verifier_and_drains_on_sigterm(
         (("--verifiers", "verifier.example:50052"), "--peer-tls-ca: verifier.example:50052 is"),
     ],
 )
-async def test_a_mistake_in_the_configuration_is_one_line_and_exit_code_2(
+async def test_an_invalid_configuration_is_one_line_and_exit_code_2(
     arguments: tuple[str, ...], error: str
 ) -> None:
     async with process(*arguments) as gateway, asyncio.timeout(60):

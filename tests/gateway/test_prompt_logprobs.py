@@ -1,18 +1,19 @@
-"""A prompt's logprobs on their way from the verifier's chunks to the client."""
+"""A prompt's logprobs, from the verifier's chunks to the client."""
 
 import grpc
 import pytest
 
 from gateway.errors import VerifierError
-from gateway.generation import Generation
-from gateway.messages import PromptScored
-from gateway.request import EncodedLogprob, FinishReason, SamplingParams
+from gateway.generation.generation import Generation
+from gateway.messages.request import SamplingParams
+from gateway.messages.response import EncodedLogprob, FinishReason
+from gateway.messages.verifier import PromptScored
 from tandem.v1 import sampling_pb2, verifier_pb2
-from tests.gateway.making import decide, encoded_logprob, make_generation, take_chunk
+from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
 from tests.gateway.running_gateway import StartGateway, collect, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
-WANTED = SamplingParams(prompt_logprobs=0)
+REQUESTED = SamplingParams(prompt_logprobs=0)
 
 
 def logprob(token_id: int) -> EncodedLogprob:
@@ -28,76 +29,78 @@ def scored(base_length: int, end: int) -> PromptScored:
 
 
 def prompt_of(num_tokens: int) -> Generation:
-    return make_generation(range(num_tokens), sampling=WANTED)
+    return make_generation(range(num_tokens), sampling=REQUESTED)
 
 
-class TestGeneration:
+class TestScoredPrompts:
     def test_chunks_are_joined_and_come_with_the_first_token(self) -> None:
         generation = prompt_of(5)
-        generation.score_prompt(scored(1, 3))
-        generation.score_prompt(scored(3, 5))
+        generation.append_prompt_logprobs(scored(1, 3))
+        generation.append_prompt_logprobs(scored(3, 5))
         generation.publish()
-        assert take_chunk(generation) is None, "not before there is a token"
-        decide(generation, [7])
+        assert read_chunk(generation) is None, "not before there is a token"
+        append_step(generation, [7])
         generation.publish()
-        chunk = take_chunk(generation)
+        chunk = read_chunk(generation)
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b"", *(logprob(i) for i in range(1, 5))]
-        decide(generation, [8])
+        append_step(generation, [8])
         generation.publish()
-        later = take_chunk(generation)
+        later = read_chunk(generation)
         assert later is not None
         assert later.prompt_logprobs == ()
 
-    def test_what_is_told_again_is_ignored(self) -> None:
+    def test_repeated_logprobs_are_ignored(self) -> None:
         generation = prompt_of(6)
         for base_length, end in ((1, 3), (1, 2), (1, 4), (3, 6), (2, 6)):
-            generation.score_prompt(scored(base_length, end))
-        decide(generation, [7])
+            generation.append_prompt_logprobs(scored(base_length, end))
+        append_step(generation, [7])
         generation.publish()
-        chunk = take_chunk(generation)
+        chunk = read_chunk(generation)
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b"", *(logprob(i) for i in range(1, 6))]
 
-    def test_another_verifier_is_asked_only_for_what_is_not_known(self) -> None:
+    def test_the_prompt_is_not_scored_again_once_it_is_scored(self) -> None:
         generation = prompt_of(6)
-        generation.score_prompt(scored(1, 3))
+        generation.append_prompt_logprobs(scored(1, 3))
         assert generation.sampling.prompt_logprobs == 0
-        generation.score_prompt(scored(1, 6))
+        generation.append_prompt_logprobs(scored(1, 6))
         assert generation.sampling == SamplingParams()
 
     @pytest.mark.parametrize(("base_length", "end"), [(2, 3), (0, 3), (1, 6)])
-    def test_a_gap_or_too_many_are_the_verifiers_mistake(self, base_length: int, end: int) -> None:
+    def test_missing_or_surplus_logprobs_are_an_error_of_the_verifier(
+        self, base_length: int, end: int
+    ) -> None:
         with pytest.raises(VerifierError):
-            prompt_of(5).score_prompt(scored(base_length, end))
+            prompt_of(5).append_prompt_logprobs(scored(base_length, end))
 
-    def test_unasked_for_ones_are_the_verifiers_mistake(self) -> None:
+    def test_logprobs_that_were_not_requested_are_an_error_of_the_verifier(self) -> None:
         with pytest.raises(VerifierError):
-            make_generation().score_prompt(scored(1, 3))
+            make_generation().append_prompt_logprobs(scored(1, 3))
 
-    def test_a_token_before_the_last_of_them_is_the_verifiers_mistake(self) -> None:
+    def test_a_token_before_the_last_logprob_is_an_error_of_the_verifier(self) -> None:
         generation = prompt_of(5)
-        generation.score_prompt(scored(1, 4))
+        generation.append_prompt_logprobs(scored(1, 4))
         with pytest.raises(VerifierError):
-            decide(generation, [7])
+            append_step(generation, [7])
 
-    def test_a_prompt_of_one_token_has_an_empty_one(self) -> None:
+    def test_a_prompt_of_one_token_has_one_empty_logprob(self) -> None:
         generation = prompt_of(1)
-        decide(generation, [7])
+        append_step(generation, [7])
         generation.publish()
-        chunk = take_chunk(generation)
+        chunk = read_chunk(generation)
         assert chunk is not None
         assert list(chunk.prompt_logprobs) == [b""]
 
-    def test_a_long_prompts_come_in_chunks_of_their_own(self) -> None:
+    def test_logprobs_of_a_long_prompt_come_in_separate_chunks(self) -> None:
         generation = prompt_of(10_000)
-        generation.score_prompt(scored(1, 10_000))
-        decide(generation, [7, 8], finish=FinishReason.LENGTH)
+        generation.append_prompt_logprobs(scored(1, 10_000))
+        append_step(generation, [7, 8], finish=FinishReason.LENGTH)
         generation.publish()
         chunks = []
-        while (chunk := take_chunk(generation)) is not None:
+        while (chunk := read_chunk(generation)) is not None:
             chunks.append(chunk)
-            assert generation.has_more is not bool(chunk.token_ids)
+            assert generation.has_unread is not bool(chunk.token_ids)
         assert len(chunks) > 1
         assert [list(chunk.token_ids) for chunk in chunks] == [[]] * (len(chunks) - 1) + [[7, 8]]
         joined = [each for chunk in chunks for each in chunk.prompt_logprobs]
@@ -122,7 +125,7 @@ class TestGateway:
             )
         )  # fmt: skip
 
-    async def test_only_the_first_choices_are_asked_for_and_all_arrive(
+    async def test_only_the_first_choice_scores_the_prompt(
         self, start_gateway: StartGateway
     ) -> None:
         verifier = ScriptedVerifier(max_model_len=8000)
@@ -142,15 +145,15 @@ class TestGateway:
         for opened in (first, second):
             verifier.send(verifier.decided(opened.sequence_id, num_tokens, [7], finish=STOP))
         output = await collect(call)
-        told = [each for chunk in output.of(0).chunks for each in chunk.prompt_logprobs]
-        assert told[0] == sampling_pb2.TokenLogprob()
-        assert [each.logprob for each in told[1:]] == [-i for i in range(1, num_tokens)]
-        assert [each.top[0].token_id for each in told[1:]] == [3] * (num_tokens - 1)
+        received = [each for chunk in output.of(0).chunks for each in chunk.prompt_logprobs]
+        assert received[0] == sampling_pb2.TokenLogprob()
+        assert [each.logprob for each in received[1:]] == [-i for i in range(1, num_tokens)]
+        assert [each.top[0].token_id for each in received[1:]] == [3] * (num_tokens - 1)
         assert not any(chunk.prompt_logprobs for chunk in output.of(1).chunks)
         assert output.of(0).token_ids == output.of(1).token_ids == [7]
         await verifier.stop()
 
-    async def test_a_verifier_that_leaves_some_out_fails_the_request_alone(
+    async def test_missing_logprobs_fail_the_request_alone(
         self, start_gateway: StartGateway, verifier: ScriptedVerifier
     ) -> None:
         running = await start_gateway(verifiers=[verifier.address])

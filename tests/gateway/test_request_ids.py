@@ -1,4 +1,4 @@
-"""One request id, from wherever the client put it, on everything that is said of the request."""
+"""One request id, from metadata or request, in every answer and log line of a request."""
 
 import grpc
 import pytest
@@ -27,7 +27,7 @@ async def trailing_id(ongoing: GenerateCall) -> str:
     [("m", "", "m"), ("", "f", "f"), ("m", "f", "f"), ("", "", None)],
     ids=["metadata", "field", "both", "none"],
 )
-async def test_there_is_one_id_and_it_links_to_the_sequences(
+async def test_one_request_id_is_logged_with_its_sequence_ids(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
     monkeypatch: pytest.MonkeyPatch,
@@ -47,7 +47,7 @@ async def test_there_is_one_id_and_it_links_to_the_sequences(
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    # Logged by the interceptor, which knows only what the call's metadata says.
+    # Logged by the interceptor, which knows only the call's metadata.
     monkeypatch.setattr(running.gateway.frontend._metrics, "observe_first_token", fail)
     for sequence_id in sequences:
         verifier.send(verifier.decided(sequence_id, 1, [5]))

@@ -3,17 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.seeds import seed_of_choice
+from gateway.requests.seeds import seed_of_choice
 
 # The first outputs of SplitMix64 seeded with 0, as in its authors' reference implementation.
 SPLITMIX64_OF_0 = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)
 
 
-def test_the_first_choice_draws_from_the_seed_itself() -> None:
+def test_the_first_choice_has_the_requests_seed() -> None:
     assert seed_of_choice(1234, 0) == 1234
 
 
-def test_the_others_are_the_outputs_of_splitmix64() -> None:
+def test_the_other_choices_have_the_outputs_of_splitmix64() -> None:
     assert tuple(seed_of_choice(0, index) for index in (1, 2, 3)) == SPLITMIX64_OF_0
 
 

@@ -1,4 +1,4 @@
-"""Stop strings: however the text is cut into pieces, the same answer as a search of the whole."""
+"""However a text is cut into pieces, stop strings end it where a search of the whole would."""
 
 import itertools
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.stop_strings import StopStrings
+from gateway.text.stop_strings import StopStrings
 
-# Few letters, so that beginnings of stop strings are everywhere.
+# Few letters, so that prefixes of stop strings are frequent.
 TEXTS = st.text(alphabet="ab\N{SNOWMAN}", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab\N{SNOWMAN}", min_size=1, max_size=5), max_size=4)
 
@@ -43,7 +43,7 @@ def test_a_stream_shows_what_a_search_of_the_whole_text_would(
 
 
 @given(text=TEXTS, stops=STOPS)
-def test_nothing_is_shown_that_a_stop_string_takes_back_and_nothing_is_held_without_need(
+def test_exactly_the_text_that_may_begin_a_stop_string_is_held_back(
     text: str, stops: list[str]
 ) -> None:
     watched = StopStrings(stops)
@@ -56,16 +56,16 @@ def test_nothing_is_shown_that_a_stop_string_takes_back_and_nothing_is_held_with
         assert any(stop.startswith(held) for stop in stops) or not held
 
 
-def test_of_two_strings_that_end_together_the_longer_counts() -> None:
+def test_of_two_strings_that_end_together_the_longer_ends_the_text() -> None:
     watched = StopStrings(["c", "abc"])
     assert watched.feed("xabcy") == "x"
 
 
-def test_a_string_that_is_complete_earlier_counts_even_if_another_began_before() -> None:
+def test_the_string_that_is_complete_first_ends_the_text_even_if_another_began_before() -> None:
     watched = StopStrings(["abcd", "b"])
     assert watched.feed("abcd") == "a"
 
 
-def test_an_empty_stop_string_is_a_mistake_of_ours() -> None:
+def test_an_empty_stop_string_fails_an_assertion() -> None:
     with pytest.raises(AssertionError):
         StopStrings([""])

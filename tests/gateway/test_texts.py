@@ -1,4 +1,4 @@
-"""Texts of requests, through a whole gateway: where an output begins, and who waits for whom."""
+"""Texts through a whole gateway: where an output begins, and which texts wait for others."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from gateway.tokenization import Tokenizer
-from gateway.tokenizer_threads import TokenizerThreads
+from gateway.text.tokenizer import Tokenizer
+from gateway.text.tokenizer_threads import TokenizerThreads
 from tests.gateway.conftest import MODEL_FOLDER, StartVerifier
 from tests.gateway.running_gateway import RunningGateway, StartGateway, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
@@ -54,7 +54,7 @@ async def test_the_first_word_of_an_output_keeps_its_space(
 
 
 class GatedTokenizer(Tokenizer):
-    """Encodes a text of so many characters or more only once it may."""
+    """Delays texts of so many characters or more until the test lets them go."""
 
     def __init__(self, tokenizer: Tokenizer, first_gated: int) -> None:
         super().__init__(tokenizer._tokenizer)
@@ -62,11 +62,11 @@ class GatedTokenizer(Tokenizer):
         self.num_encoded = 0
         self._first_gated = first_gated
 
-    def encode(self, text: str, *, most_tokens: int | None = None) -> list[int]:
+    def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]:
         if len(text) >= self._first_gated:
             assert self.may_go_on.wait(60)
         self.num_encoded += 1
-        return super().encode(text, most_tokens=most_tokens)
+        return super().encode(text, max_tokens=max_tokens)
 
 
 @contextlib.asynccontextmanager
@@ -96,7 +96,7 @@ async def test_a_short_text_does_not_wait_for_a_long_one(
         assert (await huge).token_ids == [5, 0]
 
 
-async def test_a_text_that_can_only_be_too_long_is_refused_unread(
+async def test_a_text_that_is_certainly_too_long_is_refused_before_it_is_encoded(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], tokenizer=MODEL_FOLDER)
@@ -107,13 +107,13 @@ async def test_a_text_that_can_only_be_too_long_is_refused_unread(
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "1000000 bytes" in (error.details() or "")
         assert tokenizer.num_encoded == 0
-        # What might fit is read, and found too long then.
+        # A text that might fit is encoded, and found too long then.
         error = await error_of(running.call(text="x = 1\n" * 10_000))
         assert "tokens is too long" in (error.details() or "")
         assert tokenizer.num_encoded == 1
 
 
-async def test_work_whose_caller_went_away_is_not_begun() -> None:
+async def test_work_of_a_cancelled_caller_never_begins() -> None:
     threads = TokenizerThreads()
     begun, may_go_on = threading.Event(), threading.Event()
 
@@ -143,7 +143,7 @@ async def test_a_stop_sequence_in_the_given_output_is_found_across_tokens(
     call = running.call(text="x", output_token_ids=given, stop_sequences=["e two t"])
     error = await error_of(call)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    # One that only begins in it is still completed by what comes.
+    # A stop sequence that begins in the given output is completed by later tokens.
     rest = [*tokenizer.encode(" four"), 0]
     call = running.call(text="x", output_token_ids=given, stop_sequences=["three four"], n=2)
     opened = [await verifier.nth("open", index) for index in range(2)]

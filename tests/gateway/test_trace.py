@@ -1,18 +1,19 @@
-"""Steps of the model on their way from the verifier to the client, and what is counted by match."""
+"""Traces from the verifier to the client, and acceptance by match length."""
 
 import grpc
 import pytest
 
-from gateway import generation as generation_module
 from gateway.errors import OverloadedError, VerifierError
-from gateway.generation import MAX_MATCH_LENGTH, Generation
-from gateway.message_bounds import MAX_STEP_BYTES, MAX_UNREAD_STEPS_BYTES
-from gateway.messages import Decided
-from gateway.request import Chunk, FinishReason, MatchAcceptance, Traced
-from gateway.tokenization import Tokenizer
+from gateway.generation import unread_output
+from gateway.generation.generation import Generation
+from gateway.generation.usage import MAX_MATCH_LENGTH
+from gateway.messages.response import Chunk, FinishReason, MatchAcceptance, Traced
+from gateway.messages.sizes import MAX_STEP_BYTES, MAX_UNREAD_STEPS_BYTES
+from gateway.messages.verifier import Decided
+from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
-from tests.gateway.making import decide, make_generation
+from tests.gateway.factories import append_step, make_generation
 from tests.gateway.running_gateway import StartGateway, collect, error_of
 from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
@@ -45,25 +46,25 @@ def traced(sequence_id: str, step: sampling_pb2.StepTrace = STEP) -> verifier_pb
     )
 
 
-def take_all(generation: Generation) -> list[Chunk | Traced]:
-    taken = []
-    while (each := generation.take()) is not None:
-        taken.append(each)
-    return taken
+def read_all(generation: Generation) -> list[Chunk | Traced]:
+    events = []
+    while (event := generation.read()) is not None:
+        events.append(event)
+    return events
 
 
-class TestGeneration:
-    def test_each_step_is_told_of_before_its_tokens(self) -> None:
+class TestTracedGeneration:
+    def test_each_trace_comes_before_its_steps_tokens(self) -> None:
         generation = make_generation(trace=True)
-        generation.trace(b"a chunk of the prompt")
+        generation.append_trace(b"a chunk of the prompt")
         generation.publish()
-        assert generation.changed.is_set(), "it is told before there is a token"
-        assert take_all(generation) == [Traced(choice_index=0, step=b"a chunk of the prompt")]
+        assert generation.changed.is_set(), "a trace is shown before there is a token"
+        assert read_all(generation) == [Traced(choice_index=0, step=b"a chunk of the prompt")]
         for step in (b"first", b"second"):
-            generation.trace(step)
-            decide(generation, [4, 5])
+            generation.append_trace(step)
+            append_step(generation, [4, 5])
         generation.publish()
-        first, chunk, second, last = take_all(generation)
+        first, chunk, second, last = read_all(generation)
         assert (first, second) == (
             Traced(choice_index=0, step=b"first"),
             Traced(choice_index=0, step=b"second"),
@@ -72,45 +73,47 @@ class TestGeneration:
         assert isinstance(last, Chunk)
         assert (chunk.offset, last.offset) == (0, 2)
 
-    def test_steps_behind_a_stop_string_are_not_told_of(self, tokenizer: Tokenizer) -> None:
+    def test_traces_after_a_stop_string_are_dropped(self, tokenizer: Tokenizer) -> None:
         generation = make_generation(tokenizer=tokenizer, stop_sequences=["b"], trace=True)
         for character in "abc":
-            generation.trace(character.encode())
-            decide(generation, tokenizer.encode(character))
+            generation.append_trace(character.encode())
+            append_step(generation, tokenizer.encode(character))
         generation.publish()
-        told = [each.step for each in take_all(generation) if isinstance(each, Traced)]
+        told = [each.step for each in read_all(generation) if isinstance(each, Traced)]
         assert told == [b"a", b"b"]
 
-    def test_a_step_that_nobody_asked_for_or_is_too_large_is_the_verifiers_mistake(self) -> None:
+    def test_a_trace_that_was_not_requested_or_is_too_large_is_an_error_of_the_verifier(
+        self,
+    ) -> None:
         with pytest.raises(VerifierError):
-            make_generation().trace(b"step")
+            make_generation().append_trace(b"step")
         generation = make_generation(trace=True)
         with pytest.raises(VerifierError):
-            generation.trace(b"x" * (MAX_STEP_BYTES + 1))
+            generation.append_trace(b"x" * (MAX_STEP_BYTES + 1))
         generation.publish()
-        assert take_all(generation) == []
+        assert read_all(generation) == []
 
-    def test_what_is_left_unread_is_bounded_and_what_is_read_counts_no_more(self) -> None:
+    def test_unread_traces_are_bounded_and_read_ones_do_not_count(self) -> None:
         generation = make_generation(trace=True)
         step = b"x" * MAX_STEP_BYTES
         for _ in range(100):
-            generation.trace(step)
+            generation.append_trace(step)
             generation.publish()
-            take_all(generation)
+            read_all(generation)
         for _ in range(MAX_UNREAD_STEPS_BYTES // MAX_STEP_BYTES):
-            generation.trace(step)
+            generation.append_trace(step)
         with pytest.raises(OverloadedError):
-            generation.trace(step)
+            generation.append_trace(step)
 
-    def test_steps_that_say_nothing_are_bounded_too(self) -> None:
+    def test_empty_traces_are_bounded_too(self) -> None:
         generation = make_generation(trace=True)
 
         def say_nothing(*, reads: bool) -> None:
             for _ in range(MAX_UNREAD_STEPS_BYTES // 16):
-                generation.trace(b"")
+                generation.append_trace(b"")
                 if reads:
                     generation.publish()
-                    take_all(generation)
+                    read_all(generation)
 
         say_nothing(reads=True)
         with pytest.raises(OverloadedError):
@@ -121,7 +124,7 @@ class TestGeneration:
 
         def step(drafts: int, accepted: int, length: int, source: int) -> None:
             base = len(generation.token_ids)
-            generation.decide(
+            generation.append(
                 Decided(
                     "sequence", base, [4] * (accepted + 1), drafts, accepted, 24,
                     FinishReason.UNFINISHED, (), length, source,
@@ -151,11 +154,11 @@ class TestGeneration:
         )
         assert (usage.num_sequence_drafts, usage.num_pool_drafts) == (2, 1)
 
-    def test_a_lying_verifier_makes_no_more_than_65_lengths(self) -> None:
+    def test_match_lengths_over_64_count_as_64(self) -> None:
         generation = make_generation(max_new_tokens=5000)
         for length in range(3000):
             base = len(generation.token_ids)
-            generation.decide(
+            generation.append(
                 Decided("s", base, [4], 1, 0, 24, FinishReason.UNFINISHED, (), length, length)
             )
         generation.publish()
@@ -164,7 +167,7 @@ class TestGeneration:
 
 @pytest.mark.stand_in
 class TestCalls:
-    async def test_a_step_reaches_the_client_as_the_verifier_told_it(
+    async def test_a_trace_reaches_the_client_unchanged(
         self, start_gateway: StartGateway, verifier: ScriptedVerifier
     ) -> None:
         running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
@@ -183,7 +186,7 @@ class TestCalls:
         ]
         assert output.token_ids == [5, 6, 5, 6]
 
-    async def test_without_being_asked_for_nothing_is_told(
+    async def test_without_a_request_for_traces_there_are_none(
         self, start_gateway: StartGateway, verifier: ScriptedVerifier
     ) -> None:
         running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
@@ -206,7 +209,7 @@ class TestCalls:
         assert violation[0] == "trace"
         assert verifier.commands("open") == []
 
-    async def test_a_verifiers_refusal_names_the_field_too(
+    async def test_a_verifiers_refusal_of_a_trace_names_the_field(
         self, start_gateway: StartGateway, verifier: ScriptedVerifier
     ) -> None:
         running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
@@ -217,18 +220,18 @@ class TestCalls:
         assert violation is not None
         assert violation[0] == "trace"
 
-    async def test_a_client_that_leaves_its_trace_unread_is_given_up_and_no_other(
+    async def test_a_client_that_leaves_its_traces_unread_fails_alone(
         self,
         start_gateway: StartGateway,
         verifier: ScriptedVerifier,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(generation_module, "MAX_UNREAD_STEPS_BYTES", 1000)
+        monkeypatch.setattr(unread_output, "MAX_UNREAD_STEPS_BYTES", 1000)
         running = await start_gateway(verifiers=[verifier.address], allow_trace=True)
         call, other = running.call(1, 2, 3, trace=True), running.call(4, trace=True)
         opens = [await verifier.nth("open", 0), await verifier.nth("open", 1)]
         bystander, opened = sorted(opens, key=lambda each: len(each.token_ids))
-        # In one message, so that nothing of it can be read before.
+        # In one message, so that the client can read none of it before.
         verifier.send(*[traced(opened.sequence_id)] * 100)
         error = await error_of(call)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -1,4 +1,4 @@
-"""Clients that stop reading: what they hold is freed after a time, and they hold up nobody."""
+"""The calls of clients that stop reading end after a time and free what they hold."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ async def leave_unread(
 
 
 @pytest.mark.parametrize("finish", [0, STOP], ids=["running", "ended"])
-async def test_a_client_that_does_not_read_is_given_up(
+async def test_the_call_of_a_client_that_does_not_read_ends(
     start_gateway: StartGateway, start_verifier: StartVerifier, finish: int
 ) -> None:
     verifier = await start_verifier(max_model_len=1 << 21)
@@ -46,7 +46,7 @@ async def test_a_client_that_does_not_read_is_given_up(
         running.gateway.server.address, options=SMALL_WINDOW
     ) as channel:
         call = await leave_unread(channel, verifier, finish=finish)
-        # Its sequence, its slot and all else are free although it is there and reads nothing.
+        # Everything that it held is freed, although the client is still connected.
         await running.until_idle()
         if not finish:
             await verifier.nth("close", 0)

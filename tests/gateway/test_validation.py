@@ -1,4 +1,4 @@
-"""What is refused, and by which field's name; and what is filled in."""
+"""Which values are refused, by which field; and which defaults are filled in."""
 
 import dataclasses
 import math
@@ -6,26 +6,20 @@ from typing import Any
 
 import pytest
 
-from gateway.drafting_law import TANDEM, Preset
 from gateway.errors import InvalidRequestError, UnsupportedFieldError
-from gateway.request import (
+from gateway.messages.request import (
     AcceptedRequest,
     GenerateRequest,
     Keep,
-    Model,
     Overlap,
     SamplingParams,
     SpeculationParams,
     Tie,
 )
-from gateway.validation import (
-    RequestDefaults,
-    accept,
-    cache_salt,
-    check_request,
-    find_model,
-    pool_id,
-)
+from gateway.messages.response import Model
+from gateway.requests.acceptance import RequestDefaults, accept, cache_salt, find_model, pool_id
+from gateway.requests.drafting_policy import TANDEM, Preset
+from gateway.requests.validation import check_request
 
 MODEL = Model(
     model_id="model",
@@ -135,7 +129,7 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("field", "made"), INVALID)
-def test_a_bad_value_is_invalid_and_its_field_is_named(field: str, made: GenerateRequest) -> None:
+def test_an_invalid_value_is_refused_by_field(field: str, made: GenerateRequest) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         accepted(made)
     assert caught.value.field == field
@@ -158,7 +152,7 @@ def test_a_bad_value_is_invalid_and_its_field_is_named(field: str, made: Generat
         speculation(overlap=Overlap.ALLOWED, tie=Tie.LATEST),
     ],
 )
-def test_what_is_just_within_the_limits_is_accepted(made: GenerateRequest) -> None:
+def test_values_at_the_limits_are_accepted(made: GenerateRequest) -> None:
     accepted(made)
 
 
@@ -183,9 +177,7 @@ def test_the_servers_own_limit_on_prompts_is_kept() -> None:
 @pytest.mark.parametrize(
     ("wanted", "given"), [(None, 61), (1, 1), (61, 61), (62, 61), (2**32 - 1, 61)]
 )
-def test_the_output_is_as_long_as_wanted_and_as_the_model_allows(
-    wanted: int | None, given: int
-) -> None:
+def test_max_new_tokens_is_bounded_by_the_model(wanted: int | None, given: int) -> None:
     assert accepted(request(max_new_tokens=wanted)).max_new_tokens == given
 
 
@@ -200,9 +192,9 @@ def test_the_output_is_as_long_as_wanted_and_as_the_model_allows(
         (SpeculationParams(num_speculative_tokens=7), 7),
     ],
 )
-def test_how_much_is_speculated(params: SpeculationParams, expected: int) -> None:
-    law = dataclasses.replace(TANDEM, num_speculative_tokens=4)
-    made = accepted(request(speculation=params), defaults=RequestDefaults(law=law))
+def test_num_speculative_tokens_of_a_request(params: SpeculationParams, expected: int) -> None:
+    policy = dataclasses.replace(TANDEM, num_speculative_tokens=4)
+    made = accepted(request(speculation=params), defaults=RequestDefaults(drafting=policy))
     assert made.num_speculative_tokens == expected
     assert made.wants_drafts == (expected > 0)
 
@@ -225,16 +217,16 @@ def test_many_drafts_are_the_default_where_their_number_follows_the_match(
 
 
 def test_tokens_per_match_count_only_with_the_longest_match() -> None:
-    defaults = RequestDefaults(law=dataclasses.replace(TANDEM, tokens_per_match=3))
+    defaults = RequestDefaults(drafting=dataclasses.replace(TANDEM, tokens_per_match=3))
     asked = {tie: request(speculation=SpeculationParams(tie=tie)) for tie in Tie}
     given = {tie: accepted(r, defaults=defaults).ngram.tokens_per_match for tie, r in asked.items()}
     assert given == {Tie.DEFAULT: 3, Tie.LONGEST: 3, Tie.EARLIEST: 0, Tie.LATEST: 0}
 
 
-def test_the_default_gives_way_to_the_verifiers_limit() -> None:
+def test_the_default_is_bounded_by_the_verifiers_limit() -> None:
     made = accepted(
         request(),
-        defaults=RequestDefaults(law=dataclasses.replace(TANDEM, num_speculative_tokens=7)),
+        defaults=RequestDefaults(drafting=dataclasses.replace(TANDEM, num_speculative_tokens=7)),
         max_num_speculative_tokens=2,
     )
     assert made.num_speculative_tokens == 2
@@ -246,14 +238,14 @@ def test_the_default_gives_way_to_the_verifiers_limit() -> None:
         (SpeculationParams(), 64),
         (SpeculationParams(hint_tokens=5), 5),
         (SpeculationParams(num_speculative_tokens=3), 64),
-        # The other drafters match anew at every step: nothing is left for the next.
+        # The other drafters match anew at every step: no draft is left for the next.
         (SpeculationParams(preset=Preset.VLLM_KMP), 7),
         (SpeculationParams(preset=Preset.TENSORRT_LLM), 4),
         (SpeculationParams(preset=Preset.VLLM, num_speculative_tokens=2), 2),
         (SpeculationParams(preset=Preset.VLLM, hint_tokens=9), 9),
     ],
 )
-def test_how_much_a_drafter_is_asked_for(params: SpeculationParams, expected: int) -> None:
+def test_hint_tokens_of_a_request(params: SpeculationParams, expected: int) -> None:
     made = accepted(request(speculation=params), max_num_speculative_tokens=31)
     assert made.hint_tokens == expected
 
@@ -267,7 +259,7 @@ def test_how_much_a_drafter_is_asked_for(params: SpeculationParams, expected: in
         ("media", request(has_media=True)),
     ],
 )
-def test_what_is_out_of_scope_is_refused_by_name(field: str, made: GenerateRequest) -> None:
+def test_fields_out_of_scope_are_refused_by_name(field: str, made: GenerateRequest) -> None:
     with pytest.raises(UnsupportedFieldError, match="Tandem does not do") as caught:
         accepted(made)
     assert caught.value.field == field
@@ -290,7 +282,7 @@ def test_the_model_is_the_one_named_or_the_only_one() -> None:
         assert caught.value.field == "model_id"
 
 
-def test_a_pool_gets_the_output_unless_the_request_says_otherwise() -> None:
+def test_a_pool_keeps_the_output_by_default() -> None:
     assert accepted(speculation(pool="p")).ngram.pool_keep is Keep.OUTPUT
     given = accepted(
         speculation(pool="p", pool_keep=3, pool_feed_tokens=16, pool_keep_cancelled=True)

@@ -1,4 +1,4 @@
-"""A verifier that goes away, or says what makes no sense, takes its own requests along."""
+"""A verifier that is lost or sends invalid events fails its own requests only."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.messages import Hint
+from gateway.messages.verifier import Hint
 from servicekit.errors import field_violation, retry_after_ms
 from tandem.v1 import gateway_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
@@ -19,7 +19,7 @@ from tests.gateway.scripted_verifier import CANCELLED, STOP, ScriptedVerifier
 pytestmark = pytest.mark.stand_in
 
 
-async def test_a_verifiers_end_is_unavailable_after_what_was_decided(
+async def test_after_a_verifiers_end_a_client_gets_what_was_decided_then_unavailable(
     start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
 ) -> None:
     running = await start_gateway(
@@ -45,14 +45,14 @@ async def test_a_verifiers_end_is_unavailable_after_what_was_decided(
     await scripted_drafter.until(lambda: scripted_drafter.releases() == [opened.sequence_id])
 
 
-async def test_what_was_not_sent_before_a_verifiers_end_is_not_sent_after_it(
+async def test_commands_unsent_at_a_verifiers_end_are_dropped(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])
     call = running.call(1)
     await verifier.nth("open", 0)
     (link,) = running.gateway.fleet.verifiers
-    (sequence_id,) = running.gateway.coordinator._sequences
+    (sequence_id,) = running.gateway.coordinator._sequences._by_id
     link.hint([Hint(sequence_id, 1, [5], 0)])
     link.close("another")
     link.on_down()  # before the writer had its turn
@@ -87,7 +87,7 @@ async def test_without_a_verifier_requests_are_unavailable_and_health_says_so(
     await until(lambda: [entry["event"] for entry in running.log] == ["peer_unreachable"])
 
 
-async def test_only_the_requests_of_the_verifier_that_went_away_fail(
+async def test_only_the_requests_of_the_lost_verifier_fail(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     verifiers = [await start_verifier(), await start_verifier()]
@@ -127,7 +127,7 @@ async def test_a_decision_that_does_not_fit_fails_its_request_alone(
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
 
 
-ODD_EVENTS = {
+IMPOSSIBLE_EVENTS = {
     "finish_reason": {"finish_reason": 77},
     "accepted more than drafted": {"num_draft_tokens": 2, "num_accepted_tokens": 3},
     "drafted more than may be": {"num_draft_tokens": 1 << 31},
@@ -139,22 +139,24 @@ ODD_EVENTS = {
 }
 
 
-@pytest.mark.parametrize("fields", ODD_EVENTS.values(), ids=ODD_EVENTS)
-async def test_an_event_that_makes_no_sense_fails_its_request_alone(
+@pytest.mark.parametrize("fields", IMPOSSIBLE_EVENTS.values(), ids=IMPOSSIBLE_EVENTS)
+async def test_an_impossible_event_fails_its_request_alone(
     start_gateway: StartGateway, verifier: ScriptedVerifier, fields: dict[str, Any]
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address])
     wrong, right = running.call(1, max_new_tokens=20), running.call(1, 2)
     await verifier.nth("open", 1)
     opened = {len(command.token_ids): command for command in verifier.commands("open")}
-    odd = verifier_pb2.Decided(
+    impossible = verifier_pb2.Decided(
         **{"sequence_id": opened[1].sequence_id, "base_length": 1, "token_ids": [5], **fields}
     )
-    verifier.send(verifier_pb2.Event(decided=odd), verifier.decided(opened[2].sequence_id, 2, [6]))
+    verifier.send(
+        verifier_pb2.Event(decided=impossible), verifier.decided(opened[2].sequence_id, 2, [6])
+    )
     error = await error_of(wrong)
     assert error.code() is grpc.StatusCode.INTERNAL
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
-    # The session lives, and so does the other sequence; what is still said of the first is late.
+    # The session and the other sequence live; later events of the first are ignored.
     verifier.send(
         verifier.decided(opened[1].sequence_id, 2, [5]),
         verifier.decided(opened[1].sequence_id, 3, [], finish=CANCELLED),
@@ -197,7 +199,7 @@ async def test_events_count_only_from_the_verifier_that_owns_the_sequence(
     await until(lambda: num_ignored("unknown_sequence") == 2)
 
 
-async def test_a_command_that_belongs_to_no_sequence_is_logged_and_no_more(
+async def test_a_rejected_command_without_a_sequence_is_only_logged(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.play(lambda opened: [5, 0])
@@ -209,7 +211,7 @@ async def test_a_command_that_belongs_to_no_sequence_is_logged_and_no_more(
     ] == [("rejected_command", "unknown command")]
 
 
-async def test_a_model_is_as_wide_as_its_narrowest_verifier(
+async def test_a_models_limits_are_its_narrowest_verifiers(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     one = await start_verifier(max_model_len=20, max_num_speculative_tokens=7, vocab_size=60)
@@ -243,10 +245,12 @@ async def test_a_request_goes_to_a_verifier_of_its_model(
     )
 
 
-async def test_who_does_not_say_welcome_is_not_a_verifier(
+async def test_a_peer_without_a_welcome_gets_no_requests(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
-    verifier._welcome = lambda: verifier.send(verifier.opened("what"))  # type: ignore[method-assign]
+    verifier._welcome = lambda session: session.send(  # type: ignore[method-assign]
+        verifier.opened("unknown")
+    )
     running = await start_gateway(verifiers=[verifier.address], is_serving=False)
     await until(lambda: verifier.num_ended_sessions >= 2)
     assert not running.gateway.frontend.is_serving
@@ -268,7 +272,7 @@ async def test_a_client_that_reads_late_gets_all_its_logprobs(
         verifier.send(event)
     verifier.send(verifier.decided(opened.sequence_id, 30_017, [], finish=CANCELLED))
     # Nothing is read before all of it was decided.
-    await until(lambda: not running.gateway.coordinator._sequences)
+    await until(lambda: not running.gateway.coordinator._sequences._by_id)
     await until(lambda: running.gateway.coordinator._delivery.is_idle)
     output = await collect(call)
     assert output.token_ids == [7] * 30_016
@@ -320,7 +324,7 @@ async def test_a_verifier_that_lives_and_does_not_step_ends_its_streams(
     stuck, alive = verifiers
     assert stuck.commands("open")
     assert alive.commands("open")
-    # Its own sequences wait in a queue, and other gateways' are stepped for.
+    # This gateway's sequences wait in a queue while others' make steps.
     alive.steps_elsewhere = True
     opened = stuck.commands("open")[0]
     stuck.send(stuck.opened(opened.sequence_id), stuck.decided(opened.sequence_id, 2, [5]))
@@ -349,7 +353,7 @@ async def test_an_idle_verifier_is_not_stuck(
     (link,) = running.gateway.fleet.verifiers
     begin_s = asyncio.get_running_loop().time()
     await until(lambda: asyncio.get_running_loop().time() > begin_s + 0.2)
-    assert link.last_progress_s < begin_s + 0.04, "nothing was said, and there was no need to ask"
+    assert link.last_progress_s < begin_s + 0.04, "no message came, and none was requested"
     assert verifier.num_load_calls == 0
     assert (await running.generate(1)).token_ids == [5, 0]
     assert verifier.num_sessions == 1

@@ -1,23 +1,10 @@
-"""The internal types and the wire say the same."""
+"""The gateway's own types agree with the wire."""
 
 import pytest
 
-from gateway import wire
-from gateway.messages import (
-    CommandBatch,
-    Delta,
-    DeltaBatch,
-    DraftWait,
-    Hint,
-    NewHistory,
-    OddEvent,
-    OpenCommand,
-    Opened,
-    ProposalStatus,
-    Release,
-)
-from gateway.request import (
-    FinishReason,
+from gateway.api.wire import generate_request_from_proto
+from gateway.messages.drafter import Delta, DeltaBatch, NewHistory, ProposalStatus, Release
+from gateway.messages.request import (
     GenerateRequest,
     Keep,
     NgramParams,
@@ -26,10 +13,14 @@ from gateway.request import (
     SpeculationParams,
     Tie,
 )
+from gateway.messages.response import FinishReason
+from gateway.messages.verifier import CommandBatch, DraftWait, Hint, Opened, UnreadableEvent
+from gateway.peers import wire
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tests.gateway.factories import make_open
 
 
-def test_numbers_are_the_wires() -> None:
+def test_enums_have_the_wires_numbers() -> None:
     assert {f"FINISH_REASON_{r.name}": int(r) for r in FinishReason if r} == {
         name: number for name, number in sampling_pb2.FinishReason.items() if number
     }
@@ -44,8 +35,8 @@ def test_numbers_are_the_wires() -> None:
     }
 
 
-def test_an_empty_request_asks_for_nothing_in_particular() -> None:
-    request = wire.generate_request_from_proto(gateway_pb2.GenerateRequest())
+def test_fields_absent_from_a_request_are_none() -> None:
+    request = generate_request_from_proto(gateway_pb2.GenerateRequest())
     assert request.text is None
     assert request.prompt_token_ids is None
     assert request.max_new_tokens is None
@@ -54,8 +45,8 @@ def test_an_empty_request_asks_for_nothing_in_particular() -> None:
     assert request.speculation.enabled is None
 
 
-def test_zero_that_was_said_is_not_nothing() -> None:
-    request = wire.generate_request_from_proto(
+def test_a_given_zero_is_not_absent() -> None:
+    request = generate_request_from_proto(
         gateway_pb2.GenerateRequest(
             text="",
             max_new_tokens=0,
@@ -88,11 +79,11 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         seed=9,
         min_new_tokens=4,
     )
-    request = wire.generate_request_from_proto(gateway_pb2.GenerateRequest(sampling=asked))
-    command = OpenCommand(
+    request = generate_request_from_proto(gateway_pb2.GenerateRequest(sampling=asked))
+    command = make_open(
+        [1, 2],
+        output_token_ids=[3],
         sequence_id="s",
-        token_ids=[1, 2, 3],
-        prompt_length=2,
         sampling=request.sampling,
         seed=9,
         max_new_tokens=8,
@@ -103,8 +94,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         num_speculative_tokens=0,
         cache_salt="1:a/",
         priority=-3,
-        expected_model_digest="digest",
-        tokens_per_match=3,
+        ngram=NgramParams(min_ngram=2, max_ngram=5, tokens_per_match=3),
     )
     opened = wire.open_to_proto(command)
     assert opened.sampling == asked
@@ -163,7 +153,7 @@ def test_a_hint_says_that_the_drafter_is_still_indexing() -> None:
     assert [command.draft.indexing for command in sent.commands] == [True, False]
 
 
-def test_a_delta_says_how_to_begin_only_once() -> None:
+def test_only_the_first_delta_creates_a_history() -> None:
     new = NewHistory(prompt_length=2, ngram=NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LATEST))
     sent = wire.deltas_to_proto(
         DeltaBatch(
@@ -184,7 +174,7 @@ def test_a_delta_says_how_to_begin_only_once() -> None:
 
 
 @pytest.mark.parametrize(("verified", "asked"), [(0, 0), (2, 8), (2**32 - 1, 2**32 - 1)])
-def test_drafters_are_asked_for_more_than_one_step_verifies(verified: int, asked: int) -> None:
+def test_drafters_get_a_multiple_of_tokens_per_match(verified: int, asked: int) -> None:
     ngram = NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LONGEST, tokens_per_match=verified)
     new = NewHistory(prompt_length=2, ngram=ngram)
     sent = wire.deltas_to_proto(
@@ -207,11 +197,11 @@ def test_drafters_are_asked_for_more_than_one_step_verifies(verified: int, asked
         ),
     ],
 )
-def test_what_is_no_welcome_of_this_version_is_none(message: verifier_pb2.SessionResponse) -> None:
+def test_a_welcome_of_another_version_is_none(message: verifier_pb2.SessionResponse) -> None:
     assert wire.welcome_from_proto(message) is None
 
 
-def test_an_unknown_status_of_a_proposal_is_told_apart_from_those_that_mean_something() -> None:
+def test_an_unknown_status_of_a_proposal_becomes_unspecified() -> None:
     message = drafter_pb2.ProposeResponse(
         proposals=[drafter_pb2.Proposal(sequence_id="a", status=number) for number in (0, 1, 77)]  # type: ignore[arg-type]
     )
@@ -227,8 +217,8 @@ def test_an_event_that_cannot_be_read_leaves_the_others_as_they_are() -> None:
             verifier_pb2.Event(opened=verifier_pb2.Opened(sequence_id="b", num_cached_tokens=3)),
         ]
     )
-    odd, unknown, opened = wire.events_from_proto(message)
-    assert odd == OddEvent("a", "finish_reason has no value 77")
-    assert isinstance(unknown, OddEvent)
+    unreadable, unknown, opened = wire.events_from_proto(message)
+    assert unreadable == UnreadableEvent("a", "finish_reason has no value 77")
+    assert isinstance(unknown, UnreadableEvent)
     assert unknown.sequence_id == ""
     assert opened == Opened(sequence_id="b", num_cached_tokens=3)

@@ -1,4 +1,4 @@
-"""A STAND-IN for verifiers, in threads: what it does costs the event loop of a test nothing.
+"""A STAND-IN for verifiers, in threads: it does not block the event loop of a test.
 
 The real VerifierService over real gRPC, on as many addresses as are wanted. Every sequence gets
 the answer that the test gives.
@@ -22,7 +22,7 @@ MAX_MODEL_LEN = 1 << 18
 def decided(
     opened: verifier_pb2.Open, done: int, token_ids: Sequence[int], **fields: Any
 ) -> verifier_pb2.SessionResponse:
-    """One step's decision, behind `done` new tokens."""
+    """One step's decision, after `done` new tokens."""
     event = verifier_pb2.Decided(
         sequence_id=opened.sequence_id,
         base_length=len(opened.token_ids) + done,
@@ -81,7 +81,7 @@ class ThreadedVerifier(verifier_pb2_grpc.VerifierServiceServicer):
 
 @contextlib.contextmanager
 def threaded_verifiers(verifier: ThreadedVerifier, num_addresses: int) -> Iterator[list[str]]:
-    """Serves on so many addresses."""
+    """Serves one verifier on `num_addresses` addresses."""
     pool = futures.ThreadPoolExecutor(num_addresses + 2)
     server = grpc.server(pool, options=[("grpc.max_receive_message_length", 5 << 20)])
     verifier_pb2_grpc.add_VerifierServiceServicer_to_server(verifier, server)

@@ -1,0 +1,277 @@
+"""One request from its admission to its last Finished.
+
+Owns how a request's generations are made and their output is read. Knows no transport: gRPC and
+HTTP are adapters around `Frontend.generate`, and close it when their client goes away.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+
+from gateway.coordinator import Coordinator
+from gateway.errors import InvalidRequestError, UnavailableError
+from gateway.generation.generation import Generation
+from gateway.messages.request import AcceptedRequest, GenerateRequest
+from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
+from gateway.metrics import GatewayMetrics
+from gateway.requests import acceptance, validation
+from gateway.requests.acceptance import RequestDefaults
+from gateway.requests.admission import Admission, AdmittedRequest
+from gateway.requests.seeds import seed_of_choice
+from gateway.routing.fleet import Fleet, no_verifier
+from gateway.text.output_text import OutputText
+from gateway.text.tokenizer import CONTEXT_TOKENS, Tokenizer, TooManyTokensError
+from gateway.text.tokenizer_threads import TokenizerThreads
+from servicekit.logs import Logger, adopt_request_id
+
+# About as much text as a token stands for.
+_CHARACTERS_PER_TOKEN = 4
+
+
+class Frontend:
+    """The core behind every API; on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinator,
+        fleet: Fleet,
+        tokenizer: Tokenizer | None,
+        defaults: RequestDefaults,
+        allow_trace: bool,
+        max_concurrent_requests: int,
+        max_waiting_tokens: int,
+        metrics: GatewayMetrics,
+        logger: Logger,
+    ) -> None:
+        """Begins open.
+
+        Args:
+            tokenizer: None: token ids in, token ids out.
+            defaults: values that requests leave open.
+            allow_trace: whether requests may ask for a trace of every step.
+            max_concurrent_requests, max_waiting_tokens: see `Admission`.
+        """
+        self._coordinator = coordinator
+        self._fleet = fleet
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._allow_trace = allow_trace
+        self._metrics = metrics
+        self._logger = logger
+        self._loop = asyncio.get_running_loop()
+        self._threads = TokenizerThreads()
+        self._admission = Admission(
+            max_choices=max_concurrent_requests,
+            max_waiting_tokens=max_waiting_tokens,
+            on_shed=metrics.count_shed,
+        )
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request that comes now would be run."""
+        return self._fleet.is_serving and not self._admission.is_draining
+
+    def list_models(self) -> Sequence[Model]:
+        """The models that are served."""
+        return list(self._fleet.models().values())
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        """Runs one request. Closing the iterator frees everything it holds, at once.
+
+        Yields:
+            One Started, then chunks, each after the traces of its steps, then one Finished per
+            choice.
+
+        Raises:
+            RequestError: before or in between; the choices that are not finished are dropped.
+        """
+        self._metrics.count_request()
+        try:
+            async with contextlib.aclosing(self._generate(request)) as events:
+                async for event in events:
+                    yield event
+        except Exception as error:
+            self._metrics.count_error(error)
+            raise
+
+    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+        arrival_s = self._loop.time()
+        validation.check_request(
+            request, has_tokenizer=self._tokenizer is not None, allow_trace=self._allow_trace
+        )
+        # From here on, every log line of the call has the id that the client gets.
+        request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
+        admitted = self._admission.admit(request.num_choices or 1)
+        try:
+            accepted = await self._accept(request, admitted)
+            changed = asyncio.Event()
+            generations = await self._make_generations(accepted, changed)
+            try:
+                self._coordinator.open(generations)
+            except UnavailableError:
+                self._metrics.count_shed("no_verifier")
+                raise
+            self._logger.info(
+                "request_opened",
+                request_id=accepted.request_id,
+                sequence_ids=[generation.sequence_id for generation in generations],
+            )
+            try:
+                yield Started(
+                    request_id=accepted.request_id,
+                    seed=accepted.seed,
+                    num_prompt_tokens=len(accepted.prompt_token_ids),
+                )
+                output = self._read(generations, changed, arrival_s, admitted)
+                async with contextlib.aclosing(output) as events:
+                    async for event in events:
+                        yield event
+            finally:
+                for generation in generations:
+                    self._coordinator.close(generation)
+        finally:
+            admitted.leave()
+
+    async def drain(self) -> None:
+        """Refuses new requests and returns when the running ones are done."""
+        await self._admission.drain()
+
+    def close(self) -> None:
+        """Ends the tokenizer's threads."""
+        self._threads.close()
+
+    def check_idle(self) -> None:
+        """Checks that no request is running and nothing is left of any.
+
+        Raises:
+            AssertionError: something is left; it names it.
+        """
+        self._admission.check_idle()
+        self._coordinator.check_idle()
+
+    async def _accept(self, request: GenerateRequest, admitted: AdmittedRequest) -> AcceptedRequest:
+        models = self._fleet.models()
+        if not models:
+            self._metrics.count_shed("no_verifier")
+            raise no_verifier()
+        model = acceptance.find_model(request.model_id, models)
+        acceptance.check_tokenizer(request, model=model, defaults=self._defaults)
+        num_given = len(request.output_token_ids)
+        if request.text is not None:
+            # An estimate, while it waits for the tokenizer.
+            admitted.wait_with(len(request.text) // _CHARACTERS_PER_TOKEN + num_given)
+        prompt_token_ids = await self._encode(request, model)
+        accepted = acceptance.accept(
+            request, prompt_token_ids=prompt_token_ids, model=model, defaults=self._defaults
+        )
+        admitted.wait_with(len(prompt_token_ids) + num_given)
+        return accepted
+
+    async def _encode(self, request: GenerateRequest, model: Model) -> Sequence[int]:
+        if request.text is None:
+            assert request.prompt_token_ids is not None, "checked"
+            return request.prompt_token_ids
+        tokenizer = self._tokenizer
+        assert tokenizer is not None, "checked"
+        max_tokens = acceptance.max_prompt_tokens(model, self._defaults)
+        # A text that is certainly too long is refused before it is encoded.
+        num_bytes, max_bytes = len(request.text.encode()), tokenizer.max_bytes(max_tokens)
+        if max_bytes is not None and num_bytes > max_bytes:
+            raise InvalidRequestError(
+                f"a text of {num_bytes} bytes has more than the {max_tokens} tokens that a prompt "
+                "may have",
+                field="text",
+            )
+        try:
+            return await self._threads.run(
+                num_bytes, tokenizer.encode, request.text, max_tokens=max_tokens
+            )
+        except TooManyTokensError as error:
+            raise acceptance.prompt_too_long(
+                error.num_tokens, model, self._defaults, "text"
+            ) from None
+
+    async def _make_generations(
+        self, request: AcceptedRequest, changed: asyncio.Event
+    ) -> Sequence[Generation]:
+        output_text = await self._make_output_text(request)
+        generations: list[Generation] = []
+        for index in range(request.num_choices):
+            generations.append(
+                Generation(
+                    request=request,
+                    sequence_id=secrets.token_hex(16),
+                    choice_index=index,
+                    seed=seed_of_choice(request.seed, index),
+                    output_text=output_text.copy(),
+                    changed=changed,
+                )
+            )
+            if index > 0:
+                # Each copies the prompt: many long ones at once would block the event loop.
+                await asyncio.sleep(0)
+        return generations
+
+    async def _make_output_text(self, request: AcceptedRequest) -> OutputText:
+        """The text of every choice, after the output that the client already has.
+
+        Text that the given output leaves incomplete or held back comes with the first chunk, as it
+        would have if the stream had not been interrupted.
+        """
+        if self._tokenizer is None or not request.has_text:
+            return OutputText(None, ())
+        prompt, given = request.prompt_token_ids, request.output_token_ids
+        if not request.stop_sequences:
+            # The last tokens suffice.
+            last = [*prompt[-CONTEXT_TOKENS:], *given[-CONTEXT_TOKENS:]]
+            return OutputText(self._tokenizer.detokenizer(last), ())
+        output_text = OutputText(self._tokenizer.detokenizer(prompt), request.stop_sequences)
+        await self._threads.run(len(given) * _CHARACTERS_PER_TOKEN, output_text.skip, given)
+        if output_text.stopped:
+            raise InvalidRequestError(
+                "the output already holds a stop sequence", field="output_token_ids"
+            )
+        return output_text
+
+    async def _read(
+        self,
+        generations: Sequence[Generation],
+        changed: asyncio.Event,
+        arrival_s: float,
+        admitted: AdmittedRequest,
+    ) -> AsyncGenerator[GenerateEvent, None]:
+        """Yields the generations' output as it is shown."""
+        last_sent_s: dict[Generation, float] = {}
+        unfinished = list(generations)
+        while unfinished:
+            await changed.wait()
+            changed.clear()
+            for generation in tuple(unfinished):
+                # Before reading: while the chunk is written, more may come and end it.
+                is_over = generation.is_over
+                event = generation.read()
+                if isinstance(event, Traced):
+                    yield event
+                elif event is not None:
+                    now_s = self._loop.time()
+                    if generation in last_sent_s:
+                        self._metrics.observe_next_token(now_s - last_sent_s[generation])
+                    else:
+                        self._metrics.observe_first_token(now_s - arrival_s)
+                        admitted.begin_choice()
+                    last_sent_s[generation] = now_s
+                    yield event
+                if not is_over or generation.has_unread:
+                    continue
+                if generation.error is not None:
+                    raise generation.error
+                self._metrics.observe_last_token(self._loop.time() - arrival_s)
+                unfinished.remove(generation)
+                yield Finished(
+                    choice_index=generation.choice_index,
+                    finish_reason=generation.finish_reason,
+                    usage=generation.usage(),
+                )

@@ -1,0 +1,51 @@
+"""GenerationService: the gRPC API.
+
+Owns nothing: converts messages to requests, and events to messages. Errors pass through; the
+server's interceptor turns them into statuses with `errors.ERROR_TABLE`.
+"""
+
+import contextlib
+
+import grpc
+
+from gateway.api import wire
+from gateway.api.frontend import Frontend
+from gateway.api.unread_watch import UnreadWatch
+from tandem.v1 import gateway_pb2, gateway_pb2_grpc
+
+SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+_GenerateContext = grpc.aio.ServicerContext[
+    gateway_pb2.GenerateRequest, gateway_pb2.GenerateResponse
+]
+_ListModelsContext = grpc.aio.ServicerContext[
+    gateway_pb2.ListModelsRequest, gateway_pb2.ListModelsResponse
+]
+
+
+class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
+    """The RPCs of gateway.proto."""
+
+    def __init__(self, frontend: Frontend, unread_watch: UnreadWatch) -> None:
+        self._frontend = frontend
+        self._unread_watch = unread_watch
+
+    # Not a generator: it writes its responses itself, to know how long each waits.
+    async def Generate(  # type: ignore[override]
+        self, request: gateway_pb2.GenerateRequest, context: _GenerateContext
+    ) -> None:
+        """One request; see the proto."""
+        events = self._frontend.generate(wire.generate_request_from_proto(request))
+        # If the client goes away or stops reading, everything the request holds is freed at once.
+        async with self._unread_watch.watch() as call, contextlib.aclosing(events):
+            async for event in events:
+                message = wire.event_to_proto(event)
+                call.begin_write()
+                await context.write(message)
+                call.end_write()
+
+    async def ListModels(
+        self, request: gateway_pb2.ListModelsRequest, context: _ListModelsContext
+    ) -> gateway_pb2.ListModelsResponse:
+        """The models that are served."""
+        return wire.models_to_proto(self._frontend.list_models())

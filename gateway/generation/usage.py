@@ -1,0 +1,90 @@
+"""The shown steps of one choice, and their sums.
+
+Owns how steps are counted for `Usage`. Knows no stream.
+"""
+
+import dataclasses
+
+from gateway.messages.response import MatchAcceptance, Source, Usage
+
+# Longer matches are counted as matches of this length.
+MAX_MATCH_LENGTH = 64
+
+
+@dataclasses.dataclass(slots=True)
+class Step:
+    """The output of one verifier step for one sequence.
+
+    Once it is shown, its figures leave out the tokens after a stop string.
+
+    Attributes:
+        matched_ngram_length: length of the drafts' match, in tokens, at most `MAX_MATCH_LENGTH`.
+        source: where the drafts were copied from; the wire's number, known or not.
+        text: that became final with this step.
+    """
+
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    matched_ngram_length: int = 0
+    source: int = 0
+    text: str = ""
+
+
+class UsageCounter:
+    """Sums of the shown steps of one choice."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._num_drafts = 0
+        self._num_draft_tokens = 0
+        self._num_accepted_tokens = 0
+        self._accepted_per_position: list[int] = []
+        # By match length: drafts, draft tokens, accepted tokens.
+        self._by_match_length: dict[int, list[int]] = {}
+        self._num_sequence_drafts = 0
+        self._num_pool_drafts = 0
+
+    def count(self, step: Step) -> None:
+        """Adds one step."""
+        self.num_steps += 1
+        if not step.num_draft_tokens:
+            return
+        self._num_drafts += 1
+        self._num_draft_tokens += step.num_draft_tokens
+        self._num_accepted_tokens += step.num_accepted_tokens
+        missing = step.num_draft_tokens - len(self._accepted_per_position)
+        if missing > 0:
+            self._accepted_per_position += [0] * missing
+        for position in range(step.num_accepted_tokens):
+            self._accepted_per_position[position] += 1
+        counts = self._by_match_length.setdefault(step.matched_ngram_length, [0, 0, 0])
+        counts[0] += 1
+        counts[1] += step.num_draft_tokens
+        counts[2] += step.num_accepted_tokens
+        self._num_sequence_drafts += step.source == Source.SEQUENCE
+        self._num_pool_drafts += step.source == Source.POOL
+
+    def to_usage(self, *, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> Usage:
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+            num_steps=self.num_steps,
+            num_drafts=self._num_drafts,
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
+            accepted_per_position=tuple(self._accepted_per_position),
+            resumes=0,
+            by_match_length=tuple(
+                MatchAcceptance(
+                    matched_ngram_length=length,
+                    num_drafts=counts[0],
+                    num_draft_tokens=counts[1],
+                    num_accepted_tokens=counts[2],
+                )
+                for length, counts in sorted(self._by_match_length.items())
+            ),
+            num_sequence_drafts=self._num_sequence_drafts,
+            num_pool_drafts=self._num_pool_drafts,
+        )

@@ -1,0 +1,201 @@
+"""A client's request: as it came in, and as it is run.
+
+Owns both forms; every API speaks in them. `requests/` makes an `AcceptedRequest` of a
+`GenerateRequest`; only that is run.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+
+
+class Overlap(enum.IntEnum):
+    """Where an earlier occurrence of the last n tokens may lie; the wire's numbers."""
+
+    DEFAULT = 0
+    DISJOINT = 1
+    ALLOWED = 2
+
+
+class Tie(enum.IntEnum):
+    """Which of several occurrences is continued; the wire's numbers."""
+
+    DEFAULT = 0
+    EARLIEST = 1
+    LATEST = 2
+    LONGEST = 3
+
+
+class Algorithm(enum.IntEnum):
+    """How occurrences are found; the wire's numbers."""
+
+    DEFAULT = 0
+    INDEX = 1
+    KMP = 2
+
+
+class Keep(enum.IntEnum):
+    """Which part of a request's text its pool keeps; the wire's numbers."""
+
+    DEFAULT = 0
+    NOTHING = 1
+    OUTPUT = 2
+    ALL = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen; None where the client gave no value. See sampling.proto.
+
+    Attributes:
+        logprobs_mode: the wire's number, known or not.
+        num_beams: 0 or 1; there is no beam search.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float | None = None
+    min_p: float = 0.0
+    repetition_penalty: float | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    seed: int | None = None
+    min_new_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: int = 0
+    num_beams: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """How drafts are made for the request; None where the client gave no value.
+
+    Attributes:
+        overlap, tie, algorithm, preset, pool_keep: the wire's numbers, known or not.
+        hint_tokens: the most draft tokens requested at a time.
+        tree_width: 0 or 1; there are no branching drafts.
+    """
+
+    enabled: bool | None = None
+    num_speculative_tokens: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    overlap: int = 0
+    tie: int = 0
+    tokens_per_match: int | None = None
+    algorithm: int = 0
+    chained: bool | None = None
+    pool: str = ""
+    pool_min_ngram: int | None = None
+    preset: int = 0
+    hint_tokens: int | None = None
+    tree_width: int = 0
+    pool_keep: int = 0
+    pool_feed_tokens: int = 0
+    pool_keep_cancelled: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """A request as it came in: nothing in it has been checked.
+
+    Attributes:
+        text, prompt_token_ids: the prompt; at most one of the two is given.
+        output_token_ids: output that the client already has.
+        max_new_tokens: counting `output_token_ids`.
+        adapter_id, has_media: are refused.
+    """
+
+    request_id: str = ""
+    model_id: str = ""
+    text: str | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    output_token_ids: Sequence[int] = ()
+    sampling: SamplingParams = SamplingParams()
+    max_new_tokens: int | None = None
+    stop_sequences: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    num_choices: int | None = None
+    speculation: SpeculationParams = SpeculationParams()
+    affinity_key: str = ""
+    priority: int = 0
+    adapter_id: str = ""
+    has_media: bool = False
+    trace: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NgramParams:
+    """Which earlier text counts as a match, from the shortest n-gram to the longest.
+
+    Attributes:
+        tokens_per_match: drafts verified per token of match length; 0: no such limit.
+        chained: whether a draft continues past the end of the known text by matching again.
+        pool_min_ngram: the pool is searched when the sequence's own match is shorter than this;
+            0: when there is none.
+        pool_id: the pool to draft from and to leave text in; "": none.
+        pool_keep: which part of the text the pool keeps.
+        pool_feed_tokens: how often the pool gets text while the request runs; 0: at its end only.
+    """
+
+    min_ngram: int
+    max_ngram: int
+    overlap: Overlap = Overlap.DEFAULT
+    tie: Tie = Tie.DEFAULT
+    tokens_per_match: int = 0
+    algorithm: Algorithm = Algorithm.DEFAULT
+    chained: bool = False
+    pool_min_ngram: int = 0
+    pool_id: str = ""
+    pool_keep: Keep = Keep.OUTPUT
+    pool_feed_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedRequest:
+    """A request that can be run: every value checked, every default filled in.
+
+    Attributes:
+        seed: the first choice's; those of the others are derived from it (`requests/seeds.py`).
+        max_new_tokens: counting `output_token_ids`; never past the model's limit.
+        num_speculative_tokens: the most drafts verified per step; 0: no drafts.
+        hint_tokens: the most draft tokens requested from its drafter at a time.
+        max_model_len: no draft may exceed it.
+        vocab_size: the model's; every token id is below it.
+        pool_keep_cancelled: whether its pool keeps the text even if it is cancelled or fails.
+        has_text: whether the output is sent as text too: the gateway's tokenizer is the model's.
+        priority: higher first.
+        cache_salt: only requests with equal salts share cached prefixes.
+        trace: whether the client gets a trace of every step of the model.
+    """
+
+    request_id: str
+    model_id: str
+    model_digest: str
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    sampling: SamplingParams
+    seed: int
+    max_new_tokens: int
+    stop_sequences: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    num_choices: int
+    num_speculative_tokens: int
+    ngram: NgramParams
+    max_model_len: int
+    vocab_size: int
+    affinity_key: str
+    hint_tokens: int
+    priority: int = 0
+    cache_salt: str = ""
+    pool_keep_cancelled: bool = False
+    has_text: bool = True
+    trace: bool = False
+
+    @property
+    def wants_drafts(self) -> bool:
+        return self.num_speculative_tokens > 0

@@ -1,0 +1,132 @@
+"""What a client gets: the events of one request, and the models that there are.
+
+Owns these forms; every API speaks in them.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+
+#: One token's logprob and its alternatives: a serialized `TokenLogprob` of sampling.proto, passed
+#: on as the verifier sent it. There are tens of thousands of them: objects, and the garbage
+#: collector's passes over them, would keep the event loop busy for too long. Empty for a prompt's
+#: first token, which has no logprob.
+EncodedLogprob = bytes
+
+#: What one step did: a serialized `StepTrace` of sampling.proto, passed on likewise.
+EncodedStep = bytes
+
+
+class FinishReason(enum.IntEnum):
+    """Why a choice ended; the wire's numbers."""
+
+    UNFINISHED = 0
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+
+
+class Source(enum.IntEnum):
+    """Where a draft was copied from; the wire's numbers."""
+
+    UNSPECIFIED = 0
+    SEQUENCE = 1
+    POOL = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The first event of a request."""
+
+    request_id: str
+    seed: int
+    num_prompt_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """One step of the model, before the chunk with its tokens."""
+
+    choice_index: int
+    step: EncodedStep
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """The output of one choice since its last chunk.
+
+    Attributes:
+        offset: output tokens of the choice before this chunk.
+        token_ids: with the stop token.
+        text: without the stop token and the stop string.
+        num_steps: model steps that the chunk covers.
+        logprobs: one per token, if the request asked for them.
+        prompt_logprobs: the next of the prompt's, if the request asked for them.
+    """
+
+    choice_index: int
+    offset: int
+    token_ids: Sequence[int]
+    text: str
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_steps: int
+    logprobs: Sequence[EncodedLogprob] = ()
+    prompt_logprobs: Sequence[EncodedLogprob] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MatchAcceptance:
+    """How the drafts of one match length fared. See gateway.proto."""
+
+    matched_ngram_length: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one choice cost. See gateway.proto."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    num_steps: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    accepted_per_position: Sequence[int]
+    resumes: int
+    by_match_length: Sequence[MatchAcceptance] = ()
+    num_sequence_drafts: int = 0
+    num_pool_drafts: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The last event of one choice."""
+
+    choice_index: int
+    finish_reason: FinishReason
+    usage: Usage
+
+
+GenerateEvent = Started | Traced | Chunk | Finished
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model that is served, and the narrowest limits among its verifiers.
+
+    Attributes:
+        tokenizer_digest: "": unknown, and assumed to be that of the gateway's tokenizer.
+    """
+
+    model_id: str
+    model_digest: str
+    vocab_size: int
+    max_model_len: int
+    max_num_speculative_tokens: int
+    num_verifiers: int
+    tokenizer_digest: str = ""

@@ -1,0 +1,168 @@
+"""Messages to and from a verifier: commands; Welcome and events.
+
+Owns the gateway's own form of them. `base_length` is always the number of tokens of the sequence
+before the first one carried.
+
+A decision and a hint per sequence and step pass between a step's end and its next hint, so they
+are named tuples: a frozen dataclass takes three times as long to make.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.messages.request import AcceptedRequest, SamplingParams
+from gateway.messages.response import EncodedLogprob, EncodedStep, FinishReason
+
+# Commands
+
+
+class DraftWait(enum.Enum):
+    """How long a verifier's step may wait for drafts."""
+
+    ADAPTIVE = "adaptive"
+    NEVER = "never"
+    ALWAYS = "always"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCommand:
+    """Starts a sequence at a verifier.
+
+    Attributes:
+        token_ids: prompt, and on resume the output so far.
+        request: all that the choices of a request have in common.
+        sampling: the request's, except that only the first choice scores the prompt.
+        drafting: whether hints may be expected.
+    """
+
+    sequence_id: str
+    token_ids: Sequence[int]
+    request: AcceptedRequest
+    sampling: SamplingParams
+    seed: int
+    draft_wait: DraftWait
+    drafting: bool
+
+
+class Hint(NamedTuple):
+    """A draft: what may follow the first `base_length` tokens.
+
+    Attributes:
+        is_indexing: whether it is empty only because the drafter is still indexing the sequence.
+        source: the wire's number, known or not.
+    """
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    matched_ngram_length: int
+    is_indexing: bool = False
+    source: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CommandBatch:
+    """One message to a verifier, in this order; Opens are added later, by their size.
+
+    Attributes:
+        updates: sequence id, and whether hints may be expected.
+    """
+
+    updates: Sequence[tuple[str, bool]]
+    hints: Sequence[Hint]
+    closes: Sequence[str]
+
+
+# Welcome
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Which model a verifier serves, and its limits.
+
+    Attributes:
+        model_digest: verifiers with equal digests serve the same model, whatever its name.
+        tokenizer_digest: "" if unknown.
+    """
+
+    model_id: str
+    model_digest: str
+    tokenizer_digest: str
+    max_model_len: int
+    max_num_speculative_tokens: int
+    vocab_size: int
+
+
+# Events
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The sequence was admitted to the verifier's batch."""
+
+    sequence_id: str
+    num_cached_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScored:
+    """Logprobs of prompt tokens, from the one at `base_length` on; before the first `Decided`."""
+
+    sequence_id: str
+    base_length: int
+    logprobs: Sequence[EncodedLogprob]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepTraced:
+    """What one step did with a sequence, before its `Decided`."""
+
+    sequence_id: str
+    step: EncodedStep
+
+
+class Decided(NamedTuple):
+    """What one step decided for one sequence."""
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_wanted_draft_tokens: int
+    finish_reason: FinishReason
+    logprobs: Sequence[EncodedLogprob] = ()
+    matched_ngram_length: int = 0
+    source: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The sequence was refused, or failed; no event follows.
+
+    Attributes:
+        sequence_id: "" if the command named no sequence that the verifier knows.
+        code: a google.rpc.Code number.
+    """
+
+    sequence_id: str
+    code: int
+    message: str
+    field: str
+    retry_after_ms: int
+
+
+class UnreadableEvent(NamedTuple):
+    """An event that this gateway cannot read.
+
+    Attributes:
+        sequence_id: "" if it names none.
+    """
+
+    sequence_id: str
+    reason: str
+
+
+VerifierEvent = Opened | PromptScored | StepTraced | Decided | Rejected | UnreadableEvent

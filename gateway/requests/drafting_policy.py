@@ -1,0 +1,138 @@
+"""How drafts are made for a request: the presets, and values that override one.
+
+A preset reproduces a known drafter exactly (docs/drafting.md has the table). A request that names
+one gets all its values and may override single ones; the others get the policy that the gateway's
+operator configured the same way. Pure.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+
+from gateway.messages.request import Algorithm, Overlap, Tie
+
+# Drafts verified per step where their number does not follow the match: the rest of a longer draft
+# is mostly wrong.
+FIXED_NUM_SPECULATIVE_TOKENS = 7
+
+
+class Preset(enum.IntEnum):
+    """The drafter that is reproduced; the wire's numbers."""
+
+    DEFAULT = 0
+    TANDEM = 1
+    VLLM_KMP = 2
+    VLLM = 3
+    VLLM_GPU = 4
+    TRANSFORMERS = 5
+    TENSORRT_LLM = 6
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DraftingPolicy:
+    """Which n-grams are matched, which match is continued, and how far.
+
+    Attributes:
+        mirrors_ngrams: whether an override of one n-gram size sets the other, too.
+        tokens_per_match: with `Tie.LONGEST`: drafts verified per token of match length; 0: no such
+            limit.
+        pool_min_ngram: the pool is searched when the sequence's own match is shorter than this.
+        num_speculative_tokens: the most drafts verified per step. None: the verifier's limit if the
+            number of drafts follows the match; else `FIXED_NUM_SPECULATIVE_TOKENS`.
+        runs_ahead: whether a proposal may be longer than one step's drafts, so that the next step
+            finds the rest. The other drafters match anew at every step.
+    """
+
+    min_ngram: int
+    max_ngram: int
+    mirrors_ngrams: bool = False
+    overlap: Overlap
+    tie: Tie
+    tokens_per_match: int = 0
+    algorithm: Algorithm = Algorithm.INDEX
+    chained: bool = False
+    pool_min_ngram: int = 0
+    num_speculative_tokens: int | None = None
+    runs_ahead: bool = False
+
+    @property
+    def follows_match(self) -> bool:
+        """Whether a longer match gets more drafts."""
+        return self.tie is Tie.LONGEST and self.tokens_per_match > 0
+
+    def num_speculative_tokens_within(self, limit: int) -> int:
+        """The most drafts verified per step by a verifier whose limit is `limit`."""
+        if self.num_speculative_tokens is not None:
+            return min(self.num_speculative_tokens, limit)
+        return limit if self.follows_match else min(FIXED_NUM_SPECULATIVE_TOKENS, limit)
+
+    def override(
+        self,
+        *,
+        min_ngram: int | None,
+        max_ngram: int | None,
+        overlap: Overlap | None,
+        tie: Tie | None,
+        tokens_per_match: int | None,
+        algorithm: Algorithm | None,
+        chained: bool | None,
+        pool_min_ngram: int | None,
+        num_speculative_tokens: int | None,
+    ) -> "DraftingPolicy":
+        """The policy with other values; None, or an enum's zero, keeps the policy's own."""
+        if self.mirrors_ngrams:
+            min_ngram, max_ngram = (
+                max_ngram if min_ngram is None else min_ngram,
+                min_ngram if max_ngram is None else max_ngram,
+            )
+        new_tie = tie or self.tie
+        if new_tie is not Tie.LONGEST:
+            tokens_per_match = 0
+        elif tokens_per_match is None:
+            of_longest = self if self.tie is Tie.LONGEST else TANDEM
+            tokens_per_match = of_longest.tokens_per_match
+        return DraftingPolicy(
+            min_ngram=self.min_ngram if min_ngram is None else min_ngram,
+            max_ngram=self.max_ngram if max_ngram is None else max_ngram,
+            mirrors_ngrams=self.mirrors_ngrams,
+            overlap=overlap or self.overlap,
+            tie=new_tie,
+            tokens_per_match=tokens_per_match,
+            algorithm=algorithm or self.algorithm,
+            chained=self.chained if chained is None else chained,
+            pool_min_ngram=self.pool_min_ngram if pool_min_ngram is None else pool_min_ngram,
+            num_speculative_tokens=self.num_speculative_tokens
+            if num_speculative_tokens is None
+            else num_speculative_tokens,
+            runs_ahead=self.runs_ahead,
+        )
+
+
+TANDEM = DraftingPolicy(
+    min_ngram=2,
+    max_ngram=5,
+    overlap=Overlap.DISJOINT,
+    tie=Tie.LONGEST,
+    # The best figure; `benchmarks.drafter` compares some.
+    tokens_per_match=2,
+    runs_ahead=True,
+)
+_VLLM = DraftingPolicy(
+    min_ngram=5,
+    max_ngram=5,
+    mirrors_ngrams=True,
+    overlap=Overlap.ALLOWED,
+    tie=Tie.EARLIEST,
+    algorithm=Algorithm.KMP,
+)
+_LOOKUP = DraftingPolicy(min_ngram=1, max_ngram=2, overlap=Overlap.ALLOWED, tie=Tie.EARLIEST)
+
+#: By preset that a request or an operator can name.
+POLICIES: Mapping[Preset, DraftingPolicy] = {
+    Preset.TANDEM: TANDEM,
+    Preset.VLLM_KMP: dataclasses.replace(_VLLM, overlap=Overlap.DISJOINT),
+    Preset.VLLM: _VLLM,
+    Preset.VLLM_GPU: dataclasses.replace(_VLLM, tie=Tie.LATEST, algorithm=Algorithm.INDEX),
+    Preset.TRANSFORMERS: dataclasses.replace(_LOOKUP, num_speculative_tokens=10),
+    Preset.TENSORRT_LLM: dataclasses.replace(_LOOKUP, num_speculative_tokens=4),
+}

@@ -1,0 +1,65 @@
+"""Which verifier and which drafter a request goes to.
+
+Owns the choice; pure. Rendezvous hashing (Thaler, Ravishankar 1998) with bounded loads (Mirrokni,
+Thorup, Zadimoghaddam 2018): equal keys go to the same verifier, so that its prefix cache serves
+them; when a verifier comes or goes only its own keys move; and no verifier gets much more than its
+share.
+"""
+
+import hashlib
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+
+#: Prompts that agree in this many tokens are worth sending to one verifier.
+PREFIX_TOKENS = 256
+
+#: No verifier carries more than this times the mean load, rounded up.
+LOAD_FACTOR = 1.25
+
+
+def affinity_of(affinity_key: str, prompt_token_ids: Sequence[int]) -> bytes:
+    """The key that is hashed to find a verifier: the client's, or the prompt's beginning.
+
+    It is short, however long the client's is: it is hashed once per verifier.
+    """
+    if affinity_key:
+        return b"key:" + hashlib.blake2b(affinity_key.encode(), digest_size=16).digest()
+    return b"prompt:" + array("I", prompt_token_ids[:PREFIX_TOKENS]).tobytes()
+
+
+def choose_verifier(affinity: bytes, loads: Mapping[str, int], num_sequences: int) -> str:
+    """The name of the verifier for a request of `num_sequences` choices.
+
+    The highest-ranked one whose load stays within the bound; the highest-ranked of all if the
+    request itself is larger than the bound.
+
+    Args:
+        affinity: see `affinity_of`.
+        loads: by each verifier's name, which is stable over reconnects and gateways, the sequences
+            that this gateway has there; not empty.
+        num_sequences: how many the request adds.
+    """
+    bound = math.ceil(LOAD_FACTOR * (sum(loads.values()) + num_sequences) / len(loads))
+    ranked = rank(affinity, loads)
+    for name in ranked:
+        if loads[name] + num_sequences <= bound:
+            return name
+    return ranked[0]
+
+
+def choose_drafter(sequence_id: str, names: Iterable[str]) -> str | None:
+    """The name of the drafter that keeps this sequence's history; None if there are none."""
+    ranked = rank(sequence_id.encode(), names)
+    return ranked[0] if ranked else None
+
+
+def rank(key: bytes, names: Iterable[str]) -> list[str]:
+    """All names, best first, in an order that depends on the key and on each name alone."""
+    return sorted(names, key=lambda name: (_weight(key, name), name), reverse=True)
+
+
+def _weight(key: bytes, name: str) -> bytes:
+    # The name keys the hash: a concatenation of key and name could be mistaken for another's.
+    name_key = hashlib.blake2b(name.encode(), digest_size=16).digest()
+    return hashlib.blake2b(key, digest_size=8, key=name_key).digest()

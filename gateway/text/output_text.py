@@ -1,0 +1,83 @@
+"""The text of one output: which part of it is final, and where a stop string ends it.
+
+Owns the way from tokens to shown text, token by token. Knows no steps and no streams.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gateway.text.detokenizer import Detokenizer
+from gateway.text.stop_strings import StopStrings
+
+_SKIPPED_AT_ONCE = 4096
+
+
+class Shown(NamedTuple):
+    """The text that became final with some tokens, and how many of them belong to the output."""
+
+    text: str
+    num_tokens: int
+
+
+class OutputText:
+    """Turns one output's tokens into text until a stop string is complete.
+
+    Owned by one `Generation`. Without a detokenizer there is no text, and no stop string.
+    """
+
+    def __init__(self, detokenizer: Detokenizer | None, stop_sequences: Sequence[str]) -> None:
+        assert detokenizer is not None or not stop_sequences
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stop_sequences) if stop_sequences else None
+
+    def copy(self) -> "OutputText":
+        """An independent one in the same state: for another choice of the same request."""
+        copy = OutputText(None if self._detokenizer is None else self._detokenizer.copy(), ())
+        copy._stops = None if self._stops is None else self._stops.copy()
+        return copy
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Appends tokens whose text the client already has, many at a time.
+
+        Text that they leave incomplete, or held back for a stop string, comes with later tokens.
+        """
+        if self._detokenizer is None:
+            return
+        for first in range(0, len(token_ids), _SKIPPED_AT_ONCE):
+            text = self._detokenizer.feed(token_ids[first : first + _SKIPPED_AT_ONCE])
+            if self._stops is not None:
+                self._stops.feed(text)
+                if self._stops.stopped:
+                    return
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete; then nothing may be fed."""
+        return self._stops is not None and self._stops.stopped
+
+    def feed(self, token_ids: Sequence[int]) -> Shown:
+        """Appends the output's next tokens.
+
+        Tokens after the one that completes a stop string do not belong to the output:
+        `num_tokens` leaves them out.
+        """
+        if self._detokenizer is None:
+            return Shown("", len(token_ids))
+        if self._stops is None:
+            return Shown(self._detokenizer.feed(token_ids), len(token_ids))
+        parts = []
+        for num_tokens, token_id in enumerate(token_ids, start=1):
+            parts.append(self._stops.feed(self._detokenizer.feed((token_id,))))
+            if self._stops.stopped:
+                return Shown("".join(parts), num_tokens)
+        return Shown("".join(parts), len(token_ids))
+
+    def finish(self) -> str:
+        """Ends an output without a stop string: returns all text that was held back."""
+        if self._detokenizer is None:
+            return ""
+        tail = self._detokenizer.finish()
+        if self._stops is None:
+            return tail
+        shown = self._stops.feed(tail)
+        return shown if self._stops.stopped else shown + self._stops.finish()

@@ -1,0 +1,78 @@
+"""The presets agree with docs/drafting.md and the wire; overrides change single values."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.messages.request import Algorithm, Overlap, Tie
+from gateway.requests.drafting_policy import POLICIES, TANDEM, DraftingPolicy, Preset
+from tandem.v1 import sampling_pb2
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "drafting.md").read_text()
+
+NO_OVERRIDES = dict.fromkeys(
+    (
+        *("min_ngram", "max_ngram", "overlap", "tie", "tokens_per_match", "algorithm"),
+        *("chained", "pool_min_ngram", "num_speculative_tokens"),
+    )
+)
+
+
+def override(policy: DraftingPolicy, **values: object) -> DraftingPolicy:
+    return policy.override(**{**NO_OVERRIDES, **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("preset", POLICIES)
+def test_without_overrides_a_policy_stays_itself(preset: Preset) -> None:
+    assert override(POLICIES[preset]) == POLICIES[preset]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sizes"),
+    [
+        ({"max_ngram": 3}, (3, 3)),
+        ({"min_ngram": 2}, (2, 2)),
+        ({"min_ngram": 2, "max_ngram": 3}, (2, 3)),
+    ],
+)
+def test_an_override_of_one_mirrored_ngram_size_sets_both(
+    overrides: dict[str, int], sizes: tuple[int, int]
+) -> None:
+    policy = override(POLICIES[Preset.VLLM_KMP], **overrides)
+    assert (policy.min_ngram, policy.max_ngram) == sizes
+
+
+def test_an_override_to_the_longest_match_follows_the_match_as_tandem_does() -> None:
+    policy = override(POLICIES[Preset.VLLM], tie=Tie.LONGEST)
+    assert policy.tokens_per_match == TANDEM.tokens_per_match > 0
+    assert override(policy, tie=Tie.LATEST).tokens_per_match == 0
+
+
+def test_the_wire_has_the_same_presets() -> None:
+    names = {
+        name.removeprefix("PRESET_"): int(value) for name, value in sampling_pb2.Preset.items()
+    }
+    assert names.pop("UNSPECIFIED") == Preset.DEFAULT
+    assert names == {preset.name: preset.value for preset in POLICIES}
+
+
+def test_the_document_describes_every_preset() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)`.* \| (\d)\.\.(\d) \| (\w+) \| (\w+)[^|]* \| (\w+) \| "
+                      r"([^|]+) \| ([^|]+) \|$", DOCUMENT, re.MULTILINE)  # fmt: skip
+    assert len(rows) == len(POLICIES)
+    for name, shortest, longest, overlap, tie, algorithm, drafts, asked in rows:
+        policy = POLICIES[Preset[name.replace("-", "_").upper()]]
+        assert (policy.min_ngram, policy.max_ngram) == (int(shortest), int(longest))
+        assert policy.overlap is Overlap[overlap.upper()]
+        assert policy.tie is Tie[tie.upper()]
+        assert policy.algorithm is Algorithm[algorithm.upper()]
+        assert policy.runs_ahead == (asked != "one step's")
+        assert policy.follows_match == (not drafts.isdigit())
+        if drafts.isdigit():
+            assert policy.num_speculative_tokens_within(31) == int(drafts)
+
+
+def test_the_document_names_every_option() -> None:
+    fields = sampling_pb2.SpeculationParams.DESCRIPTOR.fields
+    assert [field.name for field in fields if f"`{field.name}`" not in DOCUMENT] == []

@@ -1,0 +1,243 @@
+"""Tokens to text and back: a stream gives the text of the whole, and no broken characters."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from gateway.text.detokenizer import REPLACEMENT, Detokenizer
+from gateway.text.tokenizer import Tokenizer, TokenizerLoadError, TooManyTokensError
+
+MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+BUNDLED = Tokenizer.load(MODEL_FOLDER)
+
+
+def sentencepiece_like() -> Tokenizer:
+    """A tokenizer with leading spaces and byte fallback, as SentencePiece models have."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    words += ["▁the", "▁cat", "s", "▁sat", "e", "h", "t", "a", "c"]
+    vocab = {word: index for index, word in enumerate(words)}
+    model = models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return Tokenizer(tokenizer)
+
+
+SENTENCEPIECE = sentencepiece_like()
+
+
+def metaspace(prepend_scheme: str) -> Tokenizer:
+    """A tokenizer whose pre-tokenizer and decoder are Metaspace, as newer SentencePiece models'."""
+    words = ["<unk>", "▁", "▁the", "▁cat", "s", "▁sat", "e", "h", "t", "a", "c"]
+    model = models.BPE({word: index for index, word in enumerate(words)}, [], unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=prepend_scheme)
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    return Tokenizer(tokenizer)
+
+
+METASPACE = [metaspace("always"), metaspace("first"), metaspace("never")]
+
+
+def byte_level_with_added_tokens() -> Tokenizer:
+    """A byte-level tokenizer with added tokens that are ordinary text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: index for index, character in enumerate(alphabet)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(["<tool call>", "naïve", "日本"])
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    return Tokenizer(tokenizer)
+
+
+ADDED = byte_level_with_added_tokens()
+
+
+def streamed(detokenizer: Detokenizer, pieces: list[list[int]]) -> list[str]:
+    return [*(detokenizer.feed(piece) for piece in pieces), detokenizer.finish()]
+
+
+@given(ids=st.lists(st.integers(0, 2047), max_size=40), step=st.integers(1, 7))
+def test_any_tokens_stream_to_the_text_of_the_whole(ids: list[int], step: int) -> None:
+    pieces = [ids[start : start + step] for start in range(0, len(ids), step)]
+    assert "".join(streamed(BUNDLED.detokenizer(), pieces)) == BUNDLED.decode(ids)
+
+
+@given(ids=st.lists(st.integers(0, 259), max_size=30))
+def test_added_tokens_stream_to_the_text_of_the_whole(ids: list[int]) -> None:
+    assert "".join(streamed(ADDED.detokenizer(), [[i] for i in ids])) == ADDED.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, ADDED, SENTENCEPIECE])
+@given(text=st.text(max_size=20))
+def test_a_split_character_is_never_shown_broken(tokenizer: Tokenizer, text: str) -> None:
+    text = text.replace(REPLACEMENT, "")
+    ids = tokenizer.encode(text)
+    parts = streamed(tokenizer.detokenizer(), [[token_id] for token_id in ids])
+    assert not any(REPLACEMENT in part for part in parts)
+    assert "".join(parts) == tokenizer.decode(ids)
+
+
+@given(text=st.text(alphabet="the cats at日é", max_size=20), step=st.integers(1, 5))
+def test_leading_spaces_of_later_words_are_kept(text: str, step: int) -> None:
+    ids = SENTENCEPIECE.encode(text)
+    pieces = [ids[start : start + step] for start in range(0, len(ids), step)]
+    assert "".join(streamed(SENTENCEPIECE.detokenizer(), pieces)) == SENTENCEPIECE.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [SENTENCEPIECE, *METASPACE])
+@pytest.mark.parametrize("num_special", [0, 1, 20])
+def test_the_first_word_after_the_prompt_keeps_its_space(
+    tokenizer: Tokenizer, num_special: int
+) -> None:
+    vocabulary = tokenizer._tokenizer.get_vocab()
+    the, cat, sat, end = (vocabulary[word] for word in ("▁the", "▁cat", "▁sat", "</s>"))
+    detokenizer = tokenizer.detokenizer([the, cat, *[end] * num_special])
+    assert detokenizer.feed([sat]) == " sat"
+    assert detokenizer.feed([end] * num_special) == ""
+    assert detokenizer.feed([cat]) == " cat"
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, ADDED, SENTENCEPIECE, *METASPACE])
+@given(
+    prompt=st.text(alphabet="the cats at日é\n", min_size=1, max_size=20),
+    text=st.text(alphabet="the cats at日é\n", max_size=20),
+    step=st.integers(1, 200),
+)
+def test_prompt_text_and_output_text_make_the_text_of_both(
+    tokenizer: Tokenizer, prompt: str, text: str, step: int
+) -> None:
+    context, ids = tokenizer.encode(prompt), tokenizer.encode(text)
+    pieces = [ids[start : start + step] for start in range(0, len(ids), step)]
+    shown = "".join(streamed(tokenizer.detokenizer(context), pieces))
+    assert tokenizer.decode(context) + shown == tokenizer.decode(context + ids)
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
+def test_a_character_that_the_prompt_leaves_incomplete_is_completed(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a\N{GRINNING FACE}b")
+    cut = len(tokenizer.encode("a")) + 1
+    detokenizer = tokenizer.detokenizer(ids[:cut])
+    assert "".join(streamed(detokenizer, [ids[cut:]])) == "\N{GRINNING FACE}b"
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
+def test_copies_are_independent(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the \N{GRINNING FACE} sat")
+    for cut in range(len(ids)):
+        first = tokenizer.detokenizer()
+        before = first.feed(ids[:cut])
+        second = first.copy()
+        first.feed(tokenizer.encode("cat"))
+        assert before + second.feed(ids[cut:]) + second.finish() == tokenizer.decode(ids)
+
+
+@given(text=st.text(max_size=50))
+def test_a_text_has_no_more_bytes_than_its_tokens_can_hold(text: str) -> None:
+    for tokenizer in (BUNDLED, ADDED, composing()):
+        max_bytes = tokenizer.max_bytes(len(tokenizer.encode(text)))
+        assert max_bytes is not None
+        assert len(text.encode()) <= max_bytes
+
+
+def composing() -> Tokenizer:
+    """A byte-level tokenizer that composes characters first (NFC)."""
+    tokenizer = byte_level_with_added_tokens()._tokenizer
+    tokenizer.normalizer = normalizers.NFC()
+    return Tokenizer(tokenizer)
+
+
+def test_a_tokenizer_that_drops_text_has_no_byte_limit() -> None:
+    assert SENTENCEPIECE.max_bytes(1) is None
+    for dropping in (
+        {"normalizer": normalizers.Strip()},
+        {"pre_tokenizer": pre_tokenizers.Split(" ", "removed")},
+        {"pre_tokenizer": pre_tokenizers.Whitespace()},
+        {"model": models.BPE({"a": 0}, [])},
+    ):
+        tokenizer = byte_level_with_added_tokens()._tokenizer
+        for part, value in dropping.items():
+            setattr(tokenizer, part, value)
+        assert Tokenizer(tokenizer).max_bytes(1) is None
+    tokenizer = byte_level_with_added_tokens()._tokenizer
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    assert Tokenizer(tokenizer).max_bytes(1) is None
+
+
+def test_tokens_over_the_limit_are_counted_and_not_listed() -> None:
+    num_tokens = len(BUNDLED.encode("x y z"))
+    assert len(BUNDLED.encode("x y z", max_tokens=num_tokens)) == num_tokens
+    with pytest.raises(TooManyTokensError) as caught:
+        BUNDLED.encode("x y z", max_tokens=num_tokens - 1)
+    assert caught.value.num_tokens == num_tokens
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
+def test_a_character_appears_with_its_last_token(tokenizer: Tokenizer) -> None:
+    detokenizer = tokenizer.detokenizer()
+    *first, last = tokenizer.encode("\N{GRINNING FACE}")
+    assert first, "the character must take several tokens"
+    assert not "".join(detokenizer.feed([token_id]) for token_id in first).strip()
+    assert detokenizer.feed([last]).strip() == "\N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, SENTENCEPIECE])
+def test_an_incomplete_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer) -> None:
+    detokenizer = tokenizer.detokenizer()
+    ids = tokenizer.encode("\N{GRINNING FACE}")[:-1]
+    assert REPLACEMENT not in detokenizer.feed(ids)
+    assert REPLACEMENT in detokenizer.finish()
+
+
+def test_bytes_that_never_become_text_are_shown_in_time() -> None:
+    detokenizer = SENTENCEPIECE.detokenizer()
+    byte = SENTENCEPIECE.encode("\N{GRINNING FACE}")[-1]  # a continuation byte
+    shown = "".join(detokenizer.feed([byte]) for _ in range(100))
+    assert len(shown) > 50
+
+
+def test_special_tokens_of_a_prompt_are_recognised_and_none_are_added() -> None:
+    assert BUNDLED.encode("<|code|>x<|out|>") == [1, *BUNDLED.encode("x"), 4]
+
+
+def test_special_tokens_and_unknown_ids_have_no_text() -> None:
+    detokenizer = BUNDLED.detokenizer()
+    x = BUNDLED.encode("x")
+    assert detokenizer.feed([1, *x, 0, 151_000, *x]) == "xx"
+
+
+def test_a_truncation_left_in_the_file_does_not_cut_prompts(tmp_path: Path) -> None:
+    content = json.loads((MODEL_FOLDER / "tokenizer.json").read_text())
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert len(Tokenizer.load(tmp_path).encode("a b c d e f")) > 2
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerLoadError, match="no such file"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerLoadError, match="not a tokenizer"):
+        Tokenizer.load(tmp_path)
