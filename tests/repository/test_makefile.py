@@ -14,6 +14,7 @@ TARGETS = (
     "test-long",
     "test-deploy",
     "check",
+    "fix",
     "protos",
     "clean",
     "help",

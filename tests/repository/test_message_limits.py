@@ -1,4 +1,4 @@
-"""No request can hold any amount of anything: every field's limit is in the contract and holds."""
+"""Bounded requests (docs/acceptance.md): every field that can grow has a limit that is enforced."""
 
 from collections.abc import Iterator
 

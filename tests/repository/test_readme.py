@@ -1,4 +1,4 @@
-"""The README's commands by hand, run in their order in this environment."""
+"""Quick start (docs/acceptance.md): the README's commands, in their order, in this environment."""
 
 import contextlib
 import io
