@@ -68,7 +68,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     with (
         live_tandem(flags) as tandem,
         running_prometheus(
-            tandem.targets(), folder=folder / "prometheus", interval_s=1, is_hasty=True
+            tandem.targets(), folder=folder / "prometheus", interval_s=1, minutes_as_seconds=True
         ) as prometheus,
     ):
         # Every counter's first sample is from before the load, so that no increase is missed.
