@@ -1,4 +1,4 @@
-"""Texts put to the drafter's kernels without a server, until all are answered."""
+"""Drafts for texts by the drafter's kernels, without a server."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from drafter.ngram_index import DONE, MUST_GROW, MUST_SCAN
 from drafter.pool_drafts import PoolDrafts
 
 Draft = tuple[list[int], int]
-"""Its tokens, and how far back the match reaches."""
+"""Draft tokens and match length."""
 
 
 def ask(
@@ -19,7 +19,7 @@ def ask(
     most_tokens: Sequence[int],
     pools: PoolDrafts | None = None,
 ) -> list[Draft]:
-    """Answers all of them; an empty draft where nothing matches."""
+    """Returns one draft per text, empty without a match."""
     drafts: list[Draft] = [([], 0)] * len(texts)
     still_open = list(range(len(texts)))
     while still_open:

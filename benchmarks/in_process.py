@@ -1,7 +1,7 @@
-"""A verifier's engine in this process, its drafts from the drafter's own kernel, no RPC.
+"""A verifier's engine in this process, with drafts from the drafter's own kernel, without RPC.
 
-Drafts are made where the engine hands out a step's events, on its thread, so nothing is ever
-waited for: what is measured is the verifier.
+Drafts are made on the engine's thread when it publishes a step's events, so no step waits for one:
+only the verifier is measured.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ PATIENCE_S = 600.0
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What the steps of a run did, and where their time went. Filled by the engine thread."""
+    """Counts and times of a run's steps. Filled by the engine thread."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -54,7 +54,7 @@ class Counts:
 
     @property
     def host_share(self) -> float:
-        """All of the steps' time but the forward pass, and but the drafting, in parts of it."""
+        """The share of the steps' time outside forward pass and drafting."""
         phases = self.phase_durations_s
         total_s = sum(phases.values()) - 2 * phases.get("draft", 0.0)
         return 1 - phases["forward"] / total_s
@@ -156,7 +156,7 @@ class InProcessEngine:
 
 
 class _Drafting:
-    """The drafter's part: histories, and a hint for each decision that asks for one."""
+    """Histories, and a hint for each decision that requests one."""
 
     def __init__(self, engine: Engine, counts: Counts) -> None:
         self._engine = engine

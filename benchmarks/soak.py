@@ -1,11 +1,11 @@
-"""Thousands of short random requests through one engine whose K/V blocks never suffice.
+"""Thousands of short random requests through one engine with too few K/V blocks.
 
     python -m benchmarks.soak [--requests 10000] [--num-kv-blocks 64] [--model FOLDER]
 
-Mixed lengths, priorities and salts, shared beginnings, right and wrong drafts, cancels; so few
-blocks that sequences are preempted all the time. Every text is asked for many times, and must come
-out the same each time, whatever was cached, drafted or preempted meanwhile. At the end all blocks
-must be free or cached, and the engine whole.
+Mixed lengths, priorities and salts, shared prefixes, right and wrong drafts, cancels; so few blocks
+that sequences are preempted all the time. Every text is requested many times and must be the same
+each time, whatever was cached, drafted or preempted. At the end all blocks must be free or cached,
+and the engine's state consistent.
 """
 
 import argparse
@@ -29,22 +29,22 @@ PATIENCE_S = 60.0
 
 
 class SoakError(Exception):
-    """The engine did something that it must not."""
+    """The engine broke a promise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """What is asked for again and again."""
+    """A request that is repeated."""
 
     prompt_token_ids: list[int]
     sampling: Sampling
-    # The longest output so far; every other one must agree with it.
+    # The longest output so far; all others must agree with it.
     output_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
 class SoakCounts:
-    """What went through."""
+    """Counts of the run."""
 
     num_requests: int = 0
     num_cancelled: int = 0
@@ -89,10 +89,10 @@ class Soak:
         ]
 
     def run(self, num_requests: int) -> None:
-        """Asks for so many texts and takes all that comes; then checks that nothing is left.
+        """Requests `num_requests` texts, reads all events, then checks that nothing is left.
 
         Raises:
-            SoakError: a text came out differently, or the engine rejected a request.
+            SoakError: a text differed, or the engine rejected a request.
         """
         num_to_open = num_requests
         while num_to_open or self._asked:
@@ -188,7 +188,7 @@ class Soak:
         self.counts.num_accepted_tokens += decided.num_accepted_tokens
 
     def _hint(self, asked: _Asked, sequence_id: str) -> Hint:
-        """What the text is known to go on with, or nonsense, or nothing."""
+        """The known continuation of the text, or random tokens, or nothing."""
         start = asked.num_output_tokens
         kind = self._draw.randrange(4)
         right = asked.text.output_token_ids[start : start + 12] if kind < 2 else []

@@ -1,19 +1,19 @@
-"""What the answers of a call must be like, whatever was asked.
+"""Checks of a call's responses, for any input.
 
-Owns the contract's promises that a client can check: each request's answer is its own, positions
-join, and a sequence that has ended says nothing more.
+Owns the promises of the contract that a client can check: responses belong to their requests,
+positions are contiguous, and no event follows the end of a sequence.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# Of messages whose types only their methods know.
+# Messages of any type.
 _Messages = Sequence[Any]
 
 
 class AnswerError(Exception):
-    """An answer is not what the contract says."""
+    """A response breaks the contract."""
 
 
 def check_answers(path: str, requests: _Messages, answers: _Messages, *, is_complete: bool) -> None:
@@ -21,12 +21,12 @@ def check_answers(path: str, requests: _Messages, answers: _Messages, *, is_comp
 
     Args:
         path: `/package.Service/Method`.
-        requests: those that are messages, up to the first that is none.
-        answers: what came.
+        requests: the valid messages, up to the first invalid one.
+        answers: the responses.
         is_complete: the call ended with OK.
 
     Raises:
-        AnswerError: they are wrong; it says how.
+        AnswerError: a response breaks the contract; the message says how.
     """
     check = _CHECKS.get(path)
     if check is not None:
@@ -68,7 +68,7 @@ def _check_generate(requests: _Messages, answers: _Messages, is_complete: bool) 
 
 
 def _check_session(requests: _Messages, answers: _Messages, is_complete: bool) -> None:
-    # What was opened twice may be refused, and go on too.
+    # A sequence opened twice may be refused and also continue.
     num_opens = Counter(
         command.open.sequence_id
         for request in requests
@@ -85,7 +85,7 @@ def _check_session(requests: _Messages, answers: _Messages, is_complete: bool) -
                 continue
             body = getattr(event, kind)
             sequence_id = body.sequence_id
-            if not sequence_id:  # of a command that could not be tied to a sequence
+            if not sequence_id:  # of a command without a sequence
                 _require(kind == "rejected", f"{kind} of nobody's")
                 continue
             _require(num_opens[sequence_id] > 0, f"{kind} of what was not opened")

@@ -20,7 +20,7 @@ METHODS: list[MethodDescriptor] = [
 ]
 TEXT = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
-# How to get from a request to a field in it.
+# The fields from a request to a nested field.
 Path = tuple[FieldDescriptor, ...]
 
 
@@ -36,7 +36,7 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def put(message: Message, path: Path, count: int, text: str) -> None:
-    """Puts `count` elements into the field, or a text, and one element on the way to it."""
+    """Sets the field to `count` elements or a text, with one element in each repeated parent."""
     for field in path[:-1]:
         inner = getattr(message, field.name)
         message = inner.add() if field.is_repeated else inner
@@ -68,7 +68,7 @@ LIMITED = [
 
 
 @pytest.mark.parametrize(("method", "path"), LIMITED)
-def test_every_field_has_a_limit_that_holds_to_the_element_and_the_byte(
+def test_every_field_has_a_limit_exact_to_the_element_and_the_byte(
     method: MethodDescriptor, path: Path
 ) -> None:
     limits = MessageLimits(method.input_type, limits_pb2)
@@ -94,8 +94,8 @@ def test_every_field_has_a_limit_that_holds_to_the_element_and_the_byte(
         assert refusal.value.field.replace("[0]", "") == name(path)
 
 
-def test_requests_with_the_most_fields_are_looked_at() -> None:
-    """The walk above must not be empty by a mistake of its own."""
+def test_the_methods_and_fields_are_found() -> None:
+    """Guards against an empty list of cases above."""
     assert len(METHODS) >= 10
     assert {"Generate", "ListModels", "Session", "Score", "Propose", "ProposeStream"} <= {
         method.name for method in METHODS
