@@ -162,7 +162,7 @@ async def test_a_bias_of_a_few_percent_towards_the_draft_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokens_each, bias = volume
-    unbiased = verifier.rejection_sampler.accept
+    honest = verifier.rejection_sampler.accept
     chance = np.random.default_rng(0)
 
     def biased(
@@ -174,7 +174,7 @@ async def test_a_bias_of_a_few_percent_towards_the_draft_is_detected(
         is_swayed = chance.random(len(rows)) < bias
         sampled = sampled.copy()
         sampled[rows[is_swayed]] = drafts[is_swayed]
-        return unbiased(sampled, drafts, num_drafts, is_usable)
+        return honest(sampled, drafts, num_drafts, is_usable)
 
     monkeypatch.setattr(verifier.rejection_sampler, "accept", biased)
     counts, _ = await sample(stub, DRAFTERS["unlikely"], tokens_each)
