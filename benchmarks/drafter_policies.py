@@ -185,8 +185,10 @@ def _step(
 ) -> None:
     """Runs one step of the given texts."""
     # A draft leaves room for the token that the step itself gives.
-    wanted = [min(policy.draft_tokens, len(run.coming) - run.position - 1) for run in live]
-    drafts = ask(answerer, [run.history for run in live], wanted, pools)
+    max_draft_tokens = [
+        min(policy.draft_tokens, len(run.coming) - run.position - 1) for run in live
+    ]
+    drafts = ask(answerer, [run.history for run in live], max_draft_tokens, pools)
     for run, (draft, _) in zip(live, drafts, strict=True):
         accepted = 0
         while accepted < len(draft) and draft[accepted] == run.coming[run.position + accepted]:

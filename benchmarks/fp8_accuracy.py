@@ -46,13 +46,13 @@ class Comparison:
         """Counts one prompt's rows [T, V] of both models."""
         token_ids = reference.argmax(dim=-1)
         agrees = logits.argmax(dim=-1) == token_ids
-        law, other = reference.log_softmax(dim=-1), logits.log_softmax(dim=-1)
+        expected, other = reference.log_softmax(dim=-1), logits.log_softmax(dim=-1)
         self.num_tokens += len(token_ids)
         self.num_agreeing += int(agrees.sum())
         self.num_prompts += 1
         self.num_prompts_agreeing += int(agrees.all())
-        self.kl_sum += float((law.exp() * (law - other)).sum())
-        errors = (law - other).gather(-1, token_ids[:, None]).abs()
+        self.kl_sum += float((expected.exp() * (expected - other)).sum())
+        errors = (expected - other).gather(-1, token_ids[:, None]).abs()
         self.largest_logprob_error = max(self.largest_logprob_error, float(errors.max()))
 
     @property

@@ -106,7 +106,7 @@ class InProcessEngine:
                 counts.num_draft_tokens += event.num_draft_tokens
                 counts.num_accepted_tokens += event.num_accepted_tokens
             if drafting is not None:
-                drafting.told(decided, session_id)
+                drafting.append_decided(decided, session_id)
             for event in decided:
                 if event.finish_reason is not None:
                     open_next()
@@ -118,7 +118,7 @@ class InProcessEngine:
                 return
             index, task = waiting.pop()
             if drafting is not None:
-                drafting.opened(str(index), task.prompt_token_ids)
+                drafting.open(str(index), task.prompt_token_ids)
             self._engine.submit(
                 Open(session_id=session_id, sequence=self._opened(index, task, speculate))
             )
@@ -165,35 +165,35 @@ class _Drafting:
         self._params = NgramParams(tie=Tie.LONGEST, tokens_per_match=DEFAULT_TOKENS_PER_MATCH)
         self._texts: dict[str, IndexedText] = {}
 
-    def opened(self, sequence_id: str, token_ids: Sequence[int]) -> None:
+    def open(self, sequence_id: str, token_ids: Sequence[int]) -> None:
         text = IndexedText(params=self._params, max_tokens=1 << 20)
         text.append(np.array(token_ids, dtype=np.uint32))
         self._texts[sequence_id] = text
 
-    def told(self, decided: Sequence[Decided], session_id: int) -> None:
-        asking = []
+    def append_decided(self, decided: Sequence[Decided], session_id: int) -> None:
+        requesting = []
         for event in decided:
             text = self._texts[event.sequence_id]
             text.append(np.array(event.token_ids, dtype=np.uint32))
             if event.finish_reason is not None:
                 del self._texts[event.sequence_id]
             elif event.num_wanted_draft_tokens:
-                asking.append(event)
-        if not asking:
+                requesting.append(event)
+        if not requesting:
             return
         drafts = ask(
             self._answerer,
-            [self._texts[event.sequence_id] for event in asking],
-            [min(event.num_wanted_draft_tokens, HINT_TOKENS) for event in asking],
+            [self._texts[event.sequence_id] for event in requesting],
+            [min(event.num_wanted_draft_tokens, HINT_TOKENS) for event in requesting],
         )
         hints = [
             Hint(
                 sequence_id=event.sequence_id,
                 base_length=event.base_length + len(event.token_ids),
                 token_ids=token_ids,
-                matched_ngram_length=reach,
+                matched_ngram_length=match_length,
             )
-            for event, (token_ids, reach) in zip(asking, drafts, strict=True)
+            for event, (token_ids, match_length) in zip(requesting, drafts, strict=True)
         ]
         self._engine.submit(
             Hints(session_id=session_id, hints=hints, received_at_s=time.monotonic())

@@ -72,7 +72,7 @@ def main() -> None:
         f"\n{processor()}, {arguments.device}, {arguments.dtype}, "
         f"torch {torch.__version__}; k = {NUM_DRAFTS}, median of {arguments.rounds} rounds\n\n"
         f"{_table(figures)}\n\n"
-        f"to reach at batch {BATCHES[-1]}: {GOAL:g}"
+        f"goal at batch {BATCHES[-1]}: {GOAL:g}"
     )
     if arguments.json is not None:
         rows = [asdict(figure) | {"ratio": figure.ratio} for figure in figures]

@@ -55,7 +55,7 @@ class SoakCounts:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Asked:
+class _RunningRequest:
     text: Text
     num_output_tokens: int = 0
 
@@ -82,7 +82,7 @@ class Soak:
         self._draw = random.Random(seed)
         self._batches: queue.SimpleQueue[list[Event]] = queue.SimpleQueue()
         self._session_id = engine.attach(self._sink)
-        self._asked: dict[str, _Asked] = {}
+        self._running: dict[str, _RunningRequest] = {}
         beginnings = [self._tokens(longest_prompt) for _ in range(4)]
         self._texts = [
             self._text(self._draw.choice(beginnings), longest_prompt) for _ in range(num_texts)
@@ -95,8 +95,8 @@ class Soak:
             SoakError: a text differed, or the engine rejected a request.
         """
         num_to_open = num_requests
-        while num_to_open or self._asked:
-            while num_to_open and len(self._asked) < self._num_at_once:
+        while num_to_open or self._running:
+            while num_to_open and len(self._running) < self._num_at_once:
                 self._open()
                 num_to_open -= 1
             hints: list[Hint] = []
@@ -134,7 +134,7 @@ class Soak:
         text = draw.choice(self._texts)
         self.counts.num_requests += 1
         sequence_id = str(self.counts.num_requests)
-        self._asked[sequence_id] = _Asked(text=text)
+        self._running[sequence_id] = _RunningRequest(text=text)
         sequence = OpenSequence(
             sequence_id=sequence_id,
             token_ids=text.prompt_token_ids,
@@ -156,46 +156,46 @@ class Soak:
         self._engine.submit(Close(session_id=self._session_id, sequence_id=sequence_id))
 
     def _take(self, event: Event, hints: list[Hint]) -> None:
-        asked = self._asked.get(event.sequence_id)
-        if asked is None:
-            raise SoakError(f"said after its end: {event}")
+        request = self._running.get(event.sequence_id)
+        if request is None:
+            raise SoakError(f"an event after its end: {event}")
         match event:
             case Opened():
                 self.counts.num_cached_tokens += event.num_cached_tokens
             case Rejected():
                 raise SoakError(f"rejected: {event.error}")
             case Decided():
-                self._check(asked, event)
+                self._check(request, event)
                 if event.finish_reason is not None:
                     self.counts.num_cancelled += event.finish_reason is FinishReason.CANCELLED
-                    del self._asked[event.sequence_id]
+                    del self._running[event.sequence_id]
                     return
-                hints.append(self._hint(asked, event.sequence_id))
+                hints.append(self._hint(request, event.sequence_id))
                 if self._draw.random() < 0.01:
                     self._close(event.sequence_id)
 
-    def _check(self, asked: _Asked, decided: Decided) -> None:
-        known, start = asked.text.output_token_ids, asked.num_output_tokens
-        if decided.base_length != len(asked.text.prompt_token_ids) + start:
+    def _check(self, request: _RunningRequest, decided: Decided) -> None:
+        known, start = request.text.output_token_ids, request.num_output_tokens
+        if decided.base_length != len(request.text.prompt_token_ids) + start:
             raise SoakError(f"not what follows {start} output tokens: {decided}")
         expected = known[start : start + len(decided.token_ids)]
         if decided.token_ids[: len(expected)] != expected:
             raise SoakError(f"{expected} came before, now: {decided}")
         known += decided.token_ids[len(expected) :]
-        asked.num_output_tokens += len(decided.token_ids)
+        request.num_output_tokens += len(decided.token_ids)
         self.counts.num_output_tokens += len(decided.token_ids)
         self.counts.num_draft_tokens += decided.num_draft_tokens
         self.counts.num_accepted_tokens += decided.num_accepted_tokens
 
-    def _hint(self, asked: _Asked, sequence_id: str) -> Hint:
+    def _hint(self, request: _RunningRequest, sequence_id: str) -> Hint:
         """The known continuation of the text, or random tokens, or nothing."""
-        start = asked.num_output_tokens
+        start = request.num_output_tokens
         kind = self._draw.randrange(4)
-        right = asked.text.output_token_ids[start : start + 12] if kind < 2 else []
+        right = request.text.output_token_ids[start : start + 12] if kind < 2 else []
         wrong = self._tokens(4) if kind == 1 or kind == 2 else []
         return Hint(
             sequence_id=sequence_id,
-            base_length=len(asked.text.prompt_token_ids) + start,
+            base_length=len(request.text.prompt_token_ids) + start,
             token_ids=right + wrong,
             matched_ngram_length=2,
         )

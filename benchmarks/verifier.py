@@ -230,14 +230,14 @@ def _result(rows: Sequence[Row], arguments: argparse.Namespace) -> dict[str, obj
         key=lambda row: statistics.median(row.tokens_per_s),
     )
     ratios = []
-    for above, below, reach in RATIOS:
+    for above, below, goal in RATIOS:
         one, other = by_key[above], by_key[below]
         ratios.append(
             {
                 "name": f"{above[0]} / {below[0]}, {above[1]}",
                 "ratio": median_ratio(one.tokens_per_s, other.tokens_per_s),
                 "cpu_ratio": median_ratio(one.tokens_per_cpu_s, other.tokens_per_cpu_s),
-                "reach": reach,
+                "goal": goal,
             }
         )
     return {
@@ -291,11 +291,11 @@ def _table(result: dict[str, object]) -> str:
             f"| {row['name']} | {row['streams']} | {row['median']:.0f} "
             f"| {row['cpu_median']:.0f} | {' | '.join(cells)} |"
         )
-    lines += ["", "| ratio | reach | here | by processor time |", "|---|---|---|---|"]
+    lines += ["", "| ratio | goal | here | by processor time |", "|---|---|---|---|"]
     for ratio in ratios:
-        reach = "reported" if ratio["reach"] is None else f"{ratio['reach']:g}"
+        goal = "reported" if ratio["goal"] is None else f"{ratio['goal']:g}"
         lines.append(
-            f"| {ratio['name']} | {reach} | {ratio['ratio']:.2f} | {ratio['cpu_ratio']:.2f} |"
+            f"| {ratio['name']} | {goal} | {ratio['ratio']:.2f} | {ratio['cpu_ratio']:.2f} |"
         )
     for row in rows:
         if row["name"] in ("strict, speculation", "strict, plain") and row["streams"] == BATCH:

@@ -113,8 +113,8 @@ def _check_propose(requests: _Messages, answers: _Messages, is_complete: bool) -
         _require([p.sequence_id for p in answer.proposals] == asked, "other sequences")
         for delta, proposal in zip(request.sequences, answer.proposals, strict=True):
             _require(proposal.status != 0, "no status")
-            most = delta.max_draft_tokens
-            _require(len(proposal.token_ids) <= most, "a longer draft than was asked for")
+            num_tokens = len(proposal.token_ids)
+            _require(num_tokens <= delta.max_draft_tokens, "a longer draft than requested")
             _require("internal" not in proposal.message, proposal.message)
 
 

@@ -18,8 +18,8 @@ from google.protobuf.message_factory import GetMessageClass
 from servicekit.limits import MAX_RECEIVE_BYTES
 from tandem.v1 import drafter_pb2, gateway_pb2, limits_pb2, sampling_pb2, verifier_pb2
 
-# One in so many repeated fields is filled to its limit or one beyond, if the limit is at most the
-# second figure; larger ones more rarely, by the third.
+# One in `_RARELY` repeated fields is filled to its limit or one beyond. Limits over `_LARGE` are
+# used once in `_RARELY_LARGE` times, else `_LARGE`.
 _RARELY = 25
 _LARGE = 5_000
 _RARELY_LARGE = 20
@@ -213,9 +213,9 @@ def _sequence_id(draw: random.Random) -> str:
     return f"{draw.randrange(400):032x}"
 
 
-def _tokens(draw: random.Random, most: int = 24) -> list[int]:
+def _tokens(draw: random.Random, max_tokens: int = 24) -> list[int]:
     # Few different tokens, so that texts repeat and drafters find matches.
-    return [draw.randrange(8, 24) for _ in range(draw.randrange(1, most))]
+    return [draw.randrange(8, 24) for _ in range(draw.randrange(1, max_tokens))]
 
 
 def _sampling(draw: random.Random) -> sampling_pb2.SamplingParams:

@@ -42,21 +42,21 @@ def figures_by_law(
         drafter = brute_force.Drafter(params)
         context, coming = list(text.known_token_ids), list(text.coming_token_ids)
         while coming:
-            most = min(policy.draft_tokens, len(coming) - 1)
-            draft, reach = drafter.propose(context, most) or ([], 0)
-            if is_pooled and (params.tie is Tie.LONGEST or not reach):
+            max_draft_tokens = min(policy.draft_tokens, len(coming) - 1)
+            draft, match_length = drafter.propose(context, max_draft_tokens) or ([], 0)
+            if is_pooled and (params.tie is Tie.LONGEST or not match_length):
                 found = brute_force_pool.find(
                     kept,
                     context,
                     min_ngram=params.min_ngram,
                     max_ngram=params.max_ngram,
                     tie=POOL_TIES[params.tie],
-                    max_draft_tokens=most,
+                    max_draft_tokens=max_draft_tokens,
                 )
-                if found is not None and found[1] > reach:
-                    draft, reach = found
+                if found is not None and found[1] > match_length:
+                    draft, match_length = found
                     if params.tie is Tie.LONGEST:
-                        draft = draft[: params.tokens_per_match * reach]
+                        draft = draft[: params.tokens_per_match * match_length]
             accepted = 0
             while accepted < len(draft) and draft[accepted] == coming[accepted]:
                 accepted += 1

@@ -146,12 +146,12 @@ def test_gateways_call_names_that_exist(variant: str) -> None:
         for address in map(parse_address, addresses):
             assert address.port == callee.container_ports["grpc"]
             assert any(re.fullmatch(name, address.host) for name in names), address
-    most = [
+    max_replicas = [
         scaled["spec"]["maxReplicaCount"]
         for scaled in of_kind(variant, "ScaledObject")
         if scaled["spec"]["scaleTargetRef"]["name"] == verifiers.manifest["metadata"]["name"]
     ]
-    assert len(config.verifiers) == (most[0] if most else 1)
+    assert len(config.verifiers) == (max_replicas[0] if max_replicas else 1)
 
 
 def names_of(workload: Workload) -> Iterator[str]:
@@ -247,13 +247,13 @@ def test_autoscalers_use_exported_metrics() -> None:
     kinds = {metric["type"]: metric for metric in hpa["spec"]["metrics"]}
     assert kinds["Resource"]["resource"]["name"] == "cpu"
     queries.append(kinds["Pods"]["pods"]["metric"]["name"])
-    wanted = {name for query in queries for name in re.findall(r"tandem_\w+", query)}
-    assert wanted >= {
+    queried = {name for query in queries for name in re.findall(r"tandem_\w+", query)}
+    assert queried >= {
         "tandem_num_requests_waiting",
         "tandem_kv_blocks_used",
         "tandem_drafter_history_bytes",
     }
-    assert wanted <= exported_metrics()
+    assert queried <= exported_metrics()
 
 
 def test_autoscalers_have_targets_and_scale_before_shedding() -> None:

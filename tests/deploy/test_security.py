@@ -149,8 +149,12 @@ def test_only_needed_callers_are_admitted(variant: str) -> None:
     for callee in callees:
         for port in ("grpc", "http", "metrics", "health"):
             for name, caller in callers.items():
-                wanted = (name, callee.service, port) in expected
-                assert admits(variant, caller, callee, port) is wanted, (name, callee.service, port)
+                is_expected = (name, callee.service, port) in expected
+                assert admits(variant, caller, callee, port) is is_expected, (
+                    name,
+                    callee.service,
+                    port,
+                )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -68,11 +68,11 @@ def test_no_other_test_runs_during_a_test_marked_alone(folder: Path) -> None:
 @pytest.mark.parametrize("options", [(), ("-m", "not slow")])
 def test_long_tests_run_only_with_the_option(folder: Path, options: tuple[str, ...]) -> None:
     (folder / "test_both.py").write_text(RECORDING + LONG + ALONE)
-    said, notes = run(folder, *options)
-    assert "1 passed, 1 deselected" in said
+    output, notes = run(folder, *options)
+    assert "1 passed, 1 deselected" in output
     assert set(notes) == {"alone"}
-    said, notes = run(folder, "--long", *options)
-    assert "2 passed" in said
+    output, notes = run(folder, "--long", *options)
+    assert "2 passed" in output
     assert set(notes) == {"alone", "long"}
 
 

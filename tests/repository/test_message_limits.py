@@ -76,13 +76,13 @@ def test_every_field_has_a_limit_exact_to_the_element_and_the_byte(
     options = field.GetOptions().Extensions
     cases = []
     if field.is_repeated:
-        most = options[limits_pb2.max_items]
-        assert 0 < most <= 1 << 20
-        cases.append((most, "", most + 1, ""))
+        limit = options[limits_pb2.max_items]
+        assert 0 < limit <= 1 << 20
+        cases.append((limit, "", limit + 1, ""))
     if field.type in TEXT:
-        most = options[limits_pb2.max_bytes]
-        assert 0 < most <= MAX_MESSAGE_BYTES
-        cases.append((1, "x" * most, 1, "x" * (most - 1) + "é"))
+        limit = options[limits_pb2.max_bytes]
+        assert 0 < limit <= MAX_MESSAGE_BYTES
+        cases.append((1, "x" * limit, 1, "x" * (limit - 1) + "é"))
     assert cases
     for count, text, too_many, too_long in cases:
         within, over = GetMessageClass(method.input_type)(), GetMessageClass(method.input_type)()

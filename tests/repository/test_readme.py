@@ -25,7 +25,7 @@ def commands() -> list[str]:
     """The lines of the code block after the marker."""
     readme = (REPOSITORY / "README.md").read_text()
     block = re.search(re.escape(MARKER) + r"\n```sh\n(.*?)```", readme, re.DOTALL)
-    assert block is not None, f"no code block behind {MARKER}"
+    assert block is not None, f"no code block after {MARKER}"
     return block[1].strip().splitlines()
 
 
@@ -87,15 +87,15 @@ def test_the_first_requests_print_the_documented_output() -> None:
     # The docstring's first block: the blocking client, with its output in a comment.
     described = tandem.client.__doc__ or ""
     docstring = textwrap.dedent(described[: described.index("    async with")].partition("\n\n")[2])
-    said = re.search(r"this prints (.*)\.\n", docstring)
-    assert said is not None
+    documented = re.search(r"this prints (.*)\.\n", docstring)
+    assert documented is not None
     _, *words = shlex.split(command[1])
     with local_tandem(model=MODEL, quiet=True) as addresses:
         shown = run("python -m tandem", *words, "--target", addresses["grpc"])
         assert shown.strip() == command[2].strip()
         assert run_python(example[1], addresses["grpc"]).strip() == command[2].strip()
         code = "from tandem.client import GenerationRequest, TandemClient\n" + docstring
-        assert run_python(code, addresses["grpc"]).strip() == said[1]
+        assert run_python(code, addresses["grpc"]).strip() == documented[1]
 
 
 @pytest.mark.timeout(400)
