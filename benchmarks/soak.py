@@ -101,7 +101,7 @@ class Soak:
                 num_to_open -= 1
             hints: list[Hint] = []
             for event in self._batches.get(timeout=PATIENCE_S):
-                self._take(event, hints)
+                self._handle(event, hints)
             if hints:
                 command = Hints(
                     session_id=self._session_id, hints=hints, received_at_s=time.monotonic()
@@ -155,7 +155,7 @@ class Soak:
     def _close(self, sequence_id: str) -> None:
         self._engine.submit(Close(session_id=self._session_id, sequence_id=sequence_id))
 
-    def _take(self, event: Event, hints: list[Hint]) -> None:
+    def _handle(self, event: Event, hints: list[Hint]) -> None:
         request = self._running.get(event.sequence_id)
         if request is None:
             raise SoakError(f"an event after its end: {event}")
