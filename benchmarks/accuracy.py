@@ -221,7 +221,7 @@ def find_failures(
         if wants_near_ties and not divergence.is_near_tie
     ]
     if min_rouge1 is not None and rouge1 is None:
-        failures.append("there is no reference to measure ROUGE-1 by")
+        failures.append("there is no reference for ROUGE-1")
     elif min_rouge1 is not None and rouge1 is not None and rouge1 < min_rouge1:
         failures.append(f"ROUGE-1 {rouge1:.4f} is under {min_rouge1:g}")
     return failures
@@ -254,14 +254,14 @@ def _parse() -> argparse.Namespace:
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--task", default="renames", choices=["renames", "summaries"])
     data.add_argument("--data", type=Path, help="JSON lines, instead of a task")
-    parser.add_argument("--only", choices=SIDES, help="let one side alone answer")
+    parser.add_argument("--only", choices=SIDES, help="run one side only")
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
     parser.add_argument("--batch-size", type=_count, default=16, help="streams at a time")
     parser.add_argument(
         "--max-new-tokens", type=_count, help="default: the reference's and 16 more; without, 128"
     )
     parser.add_argument("--min-rouge1", type=float, help="fail if ROUGE-1 is lower")
-    parser.add_argument("--limit", type=_count, help="only so many prompts")
+    parser.add_argument("--limit", type=_count, help="use at most this many prompts")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--numerics", default="strict", choices=["strict", "fast"])
     parser.add_argument("--threads", type=_count, default=1, help="of the model, in both systems")

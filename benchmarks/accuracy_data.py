@@ -57,7 +57,7 @@ def make_examples(
     examples = []
     for number, row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise DataError(f"{source}:{number}: wants an object with a text `prompt`")
+            raise DataError(f"{source}:{number}: expected an object with a text `prompt`")
         reference = row.get("reference")
         if not isinstance(reference, str | None):
             raise DataError(f"{source}:{number}: `reference` is not text")

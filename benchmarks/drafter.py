@@ -216,7 +216,7 @@ async def _measure_wire(
                 f"{throughput.proposals_per_s:,.0f} proposals/s"
             )
             throughputs.append(throughput)
-    print("\nWhat a live batch takes in the server, us\n")
+    print("\nTime of a live batch in the server, us\n")
     for num_sequences in BATCHES:
         cost = await measure_batch_cost(num_sequences, num_steps=2 * num_steps)
         print(

@@ -111,7 +111,7 @@ class Soak:
         self._engine.call(self._engine.check_integrity).result(PATIENCE_S)
         load = self._engine.load
         if load.num_kv_blocks_used or load.num_running or load.num_waiting:
-            raise SoakError(f"something is left: {load}")
+            raise SoakError(f"state is left: {load}")
 
     def _sink(self, events: list[Event], step: StepStats | None) -> None:
         self._batches.put(events)
@@ -177,7 +177,7 @@ class Soak:
     def _check(self, request: _RunningRequest, decided: Decided) -> None:
         known, start = request.text.output_token_ids, request.num_output_tokens
         if decided.base_length != len(request.text.prompt_token_ids) + start:
-            raise SoakError(f"not what follows {start} output tokens: {decided}")
+            raise SoakError(f"does not continue {start} output tokens: {decided}")
         expected = known[start : start + len(decided.token_ids)]
         if decided.token_ids[: len(expected)] != expected:
             raise SoakError(f"{expected} came before, now: {decided}")

@@ -40,7 +40,7 @@ def _require(condition: bool, problem: str) -> None:
 
 def _check_generate(requests: _Messages, answers: _Messages, is_complete: bool) -> None:
     if not requests:
-        _require(not answers, "an answer to no request")
+        _require(not answers, "an answer without a request")
         return
     (request,) = requests
     _require(not answers or answers[0].WhichOneof("event") == "started", "no Started first")
@@ -54,10 +54,10 @@ def _check_generate(requests: _Messages, answers: _Messages, is_complete: bool) 
         choice = event.choice_index
         _require(choice < num_choices, f"choice {choice} of {num_choices}")
         offset = offsets.setdefault(choice, len(request.output_token_ids))
-        _require(choice not in finished, f"choice {choice} goes on after its end")
+        _require(choice not in finished, f"choice {choice} continues after its end")
         if kind == "finished":
             _require(event.finish_reason != 0, "no finish reason")
-            _require(event.usage.output_tokens == offset, "other usage than tokens")
+            _require(event.usage.output_tokens == offset, "usage differs from the tokens")
             finished.add(choice)
         else:
             if event.token_ids:
@@ -88,12 +88,12 @@ def _check_session(requests: _Messages, answers: _Messages, is_complete: bool) -
             if not sequence_id:  # of a command without a sequence
                 _require(kind == "rejected", f"{kind} of nobody's")
                 continue
-            _require(num_opens[sequence_id] > 0, f"{kind} of what was not opened")
+            _require(num_opens[sequence_id] > 0, f"{kind} of a sequence that was not opened")
             if num_opens[sequence_id] > 1:
                 continue
             _require(sequence_id not in ended, f"{kind} after the end")
             if kind == "rejected":
-                _require(body.code != 0 and body.message != "", "refused for no reason")
+                _require(body.code != 0 and body.message != "", "refused without a reason")
                 ended.add(sequence_id)
             elif kind == "decided":
                 length = lengths.get(sequence_id, body.base_length)

@@ -229,7 +229,7 @@ async def _check_idle(services: Sequence[FuzzedService], report: Report) -> None
             if not (load.num_running or load.num_waiting or load.num_kv_blocks_used):
                 return
             if time.perf_counter() > deadline_s:
-                report.failures.append(f"the verifier has something left: {load}")
+                report.failures.append(f"the verifier holds state: {load}")
                 return
             await asyncio.sleep(0.05)
 

@@ -101,8 +101,8 @@ def test_rouge_of_equal_texts_is_1_and_of_disjoint_texts_0() -> None:
     [
         ("", "no line"),
         ("{", "data.jsonl:1: not JSON"),
-        ('{"prompt": "a"}\n[]', "data.jsonl:2: wants an object with a text `prompt`"),
-        ('{"prompt": 3}', "data.jsonl:1: wants an object"),
+        ('{"prompt": "a"}\n[]', "data.jsonl:2: expected an object with a text `prompt`"),
+        ('{"prompt": 3}', "data.jsonl:1: expected an object"),
         ('{"prompt": ""}', "data.jsonl:1: `prompt` is empty"),
         ('{"prompt": "a", "reference": 1}', "data.jsonl:1: `reference` is not text"),
     ],
@@ -193,7 +193,7 @@ def test_divergences_and_low_rouge_fail_the_command(
 
 def test_without_references_one_side_cannot_require_rouge() -> None:
     found = find_failures([], rouge1=None, wants_near_ties=True, min_rouge1=0.1)
-    assert found == ["there is no reference to measure ROUGE-1 by"]
+    assert found == ["there is no reference for ROUGE-1"]
     assert find_failures([], rouge1=None, wants_near_ties=True, min_rouge1=None) == []
 
 
