@@ -42,6 +42,18 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
             assert anchor in set(anchors(file.resolve().relative_to(REPOSITORY).as_posix())), target
 
 
+def test_every_page_is_reached_by_links_from_the_readme() -> None:
+    reached, pending = set[Path](), [REPOSITORY / "README.md"]
+    while pending:
+        page = pending.pop().resolve()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            targets = re.findall(r"\]\(([\w./-]+)", page.read_text())
+            pending += [page.parent / target for target in targets]
+    pages = {REPOSITORY / page for page in PAGES}
+    assert pages - reached == set()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_named_modules_exist(page: str) -> None:
     for module in re.findall(r"python -m ([\w.]+\w)", text(page)):
