@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest
 TWO_PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-deploy check kernels protos clean
+.PHONY: help demo test test-fast test-long test-deploy check fix kernels protos clean
 .DELETE_ON_ERROR:
 
 help: ## Show this
@@ -70,6 +70,11 @@ check: $(INSTALLED_DEV) ## Style, types, import rules, wire contract, generated 
 	@$(BIN)/buf lint protos
 	@$(BIN)/buf format --diff --exit-code protos
 	@$(BIN)/python protos/tandem/v1/generate.py --check
+
+fix: $(INSTALLED_DEV) ## Mend what ruff and buf can mend: imports, style, formatting
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+	@$(BIN)/buf format --write protos
 
 kernels: $(INSTALLED_DEV) # Compiled once, for all processes that run tests
 	@echo '== kernels'

@@ -1,24 +1,23 @@
-"""Does Tandem say what transformers says? Both answer the same prompts, side by side.
+"""Compares the output of Tandem and transformers on the same prompts.
 
     python -m benchmarks.accuracy [--task renames | summaries] [--data FILE.jsonl]
         [--only tandem | transformers] [--model FOLDER] [--batch-size N] [--max-new-tokens N]
         [--min-rouge1 X]
 
-Greedy, with speculation, through gateway, drafter and verifier. The task is the held-out renames,
-or to sum up the readmes of the packages in constraints.txt (`package_summaries.py`), or what is in
-a file: a line of it is a JSON object with a `prompt` and, if there is one, a `reference`. The
-bundled model knows renames only; summaries are for a model that knows language.
+Greedy, with speculation, through gateway, drafter and verifier. The tasks are the held-out renames,
+summaries of the readmes of the packages in constraints.txt (`package_summaries.py`), or the lines
+of a file: JSON objects with a `prompt` and optionally a `reference`. The bundled model can only
+rename; summaries need a language model.
 
 Prints the share of equal answers, every first divergence, ROUGE-1/2/L (F measure, against the
-reference; where there is none, Tandem's against transformers' answer) and tokens/s. With --only
-one side answers alone, and nothing is compared but its answers with the references.
+reference; without one, Tandem's against transformers' answer) and tokens/s. With --only, one side
+runs alone and is compared with the references only.
 
-Two correct systems may differ where the model itself hardly does: a divergence is a near-tie when
-transformers' logits of both tokens are within 1e-4 of its best. In `strict` float32 each must be
-one; a lower dtype or `fast` only lists them.
+Two correct systems may differ at a near-tie: transformers' logits of both tokens are within 1e-4 of
+its best. In `strict` float32 every divergence must be one; a lower dtype or `fast` only lists them.
 
-Exit status: 0; 1 if a divergence had to be a near-tie and is none, or ROUGE-1 (Tandem's, if it
-answers) is under --min-rouge1; 2 for arguments or data that cannot be used.
+Exit status: 0; 1 if a divergence is no near-tie where it must be, or ROUGE-1 (Tandem's, if it runs)
+is under --min-rouge1; 2 for invalid arguments or data.
 """
 
 import argparse
@@ -56,9 +55,9 @@ ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """The first place at which the two answers to a prompt differ.
+    """The first position at which the two answers to a prompt differ.
 
-    The gaps say how far each one's token is below transformers' best logit there, by a forward
+    The gaps are the distances of the tokens below transformers' best logit there, by a forward
     pass over this sequence alone.
     """
 
@@ -76,7 +75,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Output token ids per example, without the end token, and how fast they came."""
+    """Output token ids per example, without the end token, and their speed."""
 
     token_ids: list[list[int]]
     tokens_per_s: float
@@ -88,7 +87,7 @@ async def ask_tandem(
     """Answers through the gateway, `num_streams` at a time.
 
     Raises:
-        DataError: a prompt was refused; it names the line.
+        DataError: a prompt was refused; the message names the line.
     """
     answers: list[list[int]] = [[] for _ in examples]
     waiting = list(enumerate(examples))[::-1]
@@ -119,7 +118,7 @@ async def ask_tandem(
 def ask_transformers(
     model: PreTrainedModel, examples: Sequence[Example], *, batch_size: int, end_ids: frozenset[int]
 ) -> Answers:
-    """Answers by `generate`, in batches padded on the left."""
+    """Answers of `generate`, in left-padded batches."""
     answers = []
     num_tokens = 0
     pad_id = min(end_ids, default=0)
@@ -162,7 +161,7 @@ def find_divergence(
     transformers: Sequence[int],
     end_id: int,
 ) -> Divergence | None:
-    """Compares two answers; one that stops before the other says `end_id` there."""
+    """Compares two answers; the shorter one counts as `end_id` after its end."""
     mine, theirs = [*tandem, end_id], [*transformers, end_id]
     differing = (
         index for index, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]
@@ -189,7 +188,7 @@ def find_divergences(
     answers: Mapping[str, Answers],
     end_id: int,
 ) -> list[Divergence]:
-    """Those of all examples whose answers by the two sides differ."""
+    """The divergences of all examples whose two answers differ."""
     tandem, transformers = (answers[side].token_ids for side in SIDES)
     found = (
         find_divergence(model, example, mine, theirs, end_id)
@@ -215,14 +214,14 @@ def find_failures(
     wants_near_ties: bool,
     min_rouge1: float | None,
 ) -> list[str]:
-    """Why the command fails, a line each. `rouge1`: None if there is nothing to measure it by."""
+    """The reasons to fail, a line each. `rouge1` is None without a reference."""
     failures = [
         f"line {divergence.line}: a divergence that is no near-tie"
         for divergence in divergences
         if wants_near_ties and not divergence.is_near_tie
     ]
     if min_rouge1 is not None and rouge1 is None:
-        failures.append("there is no reference to measure ROUGE-1 by")
+        failures.append("there is no reference for ROUGE-1")
     elif min_rouge1 is not None and rouge1 is not None and rouge1 < min_rouge1:
         failures.append(f"ROUGE-1 {rouge1:.4f} is under {min_rouge1:g}")
     return failures
@@ -255,14 +254,14 @@ def _parse() -> argparse.Namespace:
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--task", default="renames", choices=["renames", "summaries"])
     data.add_argument("--data", type=Path, help="JSON lines, instead of a task")
-    parser.add_argument("--only", choices=SIDES, help="let one side alone answer")
+    parser.add_argument("--only", choices=SIDES, help="run one side only")
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
     parser.add_argument("--batch-size", type=_count, default=16, help="streams at a time")
     parser.add_argument(
         "--max-new-tokens", type=_count, help="default: the reference's and 16 more; without, 128"
     )
     parser.add_argument("--min-rouge1", type=float, help="fail if ROUGE-1 is lower")
-    parser.add_argument("--limit", type=_count, help="only so many prompts")
+    parser.add_argument("--limit", type=_count, help="use at most this many prompts")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--numerics", default="strict", choices=["strict", "fast"])
     parser.add_argument("--threads", type=_count, default=1, help="of the model, in both systems")
@@ -290,7 +289,7 @@ def _compare(
     examples: Sequence[Example],
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Lets those answer that are to; only who needs it loads the model."""
+    """Runs the chosen sides; each loads the model only if it runs."""
     end_ids = _end_ids(model_folder)
     answers: dict[str, Answers] = {}
     if arguments.only != "transformers":
@@ -350,7 +349,7 @@ def _end_ids(model_folder: Path) -> frozenset[int]:
 def _scores(
     tokenizer: Tokenizer, examples: Sequence[Example], answers: Mapping[str, Answers]
 ) -> dict[str, dict[str, float]]:
-    """Each side's against the references; without any, Tandem's against transformers' answers."""
+    """Each side against the references; without any, Tandem against transformers."""
     texts = {name: tokenizer.decode_batch(each.token_ids) for name, each in answers.items()}
     references = {i: e.reference for i, e in enumerate(examples) if e.reference is not None}
     if references:

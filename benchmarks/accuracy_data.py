@@ -1,4 +1,4 @@
-"""What `benchmarks.accuracy` asks: prompts and references, from a file or from a task's rows."""
+"""Prompts and references of `benchmarks.accuracy`, from a file or from a task's rows."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 
 class DataError(Exception):
-    """The data cannot be used; the message names the file and the line."""
+    """The data is invalid; the message names the file and the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,9 @@ def read_examples(path: Path, tokenizer: Tokenizer, max_new_tokens: int | None) 
 def make_examples(
     rows: Sequence[tuple[int, Any]], source: str, tokenizer: Tokenizer, max_new_tokens: int | None
 ) -> list[Example]:
-    """Examples of numbered rows; without `max_new_tokens`, answers may be a little longer than the
-    reference.
+    """Makes examples of numbered rows.
+
+    Without `max_new_tokens`, answers may be a little longer than the reference.
 
     Raises:
         DataError: a row is not an object with a `prompt`, or there is none.
@@ -56,7 +57,7 @@ def make_examples(
     examples = []
     for number, row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
-            raise DataError(f"{source}:{number}: wants an object with a text `prompt`")
+            raise DataError(f"{source}:{number}: expected an object with a text `prompt`")
         reference = row.get("reference")
         if not isinstance(reference, str | None):
             raise DataError(f"{source}:{number}: `reference` is not text")

@@ -1,8 +1,8 @@
-"""The copyright files of Debian's base system: texts of which many repeat much of each other.
+"""The copyright files of Debian's base system: texts with many common parts.
 
-The base system is every installed package of priority `required` and what those depend on, so it is
-much the same on all machines of one release, whatever else is installed. There is a file per
-package: packages built from one source carry the same text, and others quote the same licences.
+The base system is every installed package of priority `required` and its dependencies, so it is
+nearly the same on all machines of one release. There is one file per package: packages built from
+one source have the same text, and others quote the same licences.
 
 Source: https://www.debian.org/doc/debian-policy/ch-controlfields.html, ch-relationships.html.
 """
@@ -15,7 +15,7 @@ _DOCUMENTS = Path("usr/share/doc")
 
 
 def base_system_copyrights(root: Path = Path("/")) -> list[str]:
-    """Returns them in the order of the packages' names; none where dpkg manages no packages."""
+    """Returns the files in the order of package names; none without dpkg."""
     paths = [root / _DOCUMENTS / name / "copyright" for name in base_system(root)]
     return [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.is_file()]
 
@@ -33,7 +33,7 @@ def base_system(root: Path) -> list[str]:
 
     required = [name for name, fields in packages.items() if fields.get("Priority") == "required"]
 
-    # A package may stand for others, as mawk does for awk; a required one before what was added.
+    # A package may provide others, as mawk provides awk; required packages come first.
     by_name = {name: name for name in packages}
     for name in [*required, *packages]:
         for [provided] in _relations(packages[name].get("Provides", "")):

@@ -1,9 +1,9 @@
-"""The drafter's speed, memory and policies, in one run: a table, and JSON.
+"""The drafter's speed, memory and policies in one run, as a table and JSON.
 
     python -m benchmarks.drafter [--quick] [--json FILE]
 
-Compare figures of one run only: other work on the machine slows everything down. Of the kernels the
-best round counts beside the median, since a round is a fraction of a millisecond.
+Compare figures of one run only: other work on the machine slows everything down. For kernels, the
+best round stands beside the median, since a round is a fraction of a millisecond.
 """
 
 import argparse
@@ -59,11 +59,11 @@ R = TypeVar("R")
 
 BATCHES = (1, 64, 256)
 PAUSES_S = (0.005, 0.0)
-"""A verifier's step lies between two requests; and without any pause."""
+"""Pauses between requests: a verifier's step, and none."""
 
 
 def main() -> None:
-    """Measures everything, and prints it as it comes."""
+    """Measures everything, and prints each result when it is there."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds and texts")
     parser.add_argument("--json", type=Path, help="also write the figures here")
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def measure_all_kernels(*, num_rounds: int) -> list[ProposalCost | TextCost | MemoryCheck]:
-    """Each policy and length in a process of its own, whose memory is its own."""
+    """Measures each policy and length in its own process, to separate their memory."""
     print(
         f"Proposals: {BATCH} distinct histories in shuffled order, a token appended to each, cold"
         " caches, one thread, n 2..5, k 8; ns each, best / median\n"
@@ -106,7 +106,7 @@ def measure_all_kernels(*, num_rounds: int) -> list[ProposalCost | TextCost | Me
                 costs.append(row)
     _print_ratios([row for row in costs if isinstance(row, ProposalCost)])
     checks = [
-        # Of less, the process itself may have grown by as much.
+        # With less, growth of the process itself would dominate.
         row.reported_to_resident
         for row in costs
         if isinstance(row, MemoryCheck) and row.num_tokens >= 8000
@@ -133,7 +133,7 @@ def _in_new_process(measure: Callable[P, R], *arguments: P.args, **keywords: P.k
 
 
 def measure_all_policies() -> tuple[list[PolicyFigure], list[str]]:
-    """Every policy a row."""
+    """One row per policy."""
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
     texts, notes = held_out_texts(tokenizer)
     print("\nHeld-out text as the model's output: tokens per step / drafted per accepted token\n")
@@ -155,10 +155,10 @@ def measure_all_policies() -> tuple[list[PolicyFigure], list[str]]:
 
 
 def measure_feeding() -> list[PolicyFigure]:
-    """Pools that are fed while requests run, against those that are fed at their ends."""
+    """Compares pools fed while requests run with pools fed at their ends."""
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
     texts, _ = held_out_texts(tokenizer)
-    # What a service is asked for that answers one question many times at once.
+    # As in a service that gives many similar answers at once.
     texts = {**texts, "filled forms": form_texts(tokenizer)}
     print(
         "\nSeveral texts at a time, n 2..5 longest, x 2, k 31: tokens per step / drafted per"
@@ -216,7 +216,7 @@ async def _measure_wire(
                 f"{throughput.proposals_per_s:,.0f} proposals/s"
             )
             throughputs.append(throughput)
-    print("\nWhat a live batch takes in the server, us\n")
+    print("\nTime of a live batch in the server, us\n")
     for num_sequences in BATCHES:
         cost = await measure_batch_cost(num_sequences, num_steps=2 * num_steps)
         print(

@@ -1,7 +1,7 @@
-"""What the drafter's index costs: time per proposal and per appended token, bytes per token.
+"""The cost of the drafter's index: time per proposal and per appended token, bytes per token.
 
-Histories differ, come in shuffled order, and everything else is driven out of the caches before
-each measurement, as it is in a server that serves hundreds of long contexts.
+Histories are distinct and shuffled, and caches are cold before each measurement, as in a server
+with hundreds of long contexts.
 """
 
 import functools
@@ -32,21 +32,21 @@ LENGTHS = (1_000, 8_000, 32_000, 131_000)
 MAX_TOKENS = 1 << 20
 TEXT_LENGTHS = (1_000, 8_000, 131_000)
 FEW_TEXTS = 16
-# Larger than any cache: writing it leaves nothing else there.
+# Larger than any cache: writing it evicts everything else.
 _FLUSH_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalCost:
-    """Of one sequence of the batch, with one token appended: median and best of the rounds.
+    """Cost for one sequence of the batch, with one token appended: median and best round.
 
     Attributes:
         policy: a key of `POLICIES`.
-        num_tokens: how long the histories are.
+        num_tokens: length of the histories.
         hits: whether there is a match.
-        proposal_ns, best_proposal_ns: the proposal, while the new token is not indexed yet, as the
-            server answers.
-        index_ns, best_index_ns: indexing that token, which the server does after it has answered.
+        proposal_ns, best_proposal_ns: the proposal, with the new token not yet indexed, as in the
+            server.
+        index_ns, best_index_ns: indexing that token, which the server does after its response.
         num_drafts: of the last round.
     """
 
@@ -62,16 +62,16 @@ class ProposalCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCost:
-    """What it costs to index whole texts, and what they occupy.
+    """Cost and size of indexing whole texts.
 
     Attributes:
         policy: a key of `POLICIES`.
         kind: "distinct": no n-gram twice; "twice": each n-gram twice, in another order the second
             time; "source": Python's test modules.
-        num_tokens: how long each text is.
-        append_ns_per_token: appended in deltas of 8,192 tokens, and indexed.
-        bytes_per_token: when that is done.
-        worst_bytes_per_token: at any length on the way there, from 1,000 tokens on.
+        num_tokens: length of each text.
+        append_ns_per_token: to append in deltas of 8,192 tokens, and to index.
+        bytes_per_token: at the end.
+        worst_bytes_per_token: the maximum on the way, from 1,000 tokens on.
     """
 
     policy: str
@@ -84,7 +84,7 @@ class TextCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCheck:
-    """Reported bytes over what the process really grew by, for all texts of a batch."""
+    """Reported bytes / growth of the process, for all texts of a batch."""
 
     policy: str
     num_tokens: int
@@ -102,11 +102,11 @@ POLICIES = {
 def measure_proposals(
     policy: str, num_tokens: int, *, num_rounds: int
 ) -> list[ProposalCost | MemoryCheck]:
-    """Builds a batch of histories, then asks for proposals that miss and that hit."""
+    """Builds a batch of histories, then makes proposals that miss and that hit."""
     params = POLICIES[policy]
     warm_up()
     rng = np.random.default_rng(num_tokens)
-    # Every token only once in a history, so that nothing ever matches but what is made to.
+    # Each token occurs once in a history, so only constructed matches hit.
     source = rng.permutation(num_tokens + (BATCH + 1) * 64).astype(np.uint32)
     resident_bytes = _resident_bytes()
     texts = [_build(params, source[i * 64 : i * 64 + num_tokens]) for i in range(BATCH)]
@@ -124,7 +124,7 @@ def measure_proposals(
 
 
 def measure_texts(policy: str) -> list[TextCost]:
-    """Indexes texts of every kind and length, a few of each."""
+    """Indexes a few texts of every kind and length."""
     params = POLICIES[policy]
     warm_up()
     rng = np.random.default_rng(1)
@@ -204,7 +204,7 @@ def _ask_batch(
         order = rng.permutation(BATCH)
         for i in order:
             if hits:
-                # Four tokens of the history again; the fifth is appended below.
+                # Repeats four tokens of the history; the fifth is appended below.
                 start = int(rng.integers(0, num_tokens - 32))
                 appended = source[i * 64 + start : i * 64 + start + 5]
             else:
@@ -233,14 +233,14 @@ def _ask_batch(
 
 
 def _time_call(texts: list[IndexedText], max_tokens: int) -> tuple[float, int]:
-    """Returns nanoseconds of one kernel call, by one thread, and how many drafts it made."""
+    """Returns nanoseconds of one kernel call on one thread, and its number of drafts."""
     call = Call(texts, [max_tokens] * len(texts), budget=1 << 40, max_unindexed=MAX_UNINDEXED)
     start_ns = time.perf_counter_ns()
     call.run()
     elapsed_ns = time.perf_counter_ns() - start_ns
     for text, status in zip(texts, call.statuses.tolist(), strict=True):
         if status != DONE:
-            # A table had to grow: rare, and its proposal is left out.
+            # A table had to grow, which is rare: its proposal is left out.
             propose([text], [0])
     return elapsed_ns, int(np.count_nonzero(call.draft_lengths))
 

@@ -1,10 +1,9 @@
-"""What each drafting policy is worth on held-out text, with the text itself as the model's output.
+"""The gain of each drafting policy on held-out text, with the text itself as the model's output.
 
-A step verifies one draft: what of it agrees with the text is accepted, and one more token comes of
-the verification. Without a pool all texts of a kind take their steps together, as the sequences of
-one batch; with one they go one after the other, and each leaves its output to those that follow.
-What feeding while they run brings is measured with several at a time: as soon as one ends, the next
-begins.
+A step verifies one draft: its tokens that agree with the text are accepted, and verification gives
+one more token. Without a pool all texts of a kind step together, as one batch; with one they run
+one after the other, and each leaves its output to the next. Feeding while they run is measured with
+several at a time: as soon as one ends, the next begins.
 """
 
 from collections import deque
@@ -41,7 +40,7 @@ class PolicyFigure:
 
 
 def policies() -> list[Policy]:
-    """Every policy a row; the first ones are those of known drafters."""
+    """One row per policy; the first ones are those of known drafters."""
     rows = []
     for low, high in ((1, 3), (2, 5), (3, 5)):
         for tie in (Tie.EARLIEST, Tie.LATEST):
@@ -68,14 +67,14 @@ def policies() -> list[Policy]:
 
 
 def measure_policy(policy: Policy, kind: str, texts: Sequence[Continuation]) -> PolicyFigure:
-    """Takes all texts to their ends."""
+    """Runs all texts to their ends, together."""
     count = _Count()
     _follow(policy, texts, None, count)
     return count.figure(policy, kind, len(texts))
 
 
 def measure_pooled_policy(policy: Policy, kind: str, texts: Sequence[Continuation]) -> PolicyFigure:
-    """Takes one text after the other to its end, and keeps its output for those that follow."""
+    """Runs one text after the other, and feeds its output to the pool."""
     count = _Count()
     pools = PoolDrafts(PoolStore(_POOL_LIMITS, clock=lambda: 0.0, seed=1), on_work=lambda: None)
     policy = replace(
@@ -89,12 +88,12 @@ def measure_pooled_policy(policy: Policy, kind: str, texts: Sequence[Continuatio
 
 
 FEED_TOKENS = (0, 16, 64, 256)
-"""Live feeding's rows: 0 is at the end only."""
+"""Feed the pool every so many tokens; 0: only at the end."""
 RUNNING_AT_A_TIME = (8, 64)
 
 
 def feeding_policies() -> list[Policy]:
-    """The gateway's law without a pool, with one that is fed at the end, and with live ones."""
+    """The gateway's policy without a pool, with one fed at the end, and fed while running."""
     params = NgramParams(min_ngram=2, max_ngram=5, tie=Tie.LONGEST, tokens_per_match=2)
     rows = [Policy(name="no pool", params=params, draft_tokens=31)]
     for feed_tokens in FEED_TOKENS:
@@ -107,7 +106,7 @@ def feeding_policies() -> list[Policy]:
 def measure_running_together(
     policy: Policy, kind: str, texts: Sequence[Continuation], *, num_running: int
 ) -> PolicyFigure:
-    """Takes so many texts at a time to their ends; each feeds its pool as its policy says."""
+    """Runs a number of texts at a time; each feeds its pool by its policy."""
     count = _Count()
     pools = PoolDrafts(PoolStore(_POOL_LIMITS, clock=lambda: 0.0, seed=1), on_work=lambda: None)
     numbered = ((f"text {i}", text) for i, text in enumerate(texts))
@@ -143,7 +142,7 @@ class _Count:
 
 
 class _Run:
-    """One text on its way to its end."""
+    """A running text."""
 
     def __init__(self, policy: Policy, sequence_id: str, text: Continuation) -> None:
         self.history = History(
@@ -181,10 +180,12 @@ def _step(
     pools: PoolDrafts | None,
     count: _Count,
 ) -> None:
-    """One step of texts that are not over."""
-    # A draft leaves room for itself and the token that the step itself yields.
-    wanted = [min(policy.draft_tokens, len(run.coming) - run.position - 1) for run in live]
-    drafts = propose([run.history for run in live], wanted, pools=pools)
+    """Runs one step of the given texts."""
+    # A draft leaves room for the token that the step itself gives.
+    max_draft_tokens = [
+        min(policy.draft_tokens, len(run.coming) - run.position - 1) for run in live
+    ]
+    drafts = propose([run.history for run in live], max_draft_tokens, pools=pools)
     for run, (draft, _) in zip(live, drafts, strict=True):
         accepted = 0
         while accepted < len(draft) and draft[accepted] == run.coming[run.position + accepted]:

@@ -1,7 +1,7 @@
-"""The drafter over the wire: round trips on its stream, and what a batch's time goes into.
+"""The drafter over the wire: round trips on its stream, and the time of a batch.
 
-Round trips go to a drafter process and, in turns, to a bare echo server that moves the same bytes.
-The client sends what was serialized beforehand and does not parse what comes, in both cases.
+Round trips alternate between a drafter process and a bare echo server that moves the same bytes.
+In both cases the client sends prepared bytes and does not parse responses.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ VOCABULARY = 4000
 class RoundTrip:
     num_sequences: int
     pause_ms: float
-    """Between an answer and the next request, as a verifier's step takes; 0: none."""
+    """Between a response and the next request, like a verifier's step; 0: none."""
     drafter_p50_ms: float
     drafter_p99_ms: float
     echo_p50_ms: float
@@ -53,14 +53,14 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCost:
-    """Microseconds per batch, in the server's own code, with nothing between the batches."""
+    """Microseconds per batch in the server's own code, without pauses."""
 
     num_sequences: int
     answer_us: float
-    """From the message's bytes to the answer's; median of all steps."""
+    """From request bytes to response bytes; median of all steps."""
     best_answer_us: float
     index_us: float
-    """After the answer is on its way; mean of all steps, of which every fourth indexes."""
+    """After the response is sent; mean of all steps, of which every fourth indexes."""
 
 
 async def measure_round_trips(
@@ -72,7 +72,7 @@ async def measure_round_trips(
     num_rounds: int,
     num_steps: int,
 ) -> RoundTrip:
-    """Rounds to the one and to the other by turns."""
+    """Alternates rounds between the two servers."""
     async with grpc.aio.insecure_channel(drafter) as ours, grpc.aio.insecure_channel(echo) as bare:
         stream: Stream = ours.stream_stream(PROPOSE_METHOD)()
         echo_stream: Stream = bare.stream_stream(ECHO_METHOD)()
@@ -113,7 +113,7 @@ async def measure_round_trips(
 async def measure_throughput(
     drafter: str, *, num_streams: int, num_sequences: int, num_steps: int
 ) -> Throughput:
-    """All streams at once, each with its next batch as soon as the last is answered."""
+    """Runs all streams at once, each with its next batch after the last response."""
     async with grpc.aio.insecure_channel(drafter) as channel:
         prepared = []
         for i in range(num_streams):
@@ -140,7 +140,7 @@ async def measure_throughput(
 
 
 async def measure_batch_cost(num_sequences: int, *, num_steps: int) -> BatchCost:
-    """What a live batch costs in a server of this process, without any transport."""
+    """The cost of a live batch in this process, without transport."""
     config = DrafterConfig.model_validate({"server": {"listen": "127.0.0.1:0"}})
     server = DrafterServer(config, registry=CollectorRegistry(), logger=get_logger("benchmark"))
     await server.warm_up()
@@ -168,7 +168,7 @@ async def measure_batch_cost(num_sequences: int, *, num_steps: int) -> BatchCost
 
 
 class Steps(Iterator[bytes]):
-    """Serialized requests: first what creates the sequences, then step after step."""
+    """Serialized requests: first those that create the sequences, then one per step."""
 
     def __init__(self, name: str, num_sequences: int) -> None:
         self._rng = random.Random(name)
@@ -177,7 +177,7 @@ class Steps(Iterator[bytes]):
         self._batch_id = 0
 
     def creations(self) -> Iterator[bytes]:
-        """A prompt for each, a few per message."""
+        """A prompt for each sequence, a few per message."""
         for start in range(0, len(self._ids), 16):
             sequences = [
                 pb.SequenceDelta(sequence_id=id_, token_ids=self._text(PROMPT_TOKENS))
@@ -199,7 +199,7 @@ class Steps(Iterator[bytes]):
         return request.SerializeToString()
 
     def _text(self, count: int) -> list[int]:
-        # Of words that come again and again, so that most proposals hit.
+        # Made of recurring words, so that most proposals hit.
         words: list[int] = []
         while len(words) < count:
             first = self._rng.randrange(60) * 60

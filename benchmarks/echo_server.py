@@ -2,8 +2,8 @@
 
     python -m benchmarks.echo_server
 
-What a stream costs when nothing is done: no protobuf, no work. A message of 8 bytes says the size
-(little endian), which is 0 at first.
+The cost of a stream without protobuf or work. A message of 8 bytes sets the size (little endian),
+which is 0 at first.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ async def _stream(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator
 
 
 async def main() -> None:
-    """Prints where it listens, and serves until it is stopped."""
+    """Prints its address, and serves until it is stopped."""
     server = grpc.aio.server()
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(_stream)
     _, service, method = METHOD.split("/")

@@ -1,4 +1,4 @@
-"""Tokens per second through the whole of Tandem, against itself and against transformers.
+"""Tokens per second through all services, against plain decoding and transformers.
 
     python -m benchmarks.end_to_end [--model FOLDER] [--dtype float32] [--json FILE]
 
@@ -8,12 +8,11 @@ client as processes of their own, over gRPC) with and without speculation, under
 16, with the same model, dtype and threads. Also text that never repeats: random-token prompts
 continued at a temperature at which nothing repeats.
 
-Every round asks the same prompts, and transformers computes each of them anew. So does Tandem here:
-its prefix cache is off, but for the rows "cached prompts", in which every prompt was asked before.
+Every round uses the same prompts, which both systems compute anew. Only in the rows "cached
+prompts" Tandem's prefix cache is on and holds each prompt.
 
-What is compared runs in turns, round after round; a speed is the median over the rounds, a ratio
-the median of the rounds' ratios: a busy machine then slows down all alike. Compare figures of one
-run only.
+Compared variants alternate, round after round; a speed is the median over the rounds, a ratio the
+median of the rounds' ratios, so a busy machine slows all alike. Compare figures of one run only.
 """
 
 import argparse
@@ -49,13 +48,13 @@ from verifier.model.checkpoint import choose_dtype
 BATCH = 16
 # transformers recommends 10; which is best depends on the text.
 LOOKUP_TOKENS = (8, 10, 20)
-# Beside the default, which follows the match: what a request gets that asks for this many.
+# A fixed `num_speculative_tokens`, beside the default, which follows the match length.
 FEW_DRAFTS = 7
 
 
 @dataclass(slots=True, kw_only=True)
 class Figure:
-    """One row: tokens per second of each round, and what speculation did."""
+    """One row: tokens per second of each round, and counts of speculation."""
 
     name: str
     streams: int
@@ -87,7 +86,7 @@ Run = Callable[[Sequence[Task]], Awaitable[tuple[int, Sequence[Usage]]]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing to measure: tasks, how to run them, and whether to run all of them once before."""
+    """A variant: tasks, how to run them, and whether to run all of them once before."""
 
     name: str
     streams: int
@@ -250,7 +249,7 @@ async def _tandem(
 async def _transformers(
     model: PreTrainedModel, tasks: Sequence[Task], streams: int, options: dict[str, object]
 ) -> tuple[int, Sequence[Usage]]:
-    """The same tasks through `generate`; batches are padded on the left, as it asks for."""
+    """Runs the tasks through `generate`, in left-padded batches."""
     return await asyncio.to_thread(generate, model, tasks, streams, **options), ()
 
 

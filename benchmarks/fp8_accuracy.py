@@ -1,13 +1,12 @@
-"""What FP8 weights cost in accuracy: logits and greedy output against the unquantised model.
+"""Accuracy of FP8 weights: logits and greedy output against the unquantised model.
 
     python -m benchmarks.fp8_accuracy [--model FOLDER] [--data FILE.jsonl] [--prompts 32]
                                       [--dtype bfloat16] [--max-new-tokens 128] [--json FILE]
 
-Both are loaded as the verifier loads them. The unquantised model continues each held-out prompt
-greedily; then every model scores that same text, so that position by position the two see the same
-context. A prompt agrees throughout if the quantised model would have written the very same tokens.
-Beside it stand the two dtypes of the unquantised model, for comparison: how much of a difference
-is quantisation, and how much is rounding that one accepts anyway.
+Models are loaded as in the verifier. The unquantised model continues each held-out prompt greedily;
+then every model scores that text, so all see the same context at each position. A prompt agrees if
+the quantised model would have given the same tokens throughout. The unquantised model in another
+dtype stands beside it, to tell quantisation from ordinary rounding.
 
 Exit status 1 if less than --min-agreement of the tokens agree.
 """
@@ -39,7 +38,7 @@ class Comparison:
     num_tokens: int = 0
     num_agreeing: int = 0  # positions whose likeliest token is the reference's
     num_prompts: int = 0
-    num_prompts_agreeing: int = 0  # throughout
+    num_prompts_agreeing: int = 0  # at every position
     kl_sum: float = 0.0  # KL(reference || model), nats
     largest_logprob_error: float = 0.0  # of the reference's tokens, nats
 
@@ -47,13 +46,13 @@ class Comparison:
         """Counts one prompt's rows [T, V] of both models."""
         token_ids = reference.argmax(dim=-1)
         agrees = logits.argmax(dim=-1) == token_ids
-        law, other = reference.log_softmax(dim=-1), logits.log_softmax(dim=-1)
+        expected, other = reference.log_softmax(dim=-1), logits.log_softmax(dim=-1)
         self.num_tokens += len(token_ids)
         self.num_agreeing += int(agrees.sum())
         self.num_prompts += 1
         self.num_prompts_agreeing += int(agrees.all())
-        self.kl_sum += float((law.exp() * (law - other)).sum())
-        errors = (law - other).gather(-1, token_ids[:, None]).abs()
+        self.kl_sum += float((expected.exp() * (expected - other)).sum())
+        errors = (expected - other).gather(-1, token_ids[:, None]).abs()
         self.largest_logprob_error = max(self.largest_logprob_error, float(errors.max()))
 
     @property

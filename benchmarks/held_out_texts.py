@@ -1,15 +1,15 @@
-"""The held-out texts that drafting policies are measured on, by kind.
+"""The held-out texts for drafting policies, by kind.
 
-    renames     rename tasks of the demo model's held-out file: prompt known, reference to come
+    renames     rename tasks of the demo model's held-out file: prompt known, reference to generate
     source      Python's own test modules
     documents   Python's help topics: prose that shares little but words
     licences    of the packages pinned in constraints.txt, each text once: documents that resemble
-                each other, as answers to one kind of question do
+                each other, like answers to one kind of question
     readmes     of the same packages: documents that do not
-    copyrights  of the packages of Debian's base system, one text per package, copies kept: some
+    copyrights  of the packages of Debian's base system, one text per package, with copies: some
                 resemble each other, some do not
 
-Of all but the renames `KNOWN_TOKENS` are known and `CONTINUED_TOKENS` are to come.
+Except for renames, `KNOWN_TOKENS` are known and `CONTINUED_TOKENS` follow.
 """
 
 import importlib.util
@@ -42,7 +42,7 @@ _FORM = Path(__file__).parents[1] / "LICENSE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """A text: what is known at first, and what the model is going to say."""
+    """A text: its known tokens, and the model's output."""
 
     known_token_ids: Sequence[int]
     coming_token_ids: Sequence[int]
@@ -51,11 +51,11 @@ class Continuation:
 def held_out_texts(
     tokenizer: Tokenizer, *, debian: Path = Path("/")
 ) -> tuple[dict[str, list[Continuation]], list[str]]:
-    """Returns the texts by kind, and what to say of those kinds that are not to be had here.
+    """Returns the texts by kind, and notes on kinds that are not available here.
 
     Args:
-        tokenizer: cuts them into tokens.
-        debian: the root of the Debian system that the copyrights are of.
+        tokenizer: splits them into tokens.
+        debian: the root of the Debian system with the copyrights.
     """
     texts: dict[str, list[Continuation]] = {"renames": _renames(tokenizer)}
     notes = []
@@ -87,10 +87,10 @@ def held_out_texts(
 
 
 def form_texts(tokenizer: Tokenizer, num_texts: int = 24) -> list[Continuation]:
-    """Outputs written to one template, as a service's answers to one kind of question are.
+    """Outputs from one template, like a service's answers to one kind of question.
 
-    The template is a licence's text; in each copy every tenth word is another, drawn with a fixed
-    seed from the words of the text. The prompt is a single line: no output is in it.
+    The template is a licence's text; in each copy every tenth word is replaced, with a fixed seed,
+    by another word of the text. The prompt is a single line without output.
     """
     words = _FORM.read_text(encoding="utf-8").split()
     texts = []
@@ -118,12 +118,12 @@ def _source_texts() -> list[str]:
     spec = importlib.util.find_spec("test")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     paths = sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
-    # From all over the folder, not the first of the alphabet.
+    # Spread over the folder, not the first by name.
     return [path.read_text(encoding="utf-8", errors="replace") for path in paths[::3]]
 
 
 def _package_texts() -> tuple[dict[str, list[str]], list[str]]:
-    """Returns each text once, in the order of the packages' names, and the packages without any."""
+    """Returns each text once, in the order of package names, and the packages without one."""
     licences: dict[str, None] = {}
     readmes: dict[str, None] = {}
     packages, missing = pinned_packages()

@@ -1,7 +1,7 @@
-"""A verifier's engine in this process, its drafts from the drafter's own kernel, no RPC.
+"""A verifier's engine in this process, with drafts from the drafter's own kernel, without RPC.
 
-Drafts are made where the engine hands out a step's events, on its thread, so nothing is ever
-waited for: what is measured is the verifier.
+Drafts are made on the engine's thread when it publishes a step's events, so no step waits for one:
+only the verifier is measured.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ PATIENCE_S = 600.0
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What the steps of a run did, and where their time went. Filled by the engine thread."""
+    """Counts and times of a run's steps. Filled by the engine thread."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -53,7 +53,7 @@ class Counts:
 
     @property
     def host_share(self) -> float:
-        """All of the steps' time but the forward pass, and but the drafting, in parts of it."""
+        """The share of the steps' time outside forward pass and drafting."""
         phases = self.phase_durations_s
         total_s = sum(phases.values()) - 2 * phases.get("draft", 0.0)
         return 1 - phases["forward"] / total_s
@@ -105,7 +105,7 @@ class InProcessEngine:
                 counts.num_draft_tokens += event.num_draft_tokens
                 counts.num_accepted_tokens += event.num_accepted_tokens
             if drafting is not None:
-                drafting.told(decided, session_id)
+                drafting.append_decided(decided, session_id)
             for event in decided:
                 if event.finish_reason is not None:
                     open_next()
@@ -117,7 +117,7 @@ class InProcessEngine:
                 return
             index, task = waiting.pop()
             if drafting is not None:
-                drafting.opened(str(index), task.prompt_token_ids)
+                drafting.open(str(index), task.prompt_token_ids)
             self._engine.submit(
                 Open(session_id=session_id, sequence=self._opened(index, task, speculate))
             )
@@ -155,7 +155,7 @@ class InProcessEngine:
 
 
 class _Drafting:
-    """The drafter's part: histories, and a hint for each decision that asks for one."""
+    """Histories, and a hint for each decision that requests one."""
 
     def __init__(self, engine: Engine, counts: Counts) -> None:
         self._engine = engine
@@ -163,25 +163,25 @@ class _Drafting:
         self._params = NgramParams(tie=Tie.LONGEST, tokens_per_match=DEFAULT_TOKENS_PER_MATCH)
         self._texts: dict[str, IndexedText] = {}
 
-    def opened(self, sequence_id: str, token_ids: Sequence[int]) -> None:
+    def open(self, sequence_id: str, token_ids: Sequence[int]) -> None:
         text = IndexedText(params=self._params, max_tokens=1 << 20)
         text.append(np.array(token_ids, dtype=np.uint32))
         self._texts[sequence_id] = text
 
-    def told(self, decided: Sequence[Decided], session_id: int) -> None:
-        asking = []
+    def append_decided(self, decided: Sequence[Decided], session_id: int) -> None:
+        requesting = []
         for event in decided:
             text = self._texts[event.sequence_id]
             text.append(np.array(event.token_ids, dtype=np.uint32))
             if event.finish_reason is not None:
                 del self._texts[event.sequence_id]
             elif event.num_wanted_draft_tokens:
-                asking.append(event)
-        if not asking:
+                requesting.append(event)
+        if not requesting:
             return
         drafts = propose(
-            [self._texts[event.sequence_id] for event in asking],
-            [min(event.num_wanted_draft_tokens, HINT_TOKENS) for event in asking],
+            [self._texts[event.sequence_id] for event in requesting],
+            [min(event.num_wanted_draft_tokens, HINT_TOKENS) for event in requesting],
         )
         hints = [
             Hint(
@@ -190,7 +190,7 @@ class _Drafting:
                 token_ids=token_ids,
                 matched_ngram_length=match_length,
             )
-            for event, (token_ids, match_length) in zip(asking, drafts, strict=True)
+            for event, (token_ids, match_length) in zip(requesting, drafts, strict=True)
         ]
         self._engine.submit(
             Hints(session_id=session_id, hints=hints, received_at_s=time.monotonic())

@@ -1,5 +1,5 @@
-"""What a figure was taken on. A speed says nothing without the processor's instructions and the
-dtype: what is fast in bfloat16 on one processor is emulated on another.
+"""The machine of a figure. bfloat16 may be fast on one processor and emulated on another, so a
+speed needs the processor's instructions beside it.
 """
 
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-# What the kernels of torch, oneDNN and numba are chosen by.
+# Features by which torch, oneDNN and numba choose kernels.
 _FEATURES = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_int8", "amx_bf16", "asimd", "bf16", "sve"),
@@ -16,7 +16,7 @@ _FEATURES = (
 
 
 def processor(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's name, the cores this process may use, and the vector instructions it has."""
+    """The processor's name, the cores available to this process, and the vector instructions."""
     name, flags = platform.processor() or platform.machine(), ""
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

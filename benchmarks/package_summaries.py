@@ -1,9 +1,8 @@
 """A summarisation task without a download: the readmes of the packages in constraints.txt.
 
-A prompt is the beginning of a package's long description and a question; the reference is the
-line that its authors sum it up with (`Summary` in its metadata). Nearly all of these lines are new
-text, a few stand in the readme word for word. Only packages that are installed in the pinned
-version count, so one set of pins gives the same task everywhere.
+A prompt is the beginning of a package's long description and a question; the reference is `Summary`
+of its metadata. Nearly all summaries are new text; a few occur in the readme word for word. Only
+packages installed in the pinned version count, so the same pins give the same task everywhere.
 """
 
 import importlib.metadata
@@ -11,7 +10,7 @@ import re
 from pathlib import Path
 
 _CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
-# Of a readme: with the bundled tokenizer at most 1,700 tokens.
+# Of a readme; at most 1,700 tokens of the bundled tokenizer.
 _MAX_CHARS = 3000
 _MIN_CHARS = 400
 _QUESTION = "\n\nIn one sentence, what is {name}?\n\n"

@@ -1,11 +1,11 @@
-"""Scoring drafts in a single pass against batch expansion, in one run: a table, and JSON.
+"""Scoring drafts in a single pass against batch expansion, as a table and JSON.
 
     python -m benchmarks.scoring [--model FOLDER] [--dtype float32] [--json FILE]
 
-One step of the verifier in process: a batch of sequences whose context is computed, k drafts
-each, laid out and run by the code that the engine runs. A single pass attends with k + 1 queries
-per sequence; batch expansion makes k + 1 sequences of one query of each. The methods take turns,
-round after round, and the figure is the median over the rounds. Compare figures of one run only.
+One step of the verifier in process, by the engine's code: a batch of sequences with computed
+contexts and k drafts each. A single pass attends with k + 1 queries per sequence; batch expansion
+with k + 1 sequences of one query each. The methods alternate, and the figure is the median over the
+rounds. Compare figures of one run only.
 """
 
 import argparse
@@ -34,20 +34,20 @@ NUM_DRAFTS = 5
 BATCHES = (4, 32)
 CONTEXTS = (128, 512)
 BLOCK_SIZE = 16
-# What a single pass is to be faster by, at the larger batch.
+# The goal for the ratio at the larger batch.
 GOAL = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One step's time, median of the rounds, from sequences to logits."""
+    """The time of one step, from sequences to logits; median of the rounds."""
 
     numerics: str
     batch: int
     context_tokens: int
     single_pass_ms: float
     batch_expansion_ms: float
-    # Largest difference of the two methods' logits in all rounds; 0 under strict.
+    # Largest difference of the two methods' logits over all rounds; 0 under strict.
     largest_difference: float
 
     @property
@@ -72,7 +72,7 @@ def main() -> None:
         f"\n{processor()}, {arguments.device}, {arguments.dtype}, "
         f"torch {torch.__version__}; k = {NUM_DRAFTS}, median of {arguments.rounds} rounds\n\n"
         f"{_table(figures)}\n\n"
-        f"to reach at batch {BATCHES[-1]}: {GOAL:g}"
+        f"goal at batch {BATCHES[-1]}: {GOAL:g}"
     )
     if arguments.json is not None:
         rows = [asdict(figure) | {"ratio": figure.ratio} for figure in figures]
@@ -147,7 +147,7 @@ def _load(model: Path, dtype: str, device: str, numerics: str) -> LoadedModel:
 def _sequences(
     loaded: LoadedModel, method: ScoringMethod, batch: int, num_tokens: int
 ) -> list[Sequence]:
-    """Sequences of random tokens with drafts, all of whose blocks lie one after another."""
+    """Sequences of random tokens with drafts, whose blocks are contiguous."""
     tasks = random_tasks(
         loaded.served.vocab_size, batch, prompt_length=num_tokens + NUM_DRAFTS, max_new_tokens=1
     )

@@ -13,12 +13,12 @@ STOP_TIMEOUT_S = 30.0
 
 
 class ServiceError(Exception):
-    """A service did not become ready; its log follows in the message."""
+    """A service did not become ready; the message contains its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Where one running Tandem is reached, HOST:PORT each."""
+    """Addresses of the running services, HOST:PORT each."""
 
     gateway: str
     verifier: str
@@ -52,7 +52,7 @@ def running_stack(
 
 @contextlib.contextmanager
 def running_service(service: str, *flags: str) -> Iterator[str]:
-    """One service (or another module that says when it is ready); yields its address."""
+    """Runs a service, or another module that prints a ready line; yields its address."""
     with subprocess.Popen(
         [
             *(sys.executable, "-m", service, "--listen", "127.0.0.1:0"),

@@ -1,11 +1,11 @@
-"""Thousands of short random requests through one engine whose K/V blocks never suffice.
+"""Thousands of short random requests through one engine with too few K/V blocks.
 
     python -m benchmarks.soak [--requests 10000] [--num-kv-blocks 64] [--model FOLDER]
 
-Mixed lengths, priorities and salts, shared beginnings, right and wrong drafts, cancels; so few
-blocks that sequences are preempted all the time. Every text is asked for many times, and must come
-out the same each time, whatever was cached, drafted or preempted meanwhile. At the end all blocks
-must be free or cached, and the engine whole.
+Mixed lengths, priorities and salts, shared prefixes, right and wrong drafts, cancels; so few blocks
+that sequences are preempted all the time. Every text is requested many times and must be the same
+each time, whatever was cached, drafted or preempted. At the end all blocks must be free or cached,
+and the engine's state consistent.
 """
 
 import argparse
@@ -39,22 +39,22 @@ PATIENCE_S = 60.0
 
 
 class SoakError(Exception):
-    """The engine did something that it must not."""
+    """The engine broke a promise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """What is asked for again and again."""
+    """A request that is repeated."""
 
     prompt_token_ids: list[int]
     sampling: Sampling
-    # The longest output so far; every other one must agree with it.
+    # The longest output so far; all others must agree with it.
     output_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
 class SoakCounts:
-    """What went through."""
+    """Counts of the run."""
 
     num_requests: int = 0
     num_cancelled: int = 0
@@ -65,7 +65,7 @@ class SoakCounts:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Asked:
+class _RunningRequest:
     text: Text
     num_output_tokens: int = 0
 
@@ -92,26 +92,26 @@ class Soak:
         self._draw = random.Random(seed)
         self._batches: queue.SimpleQueue[list[Event]] = queue.SimpleQueue()
         self._session_id = engine.attach(self._sink)
-        self._asked: dict[str, _Asked] = {}
+        self._running: dict[str, _RunningRequest] = {}
         beginnings = [self._tokens(longest_prompt) for _ in range(4)]
         self._texts = [
             self._text(self._draw.choice(beginnings), longest_prompt) for _ in range(num_texts)
         ]
 
     def run(self, num_requests: int) -> None:
-        """Asks for so many texts and takes all that comes; then checks that nothing is left.
+        """Requests `num_requests` texts, reads all events, then checks that nothing is left.
 
         Raises:
-            SoakError: a text came out differently, or the engine rejected a request.
+            SoakError: a text differed, or the engine rejected a request.
         """
         num_to_open = num_requests
-        while num_to_open or self._asked:
-            while num_to_open and len(self._asked) < self._num_at_once:
+        while num_to_open or self._running:
+            while num_to_open and len(self._running) < self._num_at_once:
                 self._open()
                 num_to_open -= 1
             hints: list[Hint] = []
             for event in self._batches.get(timeout=PATIENCE_S):
-                self._take(event, hints)
+                self._handle(event, hints)
             if hints:
                 command = Hints(
                     session_id=self._session_id, hints=hints, received_at_s=time.monotonic()
@@ -121,7 +121,7 @@ class Soak:
         self._engine.call(self._engine.check_integrity).result(PATIENCE_S)
         load = self._engine.load
         if load.num_kv_blocks_used or load.num_running or load.num_waiting:
-            raise SoakError(f"something is left: {load}")
+            raise SoakError(f"state is left: {load}")
 
     def _sink(self, events: list[Event], step: StepStats | None) -> None:
         self._batches.put(events)
@@ -144,7 +144,7 @@ class Soak:
         text = draw.choice(self._texts)
         self.counts.num_requests += 1
         sequence_id = str(self.counts.num_requests)
-        self._asked[sequence_id] = _Asked(text=text)
+        self._running[sequence_id] = _RunningRequest(text=text)
         sequence = OpenSequence(
             sequence_id=sequence_id,
             token_ids=text.prompt_token_ids,
@@ -165,47 +165,47 @@ class Soak:
     def _close(self, sequence_id: str) -> None:
         self._engine.submit(Close(session_id=self._session_id, sequence_id=sequence_id))
 
-    def _take(self, event: Event, hints: list[Hint]) -> None:
-        asked = self._asked.get(event.sequence_id)
-        if asked is None:
-            raise SoakError(f"said after its end: {event}")
+    def _handle(self, event: Event, hints: list[Hint]) -> None:
+        request = self._running.get(event.sequence_id)
+        if request is None:
+            raise SoakError(f"an event after its end: {event}")
         match event:
             case Opened():
                 self.counts.num_cached_tokens += event.num_cached_tokens
             case Rejected():
                 raise SoakError(f"rejected: {event.error}")
             case Decided():
-                self._check(asked, event)
+                self._check(request, event)
                 if event.finish_reason is not None:
                     self.counts.num_cancelled += event.finish_reason is FinishReason.CANCELLED
-                    del self._asked[event.sequence_id]
+                    del self._running[event.sequence_id]
                     return
-                hints.append(self._hint(asked, event.sequence_id))
+                hints.append(self._hint(request, event.sequence_id))
                 if self._draw.random() < 0.01:
                     self._close(event.sequence_id)
 
-    def _check(self, asked: _Asked, decided: Decided) -> None:
-        known, start = asked.text.output_token_ids, asked.num_output_tokens
-        if decided.base_length != len(asked.text.prompt_token_ids) + start:
-            raise SoakError(f"not what follows {start} output tokens: {decided}")
+    def _check(self, request: _RunningRequest, decided: Decided) -> None:
+        known, start = request.text.output_token_ids, request.num_output_tokens
+        if decided.base_length != len(request.text.prompt_token_ids) + start:
+            raise SoakError(f"does not continue {start} output tokens: {decided}")
         expected = known[start : start + len(decided.token_ids)]
         if decided.token_ids[: len(expected)] != expected:
             raise SoakError(f"{expected} came before, now: {decided}")
         known += decided.token_ids[len(expected) :]
-        asked.num_output_tokens += len(decided.token_ids)
+        request.num_output_tokens += len(decided.token_ids)
         self.counts.num_output_tokens += len(decided.token_ids)
         self.counts.num_draft_tokens += decided.num_draft_tokens
         self.counts.num_accepted_tokens += decided.num_accepted_tokens
 
-    def _hint(self, asked: _Asked, sequence_id: str) -> Hint:
-        """What the text is known to go on with, or nonsense, or nothing."""
-        start = asked.num_output_tokens
+    def _hint(self, request: _RunningRequest, sequence_id: str) -> Hint:
+        """The known continuation of the text, or random tokens, or nothing."""
+        start = request.num_output_tokens
         kind = self._draw.randrange(4)
-        right = asked.text.output_token_ids[start : start + 12] if kind < 2 else []
+        right = request.text.output_token_ids[start : start + 12] if kind < 2 else []
         wrong = self._tokens(4) if kind == 1 or kind == 2 else []
         return Hint(
             sequence_id=sequence_id,
-            base_length=len(asked.text.prompt_token_ids) + start,
+            base_length=len(request.text.prompt_token_ids) + start,
             token_ids=right + wrong,
             matched_ngram_length=2,
         )

@@ -1,4 +1,4 @@
-"""transformers' own generation, the rival of every speed table."""
+"""transformers' own generation, the baseline of the speed tables."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -10,7 +10,7 @@ from benchmarks.workloads import Task
 
 
 def generate(model: PreTrainedModel, tasks: Sequence[Task], streams: int, **options: object) -> int:
-    """Runs the tasks through `generate`, in batches padded on the left; returns output tokens."""
+    """Runs the tasks through `generate`, in left-padded batches; returns output tokens."""
     end = model.generation_config.eos_token_id
     num_tokens = 0
     for start in range(0, len(tasks), streams):

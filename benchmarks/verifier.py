@@ -1,22 +1,19 @@
-"""Tokens per second of the verifier's engine, against itself and against transformers.
+"""Tokens per second of the verifier's engine, against plain decoding and transformers.
 
     python -m benchmarks.verifier [--model FOLDER] [--dtype float32] [--json FILE]
 
-Greedy, on held-out rename prompts, one stream and 16, in one process: the engine with drafts from
-the drafter's own kernel and without, under `strict` and `fast` numerics; transformers' `generate`
-plain, with prompt lookup, as a left-padded batch of 16, and if asked for its continuous batching.
-Drafts verified by batch expansion stand beside those verified in a single pass.
-Also text that never repeats, and how much of a step is not the forward pass. The whole of Tandem,
-over gRPC, is `benchmarks.end_to_end`.
+Greedy, on held-out rename prompts, one stream and 16, in one process: the engine with and without
+drafts from the drafter's own kernel, under `strict` and `fast` numerics, by single pass and by
+batch expansion; transformers' `generate` plain, with prompt lookup, as a left-padded batch of 16,
+and optionally its continuous batching. Also text that never repeats, and the share of a step
+outside the forward pass. `benchmarks.end_to_end` measures all services over gRPC.
 
-Every round asks the same prompts, and transformers computes each of them anew. So does the engine
-here: its prefix cache is off, but for the row "cached prompts", in which every prompt was asked
-before.
+Every round uses the same prompts, which both systems compute anew. Only in the row "cached
+prompts" the engine's prefix cache is on and holds each prompt.
 
-What is compared runs in turns, round after round, and a figure is the median over the rounds: a
-busy machine then slows down all alike. Compare figures of one run only. Tokens per second of
-processor time stand beside those of the clock: they say the same on a quiet machine, and are worth
-more on a busy one.
+Compared variants alternate, round after round, and a figure is the median over the rounds, so a
+busy machine slows all alike. Compare figures of one run only. On a busy machine, tokens per second
+of processor time are more reliable than those of the clock.
 """
 
 import argparse
@@ -73,7 +70,7 @@ class Row:
             self.counts.add(counts)
 
 
-# What is divided by what, and what to reach. Rows by name and streams.
+# Dividend, divisor and goal of each ratio. Rows by name and streams.
 RATIOS: list[tuple[tuple[str, int], tuple[str, int], float | None]] = [
     (("strict, speculation", 1), ("strict, plain", 1), 2.5),
     (("strict, speculation", 1), (BEST_LOOKUP, 1), 1.5),
@@ -233,14 +230,14 @@ def _result(rows: Sequence[Row], arguments: argparse.Namespace) -> dict[str, obj
         key=lambda row: statistics.median(row.tokens_per_s),
     )
     ratios = []
-    for above, below, reach in RATIOS:
+    for above, below, goal in RATIOS:
         one, other = by_key[above], by_key[below]
         ratios.append(
             {
                 "name": f"{above[0]} / {below[0]}, {above[1]}",
                 "ratio": median_ratio(one.tokens_per_s, other.tokens_per_s),
                 "cpu_ratio": median_ratio(one.tokens_per_cpu_s, other.tokens_per_cpu_s),
-                "reach": reach,
+                "goal": goal,
             }
         )
     return {
@@ -294,11 +291,11 @@ def _table(result: dict[str, object]) -> str:
             f"| {row['name']} | {row['streams']} | {row['median']:.0f} "
             f"| {row['cpu_median']:.0f} | {' | '.join(cells)} |"
         )
-    lines += ["", "| ratio | reach | here | by processor time |", "|---|---|---|---|"]
+    lines += ["", "| ratio | goal | here | by processor time |", "|---|---|---|---|"]
     for ratio in ratios:
-        reach = "reported" if ratio["reach"] is None else f"{ratio['reach']:g}"
+        goal = "reported" if ratio["goal"] is None else f"{ratio['goal']:g}"
         lines.append(
-            f"| {ratio['name']} | {reach} | {ratio['ratio']:.2f} | {ratio['cpu_ratio']:.2f} |"
+            f"| {ratio['name']} | {goal} | {ratio['ratio']:.2f} | {ratio['cpu_ratio']:.2f} |"
         )
     for row in rows:
         if row["name"] in ("strict, speculation", "strict, plain") and row["streams"] == BATCH:

@@ -1,4 +1,4 @@
-"""What the benchmarks ask: held-out rename tasks, and text that never repeats."""
+"""Tasks of the benchmarks: held-out renames, and text that never repeats."""
 
 import json
 import random
@@ -16,7 +16,7 @@ HELD_OUT = REPOSITORY / "examples" / "demo_model" / "heldout.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A prompt, and how many tokens to generate at most."""
+    """A prompt, and the maximum number of output tokens."""
 
     prompt_token_ids: Sequence[int]
     max_new_tokens: int
@@ -39,9 +39,9 @@ def rename_tasks(model: Path, count: int) -> list[Task]:
 def random_tasks(
     vocab_size: int, count: int, *, prompt_length: int = 128, max_new_tokens: int = 128
 ) -> list[Task]:
-    """Random prompts, continued at a temperature at which nothing repeats but by accident.
+    """Random prompts, continued at a temperature at which text repeats only by accident.
 
-    At temperature 1 the bundled model falls into repeating itself.
+    At temperature 1 the bundled model starts to repeat itself.
     """
     generator = random.Random(2026)
     return [

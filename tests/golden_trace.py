@@ -1,8 +1,7 @@
-"""The golden trace, and its steps as a client would hear of them.
+"""The golden trace, and its steps as a client receives them.
 
-The file has 13 steps of one request. What it does not have follows from it: which n-gram each
-proposal continues (by brute force), and, with blocks 0 and 1 of 16 tokens, slots that are equal to
-the positions.
+The file has 13 steps of one request. The rest follows from it: the n-gram that each proposal
+continues (by brute force), and, with blocks 0 and 1 of 16 tokens, slots equal to positions.
 """
 
 import json
@@ -19,25 +18,25 @@ TEXT: list[int] = TRACE["prompt_token_ids"] + TRACE["target_continuation"]
 PARAMS = NgramParams(min_ngram=TRACE["prompt_lookup_min"], max_ngram=TRACE["prompt_lookup_max"])
 
 
-def is_asked_for(length: int) -> bool:
-    """Whether a draft would have room behind `length` tokens: for itself and one more token."""
+def is_requested(length: int) -> bool:
+    """Whether a draft of one token, and one more token, have room after `length` tokens."""
     return bool(TRACE["max_model_len"] - length > 1)
 
 
 def proposal(length: int) -> ProposalTrace:
-    """What follows from the drafter's law for the first `length` tokens."""
-    most = min(TRACE["num_speculative_tokens"], TRACE["max_model_len"] - length)
-    draft, reach = brute_force.propose(TEXT[:length], PARAMS, most) or ([], 0)
+    """The drafter's proposal for the first `length` tokens, by brute force."""
+    max_draft_tokens = min(TRACE["num_speculative_tokens"], TRACE["max_model_len"] - length)
+    draft, match_length = brute_force.propose(TEXT[:length], PARAMS, max_draft_tokens) or ([], 0)
     return ProposalTrace(
         base_length=length,
         token_ids=tuple(draft),
-        matched_ngram_length=reach,
+        matched_ngram_length=match_length,
         source=DraftSource.SEQUENCE if draft else None,
     )
 
 
 def steps() -> list[StepTrace]:
-    """Every step, with the proposals that came before it and were asked for."""
+    """Every step, with the requested proposals that arrived before it."""
     made: list[StepTrace] = []
     for written in TRACE["steps"]:
         fields: dict[str, Any] = {
@@ -46,7 +45,7 @@ def steps() -> list[StepTrace]:
             if name not in ("step", "proposal_after")
         }
         proposals: tuple[ProposalTrace, ...] = ()
-        if made and is_asked_for(made[-1].context_length_after):
+        if made and is_requested(made[-1].context_length_after):
             proposals = (proposal(made[-1].context_length_after),)
         made.append(
             StepTrace(
@@ -60,7 +59,7 @@ def steps() -> list[StepTrace]:
 
 
 def usage() -> Usage:
-    """What the file's summary and steps say that the request cost."""
+    """The request's usage, from the file's summary and steps."""
     summary = TRACE["summary"]
     drafted = [step for step in TRACE["steps"] if step["draft_token_ids"]]
     positions = range(TRACE["num_speculative_tokens"])

@@ -1,6 +1,6 @@
-"""Sends every method of every service what no client should send, and looks whether anybody minds.
+"""Sends invalid inputs to every method of every service, and checks that nothing breaks.
 
-`messages.py` makes inputs from the methods' descriptors, `services.py` runs the services and knows
-what they should not have done, `calls.py` makes calls and judges their answers, `bystander.py` is
-the client that must not notice anything, `campaign.py` puts them together.
+`messages.py` makes inputs from the methods' descriptors, `services.py` runs the services and reads
+their logs, `calls.py` makes calls and checks how they end, `answers.py` checks responses against
+the contract, `campaign.py` runs calls beside a client whose output must not change.
 """

@@ -2,12 +2,12 @@
 
     python -m benchmarks.fuzz [--inputs 100000] [--seed 1] [--at-once 24] [--first-call N]
 
-Starts a drafter, a verifier with the bundled model and a gateway as processes, asks each by
-reflection which methods it has, and sends every one of them messages that are nearly right and
-bytes that are wrong, some on streams that are half-closed or cancelled. It wants: only statuses
-that a client can act upon, answers as the contract says, no call without an end, health all the
-while, the same tokens for the bystander, no error in a log, no process that dies or grows by more
-than 96 MiB after the first quarter, and in the end a verifier without sequences.
+Starts a drafter, a verifier with the bundled model and a gateway as processes, lists their methods
+by reflection, and sends each method almost valid messages and corrupted bytes, some on streams that
+are half-closed or cancelled. It requires: only statuses that a client can act upon, responses that
+follow the contract, an end of every call, health throughout, unchanged tokens for the bystander, no
+error in a log, no process that dies or grows by more than 96 MiB after the first quarter, and a
+verifier without sequences at the end.
 
 Prints a table of inputs and statuses by method, and each failure with the number of its call. What
 a call sends depends on the seed and its number alone: `--seed S --first-call N --inputs 1` sends it

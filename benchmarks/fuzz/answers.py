@@ -1,19 +1,19 @@
-"""What the answers of a call must be like, whatever was asked.
+"""Checks of a call's responses, for any input.
 
-Owns the contract's promises that a client can check: each request's answer is its own, positions
-join, and a sequence that has ended says nothing more.
+Owns the promises of the contract that a client can check: responses belong to their requests,
+positions are contiguous, and no event follows the end of a sequence.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# Of messages whose types only their methods know.
+# Messages of any type.
 _Messages = Sequence[Any]
 
 
 class AnswerError(Exception):
-    """An answer is not what the contract says."""
+    """A response breaks the contract."""
 
 
 def check_answers(path: str, requests: _Messages, answers: _Messages, *, is_complete: bool) -> None:
@@ -21,12 +21,12 @@ def check_answers(path: str, requests: _Messages, answers: _Messages, *, is_comp
 
     Args:
         path: `/package.Service/Method`.
-        requests: those that are messages, up to the first that is none.
-        answers: what came.
+        requests: the valid messages, up to the first invalid one.
+        answers: the responses.
         is_complete: the call ended with OK.
 
     Raises:
-        AnswerError: they are wrong; it says how.
+        AnswerError: a response breaks the contract; the message says how.
     """
     check = _CHECKS.get(path)
     if check is not None:
@@ -40,7 +40,7 @@ def _require(condition: bool, problem: str) -> None:
 
 def _check_generate(requests: _Messages, answers: _Messages, is_complete: bool) -> None:
     if not requests:
-        _require(not answers, "an answer to no request")
+        _require(not answers, "an answer without a request")
         return
     (request,) = requests
     _require(not answers or answers[0].WhichOneof("event") == "started", "no Started first")
@@ -54,10 +54,10 @@ def _check_generate(requests: _Messages, answers: _Messages, is_complete: bool) 
         choice = event.choice_index
         _require(choice < num_choices, f"choice {choice} of {num_choices}")
         offset = offsets.setdefault(choice, len(request.output_token_ids))
-        _require(choice not in finished, f"choice {choice} goes on after its end")
+        _require(choice not in finished, f"choice {choice} continues after its end")
         if kind == "finished":
             _require(event.finish_reason != 0, "no finish reason")
-            _require(event.usage.output_tokens == offset, "other usage than tokens")
+            _require(event.usage.output_tokens == offset, "usage differs from the tokens")
             finished.add(choice)
         else:
             if event.token_ids:
@@ -68,7 +68,7 @@ def _check_generate(requests: _Messages, answers: _Messages, is_complete: bool) 
 
 
 def _check_session(requests: _Messages, answers: _Messages, is_complete: bool) -> None:
-    # What was opened twice may be refused, and go on too.
+    # A sequence opened twice may be refused and also continue.
     num_opens = Counter(
         command.open.sequence_id
         for request in requests
@@ -85,15 +85,15 @@ def _check_session(requests: _Messages, answers: _Messages, is_complete: bool) -
                 continue
             body = getattr(event, kind)
             sequence_id = body.sequence_id
-            if not sequence_id:  # of a command that could not be tied to a sequence
+            if not sequence_id:  # of a command without a sequence
                 _require(kind == "rejected", f"{kind} of nobody's")
                 continue
-            _require(num_opens[sequence_id] > 0, f"{kind} of what was not opened")
+            _require(num_opens[sequence_id] > 0, f"{kind} of a sequence that was not opened")
             if num_opens[sequence_id] > 1:
                 continue
             _require(sequence_id not in ended, f"{kind} after the end")
             if kind == "rejected":
-                _require(body.code != 0 and body.message != "", "refused for no reason")
+                _require(body.code != 0 and body.message != "", "refused without a reason")
                 ended.add(sequence_id)
             elif kind == "decided":
                 length = lengths.get(sequence_id, body.base_length)
@@ -113,8 +113,8 @@ def _check_propose(requests: _Messages, answers: _Messages, is_complete: bool) -
         _require([p.sequence_id for p in answer.proposals] == asked, "other sequences")
         for delta, proposal in zip(request.sequences, answer.proposals, strict=True):
             _require(proposal.status != 0, "no status")
-            most = delta.max_draft_tokens
-            _require(len(proposal.token_ids) <= most, "a longer draft than was asked for")
+            num_tokens = len(proposal.token_ids)
+            _require(num_tokens <= delta.max_draft_tokens, "a longer draft than requested")
             _require("internal" not in proposal.message, proposal.message)
 
 

@@ -1,7 +1,7 @@
-"""Makes one call with given inputs, and judges how it ended and what came.
+"""Makes one call with given inputs, and checks its end and its responses.
 
-Owns what a clean end is. A call is made with bytes and answered with bytes, so that what no client
-could say is sent too. Methods are found by asking the servers.
+Owns the definition of a clean end. Requests and responses are bytes, so that invalid messages can
+be sent. Methods are found by reflection.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from servicekit.errors import field_violation, retry_after_ms
 from servicekit.interceptors.request_id import REQUEST_ID_KEY
 from servicekit.limits import MAX_RECEIVE_BYTES
 
-# Within this every call must have ended.
+# Every call must end within this time.
 BOUND_S = 60.0
-# A stream of answers that goes on for longer, or brings more, is cancelled.
+# A stream of responses that lasts longer, or has more messages, is cancelled.
 _PATIENCE_S = 1.0
 _MOST_ANSWERS = 400
 
-# Of a status that grpc.aio makes itself.
+# Details of a status that grpc.aio sets itself.
 _LOST_DETAILS = "Internal error from Core"
 
-# Whatever was sent, a call may end so.
+# Statuses with which any call may end.
 _ALWAYS_CLEAN = {
     grpc.StatusCode.OK,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -43,7 +43,7 @@ _ALWAYS_CLEAN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One method of a service, as a server has it."""
+    """A method of a running service."""
 
     service: FuzzedService
     descriptor: MethodDescriptor
@@ -56,7 +56,7 @@ class Method:
 
     @property
     def is_ours(self) -> bool:
-        """Not gRPC's own, such as health and reflection."""
+        """Whether it is Tandem's, unlike health and reflection."""
         return self.path.startswith("/tandem.")
 
     @property
@@ -66,16 +66,16 @@ class Method:
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """What was sent in one call, and what came of it.
+    """A call: its inputs and its result.
 
     Attributes:
-        number: makes it again, with the seed.
+        number: repeats it, with the seed.
         code: None until it ended.
-        is_cancelled: by us, or by our leaving before its end.
-        is_lost: the server ended it while we wrote, and grpc.aio then says INTERNAL of its own,
-            whatever the server said. What that was is counted by the server, see `campaign.py`.
-        is_left_early: the server ended it before we did.
-        failure: what was not clean; "" if all was.
+        is_cancelled: by the client, also by leaving before its end.
+        is_lost: the server ended it while the client wrote, and grpc.aio reports INTERNAL of its
+            own. The server counts the real status, see `campaign.py`.
+        is_left_early: the server ended it before the client did.
+        failure: the error found; "" if there is none.
     """
 
     number: int
@@ -91,7 +91,7 @@ class Call:
 
 
 def find_methods(services: Sequence[FuzzedService]) -> list[Method]:
-    """Every method of every service that the servers say they have.
+    """Every method of every service, by reflection.
 
     Raises:
         KeyError: this process does not know a service.
@@ -107,7 +107,7 @@ def find_methods(services: Sequence[FuzzedService]) -> list[Method]:
 
 
 class Caller:
-    """Makes calls over one connection to each service. To be used on one event loop."""
+    """Makes calls over one connection to each service, on one event loop."""
 
     def __init__(self, services: Sequence[FuzzedService]) -> None:
         self._channels = {
@@ -122,7 +122,7 @@ class Caller:
             await channel.close()
 
     async def make(self, method: Method, number: int, seed: int) -> Call:
-        """Makes the call of this number, and judges it."""
+        """Makes the call of this number, and checks it."""
         draw = random.Random(f"{seed}-{number}")
         descriptor = method.descriptor
         call = Call(
@@ -144,10 +144,10 @@ class Caller:
         return call
 
     async def _exchange(self, call: Call, pause_s: float) -> Any:
-        """Sends and reads; returns when the call is over, or was cancelled.
+        """Sends and reads until the call ends or is cancelled.
 
         Returns:
-            The call as gRPC has it, of whichever of its four kinds.
+            gRPC's call object, of any of the four kinds.
         """
         channel, method = self._channels[call.method.service.name], call.method.descriptor
         path = call.method.path
@@ -157,7 +157,7 @@ class Caller:
             (True, False): channel.stream_unary,
             (True, True): channel.stream_stream,
         }[method.client_streaming, method.server_streaming]
-        # The services' log lines then say which call they are about.
+        # So the services' log lines name the call.
         metadata = ((REQUEST_ID_KEY, f"call-{call.number}"),)
         if method.client_streaming:
             rpc = make(path)(metadata=metadata)
@@ -171,7 +171,7 @@ class Caller:
                 await asyncio.wait({reader}, timeout=pause_s)
             if call.is_cancelled:
                 await asyncio.wait({reader}, timeout=pause_s)
-                # It may have ended before: then how it ended is judged like any other.
+                # It may have ended before; its end is checked like any other.
                 call.is_cancelled = rpc.cancel()
             elif method.client_streaming:
                 call.is_left_early = rpc.done()
@@ -217,14 +217,14 @@ async def _read(call: Call, rpc: Any, *, is_stream: bool) -> None:
             call.answers.append(answer)
         call.is_cancelled = rpc.cancel()
     except grpc.aio.AioRpcError:
-        pass  # the code says so too
+        pass  # the code shows it too
     except asyncio.CancelledError:
         if not rpc.cancelled():
             raise
 
 
 async def _judge(call: Call, rpc: Any) -> str:
-    """What is not clean about the call; "" if nothing is."""
+    """Returns the error of the call's end or responses; "" if there is none."""
     code, details = call.code, await rpc.details() or ""
     assert code is not None
     error = grpc.aio.AioRpcError(
@@ -264,7 +264,7 @@ def _is_clean(call: Call, error: grpc.aio.AioRpcError) -> bool:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return field_violation(error) is not None  # refused by name
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # Overload says when to come again; what is too large for the transport, it says itself.
+        # Overload names a time to retry; the transport reports messages that are too large for it.
         is_large = any(len(message) > MAX_RECEIVE_BYTES for message in call.inputs)
         return retry_after_ms(error) is not None or is_large
     if code is grpc.StatusCode.NOT_FOUND:

@@ -1,7 +1,7 @@
-"""A campaign: many calls at a time, a bystander beside them, and what is left afterwards.
+"""A campaign: many concurrent calls, a bystander, and a check of what remains.
 
-Owns the order of things and what is measured: the bystander's tokens, health, memory, logs, and
-that nothing is left behind.
+Owns the order of a campaign and its measurements: the bystander's tokens, health, memory, logs, and
+that no state remains.
 """
 
 import asyncio
@@ -28,27 +28,27 @@ from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 MAX_GROWTH_BYTES = 96 << 20
 WARM_UP = 0.25
 
-# Statuses that no call may end with, by what the services counted themselves: calls whose status
-# never reached us are among them.
+# Statuses that no call may end with. The services count them, including calls whose status did not
+# reach the client.
 _UNCLEAN = ("UNKNOWN", "INTERNAL", "DATA_LOSS", "ABORTED", "DEADLINE_EXCEEDED", "UNAVAILABLE")
 
-# Enough failures to know that something is wrong.
+# A campaign stops after this many failures.
 _MOST_FAILURES = 20
 _HEALTH_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What came of a campaign.
+    """The result of a campaign.
 
     Attributes:
         num_inputs: messages sent.
         statuses: calls by method and status.
         num_inputs_by_method: messages by method.
-        failures: what was not clean; to be read by people.
+        failures: the errors found, for people to read.
         growth_bytes: by service, since the warm-up.
-        num_bystander_requests: how often the bystander asked, and got its tokens.
-        longest_bystander_s: how long it waited at the most.
+        num_bystander_requests: requests of the bystander that got their tokens.
+        longest_bystander_s: its longest wait.
     """
 
     num_inputs: int = 0
@@ -69,14 +69,14 @@ async def run_campaign(
     num_at_once: int = 24,
     first_call: int = 0,
 ) -> Report:
-    """Sends `num_inputs` inputs to the services, and looks what that does.
+    """Sends `num_inputs` inputs to the services, and checks the effects.
 
     Args:
-        services: running, and nobody else's.
+        services: running, without other clients.
         num_inputs: messages in all.
-        seed: of all that is sent.
+        seed: of all inputs.
         num_at_once: calls at a time.
-        first_call: the number of the first call; with the seed it says what is sent.
+        first_call: the number of the first call; with the seed it determines the inputs.
     """
     report = Report()
     methods = find_methods(services)
@@ -92,7 +92,7 @@ async def run_campaign(
                 return
             draw = random.Random(f"{seed}-{number}-method")
             (method,) = draw.choices(methods, weights)
-            _note(report, await caller.make(method, number, seed))
+            _record(report, await caller.make(method, number, seed))
             if not at_warm_up and report.num_inputs >= WARM_UP * num_inputs:
                 at_warm_up.update(_resident_bytes(services))
 
@@ -118,11 +118,11 @@ async def run_campaign(
 
 
 def _weight(method: Method) -> int:
-    """Other people's services, and methods that take nothing, need few tries."""
+    """Foreign services, and methods with empty requests, get fewer calls."""
     return 8 if method.is_ours and method.descriptor.input_type.fields else 1
 
 
-def _note(report: Report, call: Call) -> None:
+def _record(report: Report, call: Call) -> None:
     method = call.method.name
     report.num_inputs += call.num_sent
     report.num_inputs_by_method[method] += call.num_sent
@@ -143,7 +143,7 @@ def _resident_bytes(services: Sequence[FuzzedService]) -> dict[str, int]:
 
 @contextlib.asynccontextmanager
 async def _bystander(services: Sequence[FuzzedService], report: Report) -> AsyncIterator[None]:
-    """Asks the same all the time; its tokens must be those from before."""
+    """Repeats the same requests; their tokens must not change."""
     (gateway,) = (service for service in services if service.name == "gateway")
     requests = [
         GenerationRequest(
@@ -177,7 +177,7 @@ async def _bystander(services: Sequence[FuzzedService], report: Report) -> Async
 
 @contextlib.asynccontextmanager
 async def _watcher(services: Sequence[FuzzedService], report: Report) -> AsyncIterator[None]:
-    """Looks whether the processes live, and whether health answers."""
+    """Checks that the processes live and that health responds."""
 
     async def watch(service: FuzzedService) -> None:
         async with grpc.aio.insecure_channel(service.address) as channel:
@@ -213,7 +213,7 @@ async def _in_background(work: "asyncio._CoroutineLike[None]") -> AsyncIterator[
 
 
 async def _check_idle(services: Sequence[FuzzedService], report: Report) -> None:
-    """Nobody asks any more: within the bound the verifier must have nothing left."""
+    """After all calls, waits within a bound until the verifier has no sequence and no block."""
     (verifier,) = (service for service in services if service.name == "verifier")
     async with grpc.aio.insecure_channel(verifier.address) as channel:
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
@@ -229,13 +229,13 @@ async def _check_idle(services: Sequence[FuzzedService], report: Report) -> None
             if not (load.num_running or load.num_waiting or load.num_kv_blocks_used):
                 return
             if time.perf_counter() > deadline_s:
-                report.failures.append(f"the verifier has something left: {load}")
+                report.failures.append(f"the verifier holds state: {load}")
                 return
             await asyncio.sleep(0.05)
 
 
 def _unclean_statuses(service: FuzzedService) -> list[str]:
-    """The service's own counters of calls that ended with a status of `_UNCLEAN`."""
+    """The service's counters of calls that ended with a status of `_UNCLEAN`."""
     with urllib.request.urlopen(f"http://{service.metrics}/metrics", timeout=BOUND_S) as answer:
         text = answer.read().decode()
     return [

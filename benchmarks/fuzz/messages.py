@@ -1,11 +1,10 @@
-"""Makes the inputs: messages of a method's request type, altered, and bytes that are none.
+"""Makes the inputs: altered messages of a method's request type, and corrupted bytes.
 
-Owns what is sent, by a seed. An input begins as an example, where there is one for its type, or as
-an empty message. Then a few fields anywhere in it are set to values at and beyond their limits, to
-other enum values, to texts in odd alphabets, to many elements or none. Of some the bytes are then
-changed: bits flipped, pieces cut, doubled, exchanged, lengths made absurd. Types are known by their
-descriptors only, so a new field or method is fuzzed from its first day; examples only make it more
-likely that a service looks further than its first check.
+Owns the inputs, by a seed. An input starts as an example, if its type has one, or as an empty
+message. A few fields are set to values at and beyond their limits, to other enum values, to unusual
+texts, to many elements or none. The bytes of some are then changed: bits flipped, pieces cut,
+repeated or exchanged, lengths made absurd. Types are known by their descriptors only, so new fields
+and methods are fuzzed at once; examples make it more likely to pass a service's first check.
 """
 
 import random
@@ -19,12 +18,12 @@ from google.protobuf.message_factory import GetMessageClass
 from servicekit.limits import MAX_RECEIVE_BYTES
 from tandem.v1 import drafter_pb2, gateway_pb2, limits_pb2, sampling_pb2, verifier_pb2
 
-# One in so many repeated fields is filled to its limit or one beyond, if that is no larger than
-# the second figure; of the larger ones, one in so many more.
+# One in `_RARELY` repeated fields is filled to its limit or one beyond. Limits over `_LARGE` are
+# used once in `_RARELY_LARGE` times, else `_LARGE`.
 _RARELY = 25
 _LARGE = 5_000
 _RARELY_LARGE = 20
-# Without a limit of its own.
+# For fields without a limit.
 _SOME_LIMIT = 1_000
 
 _INTEGERS = (0, 1, 2, 3, 5, 7, 8, 16, 31, 32, 33, 63, 64, 255, 256, 2047, 2048, 8192, 65_535)
@@ -54,13 +53,13 @@ _UNSIGNED = {
 
 
 class MessageMaker:
-    """Makes the inputs of one call, all drawn from one generator."""
+    """Makes the inputs of one call from one random generator."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
 
     def inputs(self, descriptor: Descriptor, *, is_stream: bool) -> list[bytes]:
-        """What one call of a method sends: one message, or of a stream some, or none at all."""
+        """The inputs of a call: one message, or any number for a stream."""
         count = self._draw.choice((0, 1, 2, 3, 5, 8)) if is_stream else 1
         return [self._input(descriptor, index) for index in range(count)]
 
@@ -84,7 +83,7 @@ class MessageMaker:
         return GetMessageClass(descriptor)()
 
     def _alter(self, message: Message) -> None:
-        """Changes one field of the message, or of one within it."""
+        """Changes one field of the message or of a nested one."""
         positions = list(_positions(message))
         if not positions:
             return
@@ -106,7 +105,7 @@ class MessageMaker:
         held: Any = getattr(inside, field.name)
         if field.message_type is None:
             inside.ClearField(field.name)
-            # Of very many, most are the same.
+            # Of very many elements, most are equal.
             some = [self._scalar(field) for _ in range(min(count, 8))]
             held.extend(some)
             if field.cpp_type != FieldDescriptor.CPPTYPE_STRING:
@@ -129,7 +128,7 @@ class MessageMaker:
             held.add().CopyFrom(self._message(field.message_type, 1))
         else:
             element = draw.choice(held)
-            # No more than a transport takes.
+            # Within the limit of the transport.
             held.extend([element] * min(count, MAX_RECEIVE_BYTES // (element.ByteSize() + 2)))
 
     def _count(self, field: FieldDescriptor) -> int:
@@ -193,30 +192,30 @@ class MessageMaker:
 
 
 def _positions(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
-    """Every field of the message, set or not, and of the messages that it holds."""
+    """Every field of the message and of its nested messages, set or not."""
     descriptor: Any = message.DESCRIPTOR
     for field in descriptor.fields:
         yield message, field
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             continue
         if field.is_repeated:
-            # Of many equal ones the first few do.
+            # The first few of many equal ones suffice.
             for element in getattr(message, field.name)[:4]:
                 yield from _positions(element)
         elif message.HasField(field.name):
             yield from _positions(getattr(message, field.name))
 
 
-# Examples: what a service takes as a rule, and what it costs little to do.
+# Examples: usual requests that cost little.
 
 
 def _sequence_id(draw: random.Random) -> str:
     return f"{draw.randrange(400):032x}"
 
 
-def _tokens(draw: random.Random, most: int = 24) -> list[int]:
-    # Few different ones: texts that repeat are what drafters look for.
-    return [draw.randrange(8, 24) for _ in range(draw.randrange(1, most))]
+def _tokens(draw: random.Random, max_tokens: int = 24) -> list[int]:
+    # Few different tokens, so that texts repeat and drafters find matches.
+    return [draw.randrange(8, 24) for _ in range(draw.randrange(1, max_tokens))]
 
 
 def _sampling(draw: random.Random) -> sampling_pb2.SamplingParams:
@@ -267,7 +266,7 @@ def _session(draw: random.Random, index: int) -> Message:
 
 def _command(draw: random.Random, _index: int) -> verifier_pb2.Command:
     command = verifier_pb2.Command()
-    # Few ids, so that commands meet the sequences that others opened.
+    # Few ids, so that commands refer to sequences that others opened.
     sequence_id = f"{draw.randrange(4)}"
     match draw.randrange(6):
         case 0:

@@ -1,6 +1,6 @@
-"""Runs the services as processes, and says what one of them should not have done.
+"""Runs the services as processes, and reads errors from their logs.
 
-Owns their processes and their logs. Their bounds are small, so that a short campaign reaches them.
+Their bounds are small, so that a short campaign reaches them.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _DRAFTER_FLAGS = (
 )
 _VERIFIER_FLAGS = (
     *("--model", str(BUNDLED_MODEL), "--threads", "1", "--num-kv-blocks", "1024"),
-    # Who always waits for drafts is given up soon.
+    # Sequences that always wait for drafts time out soon.
     *("--draft-idle-timeout-s", "2"),
 )
 
@@ -33,11 +33,11 @@ class FuzzedService:
     """One running service.
 
     Attributes:
-        name: its module.
-        address: where gRPC is served, HOST:PORT.
-        metrics: where its metrics are served, HOST:PORT.
+        name: the module.
+        address: of gRPC, HOST:PORT.
+        metrics: address of the metrics, HOST:PORT.
         process: the process.
-        log: the file that its stderr goes to.
+        log: the file with its stderr.
     """
 
     name: str
@@ -47,13 +47,13 @@ class FuzzedService:
     log: Path
 
     def resident_bytes(self) -> int:
-        """Memory that the process occupies now."""
+        """Resident memory of the process."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024
 
     def logged_errors(self) -> list[str]:
-        """Lines at level error or above, and lines that are no log lines: tracebacks, crashes."""
+        """Log lines at level error or above, and lines of tracebacks and crashes."""
         errors = []
         for line in self.log.read_text(errors="replace").splitlines():
             try:
@@ -70,10 +70,10 @@ def running_services(folder: Path) -> Iterator[list[FuzzedService]]:
     """A drafter, a verifier with the bundled model and a gateway, on free ports; stopped on exit.
 
     Args:
-        folder: takes their logs.
+        folder: for their logs.
 
     Raises:
-        ServiceError: one of them ended before it was ready, or does not end as it should.
+        ServiceError: a service ended before it was ready, or did not end properly.
     """
     with contextlib.ExitStack() as stack:
         drafter = stack.enter_context(_running(folder, "drafter", *_DRAFTER_FLAGS))

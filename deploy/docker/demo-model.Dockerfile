@@ -1,5 +1,5 @@
-# The bundled model as an image, for trying Tandem out: it copies the model into the folder that it
-# is given, and ends. Built from the repository's root:
+# The bundled model as an image, for trying Tandem out: it copies the model into a volume and ends.
+# Built from the repository's root:
 #     docker build -f deploy/docker/demo-model.Dockerfile -t tandem-demo-model .
 ARG BASE_IMAGE=docker.io/library/python:3.12-slim-bookworm
 
@@ -12,7 +12,7 @@ LABEL org.opencontainers.image.title="tandem-demo-model" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0 AND PSF-2.0"
 COPY examples/demo_model/LICENSE-PSF.txt examples/demo_model/model /model/
-# A new volume that is mounted there is its owner's.
+# A new volume mounted there belongs to this user.
 RUN install -d -o 65532 -g 65532 /models
 USER 65532:65532
 HEALTHCHECK NONE

@@ -1,17 +1,17 @@
-# The drafter's image: its extra's packages, its own folder, and what that imports. Built from the
-# repository's root:
+# The drafter's image: the packages of its extra, its folder, and the folders that it imports. Built
+# from the repository's root:
 #     docker build -f deploy/docker/drafter.Dockerfile -t tandem-drafter .
 
 ARG BASE_IMAGE=docker.io/library/python:3.12-slim-bookworm
 
-# Makes the environment; nothing of this stage but /opt/tandem is kept.
+# Creates the environment; only /opt/tandem of this stage is kept.
 FROM ${BASE_IMAGE} AS build
 WORKDIR /build
 COPY deploy/docker/requirements.py pyproject.toml constraints.txt ./
 ARG PIP_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_CERT
-# pip's own environment, so that what is kept has no pip. Packages' test suites are left out.
+# pip has its own environment, so the result has no pip. The packages' test suites are removed.
 RUN python3 -m venv installer \
     && python3 -m venv --without-pip /opt/tandem \
     && python3 requirements.py pyproject.toml drafter > requirements.txt \
@@ -22,8 +22,8 @@ COPY tandem/__init__.py /opt/tandem/app/tandem/
 COPY tandem/v1 /opt/tandem/app/tandem/v1
 COPY servicekit /opt/tandem/app/servicekit
 COPY drafter /opt/tandem/app/drafter
-# The root file system is read-only when it runs. The kernels are compiled here, for every x86-64
-# processor with AVX2 (or, on another, for its kind): a new container serves in about a second.
+# The root file system is read-only at run time. The kernels are compiled here, for every x86-64
+# processor with AVX2 (else for the processor of the build): a new container serves in about a second.
 WORKDIR /opt/tandem/app
 RUN python3 -m compileall -q . && /opt/tandem/bin/python -m drafter.compile_kernels
 
@@ -36,8 +36,8 @@ LABEL org.opencontainers.image.title="tandem-drafter" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/tandem /opt/tandem
-# All that is ever written goes to /tmp: a tmpfs or an emptyDir. On a processor that the image's
-# kernels are not made for, those compiled instead are kept there.
+# Files are written to /tmp only: a tmpfs or an emptyDir. If the image's kernels do not fit the
+# processor, others are compiled and cached there.
 ENV PATH=/opt/tandem/bin:${PATH} \
     PYTHONPATH=/opt/tandem/app \
     PYTHONUNBUFFERED=1 \

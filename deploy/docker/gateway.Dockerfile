@@ -1,17 +1,17 @@
-# The gateway's image: its extra's packages, its own folder, and what that imports. Built from the
-# repository's root:
+# The gateway's image: the packages of its extra, its folder, and the folders that it imports. Built
+# from the repository's root:
 #     docker build -f deploy/docker/gateway.Dockerfile -t tandem-gateway .
 
 ARG BASE_IMAGE=docker.io/library/python:3.12-slim-bookworm
 
-# Makes the environment; nothing of this stage but /opt/tandem is kept.
+# Creates the environment; only /opt/tandem of this stage is kept.
 FROM ${BASE_IMAGE} AS build
 WORKDIR /build
 COPY deploy/docker/requirements.py pyproject.toml constraints.txt ./
 ARG PIP_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_CERT
-# pip's own environment, so that what is kept has no pip. Packages' test suites are left out.
+# pip has its own environment, so the result has no pip. The packages' test suites are removed.
 RUN python3 -m venv installer \
     && python3 -m venv --without-pip /opt/tandem \
     && python3 requirements.py pyproject.toml gateway > requirements.txt \
@@ -22,20 +22,19 @@ COPY tandem/__init__.py /opt/tandem/app/tandem/
 COPY tandem/v1 /opt/tandem/app/tandem/v1
 COPY servicekit /opt/tandem/app/servicekit
 COPY gateway /opt/tandem/app/gateway
-# The root file system is read-only when it runs.
+# The root file system is read-only at run time.
 RUN python3 -m compileall -q /opt/tandem/app
 
 FROM ${BASE_IMAGE}
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="tandem-gateway" \
-      org.opencontainers.image.description="Tandem's gateway: the front door over gRPC and HTTP" \
+      org.opencontainers.image.description="Tandem's gateway: coordinates drafters and verifiers, over gRPC and HTTP" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/tandem /opt/tandem
-# All that is ever written goes to /tmp: a tmpfs or an emptyDir. Compiled kernels are kept there, so
-# that a container that is started again need not compile them.
+# Files are written to /tmp only: a tmpfs or an emptyDir.
 ENV PATH=/opt/tandem/bin:${PATH} \
     PYTHONPATH=/opt/tandem/app \
     PYTHONUNBUFFERED=1 \

@@ -1,7 +1,7 @@
-"""Prints what a service's extra asks for: `python requirements.py pyproject.toml drafter`.
+"""Prints the requirements of a service's extra: `python requirements.py pyproject.toml drafter`.
 
-Owns nothing but the walk: extras of Tandem itself are followed, and Tandem is not among what is
-printed, because an image holds one service's folders and not the whole distribution.
+Follows extras of Tandem itself. Tandem is not printed: an image holds the folders of one service,
+not the whole distribution.
 """
 
 import re
@@ -16,7 +16,7 @@ _OWN = re.compile(r"\[([^\]]*)\]")
 
 
 def requirements(project: dict[str, Any], extra: str) -> Iterator[str]:
-    """What the extra asks for, without what every client needs.
+    """The requirements of the extra, without those of every client.
 
     Raises:
         KeyError: there is no such extra.
@@ -31,7 +31,7 @@ def requirements(project: dict[str, Any], extra: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Prints one requirement a line."""
+    """Prints one requirement per line."""
     pyproject, extra = sys.argv[1:]
     project = tomllib.loads(Path(pyproject).read_text())["project"]
     for requirement in [*project["dependencies"], *requirements(project, extra)]:

@@ -1,13 +1,13 @@
-# The verifier's image: its extra's packages, its own folder, and what that imports. Built from the
-# repository's root:
+# The verifier's image: the packages of its extra, its folder, and the folders that it imports. Built
+# from the repository's root:
 #     docker build -f deploy/docker/verifier.Dockerfile -t tandem-verifier .
-# For GPUs, a CUDA base and PyPI's own torch, which brings the CUDA libraries:
+# For GPUs, a CUDA base and PyPI's torch, which includes the CUDA libraries:
 #     docker build -f deploy/docker/verifier.Dockerfile -t tandem-verifier:cuda \
 #         --build-arg BASE_IMAGE=docker.io/nvidia/cuda:13.0.1-base-ubuntu24.04 \
 #         --build-arg PIP_EXTRA_INDEX_URL= .
 ARG BASE_IMAGE=docker.io/library/python:3.12-slim-bookworm
 
-# Makes the environment; nothing of this stage but /opt/tandem is kept.
+# Creates the environment; only /opt/tandem of this stage is kept.
 FROM ${BASE_IMAGE} AS build
 WORKDIR /build
 # CUDA bases have no Python.
@@ -16,12 +16,12 @@ RUN python3 -m venv --help > /dev/null 2>&1 || { apt-get update \
     && apt-get install -y --no-install-recommends python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*; }
 COPY deploy/docker/requirements.py pyproject.toml constraints.txt ./
-# Where the CPU build of torch is; without it pip takes the CUDA build, several GB.
+# The index of torch's CPU build; without it pip installs the CUDA build, several GB.
 ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 ARG PIP_INDEX_URL
 ARG PIP_FIND_LINKS
 ARG PIP_CERT
-# pip's own environment, so that what is kept has no pip. Packages' test suites are left out.
+# pip has its own environment, so the result has no pip. The packages' test suites are removed.
 RUN python3 -m venv installer \
     && python3 -m venv --without-pip /opt/tandem \
     && python3 requirements.py pyproject.toml verifier > requirements.txt \
@@ -32,14 +32,14 @@ COPY tandem/__init__.py /opt/tandem/app/tandem/
 COPY tandem/v1 /opt/tandem/app/tandem/v1
 COPY servicekit /opt/tandem/app/servicekit
 COPY verifier /opt/tandem/app/verifier
-# The root file system is read-only when it runs.
+# The root file system is read-only at run time.
 RUN python3 -m compileall -q /opt/tandem/app
 
 FROM ${BASE_IMAGE}
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="tandem-verifier" \
-      org.opencontainers.image.description="Tandem's verifier: runs the model and judges the drafts" \
+      org.opencontainers.image.description="Tandem's verifier: runs the model and verifies the drafts" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
@@ -48,8 +48,8 @@ RUN command -v python3 > /dev/null || { apt-get update \
     && apt-get install -y --no-install-recommends python3 \
     && rm -rf /var/lib/apt/lists/*; }
 COPY --from=build /opt/tandem /opt/tandem
-# All that is ever written goes to /tmp: a tmpfs or an emptyDir. Compiled kernels are kept there, so
-# that a container that is started again need not compile them.
+# Files are written to /tmp only: a tmpfs or an emptyDir. Compiled kernels are cached there for a
+# restarted container.
 ENV PATH=/opt/tandem/bin:${PATH} \
     PYTHONPATH=/opt/tandem/app \
     PYTHONUNBUFFERED=1 \

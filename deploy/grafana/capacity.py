@@ -1,4 +1,4 @@
-"""The dashboard *Capacity*: what the verifiers' steps and the drafters' memory are filled with."""
+"""The dashboard *Capacity*: use of the verifiers' steps and of all memory."""
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row, gauge, quantiles, rate, total
 
@@ -7,7 +7,7 @@ _MEMORY = Row(
     panels=[
         Panel(
             title="K/V blocks",
-            description="Held by sequences, and all there are.",
+            description="Held by sequences, and in total.",
             unit="short",
             queries=[
                 Query(expression=total(gauge("tandem_kv_blocks_used")), legend="used"),
@@ -16,7 +16,7 @@ _MEMORY = Row(
         ),
         Panel(
             title="Sequences",
-            description="In the batch, waiting for room, and commands that no step has taken yet.",
+            description="Running, waiting for room, and commands not yet handled.",
             unit="short",
             queries=[
                 Query(
@@ -36,8 +36,7 @@ _MEMORY = Row(
         Panel(
             title="Prefix cache and preemptions",
             description=(
-                "Prompt tokens looked up and found cached; sequences put back to waiting because "
-                "blocks ran out."
+                "Prompt tokens looked up and found cached; sequences preempted for lack of blocks."
             ),
             unit="short",
             queries=[
@@ -57,7 +56,7 @@ _STEPS = Row(
     panels=[
         Panel(
             title="Tokens per step",
-            description="Prompt chunks, decodes and drafts alike; the budget bounds them.",
+            description="Prompt chunks, decodes and drafts, bounded by the token budget.",
             unit="short",
             queries=[
                 *quantiles("tandem_step_tokens", 0.5, 0.99),
@@ -72,7 +71,7 @@ _STEPS = Row(
         ),
         Panel(
             title="Tokens and steps",
-            description="That the models ran over, drafts that were rejected included.",
+            description="Tokens computed by the models, including rejected drafts.",
             unit="short",
             queries=[
                 Query(expression=total(rate("tandem_step_tokens_sum")), legend="tokens / s"),
@@ -81,7 +80,7 @@ _STEPS = Row(
         ),
         Panel(
             title="Time by phase",
-            description="Seconds of steps per second, over all verifiers.",
+            description="Seconds of steps per second, of all verifiers.",
             unit="percentunit",
             stacked=True,
             queries=[
@@ -99,7 +98,7 @@ _DRAFTERS = Row(
     panels=[
         Panel(
             title="Memory",
-            description="Histories and shared pools, with their indexes; each has its bound.",
+            description="Histories and shared pools, with their indexes; both are bounded.",
             unit="bytes",
             queries=[
                 Query(
@@ -121,7 +120,7 @@ _DRAFTERS = Row(
         ),
         Panel(
             title="Forgotten",
-            description="Sequences that nobody released, and texts of pools; bounds are reached.",
+            description="Evicted sequences and texts of pools, because a bound was reached.",
             unit="short",
             queries=[
                 Query(
@@ -140,6 +139,6 @@ _DRAFTERS = Row(
 CAPACITY = Dashboard(
     uid="tandem-capacity",
     title="Tandem / Capacity",
-    description="K/V, prefix cache, batches and drafters' memory: what to scale, and when.",
+    description="K/V, prefix cache, batches and drafters' memory.",
     rows=[_MEMORY, _STEPS, _DRAFTERS],
 )

@@ -1,7 +1,7 @@
-"""Makes the dashboards' JSON.
+"""Generates the dashboards' JSON.
 
 python -m deploy.grafana.generate          writes it
-python -m deploy.grafana.generate --check  fails, with the difference, if it is old
+python -m deploy.grafana.generate --check  fails, with the difference, if it is out of date
 """
 
 import argparse
@@ -19,22 +19,22 @@ FOLDER = Path(__file__).resolve().parent / "dashboards"
 
 
 def path_of(dashboard: Dashboard) -> Path:
-    """Its file."""
+    """The dashboard's file."""
     return FOLDER / f"{dashboard.uid.removeprefix('tandem-')}.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Makes the dashboards' JSON.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is old")
+    parser = argparse.ArgumentParser(description="Generates the dashboards' JSON.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
     is_check = parser.parse_args().check
-    is_old = False
+    is_outdated = False
     for dashboard in DASHBOARDS:
         path, wanted = path_of(dashboard), to_json(dashboard)
         if not is_check:
             path.write_text(wanted)
             continue
         found = path.read_text() if path.exists() else ""
-        is_old |= found != wanted
+        is_outdated |= found != wanted
         sys.stdout.writelines(
             difflib.unified_diff(
                 found.splitlines(keepends=True),
@@ -43,7 +43,7 @@ def main() -> int:
                 tofile="generated",
             )
         )
-    return int(is_old)
+    return int(is_outdated)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ _TRAFFIC = Row(
     panels=[
         Panel(
             title="Tokens",
-            description="Output tokens shown to clients, and prompt tokens of their choices.",
+            description="Output tokens sent to clients, and prompt tokens of their choices.",
             unit="short",
             queries=[
                 Query(
@@ -18,7 +18,7 @@ _TRAFFIC = Row(
         ),
         Panel(
             title="Requests",
-            description="Requests that came, and choices that ended, by why they did.",
+            description="Received requests, and choices that ended, by reason.",
             unit="reqps",
             queries=[
                 Query(expression=total(rate("tandem_requests_received_total")), legend="received"),
@@ -71,7 +71,7 @@ _ERRORS = Row(
     panels=[
         Panel(
             title="Errors by code",
-            description="Requests that ended in an error, the callers' own mistakes included.",
+            description="Requests that ended in an error, including callers' mistakes.",
             unit="reqps",
             queries=[
                 Query(
@@ -82,7 +82,7 @@ _ERRORS = Row(
         ),
         Panel(
             title="Shed and resumed",
-            description="Requests turned away, and choices that moved to another verifier.",
+            description="Shed requests, and choices that moved to another verifier.",
             unit="reqps",
             queries=[
                 Query(
@@ -120,7 +120,7 @@ _SATURATION = Row(
     panels=[
         Panel(
             title="Choices open",
-            description="In a verifier's batch, and waiting for a place in one.",
+            description="Running in a verifier's batch, and waiting for one.",
             unit="short",
             stacked=True,
             queries=[
@@ -130,9 +130,9 @@ _SATURATION = Row(
         ),
         Panel(
             title="K/V blocks in use",
-            description="Of each verifier. When they are all in use, sequences wait.",
+            description="By verifier. When all are in use, sequences wait.",
             unit="percentunit",
-            largest=1,
+            max_value=1,
             queries=[
                 Query(
                     expression=(
@@ -144,7 +144,7 @@ _SATURATION = Row(
         ),
         Panel(
             title="Certificates",
-            description="Time until they expire. Services load them when they start.",
+            description="Time until they expire. Services load them at start.",
             unit="s",
             queries=[
                 Query(
@@ -159,6 +159,6 @@ _SATURATION = Row(
 OVERVIEW = Dashboard(
     uid="tandem-overview",
     title="Tandem / Overview",
-    description="Traffic, latency, errors and saturation of the gateways and what is behind them.",
+    description="Traffic, latency, errors and saturation of all services.",
     rows=[_TRAFFIC, _LATENCY, _ERRORS, _SATURATION],
 )

@@ -1,7 +1,7 @@
-"""Panels as data, and the Grafana JSON that they become.
+"""Panels as data, and their conversion to Grafana JSON.
 
-Owns what all dashboards have in common: the variables `datasource` and `namespace`, the grid, the
-looks. Knows no metric.
+Owns the common parts of all dashboards: the variables `datasource` and `namespace`, the grid, the
+style. Knows no metric.
 """
 
 import json
@@ -20,7 +20,7 @@ _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _ROW_WIDTH = 24
 _PANEL_HEIGHT = 8
 
-#: The selector that every query narrows its series by; `All` is also those without a namespace.
+#: The selector of every query; `All` includes series without a namespace.
 NAMESPACE = 'namespace=~"$namespace"'
 
 
@@ -37,11 +37,11 @@ class Panel:
     """One graph.
 
     Attributes:
-        description: what it says, and what to make of it.
-        unit: Grafana's id of it.
-        queries: at least one; a heatmap has one, by `le`.
+        description: what it shows, and how to read it.
+        unit: Grafana's unit id.
+        queries: at least one; a heatmap has exactly one, by `le`.
         stacked: whether the series are parts of a whole.
-        largest: where the axis ends, if it must not move.
+        max_value: the fixed end of the axis, if any.
     """
 
     title: str
@@ -50,13 +50,13 @@ class Panel:
     queries: Sequence[Query]
     stacked: bool = False
     heatmap: bool = False
-    largest: float | None = None
+    max_value: float | None = None
     width: int = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Panels under a heading, side by side as they fit."""
+    """Panels under a heading, side by side."""
 
     title: str
     panels: Sequence[Panel]
@@ -72,12 +72,12 @@ class Dashboard:
     rows: Sequence[Row]
 
     def panels(self) -> list[Panel]:
-        """All of them, in order."""
+        """All panels, in order."""
         return [panel for row in self.rows for panel in row.panels]
 
 
 def rate(metric: str, matchers: str = "") -> str:
-    """A counter's rate over the window that Grafana finds right for the resolution."""
+    """A counter's rate over Grafana's rate interval."""
     return f"rate({metric}{{{NAMESPACE}{',' + matchers if matchers else ''}}}[$__rate_interval])"
 
 
@@ -87,7 +87,7 @@ def gauge(metric: str) -> str:
 
 
 def total(expression: str, *by: str) -> str:
-    """The sum over everything, or what is left when it is kept apart by labels."""
+    """The sum over all series, or by labels."""
     return f"sum by ({', '.join(by)}) ({expression})" if by else f"sum({expression})"
 
 
@@ -170,8 +170,8 @@ def _graph(panel: Panel, place: models.GridPos) -> timeseries.Panel:
             .show_legend(True)
         )
     )
-    if panel.largest is not None:
-        graph.max(panel.largest)
+    if panel.max_value is not None:
+        graph.max(panel.max_value)
     if panel.stacked:
         graph.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
     for query in _targets(panel.queries):

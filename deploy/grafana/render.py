@@ -1,11 +1,11 @@
-"""Draws the dashboards' key panels for the docs, from the data of a real run.
+"""Draws the key panels of the dashboards for the docs, from the data of a real run.
 
     pip install -e '.[docs]'
     python -m deploy.grafana.render docs/images
 
-Runs a Tandem with the bundled model under a load in phases, with a Prometheus beside it (the
-`prometheus` binary must be installed), asks it what Grafana would ask, and draws the answers: one
-picture per dashboard. Takes some minutes.
+Runs Tandem with the bundled model under a load in phases, with a Prometheus beside it (the
+`prometheus` binary must be installed), runs the queries of the panels, and draws one picture per
+dashboard. Takes some minutes.
 """
 
 import argparse
@@ -66,7 +66,7 @@ _DEEPEST = 8
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draws the dashboards' key panels.")
-    parser.add_argument("folder", type=Path, help="where the pictures go")
+    parser.add_argument("folder", type=Path, help="folder for the pictures")
     parser.add_argument("--phase-s", type=float, default=45.0, help="seconds of each phase")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 async def load(address: str, phase_s: float) -> list[tuple[float, str]]:
-    """One kind of request after the other; when each began, in Unix seconds, and what it is."""
+    """Runs one kind of load after another; returns each one's start (Unix seconds) and name."""
     edits = rename_tasks(BUNDLED_MODEL, 32)
     novel = random_tasks(1024, 16)
     began = []
@@ -121,7 +121,7 @@ def draw(
     start_s: float,
     path: Path,
 ) -> None:
-    """One picture of all panels; the phases are marked by dotted lines."""
+    """Draws all panels into one picture, with dotted lines between phases."""
     end_s = time.time()
     rows = math.ceil(len(panels) / _COLUMNS)
     figure, grid = plt.subplots(rows, _COLUMNS, figsize=(13, 3.1 * rows), layout="constrained")
@@ -173,7 +173,7 @@ def _draw_lines(
             below.update(zip(times_s, values, strict=True))
         else:
             axes.plot(times_s, values, label=legend, linewidth=1.1)
-    axes.set_ylim(bottom=0, top=panel.largest and panel.largest * 1.02)
+    axes.set_ylim(bottom=0, top=panel.max_value and panel.max_value * 1.02)
     if panel.unit == "percentunit":
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     elif panel.unit == "s":
@@ -185,7 +185,7 @@ def _draw_lines(
 
 
 def _draw_heatmap(axes: Axes, series: Sequence[Series], start_s: float) -> None:
-    """Buckets as rows, each with its share of all that was observed at the time."""
+    """Draws buckets as rows, coloured by their share of the observations at each time."""
     of_bound = {float(found.labels["le"]): dict(found.values) for found in series}
     totals = of_bound.pop(math.inf)
     bounds = [bound for bound in sorted(of_bound) if bound <= _DEEPEST]

@@ -1,4 +1,4 @@
-"""The dashboard *Speculation*: what drafts bring, how deep they go, and what they cost."""
+"""The dashboard *Speculation*: gain, depth and cost of drafts."""
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row, gauge, quantiles, rate, total
 
@@ -13,13 +13,13 @@ def _matched_acceptance(label: str) -> str:
 
 
 _GAIN = Row(
-    title="What it brings",
+    title="Gain",
     panels=[
         Panel(
             title="Acceptance rate",
-            description="Accepted by verified drafts. High on edits and quotes, low on prose.",
+            description="Accepted / verified drafts. High on edits and quotations, low on prose.",
             unit="percentunit",
-            largest=1,
+            max_value=1,
             queries=[
                 Query(expression=f"{_ACCEPTED} / {_DRAFTED}", legend="now"),
                 Query(
@@ -49,8 +49,8 @@ _GAIN = Row(
         Panel(
             title="Gain over plain decoding",
             description=(
-                "Time that the verifiers estimate for the same tokens without drafts, by the time "
-                "that the steps took, waits included. 1 is no gain."
+                "The verifiers' estimate of the time for the same tokens without drafts, / the "
+                "time of the steps, including waits. 1 is no gain."
             ),
             unit="short",
             queries=[
@@ -67,7 +67,7 @@ _GAIN = Row(
             title="Acceptance by position",
             description="How often the draft at each position, from 0, was accepted.",
             unit="percentunit",
-            largest=1,
+            max_value=1,
             width=12,
             queries=[
                 Query(
@@ -78,7 +78,7 @@ _GAIN = Row(
         ),
         Panel(
             title="Draft tokens",
-            description="Verified and accepted; what is between them was computed in vain.",
+            description="Verified and accepted. The difference was computed in vain.",
             unit="short",
             width=12,
             queries=[
@@ -94,7 +94,7 @@ _DEPTH = Row(
     panels=[
         Panel(
             title="Depth chosen",
-            description="How many sequences' steps verified how many drafts, 0 included.",
+            description="Drafts per sequence and step, including 0.",
             unit="short",
             heatmap=True,
             width=12,
@@ -106,7 +106,7 @@ _DEPTH = Row(
         ),
         Panel(
             title="Mean depth",
-            description="Drafts per sequence and step, steps without drafts included.",
+            description="Drafts per sequence and step, including steps without drafts.",
             unit="short",
             width=12,
             queries=[
@@ -128,11 +128,11 @@ _MATCH = Row(
         Panel(
             title="Acceptance by match length",
             description=(
-                "Accepted by verified draft tokens, by how far back their match reached, in tokens "
-                "(the bucket's upper bound; 64 is 33 and more)."
+                "Accepted / verified draft tokens by match length, in tokens (the bucket's upper "
+                "bound; 64 is 33 and more)."
             ),
             unit="percentunit",
-            largest=1,
+            max_value=1,
             width=12,
             queries=[
                 Query(
@@ -142,15 +142,15 @@ _MATCH = Row(
         ),
         Panel(
             title="Acceptance by source",
-            description="Accepted by verified draft tokens: of the text itself, and of a pool.",
+            description="Accepted / verified draft tokens, from the text itself and from a pool.",
             unit="percentunit",
-            largest=1,
+            max_value=1,
             width=12,
             queries=[Query(expression=_matched_acceptance("source"), legend="{{source}}")],
         ),
         Panel(
             title="Match length",
-            description="How far back the match of verified drafts reached, in tokens.",
+            description="Match length of verified drafts, in tokens.",
             unit="short",
             heatmap=True,
             queries=[
@@ -162,7 +162,7 @@ _MATCH = Row(
         ),
         Panel(
             title="Acceptance length per request",
-            description="Choices that ended, by their own tokens per verify step.",
+            description="Ended choices by their tokens per verify step.",
             unit="short",
             heatmap=True,
             queries=[
@@ -174,9 +174,9 @@ _MATCH = Row(
         ),
         Panel(
             title="Acceptance rate per request",
-            description="Choices that ended, by their own share of accepted draft tokens.",
+            description="Ended choices by their share of accepted draft tokens.",
             unit="percentunit",
-            largest=1,
+            max_value=1,
             queries=quantiles("tandem_request_acceptance_ratio", 0.1, 0.5, 0.9),
         ),
     ],
@@ -188,12 +188,12 @@ _HINTS = Row(
         Panel(
             title="What became of hints",
             description=(
-                "Used at the length that they were made for, realigned to a later one, stale: "
-                "contradicted by the sequence, or late: decided or replaced before they were used."
+                "Used at their own length, realigned to a later one, stale (contradicted by the "
+                "sequence), or late (decided or replaced before use)."
             ),
             unit="percentunit",
             stacked=True,
-            largest=1,
+            max_value=1,
             queries=[
                 Query(
                     expression=(
@@ -206,7 +206,7 @@ _HINTS = Row(
         ),
         Panel(
             title="Waits",
-            description="How long steps waited for hints; most do not at all.",
+            description="How long steps waited for hints; most do not wait.",
             unit="s",
             queries=[
                 *quantiles("tandem_draft_wait_seconds", 0.5, 0.99),
@@ -222,8 +222,8 @@ _HINTS = Row(
         Panel(
             title="Hop and round trip",
             description=(
-                "The hop: from the verifier's decision to its hint. The round trip, a part of it: "
-                "from the gateway to the drafter and back."
+                "The hop: from the verifier's decision to its hint. The round trip is a part of "
+                "it: from the gateway to the drafter and back."
             ),
             unit="s",
             queries=[
@@ -237,7 +237,7 @@ _HINTS = Row(
         ),
         Panel(
             title="Drafters' answers",
-            description="What drafters found, and where: in the sequence itself or in a pool.",
+            description="Proposals by outcome and source: the sequence itself or a pool.",
             unit="short",
             stacked=True,
             width=12,
@@ -250,7 +250,7 @@ _HINTS = Row(
         ),
         Panel(
             title="Drafters' time",
-            description="To answer one batch of deltas.",
+            description="Time to answer one batch of deltas.",
             unit="s",
             width=12,
             queries=quantiles("tandem_drafter_proposal_seconds", 0.5, 0.99),

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds Tandem's images with buildah: no engine, no privileges beyond root in a container, and, with
-# --local-base, no image registry either.
+# Builds Tandem's images with buildah, which needs no container engine and only root in a container;
+# with --local-base, no image registry either.
 #
 #     deploy/images/build.sh [--local-base] [IMAGE ...]     drafter verifier gateway demo-model
 #
-# --local-base   makes the base image from Debian's packages with mmdebstrap, and pulls nothing; torch
-#                then comes from where pip is configured to take it, and not from PyTorch's index.
+# --local-base   makes the base image from Debian's packages with mmdebstrap, without pulling; torch
+#                then comes from pip's configured index, not from PyTorch's.
 # TAG            the images' tag (dev). BASE_IMAGE: the base, as in the Dockerfiles.
-# PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS (a folder), PIP_CERT: given to pip if set.
+# PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS (a folder), PIP_CERT: passed to pip if set.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -42,7 +42,7 @@ for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT; do
         arguments+=(--build-arg "$name=${!name}")
     fi
 done
-# What a machine has set up for pip on itself.
+# Files of this machine's pip configuration.
 for path in "${PIP_FIND_LINKS:-}" "${PIP_CERT:-}" /etc/ssl/certs; do
     if [[ "$path" == /* && -e "$path" ]]; then
         arguments+=(--volume "$path:$path:ro")

@@ -1,6 +1,6 @@
-"""A running Tandem with a load, for a Prometheus to scrape: one process per service, on loopback.
+"""A running Tandem for a Prometheus to scrape: one process per service, on loopback.
 
-For tests, and for the pictures in the docs. Unlike `tandem up` it knows where the metrics are.
+For tests, and for the pictures in the docs. Unlike `tandem up`, it knows the metrics' addresses.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One process: where it serves, and where its metrics are."""
+    """A process and its addresses."""
 
     process: "subprocess.Popen[str]"
     address: str
@@ -40,7 +40,7 @@ class LiveTandem:
     gateway: Service
 
     def targets(self) -> dict[str, list[str]]:
-        """The metrics' addresses by job, as `prometheus.yml` calls them."""
+        """The metrics' addresses by job name of `prometheus.yml`."""
         return {
             "tandem-drafter": [self.drafter.metrics_address],
             "tandem-verifier": [self.verifier.metrics_address],
@@ -52,14 +52,14 @@ class LiveTandem:
 def live_tandem(
     flags: Mapping[str, Sequence[str]] | None = None, *, host: str = "127.0.0.1"
 ) -> Iterator[LiveTandem]:
-    """Starts them with the bundled model; stops them on exit.
+    """Starts the services with the bundled model; stops them on exit.
 
     Args:
-        flags: further ones, by service.
-        host: what the gateway calls its peers; with TLS, a name in their certificates.
+        flags: further flags, by service.
+        host: the peers' host name for the gateway; with TLS, a name in their certificates.
 
     Raises:
-        RuntimeError: one ended before it was ready; stderr says why.
+        RuntimeError: a service ended before it was ready; stderr says why.
     """
     flags = flags or {}
     model = str(BUNDLED_MODEL)
@@ -82,7 +82,7 @@ def live_tandem(
 async def generate(
     address: str, tasks: Sequence[Task], *, streams: int, tls: TlsOptions | None = None
 ) -> list[Finished]:
-    """Runs all tasks, `streams` at a time; how each of them ended."""
+    """Runs all tasks, `streams` at a time; returns how each ended."""
     room = asyncio.Semaphore(streams)
     async with AsyncTandemClient(address, tls=tls) as client:
 

@@ -1,4 +1,4 @@
-"""A Prometheus on this machine that scrapes what it is told, with Tandem's configuration and rules.
+"""A Prometheus on this machine that scrapes given targets, with Tandem's configuration and rules.
 
 For tests, and for the pictures in the docs. Needs the `prometheus` binary; Debian packages it.
 """
@@ -25,7 +25,7 @@ _POLL_INTERVAL_S = 0.1
 
 
 class PrometheusError(Exception):
-    """It did not start, or refused a query; the message says why."""
+    """Prometheus did not start, or refused a query; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +38,15 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A running one; `address` is HOST:PORT."""
+    """A running Prometheus; `address` is HOST:PORT."""
 
     address: str
 
     def query(self, expression: str) -> list[Series]:
-        """What the expression is now.
+        """The expression's present value.
 
         Raises:
-            PrometheusError: it cannot be evaluated.
+            PrometheusError: the expression cannot be evaluated.
         """
         found = self._get("query", query=expression)["result"]
         return [_series(one["metric"], [one["value"]]) for one in found]
@@ -54,10 +54,10 @@ class Prometheus:
     def query_range(
         self, expression: str, *, start_s: float, end_s: float, step_s: float
     ) -> list[Series]:
-        """What it was over a time, in steps.
+        """The expression's values over a time, in steps.
 
         Raises:
-            PrometheusError: it cannot be evaluated.
+            PrometheusError: the expression cannot be evaluated.
         """
         found = self._get("query_range", query=expression, start=start_s, end=end_s, step=step_s)
         return [_series(one["metric"], one["values"]) for one in found["result"]]
@@ -69,8 +69,8 @@ class Prometheus:
             for alert in self._get("alerts")["alerts"]
         }
 
-    def _get(self, what: str, **parameters: object) -> Any:
-        url = f"http://{self.address}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+    def _get(self, endpoint: str, **parameters: object) -> Any:
+        url = f"http://{self.address}/api/v1/{endpoint}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=_ANSWER_TIMEOUT_S) as response:
                 return json.load(response)["data"]
@@ -81,15 +81,19 @@ class Prometheus:
 
 @contextlib.contextmanager
 def running_prometheus(
-    targets: Mapping[str, Sequence[str]], *, folder: Path, interval_s: int, is_hasty: bool = False
+    targets: Mapping[str, Sequence[str]],
+    *,
+    folder: Path,
+    interval_s: int,
+    minutes_as_seconds: bool = False,
 ) -> Iterator[Prometheus]:
-    """Starts it, with `prometheus.yml` as it is but for where the jobs' targets are.
+    """Starts a Prometheus with `prometheus.yml`, except for the targets.
 
     Args:
         targets: addresses of metrics by job.
-        folder: where it keeps its files; empty.
+        folder: an empty folder for its files.
         interval_s: how often it scrapes and evaluates.
-        is_hasty: whether alerts wait seconds where they say minutes.
+        minutes_as_seconds: whether alerts wait seconds instead of minutes.
 
     Raises:
         PrometheusError: it ended before it was ready.
@@ -105,7 +109,7 @@ def running_prometheus(
         job["static_configs"] = [{"targets": list(targets[job["job_name"]])}]
     for name in config["rule_files"]:
         rules = (FOLDER / name).read_text()
-        if is_hasty:
+        if minutes_as_seconds:
             rules = re.sub(r"(for: \d+)m$", r"\1s", rules, flags=re.MULTILINE)
         (folder / name).write_text(rules)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))

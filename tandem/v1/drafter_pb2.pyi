@@ -8,10 +8,10 @@ A drafter is never authoritative. It may forget a sequence at any moment, answer
 answer wrongly: that costs speed, never correctness, because the verifier checks every
 draft against the model.
 
-Everything is addressed by position. `base_length` is always the number of tokens of the
-sequence before the first token that the message carries. That makes deltas idempotent
-(sending one twice changes nothing), stale ones detectable, and recovery trivial: a client
-that hears STATUS_OUT_OF_SYNC sends the history again from `known_length`.
+Tokens are addressed by position. `base_length` is always the number of tokens of the
+sequence before the first token of the message. So deltas are idempotent (sending one twice
+changes nothing), stale ones are detectable, and recovery is simple: after
+STATUS_OUT_OF_SYNC, a client sends the history again from `known_length`.
 """
 
 from collections import abc as _abc
@@ -65,8 +65,8 @@ class _TieEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tie.ValueType], _
     TIE_EARLIEST: _Tie.ValueType  # 1
     TIE_LATEST: _Tie.ValueType  # 2
     TIE_LONGEST: _Tie.ValueType  # 3
-    """The earliest, the latest and the place the last accepted draft was copied from compete by
-    how far back they match; the furthest wins.
+    """The longest match among the earliest occurrence, the latest, and the place that the last
+    accepted draft was copied from.
     """
 
 class Tie(_Tie, metaclass=_TieEnumTypeWrapper):
@@ -77,8 +77,8 @@ TIE_UNSPECIFIED: Tie.ValueType  # 0
 TIE_EARLIEST: Tie.ValueType  # 1
 TIE_LATEST: Tie.ValueType  # 2
 TIE_LONGEST: Tie.ValueType  # 3
-"""The earliest, the latest and the place the last accepted draft was copied from compete by
-how far back they match; the furthest wins.
+"""The longest match among the earliest occurrence, the latest, and the place that the last
+accepted draft was copied from.
 """
 Global___Tie: _TypeAlias = Tie  # noqa: Y015
 
@@ -138,12 +138,12 @@ class _StatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Status.ValueTy
     STATUS_NO_MATCH: _Status.ValueType  # 2
     """Appended; no n-gram matched, or there is no room for a draft."""
     STATUS_OUT_OF_SYNC: _Status.ValueType  # 3
-    """Not appended: the delta does not continue what is known. Send again from known_length."""
+    """Not appended: the delta does not continue the known tokens. Send again from known_length."""
     STATUS_INVALID: _Status.ValueType  # 4
     """Not appended: `message` names the field. Other sequences of the batch are unaffected."""
     STATUS_INDEXING: _Status.ValueType  # 5
-    """Appended; so much new text is still to be indexed (a few thousand tokens) that nobody should
-    wait for it, and it is not known yet whether there is a draft: ask again later.
+    """Appended; a few thousand new tokens are not indexed yet, so whether there is a draft is not
+    known: ask again later.
     """
 
 class Status(_Status, metaclass=_StatusEnumTypeWrapper): ...
@@ -154,12 +154,12 @@ STATUS_OK: Status.ValueType  # 1
 STATUS_NO_MATCH: Status.ValueType  # 2
 """Appended; no n-gram matched, or there is no room for a draft."""
 STATUS_OUT_OF_SYNC: Status.ValueType  # 3
-"""Not appended: the delta does not continue what is known. Send again from known_length."""
+"""Not appended: the delta does not continue the known tokens. Send again from known_length."""
 STATUS_INVALID: Status.ValueType  # 4
 """Not appended: `message` names the field. Other sequences of the batch are unaffected."""
 STATUS_INDEXING: Status.ValueType  # 5
-"""Appended; so much new text is still to be indexed (a few thousand tokens) that nobody should
-wait for it, and it is not known yet whether there is a draft: ask again later.
+"""Appended; a few thousand new tokens are not indexed yet, so whether there is a draft is not
+known: ask again later.
 """
 Global___Status: _TypeAlias = Status  # noqa: Y015
 
@@ -178,7 +178,7 @@ class _KeepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Keep.ValueType],
     """Its prompt and output go to the sequence's pool."""
 
 class Keep(_Keep, metaclass=_KeepEnumTypeWrapper):
-    """What becomes of a finished sequence's text."""
+    """Which part of a finished sequence's text is kept."""
 
 KEEP_UNSPECIFIED: Keep.ValueType  # 0
 """As KEEP_NOTHING."""
@@ -191,7 +191,7 @@ Global___Keep: _TypeAlias = Keep  # noqa: Y015
 
 @_typing.final
 class NgramParams(_message.Message):
-    """The law of a sequence's proposals: for n from max_ngram down to min_ngram, the last n tokens
+    """How a sequence's drafts are found: for n from max_ngram down to min_ngram, the last n tokens
     are the pattern; the first n with an earlier occurrence wins; the draft is what followed it.
     """
 
@@ -215,27 +215,27 @@ class NgramParams(_message.Message):
     overlap: Global___Overlap.ValueType
     tie: Global___Tie.ValueType
     tokens_per_match: _builtins.int
-    """With TIE_LONGEST: the draft holds at most this many tokens per token of the match's reach.
-    0: no such limit. Absent: the server's default.
+    """With TIE_LONGEST: most draft tokens per token of match length. 0: no such limit. Absent: the
+    server's default.
     """
     algorithm: Global___Algorithm.ValueType
     chained: _builtins.bool
-    """Go on past the end of the known tokens by matching again on context + draft."""
+    """Continue past the end of the known tokens by matching again on context + draft."""
     pool_id: _builtins.str
     """Also draft from this pool of other requests' text. Empty: none. The gateway puts the
     tenant into the id; a drafter does not know tenants.
     """
     pool_min_ngram: _builtins.int
-    """The pool is consulted when the sequence's own match is shorter than this. 0: only when
+    """The pool is searched when the sequence's own match is shorter than this. 0: only when
     there is none.
     """
     pool_feed_tokens: _builtins.int
-    """Feed the pool while the sequence grows, every so many tokens, at least 16. 0: when it is
-    released only.
+    """Feed the pool while the sequence grows, every so many tokens, at least 16. 0: only when it
+    is released.
     """
     pool_keep: Global___Keep.ValueType
-    """What the pool is fed while the sequence grows. Unspecified: KEEP_OUTPUT. A release then feeds
-    the rest of the same text, unless it says KEEP_NOTHING.
+    """What to feed while the sequence grows. Unspecified: KEEP_OUTPUT. A release then feeds the rest
+    of the same text, unless it says KEEP_NOTHING.
     """
     def __init__(
         self,
@@ -273,7 +273,7 @@ Global___NgramParams: _TypeAlias = NgramParams  # noqa: Y015
 
 @_typing.final
 class SequenceDelta(_message.Message):
-    """New tokens of one sequence, and how much draft to answer with."""
+    """New tokens of one sequence, and how many draft tokens to propose."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -288,22 +288,22 @@ class SequenceDelta(_message.Message):
     """128 random bits made by the gateway, never reused."""
     base_length: _builtins.int
     """Tokens of the sequence before token_ids[0]. 0 creates the sequence, or re-creates it if it
-    is known. An overlap that agrees with what is known changes nothing; one that differs, or
-    a gap, is answered STATUS_OUT_OF_SYNC.
+    is known. An overlap that agrees with the known tokens changes nothing; one that differs, or
+    a gap, is answered by STATUS_OUT_OF_SYNC.
     """
     prompt_length: _builtins.int
-    """How many of the sequence's tokens are prompt (for KEEP_OUTPUT). Counts at creation only."""
+    """How many of the sequence's tokens are prompt (for KEEP_OUTPUT). Used at creation only."""
     max_draft_tokens: _builtins.int
-    """Most tokens wanted in the proposal. 0: append only, answered with an empty STATUS_OK."""
+    """Most tokens of the proposal. 0: append only, answered by STATUS_OK without tokens."""
     max_length: _builtins.int
-    """The model's length limit: no draft passes it. 0: none."""
+    """The model's length limit; no draft exceeds it. 0: none."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Longer text goes as successive deltas."""
+        """Send longer text as successive deltas."""
 
     @_builtins.property
     def params(self) -> Global___NgramParams:
-        """Counts at creation only."""
+        """Used at creation only."""
 
     def __init__(
         self,
@@ -397,15 +397,15 @@ class Proposal(_message.Message):
     base_length: _builtins.int
     """The context length that the draft continues: the known tokens after this delta."""
     matched_ngram_length: _builtins.int
-    """How many tokens before the draft agree with the text before the place it was copied from,
-    counted up to 64: the verifier's first evidence for how much of the draft to verify.
+    """The match length: how many tokens before the draft agree with those before the place it was
+    copied from, up to 64. The verifier decides by it how much of the draft to verify.
     """
     source: Global___Source.ValueType
     status: Global___Status.ValueType
     known_length: _builtins.int
-    """With STATUS_OUT_OF_SYNC: how many tokens the drafter knows. 0: nothing, start over."""
+    """With STATUS_OUT_OF_SYNC: how many tokens the drafter knows. 0: none, start over."""
     message: _builtins.str
-    """With STATUS_INVALID: what is wrong, beginning with the field's name."""
+    """With STATUS_INVALID: the error, beginning with the field's name."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -439,11 +439,11 @@ class Release(_message.Message):
     sequence_id: _builtins.str
     keep: Global___Keep.ValueType
     feed_id: _builtins.str
-    """Feeding a pool twice with the same feed_id feeds it once. What a sequence feeds while it grows
-    is fed under its own id, whatever this says.
+    """Feeding a pool twice with the same feed_id feeds it once. Text fed while a sequence grows has
+    the sequence's own id, whatever this says.
     """
     length: _builtins.int
-    """Its text ends there: tokens behind are not kept. 0: at its last token."""
+    """Length of the text: tokens after it are not kept. 0: all tokens."""
     def __init__(
         self,
         *,
@@ -521,7 +521,7 @@ class GetDrafterLoadResponse(_message.Message):
     MAX_HISTORY_BYTES_FIELD_NUMBER: _builtins.int
     POOL_BYTES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
-    """Made at start; a new one means that all histories are gone."""
+    """Generated at start; a new one means that all histories are lost."""
     num_sequences: _builtins.int
     max_sequences: _builtins.int
     history_bytes: _builtins.int

@@ -77,14 +77,14 @@ class DrafterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Forgets sequences, optionally keeping their text in a shared pool. Unknown ids are fine.
+        """Forgets sequences, optionally keeping their text in a shared pool. Unknown ids are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDrafterLoad(self, request, context):
-        """How full this drafter is, for routing and autoscaling.
+        """The drafter's occupancy, for routing and autoscaling.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -8,10 +8,10 @@ A drafter is never authoritative. It may forget a sequence at any moment, answer
 answer wrongly: that costs speed, never correctness, because the verifier checks every
 draft against the model.
 
-Everything is addressed by position. `base_length` is always the number of tokens of the
-sequence before the first token that the message carries. That makes deltas idempotent
-(sending one twice changes nothing), stale ones detectable, and recovery trivial: a client
-that hears STATUS_OUT_OF_SYNC sends the history again from `known_length`.
+Tokens are addressed by position. `base_length` is always the number of tokens of the
+sequence before the first token of the message. So deltas are idempotent (sending one twice
+changes nothing), stale ones are detectable, and recovery is simple: after
+STATUS_OUT_OF_SYNC, a client sends the history again from `known_length`.
 """
 
 from collections import abc as _abc
@@ -52,9 +52,9 @@ class DrafterServiceStub:
     they were created again elsewhere in the meantime.
     """
     Release: _grpc.UnaryUnaryMultiCallable[_drafter_pb2.ReleaseRequest, _drafter_pb2.ReleaseResponse]
-    """Forgets sequences, optionally keeping their text in a shared pool. Unknown ids are fine."""
+    """Forgets sequences, optionally keeping their text in a shared pool. Unknown ids are ignored."""
     GetDrafterLoad: _grpc.UnaryUnaryMultiCallable[_drafter_pb2.GetDrafterLoadRequest, _drafter_pb2.GetDrafterLoadResponse]
-    """How full this drafter is, for routing and autoscaling."""
+    """The drafter's occupancy, for routing and autoscaling."""
 
 @_typing.type_check_only
 class DrafterServiceAsyncStub(DrafterServiceStub):
@@ -69,9 +69,9 @@ class DrafterServiceAsyncStub(DrafterServiceStub):
     they were created again elsewhere in the meantime.
     """
     Release: _aio.UnaryUnaryMultiCallable[_drafter_pb2.ReleaseRequest, _drafter_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Forgets sequences, optionally keeping their text in a shared pool. Unknown ids are fine."""
+    """Forgets sequences, optionally keeping their text in a shared pool. Unknown ids are ignored."""
     GetDrafterLoad: _aio.UnaryUnaryMultiCallable[_drafter_pb2.GetDrafterLoadRequest, _drafter_pb2.GetDrafterLoadResponse]  # type: ignore[assignment]
-    """How full this drafter is, for routing and autoscaling."""
+    """The drafter's occupancy, for routing and autoscaling."""
 
 class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -101,7 +101,7 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _drafter_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_drafter_pb2.ReleaseResponse, _abc.Awaitable[_drafter_pb2.ReleaseResponse]]:
-        """Forgets sequences, optionally keeping their text in a shared pool. Unknown ids are fine."""
+        """Forgets sequences, optionally keeping their text in a shared pool. Unknown ids are ignored."""
 
     @_abc_1.abstractmethod
     def GetDrafterLoad(
@@ -109,6 +109,6 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _drafter_pb2.GetDrafterLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_drafter_pb2.GetDrafterLoadResponse, _abc.Awaitable[_drafter_pb2.GetDrafterLoadResponse]]:
-        """How full this drafter is, for routing and autoscaling."""
+        """The drafter's occupancy, for routing and autoscaling."""
 
 def add_DrafterServiceServicer_to_server(servicer: DrafterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

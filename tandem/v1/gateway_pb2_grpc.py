@@ -55,17 +55,16 @@ class GenerationServiceServicer:
 
         Cancelling the call frees everything it held, within one step of the model.
 
-        Errors: INVALID_ARGUMENT with google.rpc.BadRequest naming the field; NOT_FOUND never (an
-        unknown model_id is INVALID_ARGUMENT); RESOURCE_EXHAUSTED with google.rpc.RetryInfo when
-        shed; UNAVAILABLE when no verifier can be reached; UNIMPLEMENTED naming a field that this
-        server cannot honour yet.
+        Errors: INVALID_ARGUMENT with google.rpc.BadRequest naming the field (also for an unknown
+        model_id); RESOURCE_EXHAUSTED with google.rpc.RetryInfo when shed; UNAVAILABLE when no
+        verifier can be reached; UNIMPLEMENTED naming a field that this server does not support.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The models that can be asked for.
+        """The models that are served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,12 +60,12 @@ class VerifierServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """One per gateway. The first command must be Hello. Ending the stream frees everything that
-        was opened on it. All events of one step arrive in one message, or, where logprobs make it
+        """One per gateway. The first command must be Hello. Ending the stream frees all sequences that
+        were opened on it. All events of one step arrive in one message, or, where logprobs make it
         larger than 128 KiB, in several.
 
-        One sequence's mistake is answered by Rejected; a broken stream (no Hello, a wrong
-        protocol version, unread events piling up past the bound) ends with a status.
+        An error of one sequence is answered by Rejected; an error of the stream (no Hello, a wrong
+        protocol version, too many unread events) ends it with a status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,21 +76,21 @@ class VerifierServiceServicer:
         cancelling the call frees everything it held, within one step.
 
         Errors: INVALID_ARGUMENT naming the field; RESOURCE_EXHAUSTED with google.rpc.RetryInfo while
-        too much is waiting; UNIMPLEMENTED where the server gives no logprobs.
+        too much is waiting; UNIMPLEMENTED if the server does not serve logprobs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """Which model is served, and within which limits.
+        """The served model and its limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetVerifierLoad(self, request, context):
-        """How busy this verifier is, for routing and autoscaling.
+        """The verifier's load, for routing and autoscaling.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

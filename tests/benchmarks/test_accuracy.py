@@ -1,4 +1,4 @@
-"""The accuracy tool: what it calls a divergence, which data it takes, and its exit status."""
+"""The accuracy benchmark: divergences, data formats, exit status."""
 
 import argparse
 import json
@@ -50,7 +50,7 @@ def test_equal_answers_do_not_diverge(model: PreTrainedModel, example: Example) 
     assert find_divergence(model, example, [5, 6, 7], [5, 6, 7], END) is None
 
 
-def test_a_divergence_says_where_and_how_far_from_the_best(
+def test_a_divergence_has_its_position_and_distances_from_the_best(
     model: PreTrainedModel, example: Example
 ) -> None:
     [answer] = ask_transformers(model, [example], batch_size=1, end_ids=frozenset({END})).token_ids
@@ -84,13 +84,13 @@ def divergence_of(line: int, tandem_gap: float, transformers_gap: float = 0.0) -
 
 
 @pytest.mark.parametrize(("gaps", "is_near"), [((0, 9e-5), True), ((2e-4, 0), False)])
-def test_both_tokens_of_a_near_tie_are_near_the_best(
+def test_both_tokens_of_a_near_tie_are_close_to_the_best(
     gaps: tuple[float, float], is_near: bool
 ) -> None:
     assert divergence_of(1, *gaps).is_near_tie is is_near
 
 
-def test_rouge_of_equal_texts_is_1_and_of_strangers_0() -> None:
+def test_rouge_of_equal_texts_is_1_and_of_disjoint_texts_0() -> None:
     assert set(rouge(["a b c"], ["a b c"]).values()) == {1.0}
     assert set(rouge(["a b c"], ["d e f"]).values()) == {0.0}
     assert rouge(["a b"], ["a c"])["rouge1"] == pytest.approx(0.5)
@@ -101,13 +101,13 @@ def test_rouge_of_equal_texts_is_1_and_of_strangers_0() -> None:
     [
         ("", "no line"),
         ("{", "data.jsonl:1: not JSON"),
-        ('{"prompt": "a"}\n[]', "data.jsonl:2: wants an object with a text `prompt`"),
-        ('{"prompt": 3}', "data.jsonl:1: wants an object"),
+        ('{"prompt": "a"}\n[]', "data.jsonl:2: expected an object with a text `prompt`"),
+        ('{"prompt": 3}', "data.jsonl:1: expected an object"),
         ('{"prompt": ""}', "data.jsonl:1: `prompt` is empty"),
         ('{"prompt": "a", "reference": 1}', "data.jsonl:1: `reference` is not text"),
     ],
 )
-def test_data_that_cannot_be_used_is_named(
+def test_invalid_data_is_refused_by_file_and_line(
     tmp_path: Path, tokenizer: Tokenizer, text: str, message: str
 ) -> None:
     path = tmp_path / "data.jsonl"
@@ -122,7 +122,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
     return accuracy.main()
 
 
-def test_it_compares_the_whole_of_tandem_with_transformers(
+def test_it_compares_tandem_with_transformers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = tmp_path / "found.json"
@@ -138,7 +138,7 @@ def test_it_compares_the_whole_of_tandem_with_transformers(
 
 
 @pytest.mark.parametrize("side", accuracy.SIDES)
-def test_one_side_alone_is_measured_by_the_references(
+def test_one_side_alone_is_compared_with_the_references(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -162,7 +162,7 @@ def test_one_side_alone_is_measured_by_the_references(
     assert "failed: ROUGE-1" in captured.err
 
 
-def test_packages_are_summed_up_from_their_readmes(tokenizer: Tokenizer) -> None:
+def test_summaries_have_readmes_as_prompts(tokenizer: Tokenizer) -> None:
     tasks = summary_tasks()
     assert len(tasks) > 20
     [numpy] = [task for task in tasks if task["prompt"].endswith("what is numpy?\n\n")]
@@ -181,7 +181,7 @@ def test_packages_are_summed_up_from_their_readmes(tokenizer: Tokenizer) -> None
         (False, None, []),
     ],
 )
-def test_what_makes_the_command_fail(
+def test_divergences_and_low_rouge_fail_the_command(
     wants_near_ties: bool, min_rouge1: float | None, failures: list[str]
 ) -> None:
     divergences = [divergence_of(1, 0.0), divergence_of(2, 0.5)]
@@ -191,9 +191,9 @@ def test_what_makes_the_command_fail(
     assert found == failures
 
 
-def test_without_references_rouge_cannot_be_demanded_of_one_side() -> None:
+def test_without_references_one_side_cannot_require_rouge() -> None:
     found = find_failures([], rouge1=None, wants_near_ties=True, min_rouge1=0.1)
-    assert found == ["there is no reference to measure ROUGE-1 by"]
+    assert found == ["there is no reference for ROUGE-1"]
     assert find_failures([], rouge1=None, wants_near_ties=True, min_rouge1=None) == []
 
 

@@ -1,4 +1,4 @@
-"""Which packages are Debian's base system, read from a dpkg database as Debian writes it."""
+"""Debian's base system, from a dpkg database in Debian's format."""
 
 from pathlib import Path
 
@@ -67,12 +67,12 @@ def make_root(folder: Path, copyrights: dict[str, bytes]) -> Path:
     return folder
 
 
-def test_base_system_is_what_is_required_and_what_that_depends_on(tmp_path: Path) -> None:
+def test_the_base_system_is_the_required_packages_and_their_dependencies(tmp_path: Path) -> None:
     found = base_system(make_root(tmp_path, {}))
     assert found == ["base-files", "libc6", "libcrypt1", "libgcc-s1", "mawk", "perl"]
 
 
-def test_every_package_gives_its_text_in_order_copies_kept(tmp_path: Path) -> None:
+def test_every_package_gives_its_text_in_order_with_copies(tmp_path: Path) -> None:
     root = make_root(
         tmp_path,
         {
@@ -87,5 +87,5 @@ def test_every_package_gives_its_text_in_order_copies_kept(tmp_path: Path) -> No
     assert found == ["the same", "the same", "in latin-1: \N{REPLACEMENT CHARACTER}", "of perl"]
 
 
-def test_there_are_none_where_dpkg_manages_no_packages(tmp_path: Path) -> None:
+def test_there_are_none_without_dpkg(tmp_path: Path) -> None:
     assert base_system_copyrights(tmp_path) == []

@@ -1,4 +1,4 @@
-"""The policies' figures, against the laws of drafting read word for word, step by step."""
+"""The policies' figures, against a step by step simulation of the documented matching."""
 
 import random
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ POOL_TIES = {Tie.EARLIEST: EARLIEST, Tie.LATEST: LATEST, Tie.LONGEST: LONGEST}
 
 
 def alike_texts() -> list[Continuation]:
-    """Texts that repeat themselves and each other, with changes."""
+    """Texts with repetitions within and between them."""
     draw = random.Random(3)
     phrases = [[draw.randrange(1, 30) for _ in range(draw.randrange(4, 14))] for _ in range(12)]
     texts = []
@@ -42,21 +42,21 @@ def figures_by_law(
         drafter = brute_force.Drafter(params)
         context, coming = list(text.known_token_ids), list(text.coming_token_ids)
         while coming:
-            most = min(policy.draft_tokens, len(coming) - 1)
-            draft, reach = drafter.propose(context, most) or ([], 0)
-            if is_pooled and (params.tie is Tie.LONGEST or not reach):
+            max_draft_tokens = min(policy.draft_tokens, len(coming) - 1)
+            draft, match_length = drafter.propose(context, max_draft_tokens) or ([], 0)
+            if is_pooled and (params.tie is Tie.LONGEST or not match_length):
                 found = brute_force_pool.find(
                     kept,
                     context,
                     min_ngram=params.min_ngram,
                     max_ngram=params.max_ngram,
                     tie=POOL_TIES[params.tie],
-                    max_draft_tokens=most,
+                    max_draft_tokens=max_draft_tokens,
                 )
-                if found is not None and found[1] > reach:
-                    draft, reach = found
+                if found is not None and found[1] > match_length:
+                    draft, match_length = found
                     if params.tie is Tie.LONGEST:
-                        draft = draft[: params.tokens_per_match * reach]
+                        draft = draft[: params.tokens_per_match * match_length]
             accepted = 0
             while accepted < len(draft) and draft[accepted] == coming[accepted]:
                 accepted += 1
@@ -78,7 +78,7 @@ def figures_by_law(
         NgramParams(min_ngram=1, max_ngram=5, tie=Tie.LONGEST, tokens_per_match=2),
     ],
 )
-def test_figures_are_those_of_the_law_with_and_without_a_pool(params: NgramParams) -> None:
+def test_figures_are_those_of_the_simulation_with_and_without_a_pool(params: NgramParams) -> None:
     policy = Policy(name="measured", params=params, draft_tokens=16)
     texts = alike_texts()
     for measure, is_pooled in ((measure_policy, False), (measure_pooled_policy, True)):
@@ -90,7 +90,7 @@ def test_figures_are_those_of_the_law_with_and_without_a_pool(params: NgramParam
         assert figure.num_texts == len(texts)
 
 
-def test_an_earlier_output_is_worth_drafting_from() -> None:
+def test_an_earlier_output_improves_drafts() -> None:
     params = NgramParams(min_ngram=1, max_ngram=5, tie=Tie.LONGEST, tokens_per_match=1)
     policy = Policy(name="measured", params=params, draft_tokens=16)
     alone = measure_policy(policy, "alike", alike_texts())
@@ -98,8 +98,8 @@ def test_an_earlier_output_is_worth_drafting_from() -> None:
     assert pooled.tokens_per_step > 1.2 * alone.tokens_per_step
 
 
-def test_one_at_a_time_feeding_while_running_is_worth_what_feeding_at_the_end_is() -> None:
-    """No text drafts from itself, so there is nothing more to be had."""
+def test_with_one_text_at_a_time_feeding_while_running_equals_feeding_at_the_end() -> None:
+    """No text drafts from its own fed text, so there is nothing to gain."""
     at_end = NgramParams(
         min_ngram=1, max_ngram=5, tie=Tie.LONGEST, tokens_per_match=1, pool_id="all"
     )
@@ -120,7 +120,7 @@ def test_one_at_a_time_feeding_while_running_is_worth_what_feeding_at_the_end_is
         assert (figure.tokens_per_step, figure.drafted_per_accepted) == by_law
 
 
-def test_of_texts_that_run_together_each_drafts_from_what_the_others_have_said_so_far() -> None:
+def test_concurrent_texts_draft_from_each_others_output_so_far() -> None:
     at_end = NgramParams(
         min_ngram=1, max_ngram=5, tie=Tie.LONGEST, tokens_per_match=1, pool_id="all"
     )

@@ -1,4 +1,4 @@
-"""The whole benchmark on short tasks, every row on one stack; tests/repository runs it in full."""
+"""Every row of the benchmark, with short tasks on one stack; tests/repository runs it in full."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""The texts that drafting policies are measured on: their lengths, and what is said of the rest."""
+"""The held-out texts for drafting policies: their lengths, and notes on missing kinds."""
 
 from pathlib import Path
 
@@ -30,10 +30,10 @@ def test_every_kind_has_texts_of_the_right_lengths_or_a_note(tokenizer: Tokenize
             )
 
 
-def test_a_system_without_dpkg_has_no_copyrights_and_says_so(
+def test_a_system_without_dpkg_gets_a_note_instead_of_copyrights(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The other kinds take seconds to cut into tokens.
+    # The other kinds take seconds to tokenise.
     monkeypatch.setattr("benchmarks.held_out_texts._source_texts", list)
     monkeypatch.setattr("benchmarks.held_out_texts._package_texts", lambda: ({}, []))
     texts, notes = held_out_texts(tokenizer, debian=tmp_path)

@@ -1,4 +1,4 @@
-"""What is said of the machine under a figure."""
+"""The description of a figure's machine."""
 
 from pathlib import Path
 
@@ -23,5 +23,5 @@ def test_the_processor_is_named_with_the_instructions_that_decide_its_speed(tmp_
     assert features == "avx2 avx512f avx512_bf16"
 
 
-def test_a_machine_that_does_not_tell_is_said_not_to(tmp_path: Path) -> None:
+def test_an_unknown_processor_is_described_as_unknown(tmp_path: Path) -> None:
     assert processor(tmp_path / "absent").endswith("vector instructions unknown")

@@ -1,8 +1,8 @@
 """JSON schemas of the custom kinds that `deploy/` uses.
 
-The fields that its manifests may use, their types, and no others, after the projects' published API
-types: cert-manager v1, KEDA v1alpha1, Gateway API v1, LeaderWorkerSet v1. Pod templates within them
-are for Kubernetes' own schemas.
+They allow only the fields that the manifests use, with their types, after the projects' published
+API types: cert-manager v1, KEDA v1alpha1, Gateway API v1, LeaderWorkerSet v1. Pod templates in them
+are checked by Kubernetes' own schemas.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The kustomizations, resolved by kubectl itself, and what tests look for in them."""
+"""The kustomizations, resolved by kubectl, and look-ups in their manifests."""
 
 import functools
 import os
@@ -19,8 +19,7 @@ DEPLOY = REPOSITORY / "deploy"
 
 Manifest = dict[str, Any]
 
-#: Every kustomization that is delivered: overlays alone, and each component on the overlay that it
-#: is for.
+#: Every kustomization: overlays alone, and each component on its overlay.
 VARIANTS = {
     "dev": ("dev",),
     "gpu": ("gpu",),
@@ -39,7 +38,7 @@ SERVICES = ("gateway", "drafter", "verifier")
 
 
 def find_tool(name: str) -> str:
-    """The path of a tool, from this environment or the machine; skips the test without it."""
+    """The path of a tool in this environment or on the machine; skips the test without it."""
     beside_python = Path(sys.executable).parent
     found = shutil.which(name, path=f"{beside_python}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
@@ -53,7 +52,7 @@ def resolve(variant: str) -> tuple[Manifest, ...]:
     kubectl = find_tool("kubectl")
     overlay, *components = VARIANTS[variant]
     with tempfile.TemporaryDirectory() as scratch:
-        # Relative, since kustomize takes no absolute paths.
+        # Relative, since kustomize accepts no absolute paths.
         root = os.path.relpath(DEPLOY, Path(scratch).resolve())
         kustomization = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -84,7 +83,7 @@ def named(variant: str, kind: str, name: str) -> Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What runs one service's pods."""
+    """The workload of one service."""
 
     service: str
     manifest: Manifest
@@ -132,7 +131,7 @@ def workloads(variant: str) -> list[Workload]:
 
 
 def environment(variant: str, workload: Workload) -> Mapping[str, str]:
-    """The variables that the container gets from its ConfigMaps."""
+    """The container's variables from ConfigMaps."""
     variables: dict[str, str] = {}
     for source in workload.container["envFrom"]:
         variables |= named(variant, "ConfigMap", source["configMapRef"]["name"])["data"]

@@ -1,4 +1,4 @@
-"""The Dockerfiles, the build context and the compose file; built images are test_pods.py's."""
+"""The Dockerfiles, the build context and the compose file; test_pods.py tests built images."""
 
 import ast
 import runpy
@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
 def instructions(service: str) -> list[tuple[str, str]]:
-    """A Dockerfile's instructions, continued lines joined, comments left out."""
+    """A Dockerfile's instructions, with continued lines joined and without comments."""
     lines: list[str] = []
     continued = False
     for line in (DEPLOY / "docker" / f"{service}.Dockerfile").read_text().splitlines():
@@ -50,7 +50,7 @@ def test_there_is_one_dockerfile_per_service() -> None:
     assert names == {*SERVICES, "demo-model"}
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_finds_no_problem() -> None:
     hadolint = find_tool("hadolint")
     done = subprocess.run(
         [hadolint, *map(str, DOCKERFILES)], capture_output=True, text=True, timeout=60, check=False
@@ -59,7 +59,7 @@ def test_hadolint_has_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_image_holds_its_services_folders_and_what_they_import(service: str) -> None:
+def test_an_image_holds_its_services_folder_and_its_imports(service: str) -> None:
     copied = {
         text.split()[0] for name, text in instructions(service) if name == "COPY" and "app" in text
     }
@@ -84,7 +84,7 @@ def test_an_image_holds_its_services_folders_and_what_they_import(service: str) 
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_image_runs_as_somebody_and_says_how_it_is(service: str) -> None:
+def test_an_image_has_a_user_labels_and_a_health_check(service: str) -> None:
     stage = dict(final_stage(service))
     user, _, group = stage["USER"].partition(":")
     assert int(user) > 0
@@ -97,7 +97,7 @@ def test_an_image_runs_as_somebody_and_says_how_it_is(service: str) -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_images_ports_and_health_check_are_its_configurations(service: str) -> None:
+def test_an_images_ports_and_health_check_match_its_configuration(service: str) -> None:
     stage = dict(final_stage(service))
     environ = image_environment(service)
     needed = {"verifier": ["--model", "/model"], "gateway": ["--verifiers", "a:1"]}
@@ -109,14 +109,14 @@ def test_an_images_ports_and_health_check_are_its_configurations(service: str) -
     if service == "gateway":
         ports.append(port_of(config.http_listen))
     assert [int(port) for port in stage["EXPOSE"].split()] == ports
-    # Whoever starts the image says whether it may go without TLS.
+    # The image does not allow plaintext; its operator may.
     assert not config.server.allow_plaintext
     check = yaml.safe_load(stage["HEALTHCHECK"].partition("CMD ")[2])
     assert check[:3] == ["python", "-m", "servicekit.probe"]
     assert check[3:] == [f"127.0.0.1:{health}", "--service", "tandem.liveness"]
 
 
-def test_the_build_context_is_what_is_copied() -> None:
+def test_the_build_context_holds_exactly_the_copied_files() -> None:
     lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
     assert "*" in lines
     admitted = {line.removeprefix("!") for line in lines if line.startswith("!")}
@@ -132,7 +132,7 @@ def test_the_build_context_is_what_is_copied() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_requirements_are_the_extras_without_tandem_itself(
+def test_requirements_are_those_of_the_extra_without_tandem(
     service: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = DEPLOY / "docker" / "requirements.py"
@@ -150,7 +150,7 @@ def compose() -> dict[str, Any]:
 
 
 def test_the_compose_file_is_valid() -> None:
-    """Against models that were generated from the Compose specification's schema.
+    """Validates it with models generated from the Compose specification's schema.
 
     They check values and let unknown keys pass; so the keys are looked at here.
     """
@@ -189,6 +189,6 @@ def test_the_compose_file_matches_the_services() -> None:
         assert int(entry["user"].partition(":")[0]) > 0
         dockerfile = Path(entry["build"]["dockerfile"])
         assert (DEPLOY / entry["build"]["context"] / dockerfile).exists()
-    # Without TLS, and so for this machine alone.
+    # Without TLS, so reachable from this machine only.
     published = [port for entry in services.values() for port in entry.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in published)

@@ -1,4 +1,4 @@
-"""Every overlay and component resolves, and what comes out is what the API servers take."""
+"""Every overlay and component resolves to valid manifests."""
 
 import copy
 import functools
@@ -14,13 +14,13 @@ from tests.deploy.monitoring import operator_schemas
 
 SCHEMAS = custom_kinds.SCHEMAS | operator_schemas.SCHEMAS
 
-# The oldest that the manifests are for (`preStop: sleep`), and the newest there are schemas of.
+# The oldest supported version (`preStop: sleep`), and the newest with schemas.
 KUBERNETES_VERSIONS = ("1.30", "1.37")
 
 
 @functools.cache
 def check(manifest_json: str) -> None:
-    """Most manifests are in several variants: each is checked once."""
+    """Checks each manifest once, since most are in several variants."""
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     jsonschema = pytest.importorskip("jsonschema")
     manifest = json.loads(manifest_json)
@@ -59,7 +59,7 @@ def test_the_schemas_refuse_fields_that_do_not_exist() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_everything_is_in_the_one_namespace_and_named_once(variant: str) -> None:
+def test_all_manifests_are_in_one_namespace_with_unique_names(variant: str) -> None:
     manifests = resolve(variant)
     assert {m["metadata"].get("namespace") for m in manifests if m["kind"] != "Namespace"} == {
         "tandem"
@@ -69,7 +69,7 @@ def test_everything_is_in_the_one_namespace_and_named_once(variant: str) -> None
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_selectors_select_the_pods_that_they_are_for(variant: str) -> None:
+def test_selectors_match_their_pods(variant: str) -> None:
     pods = [
         m["spec"]["template"]["metadata"]["labels"]
         for m in of_kind(variant, "Deployment", "StatefulSet")
@@ -86,7 +86,7 @@ def test_every_component_is_in_a_variant() -> None:
     assert there == used
 
 
-def test_the_yaml_is_clean() -> None:
+def test_yamllint_finds_no_problem() -> None:
     yamllint = find_tool("yamllint")
     rules = {
         "extends": "default",

@@ -1,7 +1,7 @@
-"""What the manifests say of the services is what the services' code says.
+"""The manifests agree with the services' code.
 
-Configuration is read by the services' own loader; names of health services and metrics come from
-the code. A manifest that drifted from the code fails here and not in a cluster.
+The services' own loader reads the configuration; names of health services and metrics come from the
+code. A manifest that disagrees fails here and not in a cluster.
 """
 
 import re
@@ -48,12 +48,12 @@ CODE = {
     "verifier": Code(verifier.config.VerifierConfig, verifier.server.SERVICE_NAME),
 }
 
-# A margin for the process to end by itself after its drain.
+# Time for the process to end after its drain.
 END_S = 5
 
 
 def arguments(workload: Workload) -> list[str]:
-    """The service's own flags: what follows `-m SERVICE`, or all arguments."""
+    """The service's own flags: those after `-m SERVICE`, or all arguments."""
     command = [*workload.container.get("command", ()), *workload.container.get("args", ())]
     for i, word in enumerate(command):
         if command[i - 1 : i + 1] == ["-m", workload.service]:
@@ -82,12 +82,12 @@ def test_every_variable_is_a_flag_of_its_service(variant: str) -> None:
             option.variable
             for option in list_options(CODE[workload.service].config, service=workload.service)
         }
-        # The loader takes no notice of others.
+        # The loader ignores unknown variables.
         assert set(environment(variant, workload)) <= known
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_ports_are_those_that_are_listened_on(variant: str) -> None:
+def test_ports_are_those_of_the_configuration(variant: str) -> None:
     for workload in workloads(variant):
         config = configuration(variant, workload)
         expected = {
@@ -111,7 +111,7 @@ def test_ports_are_those_that_are_listened_on(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_probes_ask_what_the_service_answers_on_the_health_port(variant: str) -> None:
+def test_probes_use_the_health_port_and_known_health_services(variant: str) -> None:
     for workload in workloads(variant):
         container = workload.container
         answered = {"", LIVENESS_NAME, CODE[workload.service].health_name}
@@ -119,7 +119,7 @@ def test_probes_ask_what_the_service_answers_on_the_health_port(variant: str) ->
             asked = container[probe]["grpc"]
             assert asked["port"] == workload.container_ports["health"]
             assert asked.get("service", "") in answered
-        # Readiness goes with load and peers; who is restarted for it makes things worse.
+        # Readiness depends on load and peers: a restart for it would make things worse.
         assert container["livenessProbe"]["grpc"]["service"] == LIVENESS_NAME
         assert container["readinessProbe"]["grpc"].get("service", "") != LIVENESS_NAME
 
@@ -137,7 +137,7 @@ def test_a_pod_has_the_time_to_drain(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_gateways_call_names_that_there_are(variant: str) -> None:
+def test_gateways_call_names_that_exist(variant: str) -> None:
     [caller, drafters, verifiers] = workloads(variant)
     config = configuration(variant, caller)
     for addresses, callee in ((config.drafters, drafters), (config.verifiers, verifiers)):
@@ -146,16 +146,16 @@ def test_gateways_call_names_that_there_are(variant: str) -> None:
         for address in map(parse_address, addresses):
             assert address.port == callee.container_ports["grpc"]
             assert any(re.fullmatch(name, address.host) for name in names), address
-    most = [
+    max_replicas = [
         scaled["spec"]["maxReplicaCount"]
         for scaled in of_kind(variant, "ScaledObject")
         if scaled["spec"]["scaleTargetRef"]["name"] == verifiers.manifest["metadata"]["name"]
     ]
-    assert len(config.verifiers) == (most[0] if most else 1)
+    assert len(config.verifiers) == (max_replicas[0] if max_replicas else 1)
 
 
 def names_of(workload: Workload) -> Iterator[str]:
-    """The names that the cluster's DNS has for a service: its own and its pods'."""
+    """The DNS names of a service and of its pods."""
     name = workload.manifest["metadata"]["name"]
     match workload.manifest["kind"]:
         case "StatefulSet":
@@ -169,7 +169,7 @@ def names_of(workload: Workload) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "mtls" in v])
-def test_under_mtls_all_ports_want_certificates_that_fit_the_names_called(variant: str) -> None:
+def test_under_mtls_all_ports_require_certificates_with_the_called_names(variant: str) -> None:
     names: dict[str, set[str]] = {}
     for workload in workloads(variant):
         config = configuration(variant, workload)
@@ -189,19 +189,19 @@ def test_under_mtls_all_ports_want_certificates_that_fit_the_names_called(varian
             assert not peers.peer_allow_plaintext
             assert "client auth" in certificate["spec"]["usages"]
             files += [peers.peer_tls_ca, peers.peer_tls_cert, peers.peer_tls_key]
-            # It has no TLS of its own.
+            # It would require client certificates.
             assert config.http_listen is None
         assert [PurePosixPath(file).parent for file in files] == (
             [PurePosixPath(mount["mountPath"])] * len(files)
         )
-        # What cert-manager puts into a Secret.
+        # The files of cert-manager's Secret.
         assert [file.name for file in files[:3]] == ["tls.crt", "tls.key", "ca.crt"]
     config = configuration(variant, workloads(variant)[0])
     for callee, addresses in (("drafter", config.drafters), ("verifier", config.verifiers)):
         assert {parse_address(address).host for address in addresses} <= names[callee]
 
 
-def test_models_are_where_they_are_looked_for() -> None:
+def test_models_are_mounted_where_the_services_read_them() -> None:
     for variant in VARIANTS:
         [caller, _, verifiers] = workloads(variant)
         paths = [
@@ -215,7 +215,7 @@ def test_models_are_where_they_are_looked_for() -> None:
             assert mount["readOnly"]
 
 
-def test_on_cpu_the_container_says_what_the_process_cannot_see() -> None:
+def test_on_cpu_the_variables_state_the_containers_cores_and_memory() -> None:
     [_, _, verifiers] = workloads("dev")
     config = configuration("dev", verifiers)
     assert config.device == "cpu"
@@ -224,7 +224,7 @@ def test_on_cpu_the_container_says_what_the_process_cannot_see() -> None:
 
 
 def exported_metrics() -> set[str]:
-    """The names of all samples of all services."""
+    """The sample names of all services."""
     registries = {name: CollectorRegistry() for name in CODE}
     gateway.metrics.GatewayMetrics(registries["gateway"])
     drafter.metrics.DrafterMetrics(registries["drafter"])
@@ -237,7 +237,7 @@ def exported_metrics() -> set[str]:
     }
 
 
-def test_autoscalers_go_by_metrics_that_are_exported() -> None:
+def test_autoscalers_use_exported_metrics() -> None:
     queries = [
         trigger["metadata"]["query"]
         for scaled in of_kind("gpu+mtls+keda+hpa", "ScaledObject")
@@ -247,16 +247,16 @@ def test_autoscalers_go_by_metrics_that_are_exported() -> None:
     kinds = {metric["type"]: metric for metric in hpa["spec"]["metrics"]}
     assert kinds["Resource"]["resource"]["name"] == "cpu"
     queries.append(kinds["Pods"]["pods"]["metric"]["name"])
-    wanted = {name for query in queries for name in re.findall(r"tandem_\w+", query)}
-    assert wanted >= {
+    queried = {name for query in queries for name in re.findall(r"tandem_\w+", query)}
+    assert queried >= {
         "tandem_num_requests_waiting",
         "tandem_kv_blocks_used",
         "tandem_drafter_history_bytes",
     }
-    assert wanted <= exported_metrics()
+    assert queried <= exported_metrics()
 
 
-def test_autoscalers_have_targets_and_come_before_shedding() -> None:
+def test_autoscalers_have_targets_and_scale_before_shedding() -> None:
     variant = "gpu+mtls+keda+hpa"
     targets = {
         (m["kind"], m["metadata"]["name"]) for m in of_kind(variant, "Deployment", "StatefulSet")
@@ -285,7 +285,7 @@ def test_autoscalers_have_targets_and_come_before_shedding() -> None:
     assert mebibytes << 20 < drafters.max_history_bytes
 
 
-def test_tensor_parallel_agrees_with_torchrun_and_with_itself() -> None:
+def test_tensor_parallel_sizes_agree() -> None:
     from torch.distributed.run import get_args_parser
 
     workload = workloads("gpu+tensor-parallel")[2]
@@ -296,5 +296,5 @@ def test_tensor_parallel_agrees_with_torchrun_and_with_itself() -> None:
     num_gpus = workload.container["resources"]["limits"]["nvidia.com/gpu"]
     assert int(parsed.nproc_per_node) == num_gpus
     assert f"--tensor-parallel-size={num_gpus}" in parsed.training_script_args
-    # The name and image are put in where kustomize by itself would not look.
+    # kustomize sets name and image only with the component's configuration.
     assert workload.container["envFrom"][0]["configMapRef"]["name"] != "tandem-verifier"

@@ -1,4 +1,4 @@
-"""The mtls component's certificates, made for real, with the names that the manifests ask for."""
+"""Real certificates with the names of the mtls component's manifests."""
 
 import asyncio
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ VARIANT = "gpu+mtls+keda+hpa"
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Mapping[str, Path]:
-    """As cert-manager lays them out: a folder per certificate, with tls.crt, tls.key and ca.crt."""
+    """A folder per certificate, like cert-manager's, with tls.crt, tls.key and ca.crt."""
     authority = trustme.CA()
     folders = {}
     for service in ("gateway", "drafter", "verifier"):
@@ -40,7 +40,7 @@ def secrets(tmp_path: Path) -> Mapping[str, Path]:
 
 
 @pytest.mark.parametrize("callee", ["drafter", "verifier"])
-async def test_gateways_are_let_in_by_every_name_and_probes_need_no_certificate(
+async def test_gateways_connect_by_every_name_and_probes_need_no_certificate(
     secrets: Mapping[str, Path], callee: str
 ) -> None:
     own, theirs = secrets["gateway"], secrets[callee]
@@ -69,7 +69,7 @@ async def test_gateways_are_let_in_by_every_name_and_probes_need_no_certificate(
     async with server:
         server.set_serving()
         for address in addresses.split(","):
-            # The cluster's DNS is not here; the name is checked all the same.
+            # There is no cluster DNS here; the certificate's name is checked nevertheless.
             override = ("grpc.ssl_target_name_override", parse_address(address).host)
             async with grpc.aio.secure_channel(
                 server.address, credentials, options=[override]
@@ -80,5 +80,5 @@ async def test_gateways_are_let_in_by_every_name_and_probes_need_no_certificate(
         assert server.health_address is not None
         arguments = [server.health_address, "--service", LIVENESS_NAME, "--timeout-s", "20"]
         assert await asyncio.to_thread(probe.main, arguments) == 0
-        # The main port has no plaintext.
+        # The main port refuses plaintext.
         assert await asyncio.to_thread(probe.main, [server.address, "--timeout-s", "20"]) == 1

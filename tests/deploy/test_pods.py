@@ -1,8 +1,8 @@
 """The built images and the dev overlay's pods, run by podman: `make test-deploy`.
 
-podman plays the manifests as they are but for what it has not got: a StatefulSet becomes its pod, a
-cluster's DNS the pod's hostAliases, and names of volumes, which are the machine's there, are told
-apart. It does not ask probes over gRPC, so the test does.
+podman plays the manifests unchanged except for what it lacks: a StatefulSet becomes its pod, the
+cluster's DNS becomes hostAliases, and volumes, which are the machine's there, get separate names.
+The test makes the gRPC probes, which podman does not support.
 """
 
 import json
@@ -42,10 +42,10 @@ NAMES = {
     "gateway": ["tandem-gateway"],
 }
 
-# Compiling and loading, on a machine that does other things beside.
+# Compiling and loading, on a busy machine.
 START_TIMEOUT_S = 600.0
 
-# cgroupfs and files, since there is no systemd; limits that a container may always set.
+# cgroupfs and log files, since there is no systemd; limits that any container may set.
 CONTAINERS_CONF = """
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
@@ -57,7 +57,7 @@ runtime = "runc"
 
 
 class Podman:
-    """The command, with what it needs where there is no engine and no systemd."""
+    """Runs podman on a machine without engine and systemd."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("podman") is None or shutil.which("runc") is None:
@@ -105,7 +105,7 @@ def playable(workload: Workload) -> str:
     spec["hostAliases"] = [
         {"ip": ADDRESSES[service], "hostnames": names} for service, names in NAMES.items()
     ]
-    # podman would start an init container again and again.
+    # podman would restart an init container forever.
     spec["restartPolicy"] = "Never"
     for item in [
         *spec["volumes"],
@@ -135,7 +135,7 @@ def remove_all(podman: Podman) -> None:
 
 @pytest.fixture(scope="module")
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    """With all pods played and serving."""
+    """All pods, serving."""
     folder = tmp_path_factory.mktemp("podman")
     podman = Podman(folder)
     for image in (*SERVICES, "demo-model"):
@@ -167,7 +167,7 @@ def await_serving(podman: Podman, workload: Workload) -> None:
 
 
 def asked(workload: Workload, name: str) -> int:
-    """What a probe of the manifest hears, as an exit code; from outside the pod."""
+    """The exit code of a manifest's probe, made from outside the pod."""
     asks = workload.container[name]["grpc"]
     address = f"{ADDRESSES[workload.service]}:{asks['port']}"
     return probe.main([address, "--service", asks.get("service", ""), "--timeout-s", "5"])
@@ -178,7 +178,7 @@ def by_service(service: str) -> Workload:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_probes_find_pods_that_live_and_serve(podman: Podman, service: str) -> None:
+def test_pods_are_live_and_ready(podman: Podman, service: str) -> None:
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert asked(by_service(service), name) == 0
 
@@ -193,7 +193,7 @@ def test_the_images_own_health_check_passes(podman: Podman, service: str) -> Non
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_containers_run_as_nobody_with_nothing_to_write_to(podman: Podman, service: str) -> None:
+def test_containers_run_as_nobody_on_a_read_only_root(podman: Podman, service: str) -> None:
     found = json.loads(podman("inspect", container_name(service)))[0]
     assert found["HostConfig"]["ReadonlyRootfs"] is True
     assert not found["EffectiveCaps"]
@@ -243,7 +243,7 @@ def test_running_pods_export_what_the_code_registers(podman: Podman) -> None:
     exported = set()
     for service in SERVICES:
         port = by_service(service).container_ports["metrics"]
-        # Not through the environment's proxy.
+        # Without the environment's proxy.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://{ADDRESSES[service]}:{port}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
@@ -251,7 +251,7 @@ def test_running_pods_export_what_the_code_registers(podman: Podman) -> None:
     assert exported_metrics() <= exported
 
 
-def test_who_is_stopped_finishes_what_it_does_and_ends_by_itself(podman: Podman) -> None:
+def test_a_stopped_pod_finishes_its_requests_and_ends_by_itself(podman: Podman) -> None:
     """Runs last: it ends the pods."""
     with TandemClient(f"{ADDRESSES['gateway']}:50050") as client:
         request = GenerationRequest(prompt="def add(", max_new_tokens=200, ignore_eos=True)

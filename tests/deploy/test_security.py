@@ -1,4 +1,4 @@
-"""No manifest asks for root, host access or a writable root; nobody talks to whom he need not."""
+"""No manifest uses root, host access or a writable root; policies admit needed traffic only."""
 
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ def test_pods_are_restricted(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nothing_is_granted_in_the_cluster(variant: str) -> None:
+def test_no_rights_in_the_cluster_are_granted(variant: str) -> None:
     kinds = {manifest["kind"] for manifest in resolve(variant)}
     assert not {kind for kind in kinds if "Role" in kind or "Webhook" in kind}
     assert "Secret" not in kinds
@@ -57,12 +57,12 @@ def test_every_workload_may_be_disrupted_one_pod_at_a_time(variant: str) -> None
             for budget in budgets
             if budget["selector"]["matchLabels"].items() <= workload.labels.items()
         ]
-        # At least one would keep a node with the only pod from ever being drained.
+        # `minAvailable: 1` would block draining a node with the only pod.
         assert budget == {"maxUnavailable": 1, "selector": budget["selector"]}
 
 
 class Pod(NamedTuple):
-    """Somebody who calls."""
+    """A calling pod."""
 
     labels: dict[str, str]
     namespace: str = "tandem"
@@ -80,7 +80,7 @@ CALLERS = {
 
 
 def admits(variant: str, caller: Pod, callee: Workload, port: str) -> bool:
-    """Whether the network policies of the callee let the caller in."""
+    """Whether the callee's network policies admit the caller."""
     policies = [
         policy["spec"]
         for policy in of_kind(variant, "NetworkPolicy")
@@ -112,7 +112,7 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_no_policy_admits_is_denied_both_ways(variant: str) -> None:
+def test_traffic_without_a_policy_is_denied_in_both_directions(variant: str) -> None:
     denials = [
         policy["spec"]
         for policy in of_kind(variant, "NetworkPolicy")
@@ -129,7 +129,7 @@ def test_what_no_policy_admits_is_denied_both_ways(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_only_those_who_must_are_let_in(variant: str) -> None:
+def test_only_needed_callers_are_admitted(variant: str) -> None:
     _, *components = VARIANTS[variant]
     expected = {
         ("client", "gateway", "grpc"),
@@ -149,12 +149,16 @@ def test_only_those_who_must_are_let_in(variant: str) -> None:
     for callee in callees:
         for port in ("grpc", "http", "metrics", "health"):
             for name, caller in callers.items():
-                wanted = (name, callee.service, port) in expected
-                assert admits(variant, caller, callee, port) is wanted, (name, callee.service, port)
+                is_expected = (name, callee.service, port) in expected
+                assert admits(variant, caller, callee, port) is is_expected, (
+                    name,
+                    callee.service,
+                    port,
+                )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_only_gateways_call_anybody(variant: str) -> None:
+def test_only_gateways_may_call_other_pods(variant: str) -> None:
     for workload in workloads(variant):
         rules = [
             rule

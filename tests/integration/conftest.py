@@ -6,5 +6,5 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """Threads beyond the free cores stall each other."""
+    """More threads than free cores stall each other."""
     torch.set_num_threads(1)

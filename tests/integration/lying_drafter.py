@@ -1,4 +1,4 @@
-"""A stand-in drafter that answers every request with drafts as bad as they come."""
+"""A stand-in drafter that answers with wrong drafts of every kind."""
 
 import random
 from collections.abc import AsyncIterator
@@ -13,11 +13,11 @@ KINDS = ("garbage", "out of range", "stale", "ahead", "too long", "right", "empt
 
 
 class LyingDrafter(rpc.DrafterServiceServicer):
-    """Knows each sequence's tokens, like a real one, and lies about what follows them."""
+    """Keeps each sequence's tokens, like a real drafter, and proposes wrong continuations."""
 
     def __init__(self) -> None:
         self.num_lies = dict.fromkeys(KINDS, 0)
-        # What really follows each prompt. The kind "right" tells it, so that drafts get scheduled.
+        # The real output by prompt. The kind "right" proposes it, so that drafts are scheduled.
         self.outputs: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._histories: dict[str, list[int]] = {}
         self._choice = random.Random(3)

@@ -1,4 +1,4 @@
-"""The real model, held between two steps while a test changes the world around it."""
+"""The real model, which a test can pause between two steps."""
 
 import threading
 
@@ -9,7 +9,7 @@ from verifier.batch.target_model import TargetModel
 
 
 class PausableModel:
-    """The real model; a test can hold it between two steps while it changes the world."""
+    """A `TargetModel` whose forward pass waits while `may_run` is cleared."""
 
     def __init__(self, model: TargetModel) -> None:
         self.vocab_size = model.vocab_size

@@ -1,4 +1,4 @@
-"""Prompts of the end-to-end tests, made from the held-out renames."""
+"""Prompts of the integration tests, from the held-out rename tasks."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ NUM_DRAFTS = (0, 1, 2, 3, 7, 8, 15, 31)
 
 
 def rename_prompts(count: int, *, seed: int = 0) -> list[list[int]]:
-    """Token ids of `count` held-out prompts, in an order of the seed's."""
+    """Token ids of `count` held-out prompts, chosen by `seed`."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     texts = [json.loads(line)["prompt"] for line in HELD_OUT.read_text().splitlines()]
     chosen = random.Random(seed).sample(texts, count)
@@ -25,14 +25,14 @@ def rename_prompts(count: int, *, seed: int = 0) -> list[list[int]]:
 
 
 def prompt_of_length(length: int, *, seed: int) -> list[int]:
-    """The end of several held-out prompts joined: text that repeats itself, of any length."""
+    """The last `length` tokens of several joined held-out prompts: text with repetitions."""
     joined = list(itertools.chain(*rename_prompts(24, seed=seed)))
     assert len(joined) >= length
     return joined[-length:]
 
 
 def mixed_requests(max_new_tokens: int = 48) -> list[GenerationRequest]:
-    """16 requests with different K, one of them undrafted.
+    """16 requests with different numbers of drafts, two of them without any.
 
     Their contexts cross 192, 512 and 1,024 tokens, where attention changes its shapes.
     """

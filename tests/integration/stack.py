@@ -1,4 +1,4 @@
-"""A whole Tandem in this process: real servers on real sockets, open to a test's inspection."""
+"""The three services in this process, on real sockets, with their state open to tests."""
 
 import asyncio
 import contextlib
@@ -67,14 +67,14 @@ class Stack:
         return await asyncio.gather(*(one(request) for request in requests))
 
     async def check_idle(self) -> None:
-        """Waits until the verifier has no sequence, and asserts that nothing stays anywhere.
+        """Waits until the verifier has no sequence; asserts that no service holds state of one.
 
-        A drafter's answer to what it was told last may still be on its way.
+        The drafter's response to the last message may still be on its way.
         """
         await asyncio.wrap_future(self.engine.when_idle())
         await asyncio.wrap_future(self.engine.call(self.engine.check_integrity))
         assert self.engine.load.num_kv_blocks_used == 0
-        await settled(self._is_gateway_idle, timeout_s=20.0)
+        await wait_until(self._is_gateway_idle, timeout_s=20.0)
 
     def _is_gateway_idle(self) -> bool:
         try:
@@ -85,7 +85,7 @@ class Stack:
 
 
 def verifier_config(**options: object) -> VerifierConfig:
-    """One thread: more than there are cores would stall each other. Blocks for 32,768 tokens."""
+    """A configuration of one thread, as more stall each other, and blocks for 32,768 tokens."""
     return VerifierConfig.model_validate(
         {"server": LOOPBACK, "model": MODEL, "threads": 1, "num_kv_blocks": 2048, **options}
     )
@@ -100,11 +100,11 @@ async def running_stack(
     load: Callable[[VerifierConfig], LoadedModel] = load_model,
     observer: EngineObserver | None = None,
 ) -> AsyncIterator[Stack]:
-    """Starts everything; stops everything on exit.
+    """Starts the services and a client; stops them on exit.
 
     Args:
-        load: makes the verifier's model.
-        observer: told of every engine step.
+        load: builds the verifier's model.
+        observer: receives every engine step.
         drafter, gateway: options of their configurations.
     """
     logger = structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()])
@@ -148,13 +148,13 @@ async def running_stack(
         )
 
 
-async def settled(
+async def wait_until(
     condition: Callable[[], bool],
     *,
-    or_show: Callable[[], object] = lambda: "it did not come to hold",
+    or_show: Callable[[], object] = lambda: "the condition did not become true",
     timeout_s: float = 60.0,
 ) -> None:
-    """Waits until a condition holds that nobody tells of; else fails with what `or_show` says."""
+    """Polls a condition that has no event to wait for. Fails with `or_show()` after `timeout_s`."""
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     while not condition():
         assert asyncio.get_running_loop().time() < deadline_s, or_show()

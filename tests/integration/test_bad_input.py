@@ -1,4 +1,4 @@
-"""Must hold 8: bad input fails alone, names its field, and the server keeps serving."""
+"""Bad input (docs/acceptance.md): a bad request is refused by field name and disturbs nobody."""
 
 from collections.abc import AsyncIterator
 
@@ -72,7 +72,7 @@ async def stack() -> AsyncIterator[Stack]:
 
 
 async def refused(stack: Stack, bad: pb.GenerateRequest) -> grpc.aio.AioRpcError:
-    """The error of a bad request, while a good one is served; then another good one."""
+    """Returns the error of a bad request; a good one is served beside it and another after it."""
     async with grpc.aio.insecure_channel(stack.gateway.server.address) as channel:
         stub = rpc.GenerationServiceStub(channel)
         beside = stub.Generate(request(max_new_tokens=12, ignore_eos=True))
@@ -89,7 +89,7 @@ async def refused(stack: Stack, bad: pb.GenerateRequest) -> grpc.aio.AioRpcError
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("kind", INVALID)
-async def test_bad_input_is_refused_by_its_fields_name_and_harms_nobody(
+async def test_a_bad_request_is_refused_by_field_name_and_others_are_served(
     kind: str, stack: Stack
 ) -> None:
     bad, field = INVALID[kind]

@@ -1,4 +1,4 @@
-"""Must hold 7: 200 concurrent requests with random cancels leave nothing behind."""
+"""Clean cancels (docs/acceptance.md): cancelled requests leave nothing behind."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ import pytest
 from tandem.client import Chunk, GenerationRequest
 from tests.integration.pausable_model import PausableModel
 from tests.integration.prompts import PLAIN, rename_prompts
-from tests.integration.stack import running_stack, settled, verifier_config
+from tests.integration.stack import running_stack, verifier_config, wait_until
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 
@@ -20,18 +20,18 @@ NUM_REQUESTS = 200
 @pytest.mark.timeout(400)
 async def test_two_hundred_requests_with_random_cancels_leave_nothing_behind() -> None:
     choice = random.Random(8)
-    # Blocks for a quarter of what would like to run: the rest waits, and is cancelled there too.
+    # Blocks for a quarter of the requests: the others wait, and are cancelled while they wait.
     config = verifier_config(num_kv_blocks=512, max_num_seqs=48)
-    # A drafter that misses its deadline would be given up and asked anew, which makes new tasks.
+    # A drafter that missed its deadline would be given up and reconnected, which makes new tasks.
     async with running_stack(verifier=config, gateway={"draft_deadline_s": 60.0}) as stack:
         prompts = rename_prompts(NUM_REQUESTS, seed=8)
         requests = [GenerationRequest(prompt=p, max_new_tokens=32) for p in prompts]
-        # A first one, so that what is made once is there before tasks are counted.
+        # Tasks are counted after a first request, which starts those that live on.
         await stack.generate(requests[0])
         num_tasks = len(asyncio.all_tasks())
 
         async def run(request: GenerationRequest, num_chunks: int | None) -> bool:
-            """Leaves after so many chunks, None for never; whether it went to the end."""
+            """Leaves after `num_chunks` chunks (None: never). Returns whether the request ended."""
             num_seen = 0
             async with contextlib.aclosing(stack.client.stream(request)) as events:
                 async for event in events:
@@ -59,15 +59,15 @@ async def test_two_hundred_requests_with_random_cancels_leave_nothing_behind() -
                 runs.append(cancelled(request, choice.uniform(0.0, 3.0)))
         ended = await asyncio.gather(*runs)
         assert 0 < sum(ended) < NUM_REQUESTS
-        await settled(lambda: len(asyncio.all_tasks()) <= num_tasks, or_show=asyncio.all_tasks)
+        await wait_until(lambda: len(asyncio.all_tasks()) <= num_tasks, or_show=asyncio.all_tasks)
         await stack.check_idle()
-        # The drafter hears of the last releases a moment later.
+        # The last releases reach the drafter a moment later.
 
         def num_known() -> float:
             return stack.metric("drafter", "tandem_drafter_sequences")
 
-        await settled(lambda: num_known() == 0, or_show=num_known)
-        # And it still serves.
+        await wait_until(lambda: num_known() == 0, or_show=num_known)
+        # It still serves.
         assert (await stack.generate(requests[1])).usage.output_tokens > 0
 
 
@@ -88,10 +88,10 @@ async def test_a_cancel_frees_the_kv_within_one_step() -> None:
                 if isinstance(event, Chunk):
                     break
             assert stack.engine.load.num_kv_blocks_used > 0
-            # The engine is held in its next step, if the Close does not come before that.
+            # The engine pauses in its next step, unless the Close comes first.
             model.may_run.clear()
         engine = stack.engine
-        await settled(lambda: engine.num_pending_commands > 0 or engine.load.num_running == 0)
+        await wait_until(lambda: engine.num_pending_commands > 0 or engine.load.num_running == 0)
         num_steps = stack.engine.load.num_steps
         model.may_run.set()
         await stack.check_idle()

@@ -1,7 +1,7 @@
-"""Must hold 1: the golden trace, replayed through drafter, verifier and gateway over gRPC.
+"""Golden trace (docs/acceptance.md): one known request through drafter, verifier and gateway.
 
-Only the target model is scripted. The client is told of every step, and compares it with the file;
-what is padding is recorded by an observer of the engine's steps.
+Only the target model is scripted. The request's trace is compared with the file. Padding is not
+part of a trace: an observer of the engine's steps records it.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ VOCAB_SIZE = 151_936
 
 
 class StepRecorder(StepObserver):
-    """An `EngineObserver` that keeps what a step pads."""
+    """An `EngineObserver` that records the padded outputs of each step."""
 
     def __init__(self) -> None:
         self.num_sampled_tokens: list[int] = []
@@ -92,7 +92,7 @@ async def test_the_golden_trace_is_reproduced_step_by_step_and_in_every_count() 
         generation = collector.generation()
         await stack.check_idle()
 
-        # Step by step, every field; but where the blocks are is the block pool's choice.
+        # Every field of every step, except slots: the block pool chooses the blocks.
         assert [dataclasses.replace(s, slot_mapping=s.positions) for s in steps] == (
             golden_trace.steps()
         )
@@ -118,23 +118,23 @@ async def test_the_golden_trace_is_reproduced_step_by_step_and_in_every_count() 
         for step in steps:
             assert step.slot_mapping == tuple(slots[position] for position in step.positions)
 
-        # The proposals of the file, in words: what a step was given came after the one before.
+        # The file writes a proposal at the step before the one that uses it.
         written = [step["proposal_after"] for step in TRACE["steps"]]
-        told = [list(proposal.token_ids) for step in steps for proposal in step.proposals]
-        assert told == written[:-2]
-        # Nobody asks for the last two: one output token is left to decide, then none, and a draft
-        # needs room for itself and one more. The drafter says of them what is written, too.
+        traced = [list(proposal.token_ids) for step in steps for proposal in step.proposals]
+        assert traced == written[:-2]
+        # The gateway does not request the last two: a draft needs room for itself and one more
+        # token. Asked directly, the drafter gives the file's proposals for them too.
         lengths = [step["context_length_after"] for step in TRACE["steps"]]
         async with AsyncDrafterClient(stack.drafter.server.address) as drafter:
             params = NgramParams(min_ngram=2, max_ngram=5, overlap="disjoint", tie="earliest")
             sequence = drafter.open(params=params, max_length=TRACE["max_model_len"])
-            unasked = [
+            unrequested = [
                 await drafter.propose(sequence, TEXT[:length], max_draft_tokens=2)
                 for length in lengths[-2:]
             ]
-        assert [list(draft.token_ids) for draft in unasked] == written[-2:] == [[16], []]
+        assert [list(draft.token_ids) for draft in unrequested] == written[-2:] == [[16], []]
 
-        # In the counts.
+        # The counts.
         assert list(generation.token_ids) == TRACE["target_continuation"]
         assert generation.finish_reason == "length"
         summary, usage = TRACE["summary"], generation.usage

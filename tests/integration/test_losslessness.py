@@ -1,6 +1,6 @@
-"""Must hold 2 and 3: speculation, batching and chunking change no token.
+"""Lossless speculation and Lossless batching (docs/acceptance.md).
 
-Plain decoding, alone, with the prompt in one chunk, is the oracle of everything else.
+The oracle is plain decoding of one request at a time, with its prompt in one chunk.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from tests.integration.stack import MODEL, Stack, running_stack, verifier_config
 from verifier.drafts.draft_buffer import HintOutcome
 
 BATCH = 16
-LAWS = ("greedy", "seeded")
+SAMPLINGS = ("greedy", "seeded")
 NEAR_TIE = 1e-4
 
 
@@ -26,7 +26,7 @@ def plain(request: GenerationRequest) -> GenerationRequest:
 
 
 def seeded(request: GenerationRequest, index: int) -> GenerationRequest:
-    """Different laws in one batch."""
+    """The request with its own seed and sampling parameters, different for each index."""
     sampling = SamplingParams(
         temperature=(0.4, 0.8, 1.2)[index % 3],
         top_k=(0, 20)[index % 2],
@@ -44,7 +44,7 @@ def token_ids(generations: list[Generation]) -> list[tuple[int, ...]]:
 async def expecting_every_kind_of_draft(
     stack: Stack, collected: list[Generation]
 ) -> AsyncIterator[None]:
-    """Asserts that in the run inside, drafts were accepted, rejected and realigned."""
+    """Asserts that the enclosed run accepted, rejected and realigned drafts."""
     realigned = stack.hints(HintOutcome.REALIGNED)
     yield
     drafted = sum(generation.usage.num_draft_tokens for generation in collected)
@@ -57,13 +57,13 @@ async def expecting_every_kind_of_draft(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "law", ["both", *(pytest.param(law, marks=pytest.mark.long) for law in LAWS)]
+    "sampling", ["both", *(pytest.param(name, marks=pytest.mark.long) for name in SAMPLINGS)]
 )
-async def test_output_is_the_same_drafted_or_not_alone_or_batched_whole_or_in_chunks(
-    dtype: str, law: str
-) -> None:
+async def test_drafts_batching_and_chunking_change_no_token(dtype: str, sampling: str) -> None:
     requests = [
-        seeded(request, index) if law == "seeded" or (law == "both" and index % 3 != 1) else request
+        seeded(request, index)
+        if sampling == "seeded" or (sampling == "both" and index % 3 != 1)
+        else request
         for index, request in enumerate(mixed_requests())
     ]
 
@@ -73,7 +73,7 @@ async def test_output_is_the_same_drafted_or_not_alone_or_batched_whole_or_in_ch
             collected += await stack.generate_all(requests, streams=streams)
         return token_ids(collected)
 
-    # `never` waits for no hint, so many come late and are realigned.
+    # With `never`, steps do not wait for hints, so many hints are late and get realigned.
     whole = verifier_config(dtype=dtype, max_num_batched_tokens=2048)
     async with running_stack(verifier=whole, gateway={"draft_wait": "never"}) as stack:
         alone = await stack.generate_all([plain(r) for r in requests], streams=1)
@@ -82,14 +82,14 @@ async def test_output_is_the_same_drafted_or_not_alone_or_batched_whole_or_in_ch
         assert await drafted(stack, 1) == oracle
         assert await drafted(stack, BATCH) == oracle
         await stack.check_idle()
-    # Every prompt of the 700 tokens and more in three chunks at least, beside others' decodes.
+    # Prompts of 700 tokens and more take at least three chunks, in steps that decode others.
     chunked = verifier_config(dtype=dtype, max_num_batched_tokens=256)
     async with running_stack(verifier=chunked) as stack:
         in_chunks = await stack.generate_all([plain(r) for r in requests], streams=BATCH)
         assert token_ids(in_chunks) == oracle
         assert await drafted(stack, BATCH) == oracle
         await stack.check_idle()
-    # Each draft attends alone.
+    # Each draft is a sequence of its own in attention.
     expanded = verifier_config(dtype=dtype, verification="batch_expansion")
     async with running_stack(verifier=expanded) as stack:
         assert await drafted(stack, BATCH) == oracle
@@ -97,7 +97,7 @@ async def test_output_is_the_same_drafted_or_not_alone_or_batched_whole_or_in_ch
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_prompts", [32, pytest.param(200, marks=pytest.mark.long)])
-async def test_greedy_output_is_that_of_transformers_but_for_near_ties(
+async def test_greedy_output_equals_transformers_except_at_near_ties(
     num_prompts: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     max_new_tokens = 32

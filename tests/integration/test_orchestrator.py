@@ -1,4 +1,7 @@
-"""The orchestrator examples against a real verifier, with plain decoding as the oracle."""
+"""Drafts of one's own (docs/acceptance.md): the orchestrator examples against a real verifier.
+
+The oracle is plain decoding.
+"""
 
 import asyncio
 import re
@@ -38,7 +41,7 @@ def some_prompt() -> list[int]:
     return list(task.prompt_token_ids)
 
 
-async def test_its_drafts_save_steps_and_change_nothing(stack: Stack) -> None:
+async def test_the_examples_drafts_save_steps_and_change_no_token(stack: Stack) -> None:
     prompt = some_prompt()
     output, num_steps = await orchestrator.generate(stack.verifier.server.address, prompt, 100)
     assert output == await plain(stack, prompt, 100)
@@ -48,7 +51,7 @@ async def test_its_drafts_save_steps_and_change_nothing(stack: Stack) -> None:
 async def test_every_step_waits_for_its_draft(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Drafts that are always right: were any step not to wait, there would be more steps.
+    # Drafts are always right here: a step that did not wait for its draft would add a step.
     prompt = some_prompt()
     expected = await plain(stack, prompt, 64)
     whole = prompt + expected
@@ -79,11 +82,11 @@ async def test_the_command_prints_text_and_steps(stack: Stack, name: str) -> Non
     assert re.fullmatch(r"# \d+ tokens in \d+ (steps|calls)", summary)
 
 
-def test_it_is_short() -> None:
+def test_the_orchestrator_example_has_less_than_60_lines() -> None:
     assert len((EXAMPLES / "orchestrator.py").read_text().splitlines()) < 60
 
 
-async def test_score_calls_with_a_growing_prompt_reuse_what_is_computed(stack: Stack) -> None:
+async def test_score_calls_with_a_growing_prompt_reuse_cached_blocks(stack: Stack) -> None:
     prompt = some_prompt()
     queries_and_hits = [cache_counts(stack)]
     output, num_calls = await orchestrator_score.generate(
@@ -92,12 +95,12 @@ async def test_score_calls_with_a_growing_prompt_reuse_what_is_computed(stack: S
     queries_and_hits.append(cache_counts(stack))
     assert output == await plain(stack, prompt, 100)
     assert num_calls < len(output) / 2
-    # Every call but the first finds the whole blocks of the call before it.
+    # Every call except the first finds the whole blocks of the call before it.
     num_hits = queries_and_hits[1][1] - queries_and_hits[0][1]
     assert num_hits >= (num_calls - 1) * ((len(prompt) - 1) // BLOCK_SIZE) * BLOCK_SIZE
 
 
-async def test_without_the_prefix_cache_score_calls_give_the_same() -> None:
+async def test_score_calls_give_the_same_without_the_prefix_cache() -> None:
     prompt = some_prompt()
     async with running_stack(verifier=verifier_config(prefix_cache=False)) as stack:
         output, _ = await orchestrator_score.generate(stack.verifier.server.address, prompt, 40)
@@ -106,21 +109,21 @@ async def test_without_the_prefix_cache_score_calls_give_the_same() -> None:
         await stack.check_idle()
 
 
-async def test_an_open_with_a_grown_prompt_begins_with_the_blocks_of_the_one_before(
+async def test_a_request_that_continues_an_earlier_one_reuses_its_blocks(
     stack: Stack,
 ) -> None:
     prompt = some_prompt()
     output = await plain(stack, prompt, 40)
     request = GenerationRequest(prompt=prompt + output, max_new_tokens=8)
     usage = (await stack.generate(request)).usage
-    # The last token's K/V is computed by the step that would follow it, so the request before
-    # left one token less than it has.
-    num_left = len(prompt) + len(output) - 1
-    assert usage.cached_tokens >= num_left // BLOCK_SIZE * BLOCK_SIZE
+    # A token's K/V is computed by the step after it, so the last token of the request before has
+    # none.
+    num_computed = len(prompt) + len(output) - 1
+    assert usage.cached_tokens >= num_computed // BLOCK_SIZE * BLOCK_SIZE
 
 
 def cache_counts(stack: Stack) -> tuple[float, float]:
-    """Tokens looked up in the prefix cache so far, and found."""
+    """Returns the tokens looked up in the prefix cache so far, and those found."""
     return (
         stack.metric("verifier", "tandem_prefix_cache_queries_total"),
         stack.metric("verifier", "tandem_prefix_cache_hits_total"),

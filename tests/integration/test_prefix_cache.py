@@ -1,4 +1,4 @@
-"""A prompt that was seen before is not computed again, and nobody can tell but by the usage."""
+"""Invisible caching (docs/acceptance.md): prefix cache and preemption change no token."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from tests.integration.prompts import prompt_of_length
 from tests.integration.stack import running_stack, verifier_config
 
 
-async def test_a_repeated_beginning_is_cached_counted_and_changes_nothing() -> None:
+async def test_a_repeated_prefix_is_cached_and_counted_and_changes_no_token() -> None:
     prompt = prompt_of_length(330, seed=5)
     request = GenerationRequest(prompt=prompt, max_new_tokens=24, ignore_eos=True)
     async with running_stack(verifier=verifier_config(dtype="float32")) as stack:
@@ -20,12 +20,12 @@ async def test_a_repeated_beginning_is_cached_counted_and_changes_nothing() -> N
         hits = stack.metric("verifier", "tandem_prefix_cache_hits_total")
     assert first.usage.cached_tokens == 0
     assert again.usage.cached_tokens == 320
-    assert grown.usage.cached_tokens >= 336, "what was generated is cached too"
+    assert grown.usage.cached_tokens >= 336, "output is cached too"
     assert again.token_ids == first.token_ids
     assert (queries, hits) == (2 * 330 + 354, 320 + grown.usage.cached_tokens)
 
 
-async def test_switched_off_every_prompt_is_computed_whole() -> None:
+async def test_without_the_cache_every_prompt_is_computed_whole() -> None:
     request = GenerationRequest(prompt=prompt_of_length(100, seed=5), max_new_tokens=2)
     async with running_stack(verifier=verifier_config(prefix_cache=False)) as stack:
         generations = [await stack.generate(request) for _ in range(2)]
@@ -34,7 +34,7 @@ async def test_switched_off_every_prompt_is_computed_whole() -> None:
     assert queries == 0
 
 
-async def test_under_preemption_everybody_gets_the_undisturbed_text() -> None:
+async def test_preempted_requests_give_the_same_tokens_as_alone() -> None:
     requests = [
         GenerationRequest(
             prompt=prompt_of_length(60 + 9 * i, seed=i),

@@ -1,4 +1,4 @@
-"""A prompt's logprobs through the whole of Tandem."""
+"""Prompt logprobs through all services; part of Every sampling parameter (docs/acceptance.md)."""
 
 import dataclasses
 
@@ -16,29 +16,31 @@ PROMPTS = [prompt_of_length(length, seed=length) for length in LENGTHS]
 
 
 def requests() -> list[GenerationRequest]:
-    asked = [
+    made = [
         GenerationRequest(
             prompt=prompt, max_new_tokens=16, sampling=SamplingParams(prompt_logprobs=2, logprobs=1)
         )
         for prompt in PROMPTS
     ]
-    law = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.2, prompt_logprobs=1)
-    asked.append(dataclasses.replace(asked[2], sampling=law))
-    # One who wants none is not to notice.
-    return [*asked, dataclasses.replace(asked[2], sampling=SamplingParams())]
+    processed = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.2, prompt_logprobs=1)
+    made.append(dataclasses.replace(made[2], sampling=processed))
+    # A request without prompt logprobs, to show that others' change nothing for it.
+    return [*made, dataclasses.replace(made[2], sampling=SamplingParams())]
 
 
 async def generate(stack: Stack, *, plain: bool, streams: int) -> list[Generation]:
-    asked = requests()
+    chosen = requests()
     if plain:
-        asked = [dataclasses.replace(request, speculation=PLAIN) for request in asked]
-    results = await stack.generate_all(asked, streams=streams)
+        chosen = [dataclasses.replace(request, speculation=PLAIN) for request in chosen]
+    results = await stack.generate_all(chosen, streams=streams)
     await stack.check_idle()
     return results
 
 
 @pytest.mark.timeout(300)
-async def test_are_the_models_and_the_same_alone_and_in_chunks_beside_drafting_sequences() -> None:
+async def test_prompt_logprobs_are_the_models_and_the_same_alone_and_in_chunks_beside_others() -> (
+    None
+):
     config = verifier_config(dtype="float32", max_num_batched_tokens=72)
     async with running_stack(verifier=config) as stack:
         alone = await generate(stack, plain=True, streams=1)
@@ -50,18 +52,18 @@ async def test_are_the_models_and_the_same_alone_and_in_chunks_beside_drafting_s
     assert alone[-1].choices[0].prompt_logprobs == ()
     model = load_checkpoint(MODEL, dtype="float32", device=torch.device("cpu")).model
     for prompt, result in zip(PROMPTS, alone, strict=False):
-        told = result.choices[0].prompt_logprobs
-        assert len(told) == len(prompt)
-        assert (told[0].rank, told[0].top) == (0, ())
+        logprobs = result.choices[0].prompt_logprobs
+        assert len(logprobs) == len(prompt)
+        assert (logprobs[0].rank, logprobs[0].top) == (0, ())
         expected = torch.log_softmax(reference_logits(model, prompt).double(), dim=-1)
-        for token_id, logprob, row in zip(prompt[1:], told[1:], expected, strict=False):
+        for token_id, logprob, row in zip(prompt[1:], logprobs[1:], expected, strict=False):
             assert logprob.token_id == token_id
             for each in (logprob, *logprob.top):
                 assert each.logprob == pytest.approx(float(row[each.token_id]), abs=1e-4, rel=2e-5)
             assert len(logprob.top) == 2
 
 
-async def test_a_server_can_refuse_them() -> None:
+async def test_a_verifier_without_logprobs_refuses_prompt_logprobs() -> None:
     async with running_stack(verifier=verifier_config(logprobs=False)) as stack:
         with pytest.raises(TandemError) as caught:
             await stack.generate(

@@ -1,4 +1,4 @@
-"""Every sampling parameter through the whole of Tandem: the same with and without drafts."""
+"""Every sampling parameter (docs/acceptance.md): the same with and without drafts."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from tandem.client import Generation, GenerationRequest, SamplingParams, TandemE
 from tests.integration.prompts import PLAIN, prompt_of_length
 from tests.integration.stack import Stack, running_stack, verifier_config
 
-EVERYTHING = {
+PARAMETERS = {
     "repetition": SamplingParams(repetition_penalty=1.2),
     "frequency": SamplingParams(frequency_penalty=0.4, logprobs=3),
     "presence": SamplingParams(presence_penalty=0.8, temperature=0.7, seed=1),
@@ -39,25 +39,25 @@ def requests() -> list[GenerationRequest]:
             max_new_tokens=40,
             sampling=sampling,
         )
-        for index, sampling in enumerate(EVERYTHING.values())
+        for index, sampling in enumerate(PARAMETERS.values())
     ]
 
 
 async def generate(stack: Stack, *, plain: bool, streams: int) -> list[Generation]:
-    asked = requests()
+    chosen = requests()
     if plain:
-        asked = [dataclasses.replace(request, speculation=PLAIN) for request in asked]
-    return await stack.generate_all(asked, streams=streams)
+        chosen = [dataclasses.replace(request, speculation=PLAIN) for request in chosen]
+    return await stack.generate_all(chosen, streams=streams)
 
 
 @pytest.mark.timeout(300)
 async def test_tokens_and_logprobs_are_the_same_with_and_without_drafts() -> None:
     async with running_stack(verifier=verifier_config(dtype="float32")) as stack:
         oracle = await generate(stack, plain=True, streams=1)
-        drafted = await generate(stack, plain=False, streams=len(EVERYTHING))
+        drafted = await generate(stack, plain=False, streams=len(PARAMETERS))
         assert [g.token_ids for g in drafted] == [g.token_ids for g in oracle]
         assert sum(g.usage.num_accepted_tokens for g in drafted) > 0
-        for sampling, alone, batched in zip(EVERYTHING.values(), oracle, drafted, strict=True):
+        for sampling, alone, batched in zip(PARAMETERS.values(), oracle, drafted, strict=True):
             expected = 0 if sampling.logprobs is None else len(alone.token_ids)
             assert len(alone.choices[0].logprobs) == expected
             assert alone.choices[0].logprobs == batched.choices[0].logprobs
@@ -68,7 +68,7 @@ async def test_tokens_and_logprobs_are_the_same_with_and_without_drafts() -> Non
         await stack.check_idle()
 
 
-async def test_no_end_before_min_new_tokens() -> None:
+async def test_min_new_tokens_delays_the_end_and_nothing_before_it() -> None:
     async with running_stack() as stack:
         prompt = prompt_of_length(150, seed=3)
         free = await stack.generate(GenerationRequest(prompt=prompt, max_new_tokens=200))
@@ -85,8 +85,8 @@ async def test_no_end_before_min_new_tokens() -> None:
         assert held.token_ids[: len(free.token_ids) - 1] == free.token_ids[:-1]
 
 
-async def test_rule_ratio_serves_too_and_repeats_itself() -> None:
-    """Its output depends on the drafts, so the wait is `always`: the same drafts every time."""
+async def test_the_acceptance_rule_ratio_repeats_its_output() -> None:
+    """Its output depends on the drafts, so every step waits for the same drafts."""
     config = verifier_config(acceptance_rule="ratio")
     async with running_stack(verifier=config, gateway={"draft_wait": "always"}) as stack:
         request = GenerationRequest(
@@ -100,7 +100,7 @@ async def test_rule_ratio_serves_too_and_repeats_itself() -> None:
         await stack.check_idle()
 
 
-async def test_a_server_can_refuse_logprobs() -> None:
+async def test_a_verifier_without_logprobs_refuses_them() -> None:
     async with running_stack(verifier=verifier_config(logprobs=False)) as stack:
         with pytest.raises(TandemError) as caught:
             await stack.generate(

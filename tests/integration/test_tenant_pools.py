@@ -1,11 +1,11 @@
-"""Pools through all services: what a request feeds, and that no tenant sees another's text."""
+"""Isolated tenants (docs/acceptance.md): pools through all services."""
 
 import asyncio
 from dataclasses import replace
 
 from tandem.client import Generation, GenerationRequest, SpeculationParams
 from tests.integration.prompts import rename_prompts
-from tests.integration.stack import Stack, running_stack, settled
+from tests.integration.stack import Stack, running_stack, wait_until
 
 DRAFTS_FROM_POOLS = {"outcome": "draft", "source": "pool"}
 
@@ -13,7 +13,7 @@ DRAFTS_FROM_POOLS = {"outcome": "draft", "source": "pool"}
 async def generate_as(tenant: str, stack: Stack, prompt: list[int]) -> tuple[Generation, float]:
     """Returns the generation, and how many of its drafts came from a pool.
 
-    There is one tenant until requests are authenticated: the gateway's word for it is changed here.
+    Requests are not authenticated, so the gateway has one tenant: this changes its name.
     """
     frontend = stack.gateway.frontend
     frontend._defaults = replace(frontend._defaults, tenant=tenant)
@@ -28,7 +28,7 @@ async def generate_as(tenant: str, stack: Stack, prompt: list[int]) -> tuple[Gen
             speculation=SpeculationParams(pool="shared", tie="longest"),
         )
     )
-    await settled(lambda: stack.drafter.pools.num_texts == num_texts + 1)
+    await wait_until(lambda: stack.drafter.pools.num_texts == num_texts + 1)
     await stack.drafter.pool_keeper.settle()
     return generation, stack.metric("drafter", name, **DRAFTS_FROM_POOLS) - before
 
@@ -37,18 +37,17 @@ async def test_two_tenants_never_draft_from_each_others_text() -> None:
     prompt = rename_prompts(1, seed=3)[0][:12]
     async with running_stack() as stack:
         first, _ = await generate_as("a", stack, prompt)
-        # The very same text, under the same name of a pool: whatever this tenant drafts from must
-        # be its own, and of that there is nothing.
+        # The same text and pool name as another tenant, whose pool is empty.
         foreign, num_foreign = await generate_as("b", stack, prompt)
         again, num_own = await generate_as("a", stack, prompt)
         pools = set(stack.drafter.pools.pool_ids())
     assert num_foreign == 0
-    assert num_own > 0, "with the same tenant's text there would have been drafts"
+    assert num_own > 0, "a tenant drafts from its own text"
     assert first.token_ids == foreign.token_ids == again.token_ids
     assert pools == {"1:a/shared", "1:b/shared"}
 
 
-async def test_a_request_drafts_from_one_that_is_still_running() -> None:
+async def test_a_request_drafts_from_text_that_a_running_request_has_fed() -> None:
     prompt = rename_prompts(1, seed=3)[0][:12]
     fed = SpeculationParams(pool="shared", tie="longest", pool_feed_tokens=16)
     async with running_stack() as stack:
@@ -57,15 +56,15 @@ async def test_a_request_drafts_from_one_that_is_still_running() -> None:
             prompt=prompt, max_new_tokens=400, ignore_eos=True, speculation=fed
         )
         running = asyncio.create_task(stack.generate(first))
-        await settled(lambda: pools.num_texts >= 2)
+        await wait_until(lambda: pools.num_texts >= 2)
         running.cancel()
         await asyncio.wait([running])
-        await settled(lambda: stack.drafter.store.num_sequences == 0)
+        await wait_until(lambda: stack.drafter.store.num_sequences == 0)
         await stack.drafter.pool_keeper.settle()
         num_fed = pools.num_texts
         second = replace(first, max_new_tokens=20, speculation=SpeculationParams(pool="shared"))
         before = stack.metric("drafter", "tandem_drafter_proposals_total", **DRAFTS_FROM_POOLS)
         await stack.generate(second)
         after = stack.metric("drafter", "tandem_drafter_proposals_total", **DRAFTS_FROM_POOLS)
-    assert num_fed >= 2, "what was fed is still there, though the request was cancelled"
+    assert num_fed >= 2, "text fed before the cancel stays"
     assert after > before

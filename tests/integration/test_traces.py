@@ -1,4 +1,4 @@
-"""Traces of real runs add up to what the client was given and what it cost."""
+"""Consistent traces (docs/acceptance.md): a trace adds up to the output and the usage."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tandem.client import (
 )
 from tandem.generation import EventCollector
 from tests.integration.prompts import rename_prompts
-from tests.integration.stack import Stack, running_stack, settled, verifier_config
+from tests.integration.stack import Stack, running_stack, verifier_config, wait_until
 
 
 async def trace(stack: Stack, request: GenerationRequest) -> tuple[Generation, list[StepTrace]]:
@@ -29,8 +29,9 @@ async def trace(stack: Stack, request: GenerationRequest) -> tuple[Generation, l
 
 
 def check_sums(prompt: list[int], generation: Generation, steps: list[StepTrace]) -> None:
-    """The trace says all that usage says. A hint may have served several steps: a draft is of the
-    last proposal that came with its tokens in it.
+    """Asserts that output and usage follow from the trace.
+
+    A proposal may serve several steps: a step's draft belongs to the last one that contains it.
     """
     usage = generation.usage
     output = [token_id for step in steps for token_id in step.output_token_ids]
@@ -57,8 +58,8 @@ def check_sums(prompt: list[int], generation: Generation, steps: list[StepTrace]
             and p.token_ids[before - p.base_length :][: len(step.draft_token_ids)]
             == step.draft_token_ids
         )
-        reach = proposal.matched_ngram_length + before - proposal.base_length
-        sums = counts.setdefault(min(reach, 64), [0, 0, 0])
+        match_length = proposal.matched_ngram_length + before - proposal.base_length
+        sums = counts.setdefault(min(match_length, 64), [0, 0, 0])
         sums[0] += 1
         sums[1] += len(step.draft_token_ids)
         sums[2] += step.num_accepted_tokens
@@ -92,7 +93,7 @@ async def test_a_trace_adds_up_to_the_usage_and_names_the_pool() -> None:
         gateway={"draft_wait": "always", "allow_trace": True},
     ) as stack:
         first, its_steps = await trace(stack, request)
-        await settled(lambda: stack.drafter.pools.num_texts == 1)
+        await wait_until(lambda: stack.drafter.pools.num_texts == 1)
         await stack.drafter.pool_keeper.settle()
         second, their_steps = await trace(stack, request)
         await stack.check_idle()
@@ -103,9 +104,7 @@ async def test_a_trace_adds_up_to_the_usage_and_names_the_pool() -> None:
     assert first.token_ids == second.token_ids
 
 
-async def test_behind_a_stop_string_nothing_is_traced_and_others_in_the_batch_are_untouched() -> (
-    None
-):
+async def test_tracing_ends_at_a_stop_string_and_changes_no_other_request() -> None:
     prompts = rename_prompts(3, seed=5)
     async with running_stack(
         verifier=verifier_config(allow_trace=True),
@@ -132,8 +131,8 @@ async def test_behind_a_stop_string_nothing_is_traced_and_others_in_the_batch_ar
     generation, steps = stopped
     assert generation.text == plain[0].text[: plain[0].text.index(stop)]
     assert len([step for step in steps if step.output_token_ids]) == generation.usage.num_steps
-    told = [token_id for step in steps for token_id in step.output_token_ids]
-    assert told[: len(generation.token_ids)] == list(generation.token_ids)
+    traced_ids = [token_id for step in steps for token_id in step.output_token_ids]
+    assert traced_ids[: len(generation.token_ids)] == list(generation.token_ids)
     check_sums(prompts[1], *traced)
     assert traced[0].token_ids == plain[1].token_ids
     assert untraced[0].token_ids == plain[2].token_ids

@@ -103,7 +103,7 @@ def _told(step: StepTrace) -> str:
             f"All {before} tokens of the prompt are run together. Only the last one's logits are "
             f"needed: they give the first output token, `{last}`."
         )
-    if not golden_trace.is_asked_for(before):
+    if not golden_trace.is_requested(before):
         return (
             f"One output token is left, and a draft would need room for itself and one more: none "
             f"is asked for. (A drafter would have said `{_ids(golden_trace.proposal(before))}`.) "

@@ -1,4 +1,4 @@
-"""docs/data_flow.md says what the golden trace says."""
+"""docs/data_flow.md is generated from the golden trace."""
 
 import re
 
@@ -6,12 +6,12 @@ from tests.golden_trace import TRACE
 from tests.repository.data_flow import FILE, render
 
 
-def test_the_page_is_what_the_golden_trace_makes() -> None:
+def test_the_page_is_up_to_date() -> None:
     assert FILE.read_text() == render(), "run python -m tests.repository.data_flow"
 
 
 def test_the_page_has_every_number_of_every_step() -> None:
-    """Read back from the page, not from what makes it."""
+    """Parses the page, without its generator."""
     blocks = re.findall(r"```\n(step .*?)\n```", FILE.read_text(), re.DOTALL)
     assert len(blocks) == len(TRACE["steps"]) == 13
     for block, step in zip(blocks, TRACE["steps"], strict=True):

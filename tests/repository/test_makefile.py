@@ -1,4 +1,4 @@
-"""The Makefile's own promises; what its targets run has tests of its own."""
+"""The Makefile's own promises; the commands that it runs have tests of their own."""
 
 import os
 import subprocess
@@ -14,6 +14,7 @@ TARGETS = (
     "test-long",
     "test-deploy",
     "check",
+    "fix",
     "protos",
     "clean",
     "help",
@@ -24,7 +25,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["make", "--no-print-directory", *arguments],
         cwd=REPOSITORY,
-        # Not as a part of the `make test` that may be running us.
+        # Independent of a `make test` that may run this test.
         env={name: value for name, value in os.environ.items() if "MAKE" not in name},
         capture_output=True,
         text=True,
@@ -43,7 +44,7 @@ def test_help_names_every_target(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "check"])
-def test_a_python_that_is_too_old_is_named_before_anything_is_made(
+def test_a_python_that_is_too_old_is_refused_by_version_and_makes_nothing(
     tmp_path: Path, target: str
 ) -> None:
     old = tmp_path / "python3.9"
@@ -77,7 +78,7 @@ def test_make_test_includes_every_check() -> None:
         assert command in planned
 
 
-def test_make_test_leaves_out_nothing_but_volume_and_make_test_long_nothing() -> None:
+def test_make_test_deselects_only_long_tests_and_make_test_long_none() -> None:
     for target in ("test", "test-long"):
         planned = make("--dry-run", target, "VENV=/nonexistent/venv").stdout
         [command] = [line for line in planned.splitlines() if "-m pytest" in line]

@@ -1,4 +1,4 @@
-"""No request can hold any amount of anything: every field's limit is in the contract and holds."""
+"""Bounded requests (docs/acceptance.md): every field that can grow has a limit that is enforced."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ METHODS: list[MethodDescriptor] = [
 ]
 TEXT = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
-# How to get from a request to a field in it.
+# The fields from a request to a nested field.
 Path = tuple[FieldDescriptor, ...]
 
 
@@ -36,7 +36,7 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def put(message: Message, path: Path, count: int, text: str) -> None:
-    """Puts `count` elements into the field, or a text, and one element on the way to it."""
+    """Sets the field to `count` elements or a text, with one element in each repeated parent."""
     for field in path[:-1]:
         inner = getattr(message, field.name)
         message = inner.add() if field.is_repeated else inner
@@ -68,7 +68,7 @@ LIMITED = [
 
 
 @pytest.mark.parametrize(("method", "path"), LIMITED)
-def test_every_field_has_a_limit_that_holds_to_the_element_and_the_byte(
+def test_every_field_has_a_limit_exact_to_the_element_and_the_byte(
     method: MethodDescriptor, path: Path
 ) -> None:
     limits = MessageLimits(method.input_type, limits_pb2)
@@ -76,13 +76,13 @@ def test_every_field_has_a_limit_that_holds_to_the_element_and_the_byte(
     options = field.GetOptions().Extensions
     cases = []
     if field.is_repeated:
-        most = options[limits_pb2.max_items]
-        assert 0 < most <= 1 << 20
-        cases.append((most, "", most + 1, ""))
+        limit = options[limits_pb2.max_items]
+        assert 0 < limit <= 1 << 20
+        cases.append((limit, "", limit + 1, ""))
     if field.type in TEXT:
-        most = options[limits_pb2.max_bytes]
-        assert 0 < most <= MAX_MESSAGE_BYTES
-        cases.append((1, "x" * most, 1, "x" * (most - 1) + "é"))
+        limit = options[limits_pb2.max_bytes]
+        assert 0 < limit <= MAX_MESSAGE_BYTES
+        cases.append((1, "x" * limit, 1, "x" * (limit - 1) + "é"))
     assert cases
     for count, text, too_many, too_long in cases:
         within, over = GetMessageClass(method.input_type)(), GetMessageClass(method.input_type)()
@@ -94,8 +94,8 @@ def test_every_field_has_a_limit_that_holds_to_the_element_and_the_byte(
         assert refusal.value.field.replace("[0]", "") == name(path)
 
 
-def test_requests_with_the_most_fields_are_looked_at() -> None:
-    """The walk above must not be empty by a mistake of its own."""
+def test_the_methods_and_fields_are_found() -> None:
+    """Guards against an empty list of cases above."""
     assert len(METHODS) >= 10
     assert {"Generate", "ListModels", "Session", "Score", "Propose", "ProposeStream"} <= {
         method.name for method in METHODS

@@ -1,4 +1,4 @@
-"""What is installed: the named packages, the pins, the extras of each service."""
+"""Requirements, pins, and the extras of each service."""
 
 import re
 import tomllib
@@ -26,7 +26,7 @@ PINS: dict[str, Version] = {
 
 
 def requirements(*extras: str) -> Iterator[Requirement]:
-    """What the core and these extras ask for, extras of our own followed."""
+    """The requirements of the core and these extras, following Tandem's own extras."""
     texts = list(PROJECT["dependencies"])
     for extra in extras:
         texts += EXTRAS[extra]
@@ -39,7 +39,7 @@ def requirements(*extras: str) -> Iterator[Requirement]:
 
 
 def names(*extras: str) -> set[str]:
-    """As on an index: lower case, with hyphens."""
+    """Names as on an index: lower case, with hyphens."""
     return {canonicalize_name(requirement.name) for requirement in requirements(*extras)}
 
 
@@ -57,11 +57,11 @@ def names(*extras: str) -> set[str]:
         "pytest",
     ],
 )
-def test_every_package_that_tandem_stands_on_is_named(package: str) -> None:
+def test_every_important_package_is_required_by_name(package: str) -> None:
     assert package in names(*EXTRAS)
 
 
-def test_a_service_installs_only_what_it_needs() -> None:
+def test_a_service_installs_only_its_own_packages() -> None:
     assert names("verifier") >= {"torch", "transformers", "safetensors", "numba"}
     for extra in ("drafter", "gateway"):
         assert not names(extra) & {"torch", "transformers", "safetensors"}
@@ -76,7 +76,7 @@ def test_all_is_the_three_services_and_their_tests_without_flash_attn() -> None:
     assert "flash-attn" not in names("all") | names("dev")
 
 
-def test_what_is_required_is_pinned_within_its_bounds() -> None:
+def test_every_requirement_is_pinned_within_its_bounds() -> None:
     for requirement in requirements("dev"):
         pin = PINS[canonicalize_name(requirement.name)]
         assert pin in requirement.specifier, f"{requirement} is pinned to {pin}"

@@ -1,4 +1,4 @@
-"""The README's commands by hand, run in their order in this environment."""
+"""Quick start (docs/acceptance.md): the README's commands, in their order, in this environment."""
 
 import contextlib
 import io
@@ -22,10 +22,10 @@ MARKER = "<!-- tested by tests/repository/test_readme.py -->"
 
 
 def commands() -> list[str]:
-    """The lines of the code block behind the marker."""
+    """The lines of the code block after the marker."""
     readme = (REPOSITORY / "README.md").read_text()
     block = re.search(re.escape(MARKER) + r"\n```sh\n(.*?)```", readme, re.DOTALL)
-    assert block is not None, f"no code block behind {MARKER}"
+    assert block is not None, f"no code block after {MARKER}"
     return block[1].strip().splitlines()
 
 
@@ -38,7 +38,7 @@ def run(command: str, *more: str, timeout_s: float = 110) -> str:
     ran = subprocess.run(
         [sys.executable, *words[1:]],
         cwd=REPOSITORY,
-        # The inner pytest is not the outer one.
+        # The inner pytest must not inherit the outer one's settings.
         env={name: value for name, value in os.environ.items() if "PYTEST" not in name},
         capture_output=True,
         text=True,
@@ -49,7 +49,7 @@ def run(command: str, *more: str, timeout_s: float = 110) -> str:
     return ran.stdout
 
 
-def test_the_commands_are_those_that_are_tested_here() -> None:
+def test_the_commands_are_those_tested_here() -> None:
     assert commands() == [
         "pip install -e '.[all]'",
         "pytest",
@@ -59,11 +59,11 @@ def test_the_commands_are_those_that_are_tested_here() -> None:
 
 
 @pytest.mark.long  # `make` made this environment so
-def test_everything_that_pip_install_asks_for_resolves() -> None:
+def test_all_requirements_resolve() -> None:
     run(commands()[0], "--dry-run", "--quiet", "-c", "constraints.txt")
 
 
-@pytest.mark.long  # every run without a path collects them all
+@pytest.mark.long  # every run without a path collects all tests
 def test_pytest_finds_every_test() -> None:
     listed = run(commands()[1], "--collect-only", "--quiet")
     for folder in ("drafter", "verifier", "gateway", "integration", "servicekit"):
@@ -78,28 +78,28 @@ def run_python(code: str, address: str) -> str:
     return printed.getvalue()
 
 
-def test_the_first_requests_print_what_is_said_of_them() -> None:
+def test_the_first_requests_print_the_documented_output() -> None:
     readme = (REPOSITORY / "README.md").read_text()
     command = re.search(r"```sh\n(tandem generate .*)\n```\n\n```\n(.*\n)```", readme)
     example = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
     assert command is not None
     assert example is not None
-    # The docstring's first block: blocking, with what it prints in its comment.
+    # The docstring's first block: the blocking client, with its output in a comment.
     described = tandem.client.__doc__ or ""
     docstring = textwrap.dedent(described[: described.index("    async with")].partition("\n\n")[2])
-    said = re.search(r"this prints (.*)\.\n", docstring)
-    assert said is not None
+    documented = re.search(r"this prints (.*)\.\n", docstring)
+    assert documented is not None
     _, *words = shlex.split(command[1])
     with local_tandem(model=MODEL, quiet=True) as addresses:
         shown = run("python -m tandem", *words, "--target", addresses["grpc"])
         assert shown.strip() == command[2].strip()
         assert run_python(example[1], addresses["grpc"]).strip() == command[2].strip()
         code = "from tandem.client import GenerationRequest, TandemClient\n" + docstring
-        assert run_python(code, addresses["grpc"]).strip() == said[1]
+        assert run_python(code, addresses["grpc"]).strip() == documented[1]
 
 
 @pytest.mark.timeout(400)
-def test_the_quickstart_shows_the_flow_step_by_step_and_a_summary() -> None:
+def test_the_quickstart_shows_every_step_and_a_summary() -> None:
     shown = run(commands()[2], "--model", str(MODEL), timeout_s=380)
     for word in ("drafted", "accepted", "appended", "mean acceptance length"):
         assert word in shown

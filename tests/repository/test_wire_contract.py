@@ -1,4 +1,4 @@
-"""What clients compiled against must not change by accident."""
+"""Stable contract (docs/acceptance.md): what clients compile against changes only on purpose."""
 
 import difflib
 from pathlib import Path

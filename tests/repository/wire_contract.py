@@ -50,7 +50,7 @@ def _message(message: Descriptor) -> Iterator[str]:
 
 
 def _limits(limited: Descriptor | FieldDescriptor) -> str:
-    """What its options limit, e.g. " (max_items 16) (max_bytes 256)"."""
+    """The limits in its options, e.g. " (max_items 16) (max_bytes 256)"."""
     options = limited.GetOptions().ListFields()
     return "".join(f" ({option.name} {value})" for option, value in options if option.is_extension)
 

@@ -1,7 +1,7 @@
-"""Makes `prometheus-rule.yaml`, for the Prometheus operator, of `deploy/prometheus`'s rule files.
+"""Generates `prometheus-rule.yaml`, for the Prometheus operator, from the rule files.
 
 python -m deploy.components.monitoring.generate          writes it
-python -m deploy.components.monitoring.generate --check  fails, with the difference, if it is old
+python -m deploy.components.monitoring.generate --check  fails, with the difference, if out of date
 """
 
 import argparse
@@ -17,7 +17,7 @@ TARGET = FOLDER / "prometheus-rule.yaml"
 
 
 def prometheus_rule() -> str:
-    """The manifest: the groups of all rule files, in their order."""
+    """The manifest with the groups of all rule files, in order."""
     groups = [group for path in RULE_FILES for group in yaml.safe_load(path.read_text())["groups"]]
     manifest = {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -28,20 +28,20 @@ def prometheus_rule() -> str:
         },
         "spec": {"groups": groups},
     }
-    header = "# Made of deploy/prometheus/*.yml by generate.py: don't edit.\n"
+    header = "# Generated from deploy/prometheus/*.yml by generate.py: do not edit.\n"
     return header + yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=100)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indents lists as the other manifests do."""
+    """Indents lists like the other manifests."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Makes prometheus-rule.yaml.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it is old")
+    parser = argparse.ArgumentParser(description="Generates prometheus-rule.yaml.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
     wanted = prometheus_rule()
     if not parser.parse_args().check:
         TARGET.write_text(wanted)

@@ -1,4 +1,4 @@
-"""The names of all metrics that the services export, and of those that an expression asks for.
+"""The names of all exported metrics, and of those in an expression.
 
 `metric_names.txt` has one line per service and metric: `gateway counter tandem_x_total{label}`.
 """
@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 GOLDEN = Path(__file__).with_name("metric_names.txt")
 
-# Labels that Prometheus adds, to every series.
+# Labels that Prometheus adds to every series.
 _TARGET_LABELS = frozenset({"job", "instance", "namespace"})
-# What Prometheus itself exports of a target.
+# Prometheus' own series of a target.
 _OWN = {"up": frozenset[str]()}
-# Of a family's series, what its suffix adds to its labels.
+# Labels added by the suffixes of a family's series.
 _SUFFIXES: Mapping[str, Mapping[str, frozenset[str]]] = {
     "counter": {"_total": frozenset()},
     "gauge": {"": frozenset()},
@@ -33,20 +33,20 @@ _MATCHER_NAME = re.compile(r"(\w+)\s*[=!]")
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """A metric of an expression, with the labels that its selector names."""
+    """A metric in an expression, with the labels of its selector."""
 
     name: str
     labels: frozenset[str]
 
 
 def scrape(address: str, service: str) -> set[str]:
-    """The golden lines that a running service makes."""
+    """The golden lines of a running service."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as response:
         text = response.read().decode()
     lines = set()
     for family in text_string_to_metric_families(text):
         if family.name.endswith("_created"):
-            continue  # prometheus_client's companions of counters and histograms
+            continue  # prometheus_client adds these to counters and histograms
         labels: set[str] = set()
         for sample in family.samples:
             labels |= sample.labels.keys() - {"le"}
@@ -57,7 +57,7 @@ def scrape(address: str, service: str) -> set[str]:
 
 @functools.cache
 def exported() -> dict[str, frozenset[str]]:
-    """Every series' name that a scrape of the services has, with its labels."""
+    """The names of all series of a scrape, with their labels."""
     found: dict[str, frozenset[str]] = {}
     for line in GOLDEN.read_text().splitlines():
         _, kind, metric = line.split(" ", 2)
@@ -70,7 +70,7 @@ def exported() -> dict[str, frozenset[str]]:
 
 
 def selected(expression: str) -> list[Selected]:
-    """The metrics of a PromQL expression: whatever has a prefix of ours, and `up`."""
+    """The metrics of a PromQL expression: those with Tandem's prefix, and `up`."""
     without_strings = _STRING.sub('""', expression)
     return [
         Selected(name, frozenset(_MATCHER_NAME.findall(matchers)))
@@ -80,13 +80,13 @@ def selected(expression: str) -> list[Selected]:
 
 
 def grouped(expression: str) -> set[str]:
-    """The labels that an expression groups or joins by."""
+    """The labels by which an expression groups or joins."""
     lists = _BY.findall(_STRING.sub('""', expression))
     return {label.strip() for one in lists for label in one.split(",") if label.strip()}
 
 
 def check(expression: str, recorded: Mapping[str, frozenset[str]]) -> None:
-    """Fails unless every metric and label of the expression is there.
+    """Fails unless every metric and label of the expression exists.
 
     Args:
         expression: PromQL.

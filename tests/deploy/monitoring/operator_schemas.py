@@ -1,7 +1,7 @@
-"""JSON schemas of what `components/monitoring` uses of monitoring.coreos.com/v1.
+"""JSON schemas for the kinds of monitoring.coreos.com/v1 in `components/monitoring`.
 
-After the Prometheus operator's custom resource definitions, without the fields that are not used
-here; a field of another name is refused, as a cluster with strict validation would.
+After the Prometheus operator's custom resource definitions, with the used fields only; other fields
+are refused, as in a cluster with strict validation.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The rule files, read."""
+"""The parsed rule files."""
 
 import functools
 from pathlib import Path
@@ -16,7 +16,7 @@ TEST_FILES = sorted((PROMETHEUS / "tests").glob("*.yml"))
 
 @functools.cache
 def rules() -> list[dict[str, Any]]:
-    """All rules of all groups."""
+    """The rules of all groups."""
     return [
         rule
         for path in RULE_FILES
@@ -27,7 +27,7 @@ def rules() -> list[dict[str, Any]]:
 
 @functools.cache
 def recorded() -> dict[str, frozenset[str]]:
-    """The labels of every recorded series, which are those that it is grouped by, and its own."""
+    """The labels of every recorded series: those it is grouped by, and its own."""
     found: dict[str, frozenset[str]] = {}
     for rule in rules():
         if "record" in rule:
@@ -40,7 +40,7 @@ def recorded() -> dict[str, frozenset[str]]:
 
 @functools.cache
 def alert_cases() -> list[dict[str, Any]]:
-    """All cases of alerts that promtool runs."""
+    """The cases of alerts for promtool."""
     return [
         case
         for path in TEST_FILES

@@ -1,4 +1,4 @@
-"""The kustomize component: it resolves, and to manifests that the operator and Grafana take."""
+"""The kustomize component resolves to manifests that are valid for the operator and Grafana."""
 
 import copy
 import json
@@ -40,7 +40,9 @@ def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
-def test_it_holds_what_it_says_in_the_overlays_namespace(manifests: list[dict[str, Any]]) -> None:
+def test_it_holds_monitors_rules_and_dashboards_in_the_overlays_namespace(
+    manifests: list[dict[str, Any]],
+) -> None:
     kinds = [manifest["kind"] for manifest in manifests]
     assert sorted(kinds) == [*["ConfigMap"] * 3, "PrometheusRule", *["ServiceMonitor"] * 3]
     assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"tandem"}
@@ -61,13 +63,13 @@ def test_the_operators_kinds_are_valid(manifests: list[dict[str, Any]]) -> None:
         jsonschema.validate(wrong, SCHEMAS["PrometheusRule"])
 
 
-def test_kustomize_leaves_the_rules_as_they_are(manifests: list[dict[str, Any]]) -> None:
+def test_kustomize_does_not_change_the_rules(manifests: list[dict[str, Any]]) -> None:
     [rule] = of_kind(manifests, "PrometheusRule")
     committed = yaml.safe_load((COMPONENT / "prometheus-rule.yaml").read_text())
     assert rule["spec"] == committed["spec"]
 
 
-def test_grafanas_sidecar_finds_every_dashboard(manifests: list[dict[str, Any]]) -> None:
+def test_every_dashboard_has_the_sidecars_label(manifests: list[dict[str, Any]]) -> None:
     found = {}
     for config_map in of_kind(manifests, "ConfigMap"):
         assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"

@@ -1,7 +1,7 @@
-"""A real Prometheus scrapes a real Tandem under load, with the rules as they are.
+"""A real Prometheus with the real rules scrapes a real Tandem under load.
 
-The gateway's own counters are the oracle of the acceptance rate; and every query of every dashboard
-returns numbers.
+The gateway's own counters are the oracle of the acceptance rate. Every query of every dashboard
+must return numbers.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ QUERIES = {
     for query in panel.queries
 }
 
-# The alerts that a process's death can be behind.
+# Alerts that the death of a process may cause.
 OF_DEATH = {"TandemScrapeDown", "TandemServiceGone", "TandemDrafterAbsent", "TandemStepsStalled"}
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What is scraped, by whom, and what the gateway counted when the load was over."""
+    """Tandem, its Prometheus, and the gateway's counts after the load."""
 
     tandem: LiveTandem
     prometheus: Prometheus
@@ -68,10 +68,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     with (
         live_tandem(flags) as tandem,
         running_prometheus(
-            tandem.targets(), folder=folder / "prometheus", interval_s=1, is_hasty=True
+            tandem.targets(), folder=folder / "prometheus", interval_s=1, minutes_as_seconds=True
         ) as prometheus,
     ):
-        # Every counter's first sample is from before the load, so that no increase is missed.
+        # The first sample of every counter precedes the load, so no increase is missed.
         drafted = "tandem_spec_decode_num_draft_tokens_total"
         until(lambda: len(prometheus.query('up{job=~"tandem-.+"} == 1')) == 3)
         until(lambda: [s.values[0][1] for s in prometheus.query(drafted)] == [0])
@@ -88,7 +88,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield Live(tandem, prometheus, counted)
 
 
-def test_the_recorded_acceptance_is_that_of_the_gateways_counters(live: Live) -> None:
+def test_the_recorded_acceptance_rate_follows_the_gateways_counters(live: Live) -> None:
     drafted = live.counted["tandem_spec_decode_num_draft_tokens_total"]
     accepted = live.counted["tandem_spec_decode_num_accepted_tokens_total"]
     assert 0 < accepted < drafted
@@ -97,7 +97,7 @@ def test_the_recorded_acceptance_is_that_of_the_gateways_counters(live: Live) ->
         series = live.prometheus.query("tandem:spec_decode_acceptance:ratio_rate5m")
         return [one.values[0][1] for one in series]
 
-    # It follows the counters' last samples with the next evaluation.
+    # Evaluated after the counters' last samples.
     until(lambda: found() == [pytest.approx(accepted / drafted, rel=1e-9)], or_show=found)
 
 
@@ -108,7 +108,7 @@ def test_every_query_of_every_dashboard_returns_numbers(live: Live, name: str) -
     def found() -> list[float]:
         return [one.values[0][1] for one in live.prometheus.query(expression)]
 
-    # Rules are evaluated, and rates known, some scrapes after the last sample.
+    # Rules and rates need some scrapes after the last sample.
     until(lambda: not all(map(math.isnan, found())), or_show=lambda: expression)
 
 
@@ -121,8 +121,8 @@ def test_every_recording_rule_records(live: Live, name: str) -> None:
     assert all(map(math.isfinite, found()))
 
 
-def test_a_killed_service_makes_its_alerts_fire_and_no_other_services(live: Live) -> None:
-    # The last test: it leaves the drafter dead. Alerts wait seconds here where they say minutes.
+def test_a_killed_service_fires_its_own_alerts_only(live: Live) -> None:
+    # The last test: it kills the drafter. Alerts wait seconds here instead of minutes.
     assert not {alert for alert in live.prometheus.alerts() if alert[0] in OF_DEATH}
     live.tandem.drafter.process.kill()
     firing = {
@@ -134,7 +134,7 @@ def test_a_killed_service_makes_its_alerts_fire_and_no_other_services(live: Live
 
 
 def scrape_totals(address: str) -> dict[str, float]:
-    """The samples without labels that a service exports."""
+    """A service's samples without labels."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as response:
         families = text_string_to_metric_families(response.read().decode())
         return {
@@ -148,7 +148,7 @@ def scrape_totals(address: str) -> dict[str, float]:
 def until(
     condition: Callable[[], bool], *, or_show: Callable[[], object] = lambda: "it did not come"
 ) -> None:
-    """Waits for what Prometheus comes to know with its next scrapes; nobody tells of it."""
+    """Polls until Prometheus' next scrapes show the expected."""
     deadline_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline_s, or_show()

@@ -1,6 +1,6 @@
-"""The names, types and labels of all metrics, as running services export them, are frozen.
+"""The names, types and labels of all metrics that running services export are frozen.
 
-Dashboards and alerts of others go by them. After a wanted change:
+Dashboards and alerts of operators rely on them. After a deliberate change:
 
     python -m tests.deploy.monitoring.test_metric_names
 """
@@ -20,8 +20,8 @@ from tandem.client import GenerationRequest
 from tests.deploy.monitoring.metric_names import GOLDEN, exported, scrape
 from tests.integration.stack import running_stack, verifier_config
 
-# What the design names; counters with the suffix that they are scraped with.
-DESIGN = (
+# Metrics that must exist; counters with the suffix of a scrape.
+REQUIRED = (
     "generation_steps_total",
     "spec_decode_num_drafts_total",
     "spec_decode_num_draft_tokens_total",
@@ -41,7 +41,7 @@ DESIGN = (
     "drafter_proposal_seconds_bucket{le}", "drafter_evictions_total{reason}",
 )  # fmt: skip
 
-# What a label may be: of few values, known beforehand.
+# Labels with few values, known beforehand.
 ALLOWED_LABELS = {
     "certificate",
     "code",
@@ -60,7 +60,7 @@ ALLOWED_LABELS = {
 
 
 async def scrape_all(folder: Path) -> str:
-    """The golden text: three real services with TLS between them, after a request."""
+    """The golden text, from three real services with TLS between them after a request."""
     tls = make_certificate(folder)
     served = ServerOptions(
         listen="127.0.0.1:0",
@@ -89,7 +89,7 @@ async def scrape_all(folder: Path) -> str:
         lines: set[str] = set()
         for service, server in servers.items():
             assert server.metrics_address is not None
-            # A call that has ended, so that there are series of calls; the gateway's has.
+            # An ended call gives series of calls; the gateway has had one.
             if service != "gateway":
                 async with open_channel(server.address, peers) as channel:
                     await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
@@ -110,7 +110,7 @@ def make_certificate(folder: Path) -> dict[str, Path]:
     return paths
 
 
-async def test_running_services_export_exactly_what_is_written_down(tmp_path: Path) -> None:
+async def test_running_services_export_exactly_the_frozen_metrics(tmp_path: Path) -> None:
     found = await scrape_all(tmp_path)
     difference = difflib.unified_diff(
         GOLDEN.read_text().splitlines(), found.splitlines(), "written down", "exported", lineterm=""
@@ -118,14 +118,14 @@ async def test_running_services_export_exactly_what_is_written_down(tmp_path: Pa
     assert found == GOLDEN.read_text(), "\n".join(difference)
 
 
-def test_every_metric_of_the_design_is_there_with_its_labels() -> None:
+def test_required_metrics_exist_with_their_labels() -> None:
     found = exported()
-    for metric in DESIGN:
+    for metric in REQUIRED:
         name, _, labels = f"tandem_{metric.rstrip('}')}".partition("{")
         assert found[name] == set(filter(None, labels.split(","))), name
 
 
-def test_no_label_can_have_any_number_of_values() -> None:
+def test_labels_have_few_values() -> None:
     for name, labels in exported().items():
         assert labels <= ALLOWED_LABELS, name
 

@@ -1,4 +1,4 @@
-"""The recording rules and alerts: what they ask for is there, and they do what they say."""
+"""Recording rules and alerts use exported metrics, and behave as documented."""
 
 import re
 import shutil
@@ -53,7 +53,7 @@ def test_metrics_and_labels_are_found_in_expressions() -> None:
         "1 + 1",
     ],
 )
-def test_what_no_service_exports_is_noticed(expression: str) -> None:
+def test_unknown_metrics_and_labels_are_detected(expression: str) -> None:
     with pytest.raises(AssertionError):
         check(expression, recorded())
 
@@ -63,7 +63,7 @@ def test_every_metric_and_label_of_a_rule_is_exported(rule: dict[str, Any]) -> N
     check(rule["expr"], recorded())
 
 
-def test_every_recorded_series_is_named_after_what_it_is_made_of() -> None:
+def test_recorded_series_are_named_by_their_sources() -> None:
     names = exported()
     for name in recorded():
         level, metric, _ = name.split(":")
@@ -73,7 +73,7 @@ def test_every_recorded_series_is_named_after_what_it_is_made_of() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_every_alert_says_what_is_wrong_how_badly_and_what_to_do(alert: str) -> None:
+def test_every_alert_has_a_summary_a_severity_and_a_runbook(alert: str) -> None:
     rule = ALERTS[alert]
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert rule["for"]
@@ -85,7 +85,7 @@ def test_every_alert_says_what_is_wrong_how_badly_and_what_to_do(alert: str) -> 
     assert alert in headings
 
 
-def test_no_runbook_is_left_of_an_alert_that_is_gone() -> None:
+def test_every_runbook_has_its_alert() -> None:
     assert set(re.findall(r"^## (Tandem\w+)$", RUNBOOKS.read_text(), re.MULTILINE)) == set(ALERTS)
 
 
@@ -98,14 +98,14 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not(alert: str) -> 
 
 
 @needs_promtool
-def test_promtool_finds_nothing_wrong() -> None:
+def test_promtool_accepts_the_rules() -> None:
     run_promtool("check", "config", str(PROMETHEUS / "prometheus.yml"))
     run_promtool("check", "rules", *map(str, RULE_FILES))
 
 
 @needs_promtool
 @pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: path.stem)
-def test_rules_do_what_their_cases_say(path: Any) -> None:
+def test_promtools_cases_pass(path: Any) -> None:
     run_promtool("test", "rules", str(path))
 
 
@@ -116,10 +116,10 @@ def run_promtool(*arguments: str) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-# The same for the Prometheus operator.
+# The files for the Prometheus operator.
 
 
-def test_the_operators_rules_are_those_of_the_files() -> None:
+def test_the_operators_rules_are_up_to_date() -> None:
     manifest = yaml.safe_load((MONITORING / "prometheus-rule.yaml").read_text())
     assert manifest["kind"] == "PrometheusRule"
     groups = [group for path in RULE_FILES for group in yaml.safe_load(path.read_text())["groups"]]

@@ -1,7 +1,7 @@
-"""Must hold 4: what is sampled follows the target's law, whatever is drafted.
+"""Sampled distribution (docs/acceptance.md): tokens follow the target's distribution.
 
-The target has a fixed law over a small vocabulary (a stand-in); everything else, from the session
-over gRPC to the sampler, is the real verifier, driven by a client that supplies the drafts.
+The target model is a stand-in with one fixed distribution over a small vocabulary. Everything else,
+from the session over gRPC to the sampler, is the real verifier. The client supplies the drafts.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from verifier.service.wire import ServedModel
 
 PROBS = np.array([0.40, 0.25, 0.15, 0.10, 0.05, 0.03, 0.02])
 NUM_SEQUENCES, MAX_TOKENS_EACH, NUM_DRAFTS = 48, 900, 3
-# Tokens of each sequence, and a chance of taking the draft unasked that so many tokens show.
+# Tokens of each sequence, and the bias towards the draft that so many tokens reveal.
 VOLUMES = [
     pytest.param((300, 0.04), id="some"),
     pytest.param((MAX_TOKENS_EACH, 0.02), id="many", marks=pytest.mark.long),
 ]
 # Upper 1e-4 point of chi-square with 6 degrees of freedom (Abramowitz and Stegun 26.8). The seeds
-# are fixed, so an honest sampler passes always or never.
+# are fixed, so a correct sampler passes always or never.
 CRITICAL_VALUE = 27.86
 
 Drafter = Callable[[random.Random], list[int]]
@@ -49,13 +49,13 @@ DRAFTERS: dict[str, Drafter] = {
 }
 
 
-def load_fixed_law(config: VerifierConfig) -> LoadedModel:
+def load_fixed_distribution(config: VerifierConfig) -> LoadedModel:
     served = ServedModel(
-        model_id="law",
-        model_digest="law",
-        numerics_digest="law",
-        instance_id="law",
-        architecture="FixedLaw",
+        model_id="fixed",
+        model_digest="fixed",
+        numerics_digest="fixed",
+        instance_id="fixed",
+        architecture="FixedDistribution",
         dtype="float32",
         device="cpu",
         numerics="fast",
@@ -82,7 +82,7 @@ async def stub() -> AsyncIterator[verifier_pb2_grpc.VerifierServiceAsyncStub]:
         registry=CollectorRegistry(),
         logger=get_logger("test"),
     )
-    engine = await server.start(load_fixed_law)
+    engine = await server.start(load_fixed_distribution)
     async with grpc.aio.insecure_channel(server.server.address) as channel:
         yield verifier_pb2_grpc.VerifierServiceStub(channel)
     await server.server.stop(0)
@@ -93,7 +93,7 @@ async def stub() -> AsyncIterator[verifier_pb2_grpc.VerifierServiceAsyncStub]:
 async def sample(
     stub: verifier_pb2_grpc.VerifierServiceAsyncStub, draft: Drafter, tokens_each: int
 ) -> tuple[np.ndarray, int]:
-    """How often each token came out of all sequences, and how many drafts were accepted."""
+    """Returns how often each token was sampled, over all sequences, and the drafts accepted."""
     choice = random.Random(7)
     call = stub.Session()
     hello = verifier_pb2.Hello(protocol_version=1, gateway_id="test")
@@ -147,7 +147,7 @@ def chi_square(counts: np.ndarray) -> float:
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize("volume", VOLUMES)
-async def test_the_law_is_the_targets_whatever_is_drafted(
+async def test_the_sampled_distribution_is_the_targets_whatever_is_drafted(
     kind: str, volume: tuple[int, float], stub: verifier_pb2_grpc.VerifierServiceAsyncStub
 ) -> None:
     counts, num_accepted = await sample(stub, DRAFTERS[kind], tokens_each=volume[0])
@@ -156,7 +156,7 @@ async def test_the_law_is_the_targets_whatever_is_drafted(
 
 
 @pytest.mark.parametrize("volume", VOLUMES)
-async def test_a_sampler_that_favours_the_draft_by_a_few_percent_is_found_out(
+async def test_a_bias_of_a_few_percent_towards_the_draft_is_detected(
     volume: tuple[int, float],
     stub: verifier_pb2_grpc.VerifierServiceAsyncStub,
     monkeypatch: pytest.MonkeyPatch,
