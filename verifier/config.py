@@ -16,7 +16,7 @@ class VerifierConfig(
 ):
     """What `python -m verifier` runs with."""
 
-    # Loopback only: any other address needs TLS or --allow-plaintext, which is the operator's say.
+    # Loopback: any other address needs TLS or --allow-plaintext, which the operator must choose.
     server: ServerOptions = ServerOptions(listen="127.0.0.1:50052", metrics_listen="127.0.0.1:9102")
 
     model: Path
@@ -26,7 +26,7 @@ class VerifierConfig(
     """Name that clients ask for; the folder's name if empty."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs; auto takes a GPU if there is one."""
+    """Device of the model; auto is a GPU if there is one."""
 
     tensor_parallel_size: int = pydantic.Field(default=1, ge=1)
     """Processes that share one model, each on its own device, started by
@@ -36,8 +36,8 @@ class VerifierConfig(
     """GPUs to run on, one per process; the first ones if empty."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and K/V; auto takes the checkpoint's, or on CPU float32 (which rounds
-    nothing) where the processor has no instructions for it."""
+    """Type of weights and K/V; auto is the checkpoint's, or, on a CPU without instructions for it,
+    float32, which rounds nothing."""
 
     quantization: Literal["none", "fp8"] = "none"
     """fp8 holds the weights of linear layers as 8-bit floats, and widens them to --dtype at every
@@ -55,49 +55,49 @@ class VerifierConfig(
     """Threads of the model on CPU, in each process; 0: as many as leave one core free."""
 
     max_model_len: int | None = pydantic.Field(default=None, ge=2)
-    """Most tokens of a sequence, prompt and output; the model's own limit if empty."""
+    """Largest length of a sequence in tokens, prompt and output; the model's limit if empty."""
 
     max_num_seqs: int = pydantic.Field(default=64, ge=1)
-    """Most sequences in a step; further ones wait."""
+    """Largest number of sequences in a step; further ones wait."""
 
     max_num_waiting: int = pydantic.Field(default=1024, ge=1)
-    """Most sequences waiting; further ones are refused with RESOURCE_EXHAUSTED."""
+    """Largest number of waiting sequences; further ones are refused with RESOURCE_EXHAUSTED."""
 
     max_waiting_tokens: int = pydantic.Field(default=1 << 22, ge=1)
-    """Most tokens of all sequences waiting, unless it is only one: each takes some 40 bytes of
-    memory. Further sequences are refused with RESOURCE_EXHAUSTED."""
+    """Largest number of tokens of all waiting sequences, unless only one waits; a token takes some
+    40 bytes. Further sequences are refused with RESOURCE_EXHAUSTED."""
 
     max_num_batched_tokens: int = pydantic.Field(default=512, ge=1)
-    """Most tokens in a step: prefill chunks, decodes and drafts alike."""
+    """Largest number of tokens in a step: prefill chunks, decodes and drafts together."""
 
     max_num_speculative_tokens: int = pydantic.Field(default=31, ge=0)
-    """Most drafts verified per sequence and step."""
+    """Largest number of drafts verified per sequence and step."""
 
     block_size: int = pydantic.Field(default=0, ge=0)
-    """Tokens per K/V block; 0 is 16, or 256 with flash_attn and torch_varlen, which want a multiple
+    """Tokens per K/V block; 0 is 16, or 256 with flash_attn and torch_varlen, which need a multiple
     of it."""
 
     num_kv_blocks: int | None = pydantic.Field(default=None, ge=1)
     """K/V blocks; if empty, enough for every sequence at full length, as far as memory allows."""
 
     kv_memory_fraction: float = pydantic.Field(default=0.25, gt=0, le=1)
-    """Without --num-kv-blocks: most of the free memory of the device to take for K/V."""
+    """Without --num-kv-blocks: the part of the device's free memory for K/V at most."""
 
     prefix_cache: bool = True
-    """Whether the K/V of equal prompt beginnings is computed once, and kept while there is room."""
+    """Whether K/V of equal prefixes is computed once, and kept while there is room."""
 
     verification: Literal["single_pass", "batch_expansion"] = "single_pass"
-    """How drafts are run through the model: all queries of a sequence at once, or each as an entry
-    of its own. The output is the same; a single pass is faster."""
+    """How drafts are run through the model: all queries of a sequence as one batch entry, or each
+    as an entry of its own. The output is the same; a single pass is faster."""
 
     acceptance_rule: Literal["match", "ratio"] = "match"
-    """How drafts are judged under sampling; match makes seeded output independent of drafts."""
+    """How drafts are accepted under sampling; match makes seeded output independent of drafts."""
 
     logprobs: bool = True
     """Whether requests may ask for logprobs."""
 
     max_logprobs: int = pydantic.Field(default=20, ge=0)
-    """Most of the likeliest tokens whose logprobs a request may ask for."""
+    """Largest number of likeliest tokens per position whose logprobs a request may ask for."""
 
     allow_trace: bool = False
     """Whether requests may ask for a trace of every step: what was computed, where, and from which
@@ -115,7 +115,7 @@ class VerifierConfig(
     liveness probes fail, in seconds."""
 
     max_session_event_bytes: int = pydantic.Field(default=8 << 20, ge=1 << 16)
-    """Most bytes of events that a session may leave unread before it is ended."""
+    """Largest number of bytes of events that a session may leave unread before it is ended."""
 
     @pydantic.model_validator(mode="after")
     def _every_decode_fits_a_step(self) -> "VerifierConfig":

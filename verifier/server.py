@@ -108,11 +108,11 @@ async def serve(config: VerifierConfig, launch: Launch | None = None) -> None:
     """Serves until signalled.
 
     Args:
-        launch: where this process is rank 0 of several.
+        launch: if this process is rank 0 of several.
 
     Raises:
         ConfigError: cannot start.
-        RankLostError: another rank is gone.
+        RankLostError: another rank is lost.
         Exception: the engine's, when it failed.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
