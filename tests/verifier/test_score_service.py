@@ -291,7 +291,7 @@ class TestRefusals:
     ) -> None:
         running = await start_verifier(max_num_seqs=1, max_num_waiting=1)
         session = await running.greeted_session()
-        # Waits for a draft in the only seat.
+        # Occupies the only place in a step, and waits for a draft.
         await session.open(
             pb.Open(
                 sequence_id="a", token_ids=[1], ignore_eos=True, draft_wait=pb.DRAFT_WAIT_ALWAYS
@@ -323,7 +323,7 @@ class TestRefusals:
 
 
 class HoldingObserver(RecordingObserver):
-    """Holds the engine after each step, once it has said so."""
+    """Pauses the engine after each step, after signalling it."""
 
     def __init__(self, say_so: Callable[[], object]) -> None:
         super().__init__()

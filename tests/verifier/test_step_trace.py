@@ -62,7 +62,7 @@ def proposal(base_length: int, token_ids: Sequence[int], match_length: int = 2) 
 
 
 def check_flow(session: EngineSession, sequence_id: str, prompt: list[int]) -> list[StepTrace]:
-    """The trace, which must say everything that follows from the text."""
+    """The traces of a sequence; asserts everything in them that follows from the text."""
     known = list(prompt)
     steps: list[StepTrace] = []
     events = [e for e in session.of(sequence_id) if isinstance(e, StepTraced | Decided)]
@@ -116,7 +116,7 @@ def test_a_trace_holds_the_drafts_and_the_proposals_before_them(
     session = start_engine(rule=follow(TEXT)).attach()
     sequence_id = session.open(TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS, trace=True)
     session.wait_decided(sequence_id, 1)
-    session.hint(sequence_id, 3, [1, 2, 3])  # for a length that is past
+    session.hint(sequence_id, 3, [1, 2, 3])  # for an earlier length
     wrong = (TEXT[7] + 1) % 14
     session.hint(sequence_id, 5, [*TEXT[5:7], wrong], matched_ngram_length=9, source=Source.POOL)
     session.wait_decided(sequence_id, 2)
@@ -145,7 +145,7 @@ def test_a_stop_token_cuts_the_trace_as_it_cuts_the_output(start_engine: StartEn
     session.wait_end(sequence_id)
     step = check_flow(session, sequence_id, TEXT[:4])[-1]
     assert step.output_token_ids == TEXT[5:8]
-    # What follows a stop token in a hint is not verified.
+    # Drafts after a stop token are not verified.
     assert (len(step.draft_token_ids), step.num_accepted_tokens) == (3, 3)
 
 
