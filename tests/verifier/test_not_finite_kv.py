@@ -144,17 +144,17 @@ def test_a_prompt_with_a_failing_token_is_rejected_alone(running: Running, place
     assert session.output(beside) == session.output(expected_id)
 
     # Its block and later ones are not cached; earlier ones may be.
-    most_cached = place // BLOCK_SIZE * BLOCK_SIZE
+    max_cached = place // BLOCK_SIZE * BLOCK_SIZE
     again, end = running.end_of(poisoned_prompt, max_new_tokens=5)
     assert_rejected(end)
-    assert running.num_cached(again) <= most_cached
+    assert running.num_cached(again) <= max_cached
     longer, end = running.end_of([*poisoned_prompt, 3], max_new_tokens=5)
     assert_rejected(end)
-    assert running.num_cached(longer) <= most_cached
+    assert running.num_cached(longer) <= max_cached
     healthy_ids = [
         running.end_of(prompt, max_new_tokens=5, cache_salt=salt)[0] for salt in ("", "another")
     ]
-    assert running.num_cached(healthy_ids[0]) <= most_cached
+    assert running.num_cached(healthy_ids[0]) <= max_cached
     outputs = [session.output(sequence_id) for sequence_id in healthy_ids]
     assert outputs[0] == outputs[1]
 
