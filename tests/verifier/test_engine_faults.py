@@ -18,8 +18,8 @@ from tests.verifier.running_engine import (
     StartEngine,
     start_engine_with,
 )
-from verifier.drafts.draft_buffer import HintOutcome
-from verifier.engine.messages import Event, Hint, Hints, Rejected, StepStats
+from verifier.drafts.draft_buffer import Hint, HintOutcome
+from verifier.engine.messages import Event, Hints, Rejected, StepStats
 from verifier.engine.observation import EngineLoad, Fault, StepRecord
 from verifier.errors import InternalError
 from verifier.sampling import Sampling

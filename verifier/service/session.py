@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from servicekit.errors import MessageLimitError, RequestError
 from servicekit.logs import get_logger
 from tandem.v1 import verifier_pb2
+from verifier.drafts.draft_buffer import Hint
 from verifier.engine.engine import Engine
 from verifier.engine.messages import (
     Close,
     DetachSession,
     Event,
     Forget,
-    Hint,
     Hints,
     Open,
     Rejected,
