@@ -18,9 +18,9 @@ from drafter.ngram.params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
 from drafter.ngram.text import IndexedText
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
-from verifier.drafts.draft_buffer import HintOutcome
+from verifier.drafts.draft_buffer import Hint, HintOutcome
 from verifier.engine.engine import Engine
-from verifier.engine.messages import Decided, Event, Hint, Hints, Open, Rejected, StepStats
+from verifier.engine.messages import Decided, Event, Hints, Open, Rejected, StepStats
 from verifier.engine.observation import EngineLoad, Fault, StepRecord
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait, OpenSequence

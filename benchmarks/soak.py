@@ -20,18 +20,9 @@ from benchmarks.workloads import BUNDLED_MODEL
 from servicekit.config import ServerOptions
 from verifier.build import build_engine, load_model
 from verifier.config import VerifierConfig
+from verifier.drafts.draft_buffer import Hint
 from verifier.engine.engine import Engine
-from verifier.engine.messages import (
-    Close,
-    Decided,
-    Event,
-    Hint,
-    Hints,
-    Open,
-    Opened,
-    Rejected,
-    StepStats,
-)
+from verifier.engine.messages import Close, Decided, Event, Hints, Open, Opened, Rejected, StepStats
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait, FinishReason, OpenSequence
 

@@ -58,7 +58,7 @@ def test_float32_logits_are_transformers_own(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
 @pytest.mark.parametrize("backend_name", BACKENDS)
 def test_bfloat16_logits_are_near_the_float32_models(name: str, backend_name: str) -> None:
-    """Within twice what transformers' own bfloat16 attention is off by."""
+    """The error is at most twice that of transformers' own bfloat16 attention."""
     model = small_model(name, torch.bfloat16)
     block_size = 16 if backend_name == "sdpa" else 256
     backend = make_backend(
@@ -80,7 +80,7 @@ def test_bfloat16_logits_are_near_the_float32_models(name: str, backend_name: st
 @pytest.mark.parametrize("backend_name", ["auto", *BACKENDS])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_verifier_loads_the_bundled_model(backend_name: str, dtype: str) -> None:
-    """With the parity probe, that is."""
+    """Loading includes the parity probe."""
     config = VerifierConfig.model_validate(
         {
             "model": MODEL_FOLDER,

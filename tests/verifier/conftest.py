@@ -38,7 +38,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def start_engine() -> Iterator[StartEngine]:
-    """Starts an engine over a scripted model; at the end it must be whole, idle and empty."""
+    """Starts engines over a scripted model; checks at the end that they are idle and empty."""
     with contextlib.ExitStack() as stack:
 
         def start(**options: Any) -> RunningEngine:

@@ -2,7 +2,7 @@
 
 Each has the documented signature and meaning of the real one, computes by brute force, one query
 of one sequence at a time, and refuses what the real kernels refuse. They check layouts and
-arguments on a CPU; what they cannot check is the kernels themselves (tests/gpu/ does, on a GPU).
+arguments on a CPU. Only tests/gpu/ checks the kernels themselves.
 
 Sources: flash_attn 2.8, `flash_attn_varlen_func`; torch 2.13, `aten::_flash_attention_forward` as
 called by `torch.nn.attention.varlen.varlen_attn`.
@@ -56,7 +56,7 @@ def flash_attn_varlen_func(
 
 @contextlib.contextmanager
 def torch_kernel() -> Iterator[None]:
-    """Gives torch's own FlashAttention operator an implementation on CPU, until the end.
+    """Within the context, torch's own FlashAttention operator has an implementation on CPU.
 
     `varlen_attn`, the function that Tandem calls, is then torch's own, with its checks.
     """
@@ -121,7 +121,7 @@ def brute_force(
     scale: float | None,
     window_size: tuple[int, int],
 ) -> torch.Tensor:
-    """Query j of n, in a sequence of length L, stands at L - n + j and sees [at - left, at]."""
+    """Query j of n, of a text of length L, is at position p = L - n + j; it sees [p - left, p]."""
     num_blocks, block_size, num_kv_heads, head_dim = keys.shape
     assert keys.shape == values.shape
     assert block_size % 256 == 0, "Paged KV cache block size must be divisible by 256"

@@ -19,7 +19,7 @@ def chi_square(counts: npt.ArrayLike, probs: npt.ArrayLike) -> float:
 
 
 def chi_square_limit(degrees_of_freedom: int, z: float = 4.0) -> float:
-    """What the statistic exceeds with the probability that a normal variate exceeds `z`
+    """The value that the statistic exceeds with the probability that a normal variate exceeds `z`
     (4: three in 100,000), by Wilson and Hilferty's approximation.
     """
     spread = 2 / (9 * degrees_of_freedom)

@@ -32,7 +32,7 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 256
 MAX_MODEL_LEN = 2048
 
-# Weights ten times larger than usual: attention is far from uniform and every bit counts.
+# Weights ten times larger than usual: attention is far from uniform, so errors show in the bits.
 SMALL: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 64,
@@ -59,7 +59,7 @@ DENSE_CONFIGS: dict[str, Any] = {
     ),
     "phi3": lambda: Phi3Config(**SMALL, sliding_window=100, pad_token_id=0),
 }
-# Which tokens meet in an expert's product depends on the batch: no padding makes that strict.
+# The tokens of an expert's product depend on the batch: no padding makes that strict.
 EXPERT_CONFIGS: dict[str, Any] = {
     "qwen3_moe": lambda: Qwen3MoeConfig(
         **SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48
@@ -116,9 +116,9 @@ class PagedModel:
         return self.paged.vocab_size
 
     def run(self, *chunks: Chunk, is_expanded: bool = False) -> list[torch.Tensor]:
-        """One step over all chunks; each one's logits [num_rows, vocab_size].
+        """One step over all chunks; returns each one's logits [num_rows, vocab_size].
 
-        `is_expanded`: those of its tokens that stand for drafts attend one by one.
+        `is_expanded`: tokens that stand for drafts attend one by one.
         """
         scheduled = []
         for chunk in chunks:
@@ -144,7 +144,7 @@ class PagedModel:
     def run_in_chunks(
         self, token_ids: list[int], sizes: SequenceOf[int], block_table: list[int]
     ) -> torch.Tensor:
-        """The whole text from position 0, in chunks of these sizes over and over; all logits."""
+        """All logits of the text, computed from position 0 in chunks of these sizes in rotation."""
         rows: list[torch.Tensor] = []
         start, turn = 0, 0
         while start < len(token_ids):

@@ -76,8 +76,8 @@ class Rank:
 def start_ranks(
     size: int, *flags: str, flags_by_rank: dict[int, list[str]] | None = None
 ) -> Iterator[list[Rank]]:
-    """A rank for each of `size`; whatever still runs at the end is killed."""
-    # What torchrun's agent does for the ranks.
+    """Starts `size` ranks; kills those that still run at the end."""
+    # As torchrun's agent does for the ranks.
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )

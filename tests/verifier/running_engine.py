@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from tests.scripted_model import Rule, ScriptedModel, hashed
 from tests.verifier.sequences import make_open
 from verifier.batch.numerics import STRICT
-from verifier.drafts.draft_buffer import HintOutcome, Source
+from verifier.drafts.draft_buffer import Hint, HintOutcome, Source
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import (
     Close,
     Decided,
     DetachSession,
     Event,
-    Hint,
     Hints,
     Open,
     Opened,

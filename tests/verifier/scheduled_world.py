@@ -26,7 +26,7 @@ def fold(before: int, token_id: int) -> int:
 
 
 def values_of(token_ids: list[int]) -> list[int]:
-    """What K/V of these tokens has to be."""
+    """The expected K/V values of these tokens."""
     values, value = [], 0
     for token_id in token_ids:
         value = fold(value, token_id)
@@ -35,16 +35,16 @@ def values_of(token_ids: list[int]) -> list[int]:
 
 
 class ScheduledWorld:
-    """The text goes on as `hashed` says.
+    """`hashed` gives the text of every sequence.
 
-    Every step asserts what lets nobody wait for ever. While nothing arrives:
+    Every step asserts the conditions under which no sequence waits for ever, while none arrives:
 
-    - If anything waits, something runs.
-    - The first of those that run computes at least one token, unless it waits for its client; it
-      is never preempted. So it ends within as many steps as it may have tokens, and then the next
-      is the first.
-    - Who was preempted and admitted again is preempted again only after it, or one that stands
-      before it, has grown by what the scheduler keeps room for.
+    - If a sequence waits, another one runs.
+    - The first running sequence is never preempted, and computes at least one token unless it
+      waits for its client. So it ends within as many steps as it may have tokens, and then the
+      next one is the first.
+    - A readmitted sequence is preempted again only after it, or one before it in order, has grown
+      by the tokens that the scheduler keeps room for.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class ScheduledWorld:
         # Positions of the rows that were scored, by sequence.
         self.scored: dict[str, list[int]] = {}
         self.opened: list[Sequence] = []
-        # Of every whole block that ever was: the value of its last token, by digest.
+        # The value of the last token of every whole block that ever existed, by digest.
         self.last_values: dict[bytes, int] = {}
-        # By preempted sequence: how long those that ran were when it was admitted again.
+        # By preempted sequence: the lengths of running sequences at its readmission.
         self._lengths_at_readmission: dict[str, dict[str, int]] = {}
 
     @property
@@ -94,8 +94,8 @@ class ScheduledWorld:
         return sequence
 
     def open_scored(self, token_ids: list[int], num_drafts: int, **fields: Any) -> Sequence:
-        """A sequence whose last row of the prompt and rows of drafts are scored: as
-        `SequenceTable` makes it, it never grows.
+        """A sequence whose last prompt row and draft rows are scored. As from `SequenceTable`, it
+        never grows.
         """
         return self.open(
             token_ids,
@@ -130,7 +130,7 @@ class ScheduledWorld:
         return scheduled
 
     def check(self) -> None:
-        """Asserts what must hold between two steps."""
+        """Asserts the invariants between two steps."""
         scheduler = self.scheduler
         scheduler.check_integrity()
         for sequence in self.open_sequences:
@@ -143,8 +143,8 @@ class ScheduledWorld:
             assert self.last_values[digest] == last, "a cached block holds something else"
 
     def run_to_end(self) -> int:
-        """Steps until nothing is open, answering those that wait for a hint; counts the steps,
-        which are no more than the tokens that all of them may have: see the class.
+        """Steps until nothing is open, and answers sequences that wait for a hint. Returns the
+        number of steps, at most the tokens that all of them may have: see the class.
         """
         max_num_steps = sum(sequence.max_length for sequence in self.open_sequences)
         num_steps = 0
@@ -169,7 +169,7 @@ class ScheduledWorld:
                 self._lengths_at_readmission[sequence.sequence_id] = lengths
 
     def _check_progress(self, running: list[Sequence], scheduled: list[ScheduledSequence]) -> None:
-        """Asserts what the class says; `running` are those that ran before the step was formed."""
+        """Asserts the class's conditions; `running`: the sequences that ran before the step."""
         if not running:
             return
         first = running[0]
@@ -243,7 +243,7 @@ class ScheduledWorld:
 
 
 def some_prompt(draw: random.Random, longest: int) -> list[int]:
-    """One of few beginnings, then a little of its own; so prefixes are shared."""
+    """One of a few beginnings, then some tokens of its own, so that prefixes are shared."""
     beginning = [(draw.randrange(3) + i) % 3 for i in range(3)] * longest
     end = [draw.randrange(3) for _ in range(draw.randrange(4))]
     return (beginning[: draw.randint(1, longest)] + end)[-longest:]

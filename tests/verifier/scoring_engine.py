@@ -50,7 +50,7 @@ def stacked(scores: SequenceScores, name: str) -> torch.Tensor:
 
 @contextlib.contextmanager
 def started(loaded: LoadedModel, config: VerifierConfig) -> Iterator[Engine]:
-    """At the end everything must be free."""
+    """Starts an engine; checks at the end that everything is free."""
     engine = build_engine(loaded, config, [])
     engine.start()
     try:
@@ -82,7 +82,7 @@ def output_head(loaded: LoadedModel, hidden_states: torch.Tensor) -> torch.Tenso
 def check_against_oracle(
     reported: list[TokenLogprob], logits: torch.Tensor, ids: list[int]
 ) -> None:
-    """Each entry is of its id, by log_softmax of its row of logits, with rank and likeliest."""
+    """Asserts each entry's id, logprob, rank and likeliest tokens by log_softmax of its row."""
     expected = torch.log_softmax(logits.double(), dim=-1)
     assert [entry.token_id for entry in reported] == ids
     for entry, row in zip(reported, expected, strict=True):

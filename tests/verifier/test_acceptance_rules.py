@@ -19,7 +19,7 @@ def naive_ratio(
     accept_uniforms: FloatArray,
     emit_uniforms: FloatArray,
 ) -> tuple[list[list[int]], list[int]]:
-    """Sequence by sequence, row by row."""
+    """The oracle: sequence by sequence, row by row."""
     outputs, accepted = [], []
     row = draft = 0
     for count in counts:

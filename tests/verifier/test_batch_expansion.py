@@ -53,7 +53,7 @@ def expanded_steps(draw: st.DrawFn) -> Step:
 
 
 def visible_tokens(layout: BatchLayout) -> list[tuple[int, list[int]]]:
-    """Of each token, how many tokens it attends to, and by which block table."""
+    """For each token: how many tokens it attends to, and through which block table."""
     seen = []
     for i, table in enumerate(layout.block_tables):
         num_queries = int(layout.cu_seqlens_q[i + 1] - layout.cu_seqlens_q[i])

@@ -37,7 +37,7 @@ def test_worked_example_of_five_sequences() -> None:
 
 @dataclass
 class _Token:
-    """One token of a step, as a person would work it out."""
+    """One token of a step, computed naively."""
 
     token_id: int
     position: int

@@ -14,7 +14,7 @@ def is_contiguous(block_table: list[int]) -> bool:
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Tables that grow, share what is cached, shrink to nothing and run the pool dry."""
+    """Tables that grow, share cached blocks, are released and exhaust the pool."""
 
     tables = Bundle("tables")
 

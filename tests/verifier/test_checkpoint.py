@@ -184,7 +184,7 @@ class TestRefusals:
         config = Gemma2Config(**SMALL, head_dim=16)
         folder = save_model(config)
         stored = json.loads((folder / "config.json").read_text())
-        # 0 is off for our check by name, and handed on by the model all the same.
+        # 0 passes our check by name, but the model passes it on all the same.
         (folder / "config.json").write_text(json.dumps(stored | {"attn_logit_softcapping": 0.0}))
         with pytest.raises(CheckpointError, match="'softcap' is not supported"):
             load_model(config_for(folder))
@@ -201,7 +201,7 @@ class TestRefusals:
 
 
 class TestMixturesOfExperts:
-    """Their logits are right, but depend on the batch in the last bits."""
+    """Their logits are correct, but the last bits depend on the batch."""
 
     @pytest.fixture
     def folder(self, save_model: SaveModel) -> Path:
@@ -241,7 +241,7 @@ def broken_backend(**changed: Any) -> type[SdpaBackend]:
 
 
 class TestParityProbe:
-    """Before serving, the model must be computed as transformers computes it."""
+    """The check before serving that the model is computed as transformers computes it."""
 
     @pytest.mark.parametrize("name", list(SMALL_CONFIGS))
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -463,7 +463,7 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("options", "expected"),
         [
-            ({}, 512),  # what 32 blocks of 16 tokens hold
+            ({}, 512),  # 32 blocks of 16 tokens
             ({"num_kv_blocks": 200}, 2048),  # the model's own limit
             ({"max_model_len": 100}, 100),
         ],

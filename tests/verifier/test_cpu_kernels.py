@@ -40,7 +40,7 @@ assert load_model(config).served.numerics_digest, "the check at load found other
 
 
 def run(program: str, *arguments: str) -> None:
-    """Where no variable is set, as on a user's machine."""
+    """Runs a program without any of the variables set."""
     held = ("MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
     environ = {name: value for name, value in os.environ.items() if name not in held}
     subprocess.run([sys.executable, "-c", program, *arguments], check=True, cwd=ROOT, env=environ)

@@ -110,7 +110,7 @@ TOKENS = st.integers(0, 1)  # so few that random hints are often right
 
 
 class DraftBufferMachine(RuleBasedStateMachine):
-    """Hints of every kind against a sequence that grows by what it likes."""
+    """Hints of every kind against a sequence that grows at random."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class DraftBufferMachine(RuleBasedStateMachine):
         return any(a != b for a, b in zip(hint.token_ids, decided, strict=False))
 
     def ahead(self, hint: _Hint) -> list[int]:
-        """The hint's tokens beyond what is known."""
+        """The hint's tokens after the known ones."""
         return hint.token_ids[len(self.known) - hint.base_length :]
 
 

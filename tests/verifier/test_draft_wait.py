@@ -100,7 +100,7 @@ class TestFirstTokenRecord:
 
 @dataclass
 class Outcome:
-    """What a simulated sequence came to."""
+    """The result of a simulated sequence."""
 
     duration_s: float = 0.0
     wait_s: float = 0.0
@@ -111,8 +111,8 @@ class Outcome:
 
 @dataclass
 class Simulation:
-    """One sequence in simulated time: the engine's own buffer and rule, an n-gram drafter a hop
-    away, and the text as the target's output.
+    """One sequence in simulated time: the engine's own buffer and rule, an n-gram drafter one hop
+    away, and a given text as the target's output.
 
     A step costs 1.2 + 0.03 K ms. A hint for a length arrives one hop after that length is known.
     """
@@ -184,11 +184,11 @@ class Simulation:
 
 
 class Proposer:
-    """What followed the last occurrence of the longest of the last 5..2 tokens; 24 at most."""
+    """Up to 24 tokens after the last occurrence of the longest suffix of 5 to 2 tokens."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        self.followers: dict[tuple[int, ...], int] = {}  # n-gram -> where what followed it is
+        self.followers: dict[tuple[int, ...], int] = {}  # n-gram -> position after it
 
     def propose(self, known: list[int]) -> list[int]:
         for end in range(self.num_tokens, len(known)):
@@ -202,14 +202,14 @@ class Proposer:
 
 
 def random_text() -> list[int]:
-    """400 tokens of 40 kinds: pairs repeat by chance, and what followed them does not follow."""
+    """400 random tokens of 40 kinds: pairs repeat by chance, and drafts after them are wrong."""
     draw = random.Random(1)
     return [draw.randrange(40) for _ in range(400)]
 
 
 def phrases() -> list[int]:
-    """Six phrases of eleven tokens in random order: where one ends, the draft is wrong, and the
-    next one is right again.
+    """Six phrases of eleven tokens in random order: a draft across a phrase's end is wrong, the
+    next one right again.
     """
     draw = random.Random(2)
     known_phrases = [[draw.randrange(1000) for _ in range(11)] for _ in range(6)]

@@ -141,7 +141,7 @@ class TestDrafts:
         session = running.attach()
         with running.held():
             sequence_id = session.open(TEXT[:2], max_new_tokens=25, num_speculative_tokens=3)
-        # For a length that comes later it would be refused; for the prompt it is early enough.
+        # A hint for a later length would be refused; this one is for the prompt.
         session.hint(sequence_id, 2, TEXT[2:])
         session.wait_end(sequence_id)
         assert session.output(sequence_id) == TEXT[2:27]
@@ -263,7 +263,7 @@ class TestDrafts:
 def any_hint(
     draw: random.Random, session: EngineSession, prompts: dict[str, list[int]], event: Decided
 ) -> tuple[str, int, list[int]]:
-    """A hint of any kind for a sequence that was just decided upon."""
+    """A hint of any kind for a sequence after a decision."""
     known = prompts[event.sequence_id] + session.output(event.sequence_id)
     future = continue_by(hashed, known, 10)
     length = len(known)
@@ -466,8 +466,8 @@ class TestAlwaysWaiting:
         other = session.open(TEXT[:4], max_new_tokens=15)
         session.wait_end(other)
         assert len(session.decided(sequence_id)) == 2, "it did not wait"
-        session.hint(sequence_id, 7, TEXT[7:10])  # for a length that is past
-        session.hint(sequence_id, 9, TEXT[9:10])  # for one to come
+        session.hint(sequence_id, 7, TEXT[7:10])  # for an earlier length
+        session.hint(sequence_id, 9, TEXT[9:10])  # for a later length
         running.sync()
         session.read_all()
         assert len(session.decided(sequence_id)) == 2
@@ -530,7 +530,7 @@ class TestAlwaysWaiting:
         session = running.attach()
         sequence_id = session.open(TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS, drafting=False)
         assert reached.wait(PATIENCE_S)
-        # Both are handled together, drafts first: the draft must not be lost.
+        # Both are handled together: the draft must not be lost.
         session.update(sequence_id, drafting=True)
         session.hint(sequence_id, 8, TEXT[8:10])
         goes_on.set()
@@ -547,7 +547,7 @@ class TestAdaptiveWaiting:
     def generate(self, start_engine: StartEngine, draft_wait: DraftWait, *, repeats: bool) -> (
         list[tuple[int, float]]
     ):  # fmt: skip
-        """Answers every decision with a hint at once; each step's drafts and wait."""
+        """Answers every decision with a hint at once; returns each step's drafts and wait."""
         text = TEXT * 10
 
         def slow(known: list[int]) -> int:
@@ -737,7 +737,7 @@ class TestReporting:
 
 
 def test_random_commands_break_no_invariant(start_engine: StartEngine) -> None:
-    """Random opens, hints, updates, closes and leaving sessions through a small pool."""
+    """Random opens, hints, updates, closes and detached sessions in a small pool."""
     running = start_engine(num_blocks=20, max_num_seqs=4, max_num_waiting=6,
                            max_num_batched_tokens=12, idle_timeout_s=0.02)  # fmt: skip
     draw = random.Random(8)

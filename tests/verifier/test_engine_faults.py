@@ -18,8 +18,8 @@ from tests.verifier.running_engine import (
     StartEngine,
     start_engine_with,
 )
-from verifier.drafts.draft_buffer import HintOutcome
-from verifier.engine.messages import Event, Hint, Hints, Rejected, StepStats
+from verifier.drafts.draft_buffer import Hint, HintOutcome
+from verifier.engine.messages import Event, Hints, Rejected, StepStats
 from verifier.engine.observation import EngineLoad, Fault, StepRecord
 from verifier.errors import InternalError
 from verifier.sampling import Sampling
@@ -190,7 +190,7 @@ def test_commands_of_several_messages_take_effect_in_order(start_engine: StartEn
         session.open([1], sequence_id="x", max_new_tokens=9)
         session.hint("x", 1, continue_by(hashed, [1], 6))
         session.close("x")
-        session.hint("x", 1, [0])  # for one that is gone
+        session.hint("x", 1, [0])  # for a sequence that has ended
         session.open([2], sequence_id="x", max_new_tokens=9)
         session.hint("x", 1, continue_by(hashed, [2], 6))
     running.engine.when_idle().result(PATIENCE_S)

@@ -35,12 +35,12 @@ from verifier.service.wire import ServedModel
 
 pytestmark = pytest.mark.stand_in
 
-MOST_S = 0.05
+MAX_CALLBACK_S = 0.05
 MAX_MODEL_LEN = 1 << 17
-# Ids at its end take three bytes on the wire, and more time to read.
+# Large ids take three bytes on the wire, and more time to parse.
 VOCAB_SIZE = 1 << 15
 LARGE_ID = VOCAB_SIZE - 1
-# As much as a message holds.
+# The limits of a message.
 MAX_COMMANDS = 16_384
 MAX_DRAFT_TOKENS = 8_192
 MAX_BYTES = 4 << 20
@@ -87,7 +87,7 @@ class LoopClock:
             run(handle)
             self.durations_s.append(time.thread_time() - started_at_s)
 
-        # As the process does after loading: what tests have left behind is not looked through.
+        # As the process does after loading: garbage of other tests is not collected here.
         gc.collect()
         gc.freeze()
         try:
@@ -100,12 +100,12 @@ class LoopClock:
     def check(self) -> None:
         assert len(self.durations_s) > 5, "nothing was measured"
         longest_s = max(self.durations_s)
-        assert longest_s < MOST_S, f"the loop was kept for {longest_s * 1000:.0f} ms"
+        assert longest_s < MAX_CALLBACK_S, f"a callback took {longest_s * 1000:.0f} ms"
 
 
 @dataclass
 class ThreadedClient:
-    """A session from a thread of its own; its messages are written before the clock runs."""
+    """A session in its own thread; its messages are serialized before the clock runs."""
 
     stub: "rpc.VerifierServiceStub"
     # `stub.Session` for serialized requests.
@@ -113,7 +113,7 @@ class ThreadedClient:
     events: list[pb.Event] = field(default_factory=list)
 
     def session(self, steps: list[tuple[list[bytes], Callable[["ThreadedClient"], bool]]]) -> None:
-        """For each step, sends messages and reads until its condition holds; then ends."""
+        """Sends each step's messages and reads until its condition holds; then ends the stream."""
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         responses = self.start_session(iter(requests.get, None), timeout=PATIENCE_S)
         requests.put(HELLO)
@@ -168,7 +168,7 @@ HELLO = message(pb.Command(hello=pb.Hello(protocol_version=1)))
 
 @pytest.fixture
 async def client() -> AsyncIterator[ThreadedClient]:
-    """Of a verifier in this loop."""
+    """A client of a verifier in this event loop."""
     verifier = VerifierServer(
         VerifierConfig(server=ServerOptions(listen="127.0.0.1:0"), model=MODEL_FOLDER),
         registry=CollectorRegistry(),
@@ -209,7 +209,7 @@ async def test_a_prompt_that_is_far_too_long(client: ThreadedClient) -> None:
 
 
 async def test_a_message_full_of_opens(client: ThreadedClient) -> None:
-    """Of which few find room."""
+    """The queue has room for few of them."""
     opens = message(*(open_command(i, 40) for i in range(MAX_COMMANDS)))
     await measured(lambda: client.session([([opens], lambda c: c.count("rejected") > 15_000)]))
 

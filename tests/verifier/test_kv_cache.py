@@ -70,7 +70,7 @@ def test_rows_with_any_value_that_is_not_finite_are_reported(
         shape, num_blocks=5, block_size=BLOCK_SIZE, device=torch.device("cpu"), layout=layout
     )
     slots = torch.arange(6)
-    # As large as float16 has numbers: they are fine.
+    # The largest float16 value, which is finite.
     healthy = torch.full((2, 3, 6, 4), 65504.0, dtype=dtype)
     for failing in ((0, 0, 1, 3), (1, 2, 4, 0)):
         for layer in range(2):
@@ -89,7 +89,7 @@ def test_rows_with_any_value_that_is_not_finite_are_reported(
 
 @pytest.fixture(params=["llama", "phi3"])
 def poisoned(request: pytest.FixtureRequest) -> PagedModel:
-    """With lean and with transformers' modules."""
+    """A model with the lean pass, and one with transformers' modules."""
     paged = make_small_model(request.param)
     cast(torch.nn.Embedding, paged.model.get_input_embeddings()).weight[POISON] = torch.nan
     return paged
@@ -105,7 +105,7 @@ def chunk(token_ids: list[int], first_block: int, start: int = 0) -> Chunk:
 
 
 def test_a_failed_sequence_changes_no_bit_of_its_neighbours(poisoned: PagedModel) -> None:
-    """In the same step and in later ones, its blocks right behind theirs.
+    """In the same step and in later ones; its blocks follow theirs.
 
     Only last rows have logits, and those of the failed sequence are finite; its K/V is not.
     """

@@ -80,7 +80,7 @@ def test_more_ranks_than_gpus_are_refused() -> None:
 
 
 def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU is at hand: what torch says of one is made up."""
+    """Torch's answers about a GPU are faked."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     config = VerifierConfig(model=Path("model"), device="cuda")

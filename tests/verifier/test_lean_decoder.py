@@ -29,7 +29,7 @@ def make_model(config: Any) -> PreTrainedModel:
 
 
 def logits_of(paged: PagedModel) -> torch.Tensor:
-    """Of 300 tokens, in chunks and one by one, in scattered blocks."""
+    """Logits of 300 tokens, in chunks and one by one, in scattered blocks."""
     token_ids = some_tokens(300, paged.vocab_size)
     return paged.run_in_chunks(token_ids, [120, 1, 3, 40], list(range(NUM_BLOCKS))[::-1])
 
@@ -39,7 +39,7 @@ def test_logits_are_those_of_transformers_modules(name: str) -> None:
     lean = make_small_model(name)
     assert is_lean(lean.model)
     rows = logits_of(lean)
-    # The same model, weights shared; a module that somebody hooked is none that is known.
+    # The same model with shared weights; a module with a hook is not a known one.
     lean.model.get_input_embeddings().register_forward_hook(lambda *_: None)
     assert not is_lean(lean.model)
     expected = logits_of(PagedModel(lean.model))

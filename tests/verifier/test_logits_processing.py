@@ -15,7 +15,7 @@ from verifier.sampling.logits_processing import row_probs
 def probs_one_by_one(
     logits: npt.NDArray[np.float64], sampling: Sampling
 ) -> npt.NDArray[np.float64]:
-    """One row: temperature, then top-k, then top-p, then softmax; ties keep the lowest ids."""
+    """The oracle for one row: temperature, top-k, top-p, softmax; ties keep the lowest ids."""
     scaled = (logits - logits.max()) / sampling.temperature
     ranked = sorted(range(len(scaled)), key=lambda token_id: (-scaled[token_id], token_id))
     if sampling.top_k:

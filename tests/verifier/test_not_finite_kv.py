@@ -46,7 +46,7 @@ def poisoned_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(MODEL_FOLDER, folder, dirs_exist_ok=True)
     weights = load_file(folder / "model.safetensors")
     embedding = weights["model.embed_tokens.weight"]
-    # The output layer keeps its own.
+    # The output layer keeps its own weights.
     weights.setdefault("lm_head.weight", embedding.clone())
     embedding[POISON] = torch.nan
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -65,7 +65,7 @@ def poisoned_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def poisoned(
     request: pytest.FixtureRequest, poisoned_folder: Path, bundled_config: VerifierConfig
 ) -> tuple[LoadedModel, VerifierConfig]:
-    """Both of the ways that a forward pass goes, and those that drafts go."""
+    """Both forward passes, and both ways to verify drafts."""
     way, verification = request.param
     config = bundled_config.model_copy(
         update={
@@ -126,7 +126,7 @@ def assert_rejected(end: Decided | Rejected, message: str = NOT_FINITE_KV) -> No
     assert end.error.message == message
 
 
-# In a chunk that does not end the prompt, behind its border, in the one that ends it, at the end.
+# In the first chunk, at the start of the second, in the chunk that ends the prompt, at its end.
 @pytest.mark.parametrize("place", [0, 20, 47, 48, 95, 130, 139])
 def test_a_prompt_with_a_failing_token_is_rejected_alone(running: Running, place: int) -> None:
     bystander, prompt = healthy_tokens(60, seed=2), healthy_tokens(140)
@@ -143,18 +143,18 @@ def test_a_prompt_with_a_failing_token_is_rejected_alone(running: Running, place
     session.wait_end(beside)
     assert session.output(beside) == session.output(expected_id)
 
-    # The block with it and those behind it are in no cache; those before it may be.
-    most_cached = place // BLOCK_SIZE * BLOCK_SIZE
+    # Its block and later ones are not cached; earlier ones may be.
+    max_cached = place // BLOCK_SIZE * BLOCK_SIZE
     again, end = running.end_of(poisoned_prompt, max_new_tokens=5)
     assert_rejected(end)
-    assert running.num_cached(again) <= most_cached
+    assert running.num_cached(again) <= max_cached
     longer, end = running.end_of([*poisoned_prompt, 3], max_new_tokens=5)
     assert_rejected(end)
-    assert running.num_cached(longer) <= most_cached
+    assert running.num_cached(longer) <= max_cached
     healthy_ids = [
         running.end_of(prompt, max_new_tokens=5, cache_salt=salt)[0] for salt in ("", "another")
     ]
-    assert running.num_cached(healthy_ids[0]) <= most_cached
+    assert running.num_cached(healthy_ids[0]) <= max_cached
     outputs = [session.output(sequence_id) for sequence_id in healthy_ids]
     assert outputs[0] == outputs[1]
 
@@ -193,9 +193,9 @@ SAMPLINGS = {
 @pytest.mark.parametrize("sampling_name", SAMPLINGS)
 @pytest.mark.parametrize("seed", range(6))
 def test_any_drafts_end_as_without_drafts(running: Running, sampling_name: str, seed: int) -> None:
-    """Right tokens, any tokens, poison among both; stop tokens, too."""
+    """Drafts of right, random and poisoned tokens, and stop tokens."""
     draw = random.Random(seed)
-    # The model copies, so that some of these come up; half of the time one is poison.
+    # The model copies, so that some of these are sampled; in half of the cases one is poison.
     prompt = (healthy_tokens(12, seed) * 4)[: draw.randint(20, 48)]
     bias = [(POISON[0], 12.0)] if draw.random() < 0.5 else []
     sampling = dataclasses.replace(
@@ -243,7 +243,7 @@ def test_any_drafts_end_as_without_drafts(running: Running, sampling_name: str, 
 def test_an_accepted_failing_draft_is_emitted_and_then_fails_the_sequence(
     start_engine: StartEngine,
 ) -> None:
-    """As without drafts, and its block is in no cache though it is full."""
+    """As without drafts; and its block is not cached although it is full."""
     text = [0, 1, 2, 7, 3, 3, 3, 3, 3]
     running = start_engine(rule=lambda known: text[len(known)], poison=frozenset({7}))
     session = running.attach()

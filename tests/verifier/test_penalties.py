@@ -21,7 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 def oracle_logits(
     logits: FloatArray, sampling: Sampling, prompt: list[int], output: list[int]
 ) -> FloatArray:
-    """One row: penalties over the history before it, then the bias."""
+    """The oracle for one row: penalties over the history before it, then the bias."""
     adjusted = logits.copy()
     for token_id in set(prompt) | set(output):
         if adjusted[token_id] > 0:
@@ -37,7 +37,7 @@ def oracle_logits(
 
 
 def oracle_probs(adjusted: FloatArray, sampling: Sampling) -> FloatArray:
-    """One row: temperature, min-p, top-k, top-p, softmax; ties keep the lowest ids."""
+    """The oracle for one row: temperature, min-p, top-k, top-p, softmax; ties keep low ids."""
     scaled = (adjusted - adjusted.max()) / sampling.temperature
     kept = [t for t in range(VOCAB_SIZE) if math.exp(scaled[t]) >= sampling.min_p]
     kept.sort(key=lambda t: (-scaled[t], t))
@@ -89,7 +89,7 @@ def test_every_row_has_the_history_of_a_step_without_drafts(
         np.testing.assert_allclose(
             probs[row], oracle_probs(adjusted, sampling), rtol=1e-4, atol=1e-7
         )
-        # And to the bit what a step without drafts computes.
+        # The same bits as in a step without drafts.
         alone = target_probs(torch.from_numpy(logits[row : row + 1]), sampling, prompt, history, [])
         assert np.array_equal(alone[0].numpy(), probs[row])
 
@@ -117,7 +117,7 @@ def test_drafts_outside_the_vocabulary_are_not_counted() -> None:
 
 
 def test_no_stop_token_before_min_new_tokens() -> None:
-    # One of them is a token that the model has no logit for.
+    # The model has no logit for one of them.
     history = History(
         prompt_token_ids=[1],
         output_token_ids=[2],

@@ -28,7 +28,7 @@ def digests_of(token_ids: list[int], *, block_size: int = 4, cache_salt: str = "
 
 
 def num_cached(world: ScheduledWorld, token_ids: list[int], **fields: object) -> int:
-    """How much of a prompt is found when it is asked for now; it runs to its end."""
+    """How many tokens of a prompt are cached when it is opened now; it runs to its end."""
     sequence = world.open(token_ids, 1, **fields)
     world.run_to_end()
     return sequence.num_cached_tokens
@@ -170,7 +170,7 @@ class TestEviction:
         assert table == list(range(table[0], table[0] + 12))
 
     def test_a_new_sequence_in_a_full_pool_still_gets_few_runs(self) -> None:
-        """What is evicted together lies together, because it was used together."""
+        """Blocks that are evicted together are contiguous, because they were used together."""
         world = ScheduledWorld(num_blocks=800, max_num_seqs=2, max_num_batched_tokens=64)
         draw = random.Random(3)
         for _ in range(140):

@@ -17,5 +17,5 @@ def test_a_profile_of_the_engines_thread_names_the_phases_of_its_steps(
     counts = {event.key: event.count for event in profile.key_averages()}
     phases = ("schedule", "lay_out", "forward", "verify", "commit", "publish")
     assert [counts.get(f"tandem.{phase}", 0) for phase in phases[1:]] == [4] * 5
-    # It is also asked when there is nothing to do.
+    # The scheduler also runs when there is nothing to do.
     assert counts["tandem.schedule"] >= 4

@@ -24,7 +24,7 @@ def ints(values: list[int]) -> IntArray:
 def accept_one_by_one(
     samples: list[list[int]], drafts: list[list[int]]
 ) -> tuple[list[list[int]], list[int]]:
-    """Rule `match` as a person would apply it; samples hold one row more than drafts."""
+    """The oracle of rule `match`; there is one more sample than drafts."""
     outputs, num_accepted = [], []
     for sample, draft in zip(samples, drafts, strict=True):
         output: list[int] = []
@@ -144,7 +144,7 @@ class TestGreedy:
     @pytest.mark.parametrize("vocab_size", [5, 16, 100, 5000])
     def test_the_lowest_id_wins_a_tie(self, dtype: torch.dtype, vocab_size: int) -> None:
         generator = torch.Generator().manual_seed(vocab_size)
-        # Few values, so that nearly every row's largest occurs several times.
+        # Few values, so that in nearly every row the largest occurs several times.
         logits = torch.randint(0, 3, (200, vocab_size), generator=generator).to(dtype)
         lowest = [int(np.flatnonzero(row == row.max())[0]) for row in logits.float().numpy()]
         verdict = judge(
@@ -170,7 +170,7 @@ def test_race_breaks_ties_by_the_lowest_id_and_never_picks_probability_0() -> No
 
 # Logits of eight tokens, one of which the sampling parameters may cut off.
 LOGITS = torch.tensor([0.0, 1.0, -1.5, 0.5, 1.2, -3.0, 0.3, -0.7])
-# So many that a bias of two percent shows, see below; a likely draft hides it best.
+# Enough to show a bias of two percent, see below; a likely draft hides it best.
 NUM_SEQUENCES, NUM_SEQUENCES_LIKELY_DRAFT = 20_000, 60_000
 LIKELY_DRAFT = 4
 
@@ -205,7 +205,7 @@ def fair_by_ratio(
 def biased_by_two_percent(
     logits: torch.Tensor, sampling: list[Sampling], drafts: IntArray, num_drafts: IntArray
 ) -> Verdict:
-    """Takes the draft unseen in one of fifty cases. One draft per sequence."""
+    """Accepts the draft unseen in one of fifty cases. One draft per sequence."""
     verdict = fair(logits, sampling, drafts, num_drafts)
     taken = np.random.default_rng(1).random(len(sampling)) < 0.02
     outputs = verdict.output_token_ids.copy()
@@ -223,7 +223,7 @@ def with_seeds(sampling: Sampling, num_sequences: int) -> list[Sampling]:
 
 
 def count_first_tokens(sampler: Sampler, draft: int, sampling: Sampling) -> IntArray:
-    """How often each token came out first, over many seeds, all with the same draft."""
+    """How often each token is the first output, over many seeds, all with the same draft."""
     num_sequences = NUM_SEQUENCES_LIKELY_DRAFT if draft == LIKELY_DRAFT else NUM_SEQUENCES
     verdict = sampler(
         LOGITS.expand(2 * num_sequences, 8),
@@ -281,7 +281,7 @@ def test_a_sampler_biased_by_two_percent_towards_the_draft_is_detected(draft: in
 
 @pytest.mark.parametrize("sampler", [fair, fair_by_ratio], ids=["match", "ratio"])
 def test_the_token_after_an_accepted_draft_has_its_own_distribution(sampler: Sampler) -> None:
-    """The bonus token is sampled from its own row, and knows nothing of the one before."""
+    """The bonus token is sampled from its own row, independently of the row before."""
     bonus_logits = LOGITS.flip(0)
     logits = torch.stack([LOGITS, bonus_logits]).repeat(NUM_SEQUENCES, 1)
     verdict = sampler(
@@ -429,7 +429,7 @@ def test_a_logit_of_minus_infinity_is_no_failure() -> None:
 
 
 class TestSlices:
-    """Rows are worked on a slice at a time: same results, bounded memory."""
+    """Rows are processed a slice at a time: same results, bounded memory."""
 
     VOCAB_SIZE = 4096
     NUM_DRAFTS = 15

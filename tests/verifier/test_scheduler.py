@@ -53,7 +53,7 @@ def give_hint(sequence: Sequence, num_tokens: int) -> None:
 
 
 def decoding(scheduler: Scheduler, num_sequences: int, **fields: Any) -> list[Sequence]:
-    """Sequences whose prompts are computed but for the last token."""
+    """Sequences whose prompts are computed except for the last token."""
     sequences = []
     for _ in range(num_sequences):
         sequence = make_sequence(4, **fields)

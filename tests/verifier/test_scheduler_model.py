@@ -17,8 +17,8 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Opens, some of them to be scored, hints right and wrong, steps, cancels, and preemptions
-    that the tiny pool brings. `ScheduledWorld` asserts in every step that nobody waits for ever.
+    """Opens (some only scored), right and wrong hints, steps, cancels, and the preemptions of a
+    tiny pool. `ScheduledWorld` asserts in every step that no sequence waits for ever.
     """
 
     @initialize(
@@ -105,9 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.check()
 
     def teardown(self) -> None:
-        """Everybody gets to an end, with the text that an undisturbed run gives and its rows
-        scored, once.
-        """
+        """Every sequence ends, with the text of an undisturbed run, and its rows scored once."""
         if not hasattr(self, "world"):
             return
         self.world.run_to_end()
@@ -127,7 +125,7 @@ TestScheduler = SchedulerMachine.TestCase
 
 
 def stepped(world: ScheduledWorld, num_steps: int) -> list[list[str]]:
-    """Who took part in each of so many steps."""
+    """The sequences that took part in each step."""
     return [[item.sequence.sequence_id for item in world.step()] for _ in range(num_steps)]
 
 
@@ -252,7 +250,7 @@ class TestPreemption:
     def test_it_is_recomputed_from_the_blocks_still_cached(self) -> None:
         def num_computed(has_prefix_cache: bool) -> int:
             world = ScheduledWorld(num_blocks=12, max_num_seqs=2, has_prefix_cache=has_prefix_cache)
-            # Takes all blocks for a while, by its priority, and is gone before much is evicted.
+            # By its priority it holds all blocks for a while, and ends before much is evicted.
             second = world.open([1] * 17, 8)
             world.step()
             world.step()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import verifier.service.servicer
 from servicekit.errors import field_violation, retry_after_ms
 from tandem.v1 import sampling_pb2
 from tandem.v1 import verifier_pb2 as pb
@@ -20,7 +21,6 @@ from tests.verifier.scoring_engine import oracle_logits
 from verifier.build import LoadedModel
 from verifier.engine.observation import StepRecord
 from verifier.sampling.logits_processing import target_probs
-from verifier.service import servicer as service
 from verifier.service.score_call import ScoreCall
 
 VOCAB_SIZE = 2048
@@ -212,7 +212,7 @@ class TestFullScores:
     ) -> None:
         running = await start_verifier()
         full = request(sequence(3, 1), distributions=True)
-        monkeypatch.setattr(service, "MAX_SCORED_TENSOR_BYTES", 2 * 2 * 2048 * 4)
+        monkeypatch.setattr(verifier.service.servicer, "MAX_SCORED_TENSOR_BYTES", 2 * 2 * 2048 * 4)
         servicer = running.verifier.servicer
         await call(running, full)
         assert servicer._num_scored_tensor_bytes == 0
@@ -291,7 +291,7 @@ class TestRefusals:
     ) -> None:
         running = await start_verifier(max_num_seqs=1, max_num_waiting=1)
         session = await running.greeted_session()
-        # Waits for a draft in the only seat.
+        # Occupies the only place in a step, and waits for a draft.
         await session.open(
             pb.Open(
                 sequence_id="a", token_ids=[1], ignore_eos=True, draft_wait=pb.DRAFT_WAIT_ALWAYS
@@ -303,7 +303,7 @@ class TestRefusals:
         assert retry_after_ms(error)
         session.call.cancel()
         await running.idle()
-        monkeypatch.setattr(service, "MAX_SCORED_TOKENS", 30)
+        monkeypatch.setattr(verifier.service.servicer, "MAX_SCORED_TOKENS", 30)
         servicer = running.verifier.servicer
         assert servicer._num_scored_tokens == 0
         assert len((await call(running, request(sequence(40, 1)))).sequences) == 1
@@ -323,7 +323,7 @@ class TestRefusals:
 
 
 class HoldingObserver(RecordingObserver):
-    """Holds the engine after each step, once it has said so."""
+    """Pauses the engine after each step, after signalling it."""
 
     def __init__(self, say_so: Callable[[], object]) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def batch(request: pytest.FixtureRequest, bundled_model: LoadedModel) -> list[Dr
 
 
 def assert_equal(one: list[SequenceScores], other: list[SequenceScores]) -> None:
-    """To the bit."""
+    """Asserts equal bits."""
     for mine, its in zip(one, other, strict=True):
         assert mine.prompt_logprobs == its.prompt_logprobs
         assert [(p.top_token_id, p.draft, p.top) for p in mine.positions] == [
@@ -216,9 +216,7 @@ def options(**fields: object) -> ScoreOptions:
 
 
 def preempt_after(steps: set[int], running: RunningEngine, patch: pytest.MonkeyPatch) -> None:
-    """After these steps does to all sequences what preemption does: their K/V is gone, and nothing
-    else.
-    """
+    """After these steps, does to all sequences what preemption does: drops their K/V only."""
     recorded = running.observer.stepped
 
     def stepped(record: StepRecord) -> None:
@@ -242,7 +240,7 @@ class TestRecomputation:
         preempt_after({3, 10, 13}, running, monkeypatch)
         sequence = DraftsToScore(token_ids=text[:40], draft_token_ids=text[40:])
         with running.held():
-            # Takes a token of some steps: computed again, chunks end elsewhere.
+            # Uses a token of some steps, so that chunks of the recomputation end elsewhere.
             running.attach().open(text[:1], max_new_tokens=12)
             call = ScoreCall(
                 running.engine, [sequence], options(method=method, prompt_logprobs=True)

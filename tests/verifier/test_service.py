@@ -58,7 +58,7 @@ def make_open(sequence_id: str = "a", **fields: object) -> pb.Open:
 
 @pytest.fixture(scope="session")
 def greedy_output(bundled_float32: PagedModel) -> list[int]:
-    """What transformers' own attention says, computed anew for every token."""
+    """Greedy output by transformers' own attention, recomputed for every token."""
     known = list(PROMPT)
     for _ in range(NUM_NEW_TOKENS):
         known.append(int(reference_logits(bundled_float32.model, known)[-1].argmax()))
@@ -465,7 +465,7 @@ class TestPromptLogprobs:
 
 
 def garbage(known: list[int], right: list[int]) -> list[tuple[int, list[int]]]:
-    """Hints of every bad kind, and some good ones, for a sequence that stands at `known`."""
+    """Hints of every bad kind, and some good ones, for a sequence with the tokens `known`."""
     length = len(known)
     return [
         (length, [VOCAB_SIZE]),
@@ -633,8 +633,8 @@ class TestSessions:
         other = await running.greeted_session()
         await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))
         await session.wait_decided("a")
-        # Each of them is answered, with more bytes than it has. What the transport takes before
-        # it blocks the server's writing is several times the bound.
+        # Each of them is answered, with more bytes than it has. The transport buffers several
+        # times the bound before it blocks the server's writes.
         bad = [pb.Command(open=pb.Open(sequence_id="x" * 40))] * 2500
         ended = asyncio.wrap_future(running.engine.when_idle())
         async with asyncio.timeout(PATIENCE_S):
@@ -656,7 +656,7 @@ class TestSessions:
     async def test_a_session_that_does_not_read_can_still_be_cancelled(
         self, start_verifier: StartVerifier
     ) -> None:
-        """While the server is blocked in writing to it."""
+        """Also while the server is blocked in a write to it."""
         running = await start_verifier()
         session = await running.greeted_session()
         await session.open(make_open(draft_wait=pb.DRAFT_WAIT_ALWAYS))

@@ -93,7 +93,7 @@ class TestOwnFaults:
         session = await running.greeted_session()
         await session.open(pb.Open(sequence_id="a", token_ids=PROMPT, ignore_eos=True))
         await session.wait_decided("a")
-        monkeypatch.setattr(Session, "_take", fail)
+        monkeypatch.setattr(Session, "_submit", fail)
         await session.send(pb.Command(close=pb.Close(sequence_id="nobody")))
         assert await session.read_to_end() == grpc.StatusCode.INTERNAL
         monkeypatch.undo()

@@ -64,12 +64,12 @@ def thread_collectives(size: int) -> list[ThreadCollectives]:
 
 
 def make_model(name: str) -> PreTrainedModel:
-    """Always the same one."""
+    """A random model, always the same one."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[name]())
         for parameter in model.parameters():
-            if parameter.ndim == 1:  # biases begin as zeros, which would hide a double one
+            if parameter.ndim == 1:  # biases start at 0, which would hide one that is added twice
                 torch.nn.init.uniform_(parameter)
     model.eval().requires_grad_(False)
     return model

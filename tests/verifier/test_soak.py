@@ -1,4 +1,4 @@
-"""Thousands of short random requests through an engine whose blocks never suffice.
+"""Thousands of short random requests to an engine with too few blocks.
 
 With a scripted model; `python -m benchmarks.soak` does the same with a real one.
 """
@@ -13,7 +13,7 @@ from verifier.engine.observation import StepRecord
 
 
 class ForgetfulObserver(RecordingObserver):
-    """Keeps nothing: what grows is the engine's."""
+    """Keeps nothing, so that any growth is the engine's."""
 
     def stepped(self, record: StepRecord) -> None:
         pass

@@ -63,7 +63,7 @@ def test_without_any_plain_step_the_cost_follows_from_the_others() -> None:
 
 
 def test_a_cost_per_sequence_gains_the_tokens_emitted_whatever_came_before() -> None:
-    # A line through steps of 1 sequence and of 8 would take the sequences' cost for the drafts'.
+    # One line through steps of 1 and of 8 sequences would mistake the sequences' cost for drafts'.
     found = gain(lambda n, m: 0.005 * n, num_sequences=(1, 8, 1, 8), acceptance=0.5)
     assert found == pytest.approx(1 + 3.5 * 0.5, rel=0.1)
 

@@ -8,8 +8,8 @@ import pytest
 from tandem.v1 import sampling_pb2
 from tests.scripted_model import follow, hashed
 from tests.verifier.running_engine import EngineSession, StartEngine
-from verifier.drafts.draft_buffer import Source
-from verifier.drafts.proposal_log import ProposalLog, ProposalTrace
+from verifier.drafts.draft_buffer import Hint, Source
+from verifier.drafts.hint_log import HintLog
 from verifier.engine.messages import Decided, StepTraced
 from verifier.engine.step_trace import StepTrace
 from verifier.sampling import Sampling
@@ -52,17 +52,19 @@ TEXT = [
 BLOCK_SIZE = 4
 
 
-def proposal(base_length: int, token_ids: Sequence[int], match_length: int = 2) -> ProposalTrace:
-    return ProposalTrace(
+def proposal(
+    base_length: int, token_ids: Sequence[int], match_length: int = 2, *, sequence_id: str = ""
+) -> Hint:
+    return Hint(
+        sequence_id=sequence_id,
         base_length=base_length,
         token_ids=list(token_ids),
         matched_ngram_length=match_length,
-        source=Source.UNSPECIFIED,
     )
 
 
 def check_flow(session: EngineSession, sequence_id: str, prompt: list[int]) -> list[StepTrace]:
-    """The trace, which must say everything that follows from the text."""
+    """The traces of a sequence; asserts everything in them that follows from the text."""
     known = list(prompt)
     steps: list[StepTrace] = []
     events = [e for e in session.of(sequence_id) if isinstance(e, StepTraced | Decided)]
@@ -116,7 +118,7 @@ def test_a_trace_holds_the_drafts_and_the_proposals_before_them(
     session = start_engine(rule=follow(TEXT)).attach()
     sequence_id = session.open(TEXT[:4], max_new_tokens=20, draft_wait=ALWAYS, trace=True)
     session.wait_decided(sequence_id, 1)
-    session.hint(sequence_id, 3, [1, 2, 3])  # for a length that is past
+    session.hint(sequence_id, 3, [1, 2, 3])  # for an earlier length
     wrong = (TEXT[7] + 1) % 14
     session.hint(sequence_id, 5, [*TEXT[5:7], wrong], matched_ngram_length=9, source=Source.POOL)
     session.wait_decided(sequence_id, 2)
@@ -125,13 +127,13 @@ def test_a_trace_holds_the_drafts_and_the_proposals_before_them(
     first, second, third = check_flow(session, sequence_id, TEXT[:4])
     assert first.proposals == []
     late, used = second.proposals
-    assert late == proposal(3, [1, 2, 3])
+    assert late == proposal(3, [1, 2, 3], sequence_id=sequence_id)
     assert (used.token_ids, used.source) == ([*TEXT[5:7], wrong], Source.POOL)
     assert used.matched_ngram_length == 9
     assert second.draft_token_ids == used.token_ids
     assert (second.num_accepted_tokens, second.output_token_ids) == (2, TEXT[5:8])
     assert second.logits_indices == [0, 1, 2, 3]
-    assert third.proposals == [proposal(8, [])]
+    assert third.proposals == [proposal(8, [], sequence_id=sequence_id)]
     session.close(sequence_id)
 
 
@@ -145,7 +147,7 @@ def test_a_stop_token_cuts_the_trace_as_it_cuts_the_output(start_engine: StartEn
     session.wait_end(sequence_id)
     step = check_flow(session, sequence_id, TEXT[:4])[-1]
     assert step.output_token_ids == TEXT[5:8]
-    # What follows a stop token in a hint is not verified.
+    # Drafts after a stop token are not verified.
     assert (len(step.draft_token_ids), step.num_accepted_tokens) == (3, 3)
 
 
@@ -206,7 +208,7 @@ def test_a_decision_names_its_drafts_match_length_and_source(
 
 
 def test_the_latest_of_many_proposals_are_kept() -> None:
-    log = ProposalLog()
+    log = HintLog()
     for base_length in range(1000):
         log.append(proposal(base_length, [7] * 100))
     taken = log.drain()
@@ -233,7 +235,7 @@ def test_a_traced_prompt_comes_in_chunks_that_fit_a_message(start_engine: StartE
 
 def test_the_largest_trace_fits_a_message() -> None:
     largest = [(1 << 32) - 1] * MAX_TRACED_TOKENS
-    log = ProposalLog()
+    log = HintLog()
     for _ in range(64):
         log.append(proposal((1 << 32) - 1, largest[:64], match_length=(1 << 32) - 1))
     step = StepTrace(

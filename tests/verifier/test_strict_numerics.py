@@ -224,7 +224,7 @@ def test_logits_are_those_of_transformers_own_attention(name: str, numerics: Num
 
 
 def test_a_sliding_window_hides_what_lies_before_it() -> None:
-    """Of a model with a window of 100 in its first layer and last, a token 300 back is unseen."""
+    """Two layers with a window of 100 tokens: a token 300 positions back has no effect."""
     paged = make_small_model("mistral")
     token_ids = some_tokens(400, paged.vocab_size)
     changed = [(token_ids[0] + 1) % paged.vocab_size, *token_ids[1:]]

@@ -62,8 +62,8 @@ async def generate(
     """Tokens and their logprobs for all PROMPTS at once.
 
     Args:
-        session: a greeted one.
-        drafts: what to draft from, a part of it wrong; None drafts nothing.
+        session: after its Hello.
+        drafts: texts to draft from, partly wrong; None: no drafts.
     """
     names = {name: f"{name} {len(session.events)}" for name in PROMPTS}
     draft_wait = pb.DRAFT_WAIT_NEVER if drafts is None else pb.DRAFT_WAIT_ALWAYS
@@ -105,7 +105,7 @@ def tokens(output: dict[str, list[tuple[int, float]]]) -> dict[str, list[int]]:
 async def assert_drafts_change_nothing(
     session: ClientSession, sampling: sampling_pb2.SamplingParams
 ) -> dict[str, list[int]]:
-    """Neither tokens nor any bit of their logprobs. Returns the tokens."""
+    """Asserts that tokens and all bits of their logprobs stay the same. Returns the tokens."""
     plain = await generate(session, sampling)
     before = len(session.events)
     drafted = await generate(session, sampling, tokens(plain))
@@ -201,7 +201,7 @@ async def test_more_than_two_ranks_add_in_order_and_all_learn_which_rank_is_lost
 
 
 def wait_all(ranks: list[Rank]) -> tuple[list[int], list[str]]:
-    """Exit codes, and the last lines of the logs."""
+    """The exit codes, and the last lines of the logs."""
     return [rank.wait() for rank in ranks], [rank.log().splitlines()[-1] for rank in ranks]
 
 

@@ -47,7 +47,7 @@ class WatchedModel:
 
 @dataclass
 class LogitsObserver(RecordingObserver):
-    """Keeps the logits that every token was chosen by, by sequence id and position."""
+    """Keeps the logits that each token was sampled from, by sequence id and position."""
 
     model: WatchedModel | None = None
     logits: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
@@ -74,8 +74,8 @@ class Watched:
     session: EngineSession
 
     def logits(self, sequence_id: str, length: int) -> torch.Tensor:
-        """Of all output tokens behind a prompt of `length`."""
-        # An observer hears of a step behind the session.
+        """The logits of all output tokens after a prompt of `length`."""
+        # Observers are called after the session has its events.
         self.engine.call(self.engine.check_integrity).result(PATIENCE_S)
         num_tokens = len(self.session.output(sequence_id))
         return torch.stack(
@@ -108,7 +108,7 @@ def start(loaded: LoadedModel, config: VerifierConfig, *, num_blocks: int, **opt
 
 @dataclass(frozen=True)
 class Oracle:
-    """By sampling and prompt length."""
+    """Outputs and logits by sampling and prompt length."""
 
     prompts: dict[int, list[int]]
     outputs: dict[tuple[str, int], list[int]]
@@ -143,7 +143,7 @@ def assert_undisturbed(
 
 
 def drive(running: Watched, oracle: Oracle, opened: dict[str, tuple[str, int]]) -> None:
-    """Until all have ended; hints for every other length, half of them wrong at some point."""
+    """Runs all to their ends, with hints for every other length, half of them partly wrong."""
     session = running.session
     ended: set[str] = set()
     seen = 0
@@ -182,7 +182,7 @@ def test_with_cached_prefixes(
     for length in (165, LENGTHS[1]):
         session.wait_end(session.open(oracle.prompts[LENGTHS[-1]][:length], max_new_tokens=1))
     opened: dict[str, tuple[str, int]] = {}
-    for _ in range(2):  # at once: only one of them can go on right behind what is cached
+    for _ in range(2):  # at once: only one of them can continue right after the cached blocks
         for length, prompt in oracle.prompts.items():
             sequence_id = session.open(
                 prompt,

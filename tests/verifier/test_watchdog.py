@@ -14,8 +14,8 @@ from tests.verifier.running_verifier import PATIENCE_S, StartVerifier
 from verifier.scheduling.sequence import DraftWait
 from verifier.service.watchdog import Watchdog
 
-# Long enough for a healthy engine on a busy machine to answer well within it most times; where it
-# does not, what is awaited below comes a little later.
+# A healthy engine on a busy machine mostly answers well within it; if not, the verdicts awaited
+# below come a little later.
 STALL_TIMEOUT_S = 0.2
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -23,7 +23,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Verdicts:
-    """What the watchdog said last, and waiting for it to say otherwise."""
+    """The watchdog's last verdict; `wait` waits for another."""
 
     def __init__(self) -> None:
         self.is_alive = True
@@ -87,7 +87,7 @@ async def test_a_step_that_does_not_end_is_reported_and_so_is_its_end(
 async def test_sequences_without_steps_are_a_stall_though_commands_are_handled(
     start_engine: StartEngine,
 ) -> None:
-    # To a watchdog that allows no time for a client's drafts, waiting for them is a stall.
+    # For a watchdog that allows no time for drafts, waiting for them is a stall.
     running = start_engine(rule=follow([1] * 64))
     session = running.attach()
     async with watched(running, draft_idle_timeout_s=0.0) as (verdicts, _):

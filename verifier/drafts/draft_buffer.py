@@ -10,6 +10,7 @@ Example: the hint (base_length 10, tokens 5 6 7 8), the sequence now 12 tokens l
 """
 
 import enum
+from dataclasses import dataclass
 
 
 class Source(enum.IntEnum):
@@ -19,6 +20,19 @@ class Source(enum.IntEnum):
     UNSPECIFIED = 0
     SEQUENCE = 1
     POOL = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """A draft for one sequence, as received."""
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    matched_ngram_length: int
+    is_indexing: bool = False
+    """Empty only because the drafter is still indexing the sequence."""
+    source: Source = Source.UNSPECIFIED
 
 
 class HintOutcome(enum.StrEnum):

@@ -127,7 +127,7 @@ class Committer:
         num_accepted_tokens: int,
     ) -> None:
         """Queues the step's trace, if the sequence is traced."""
-        if sequence.proposals is None:
+        if sequence.hint_log is None:
             return
         step = trace_of(
             entry,
@@ -135,7 +135,7 @@ class Committer:
             step_id=step_id,
             known_token_ids=sequence.token_ids,
             num_accepted_tokens=num_accepted_tokens,
-            proposals=sequence.proposals.drain(),
+            proposals=sequence.hint_log.drain(),
         )
         self._table.emit(sequence, StepTraced(sequence_id=sequence.sequence_id, step=step))
 

@@ -4,9 +4,8 @@ import queue
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from verifier.drafts.draft_buffer import DraftBuffer
+from verifier.drafts.draft_buffer import DraftBuffer, Hint
 from verifier.drafts.draft_wait import DraftWaitEstimates
-from verifier.drafts.proposal_log import ProposalTrace
 from verifier.engine.faults import FaultHandler
 from verifier.engine.messages import (
     AttachSession,
@@ -15,7 +14,6 @@ from verifier.engine.messages import (
     Command,
     DetachSession,
     Forget,
-    Hint,
     Hints,
     Open,
     Stop,
@@ -127,8 +125,8 @@ class Inbox:
             if sequence is None:
                 continue
             try:
-                if sequence.proposals is not None:
-                    sequence.proposals.append(_proposal_of(hint))
+                if sequence.hint_log is not None:
+                    sequence.hint_log.append(hint)
                 if not sequence.can_draft:
                     continue
                 published_at_s = self._buffer_hint(sequence, hint)
@@ -162,12 +160,3 @@ class Inbox:
         if outcome is not None:
             self._observer.hint_ended(outcome)
         return published_at_s
-
-
-def _proposal_of(hint: Hint) -> ProposalTrace:
-    return ProposalTrace(
-        base_length=hint.base_length,
-        token_ids=hint.token_ids,
-        matched_ngram_length=hint.matched_ngram_length,
-        source=hint.source,
-    )

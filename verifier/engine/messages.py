@@ -6,24 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from servicekit.errors import RequestError
-from verifier.drafts.draft_buffer import Source
+from verifier.drafts.draft_buffer import Hint, Source
 from verifier.engine.step_trace import StepTrace
 from verifier.sampling.logprobs import TokenLogprob
 from verifier.sampling.scored_rows import ScoredRows
 from verifier.scheduling.sequence import FinishReason, OpenSequence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hint:
-    """A draft for one sequence; see `draft_buffer.py`."""
-
-    sequence_id: str
-    base_length: int
-    token_ids: list[int]
-    matched_ngram_length: int
-    is_indexing: bool = False
-    """Empty only because the drafter is still indexing the sequence."""
-    source: Source = Source.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ batch per session and step. Every Open ends in exactly one terminal event.
 import collections
 
 from servicekit.errors import RequestError
-from verifier.drafts.proposal_log import ProposalLog
+from verifier.drafts.hint_log import HintLog
 from verifier.engine.messages import (
     Close,
     Decided,
@@ -100,7 +100,7 @@ class SequenceTable:
             tokens_per_match=opened.tokens_per_match,
             scoring=opened.scoring,
             rows_to_score=opened.rows_to_score,
-            proposals=ProposalLog() if opened.trace else None,
+            hint_log=HintLog() if opened.trace else None,
         )
         self._scheduler.add(sequence)
         self._sequences[command.session_id, opened.sequence_id] = sequence

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verifier.batch.batch_layout import BatchLayout
-from verifier.drafts.proposal_log import ProposalTrace
+from verifier.drafts.draft_buffer import Hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class StepTrace:
     num_accepted_tokens: int
     output_token_ids: list[int]
     context_length_after: int
-    proposals: list[ProposalTrace]
+    proposals: list[Hint]
 
 
 def trace_of(
@@ -35,7 +35,7 @@ def trace_of(
     step_id: int,
     known_token_ids: SequenceOf[int],
     num_accepted_tokens: int,
-    proposals: list[ProposalTrace],
+    proposals: list[Hint],
 ) -> StepTrace:
     """The trace of a sequence that a step has moved forward.
 

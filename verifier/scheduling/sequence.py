@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from verifier.drafts.draft_buffer import DraftBuffer
 from verifier.drafts.draft_wait import FirstTokenRecord
-from verifier.drafts.proposal_log import ProposalLog
+from verifier.drafts.hint_log import HintLog
 from verifier.sampling import Sampling
 
 # Limit of a traced sequence's tokens in one step: its trace is 60 KB at most, one message.
@@ -135,7 +135,7 @@ class Sequence:
     num_wanted_draft_tokens: int = 0
     draft_buffer: DraftBuffer = field(default_factory=DraftBuffer)
     # None: not traced.
-    proposals: ProposalLog | None = None
+    hint_log: HintLog | None = None
     first_token_record: FirstTokenRecord = field(default_factory=FirstTokenRecord)
     # The last published (length, monotonic seconds): hints for that length are under way since
     # then. Empty before the first token.
@@ -160,7 +160,7 @@ class Sequence:
         for a traced sequence at most `MAX_TRACED_TOKENS`.
         """
         num_missing = len(self.token_ids) - self.num_computed_tokens
-        if self.proposals is not None:
+        if self.hint_log is not None:
             num_missing = min(num_missing, MAX_TRACED_TOKENS)
         if len(self.rows_to_score) <= max_rows:
             return num_missing

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from servicekit.errors import MessageLimitError, RequestError
 from servicekit.logs import get_logger
 from tandem.v1 import verifier_pb2
+from verifier.drafts.draft_buffer import Hint
 from verifier.engine.engine import Engine
 from verifier.engine.messages import (
     Close,
     DetachSession,
     Event,
     Forget,
-    Hint,
     Hints,
     Open,
     Rejected,
@@ -76,7 +76,7 @@ class Session:
                     self._check_hello(commands[0] if commands else None)
                     greeted = True
                     commands = commands[1:]
-                await self._take(commands, received_at_s)
+                await self._submit(commands, received_at_s)
         except Exception as error:  # `responses` raises it
             self._error = error
         finally:
@@ -159,7 +159,7 @@ class Session:
             )
         self._put(wire.welcome(self._served))
 
-    async def _take(self, commands: Sequence[verifier_pb2.Command], received_at_s: float) -> None:
+    async def _submit(self, commands: Sequence[verifier_pb2.Command], received_at_s: float) -> None:
         """Submits a message's commands, drafts first, in slices if they are many."""
         hints: list[Hint] = []
         others: list[verifier_pb2.Command] = []
@@ -187,7 +187,7 @@ class Session:
             self._submit_hints(hints, rejected, received_at_s)
             await self._flow.submitted(cost)
         if others:
-            await self._take_others(others)
+            await self._submit_others(others)
 
     def _submit_hints(self, hints: list[Hint], rejected: list[Event], received_at_s: float) -> None:
         if hints:
@@ -197,13 +197,13 @@ class Session:
         if rejected:
             self._deliver(rejected, None)
 
-    async def _take_others(self, commands: list[verifier_pb2.Command]) -> None:
+    async def _submit_others(self, commands: list[verifier_pb2.Command]) -> None:
         rejected: list[Event] = []
         cost = 0
         for command in commands:
             cost += COMMAND_COST + len(command.open.token_ids)
             try:
-                self._take_one(command)
+                self._submit_one(command)
             except Exception as error:
                 rejected.append(self._rejected(command, error))
             if cost >= SLICE_COST:
@@ -225,7 +225,7 @@ class Session:
             error = InternalError()
         return Rejected(sequence_id=sequence_id, error=error)
 
-    def _take_one(self, command: verifier_pb2.Command) -> None:
+    def _submit_one(self, command: verifier_pb2.Command) -> None:
         session_id = self._session_id
         match command.WhichOneof("command"):
             case "open":

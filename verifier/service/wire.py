@@ -16,11 +16,10 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from servicekit.errors import MessageLimitError, code_number, find_code
 from servicekit.message_limits import MessageLimits
 from tandem.v1 import drafter_pb2, limits_pb2, sampling_pb2, verifier_pb2
-from verifier.drafts.draft_buffer import Source
+from verifier.drafts.draft_buffer import Hint, Source
 from verifier.engine.messages import (
     Decided,
     Event,
-    Hint,
     Opened,
     PromptScored,
     Rejected,
@@ -141,6 +140,7 @@ _FINISH_REASONS = {
     FinishReason.CANCELLED: sampling_pb2.FINISH_REASON_CANCELLED,
 }
 
+_PROPOSAL_FIELDS = tuple(field.name for field in sampling_pb2.ProposalTrace.DESCRIPTOR.fields)
 _SOURCES = {int(source): source for source in Source}
 
 # Fields of Open that must be empty.
@@ -334,8 +334,11 @@ def _write_event(message: verifier_pb2.Event, event: Event) -> None:
         case StepTraced():
             message.step_traced.sequence_id = event.sequence_id
             # The fields have the same names.
-            step = sampling_pb2.StepTrace(**dataclasses.asdict(event.step))
-            message.step_traced.step.CopyFrom(step)
+            step = dataclasses.asdict(event.step)
+            step["proposals"] = [
+                {n: entry[n] for n in _PROPOSAL_FIELDS} for entry in step["proposals"]
+            ]
+            message.step_traced.step.CopyFrom(sampling_pb2.StepTrace(**step))
         case PromptScored():
             message.prompt_scored.sequence_id = event.sequence_id
             message.prompt_scored.base_length = event.base_length
