@@ -42,6 +42,13 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
             assert anchor in set(anchors(file.resolve().relative_to(REPOSITORY).as_posix())), target
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_named_paths_exist(page: str) -> None:
+    names = re.findall(r"`([\w.-]+/[\w./*-]*)`", text(page))
+    inside = [name for name in names if name.partition("/")[0] in FOLDERS]
+    assert [name for name in inside if not list(REPOSITORY.glob(name.rstrip("/")))] == []
+
+
 def test_every_page_is_reached_by_links_from_the_readme() -> None:
     reached, pending = set[Path](), [REPOSITORY / "README.md"]
     while pending:
