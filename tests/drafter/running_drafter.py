@@ -78,7 +78,7 @@ class RunningDrafter:
         return value
 
 
-async def ask(stream: ProposeCall, request: pb.ProposeRequest) -> pb.ProposeResponse:
+async def exchange(stream: ProposeCall, request: pb.ProposeRequest) -> pb.ProposeResponse:
     """One exchange on a stream."""
     await stream.write(request)
     response = await stream.read()

@@ -20,9 +20,9 @@ from drafter.ngram.params import Algorithm, NgramParams, Tie
 from drafter.ngram.text import HASH_BASE, IndexedText, most_tokens
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
-from tests.drafter.asked_text import MAX_TOKENS, ask
-from tests.drafter.running_drafter import ask as exchange
+from tests.drafter.running_drafter import exchange
 from tests.drafter.test_process import drafter_process, read_line
+from tests.drafter.texts import MAX_TOKENS, propose_for
 
 NUM_COLLIDING = ngram_table.CHUNK_SLOTS + 1
 """One more than a chunk has slots."""
@@ -50,7 +50,7 @@ def assert_answers_as_a_scan_does(text: IndexedText) -> None:
     for end in ([], [7, 8, 9], list(text.token_ids[100:103]), list(text.token_ids[5000:5004])):
         for each in (text, scanned):
             each.append(np.array(end, dtype=np.uint32))
-        drafts = ask([text, scanned], [8, 8])
+        drafts = propose_for([text, scanned], [8, 8])
         assert drafts[0] == drafts[1]
 
 
@@ -64,7 +64,7 @@ def test_who_knows_the_mixing_alone_fills_no_chunk(tie: Tie, max_ngram: int) -> 
     )
     for start in range(0, len(tokens), 1000):
         text.append(tokens[start : start + 1000])
-        ask([text], [0])
+        propose_for([text], [0])
     assert text.is_indexed
     text.check_integrity()
     assert_answers_as_a_scan_does(text)
@@ -82,7 +82,7 @@ def test_who_knows_the_base_too_gets_a_scan(
     tokens = tokens_in_even_chunks(5)
     for start in range(0, len(tokens), piece):
         text.append(tokens[start : start + piece])
-        ask([text], [0])
+        propose_for([text], [0])
     assert not text.is_indexed
     assert text.num_unindexed == 0
     assert text.allocated_bytes <= max_bytes
@@ -100,7 +100,7 @@ def test_ngrams_of_one_hash_end_the_index_as_soon_as_they_cost_much(
     tokens = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
     text = IndexedText(params=NgramParams(min_ngram=2, max_ngram=2, tie=tie), max_tokens=MAX_TOKENS)
     text.append(tokens)
-    ask([text], [0])
+    propose_for([text], [0])
     assert not text.is_indexed
     assert text._header[ngram_table.INDEXED_LENGTH] < 3 * ngram_table.MAX_PROBES
     assert_answers_as_a_scan_does(text)

@@ -49,7 +49,7 @@ class WatchedDrafter:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedDrafter]:
     folder = tmp_path_factory.mktemp("pools")
-    command = [sys.executable, "-m", "tests.drafter.watched_drafter", str(folder)]
+    command = [sys.executable, "-m", "tests.drafter.loop_timed_drafter", str(folder)]
     with subprocess.Popen(
         command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -6,7 +6,7 @@ import numpy as np
 
 from drafter.history.history import History
 from drafter.ngram.text import MIN_CAPACITY_TOKENS, TOKEN_BYTES
-from tests.drafter.asked_text import EMPTY_BYTES, KMP
+from tests.drafter.texts import EMPTY_BYTES, KMP
 
 
 def make_history(max_tokens: int = 10_000) -> History:

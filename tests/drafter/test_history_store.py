@@ -10,8 +10,8 @@ from drafter.history.lru import EvictionReason
 from drafter.history.store import HistoryStore, StoreLimits, StreamLease
 from drafter.ngram.params import Algorithm, NgramParams, Overlap
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
-from tests.drafter.asked_text import EMPTY_BYTES, KMP
 from tests.drafter.running_drafter import FakeClock
+from tests.drafter.texts import EMPTY_BYTES, KMP
 
 LIMITS = StoreLimits(
     max_sequences=4,

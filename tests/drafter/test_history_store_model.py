@@ -11,8 +11,8 @@ from drafter.history.delta import SequenceDelta
 from drafter.history.store import HistoryStore, StoreLimits, StreamLease
 from drafter.ngram.text import MIN_CAPACITY_TOKENS, TOKEN_BYTES
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
-from tests.drafter.asked_text import EMPTY_BYTES, KMP
 from tests.drafter.running_drafter import FakeClock
+from tests.drafter.texts import EMPTY_BYTES, KMP
 from tests.volume import examples
 
 MAX_TOKENS = 1500

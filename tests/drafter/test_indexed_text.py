@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.drafter_texts import Call
+from drafter.batch.budgets import NGRAMS_PER_ANSWER
+from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from drafter.ngram.text import IndexedText, most_tokens
-from tests.drafter.asked_text import MAX_TOKENS, ask, text_of
+from tests.drafter.texts import MAX_TOKENS, propose_for, text_of
 from tests.volume import examples
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +44,7 @@ def test_at_no_length_a_token_takes_more_than_promised(
     worst = 0.0
     for start in range(0, len(tokens), 250):
         text.append(tokens[start : start + 250])
-        ask([text], [0])
+        propose_for([text], [0])
         if text.length >= 1000:
             worst = max(worst, text.allocated_bytes / text.length)
     text.check_integrity()
@@ -58,7 +61,7 @@ def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_by
     tokens = text_that_fills_tables(num_tokens)
     for start in range(0, len(tokens), 777):
         text.append(tokens[start : start + 777])
-        ask([text], [0])
+        propose_for([text], [0])
     text.check_integrity()
     assert text.allocated_bytes <= max_bytes
 
@@ -79,7 +82,7 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
     for part in parts:
         context += part
         text.append(np.array(part, dtype=np.uint32))
-        ask([text], [0])
+        propose_for([text], [0])
     text.check_integrity()
 
     def that_count(n: int) -> list[tuple[int, ...]]:
@@ -103,7 +106,7 @@ def test_ngrams_that_differ_in_one_token_only_are_not_taken_for_each_other(size:
             context += [*ngram, 10**6 + i]
         params = NgramParams(min_ngram=size, max_ngram=size, overlap=Overlap.ALLOWED)
         text = text_of(context, params)
-        ask([text], [0])
+        propose_for([text], [0])
         kinds = {tuple(context[end - size : end]) for end in range(size, len(context))}
         assert text.num_entries(size) == len(kinds)
 
@@ -115,7 +118,7 @@ def test_the_first_tokens_make_room_for_themselves(
     grown: list[int] = []
     monkeypatch.setattr(IndexedText, "grow_table", lambda self, index: grown.append(index))
     text = text_of(range(num_tokens), NgramParams())
-    ask([text], [0])
+    propose_for([text], [0])
     assert text.num_unindexed == 0
     assert not grown
 
@@ -133,9 +136,9 @@ def test_a_text_that_goes_on_to_repeat_does_not_grow_doubling_by_doubling(
     monkeypatch.setattr(IndexedText, "grow_table", note_and_grow)
     params = NgramParams()
     text = text_of(range(10), params)
-    ask([text], [0])
+    propose_for([text], [0])
     text.append(text_that_fills_tables(8000))
-    ask([text], [0])
+    propose_for([text], [0])
     assert max(Counter(grown).values()) <= 2
 
 
@@ -152,7 +155,7 @@ def test_growth_is_announced(algorithm: Algorithm) -> None:
         announced = text.bytes_after(len(part))
         text.append(part)
         assert text.allocated_bytes == announced
-        ask([text], [0])
+        propose_for([text], [0])
         text.check_integrity()
     if algorithm is Algorithm.INDEX:
         for index in (0, 3, 0, 0):
@@ -167,7 +170,7 @@ import gc, sys
 import numpy as np
 from drafter.ngram.text import IndexedText
 from drafter.ngram.params import NgramParams, Tie, Algorithm
-from tests.drafter.asked_text import ask
+from tests.drafter.texts import propose_for
 
 def resident_bytes():
     with open("/proc/self/statm") as file:
@@ -183,7 +186,7 @@ def make(i):
     text = IndexedText(params=params, max_tokens=1 << 22)
     for start in range(0, num_tokens, delta):
         text.append(source[i + start : i + min(start + delta, num_tokens)])
-        ask([text], [0])
+        propose_for([text], [0])
     return text
 
 make(0)
@@ -216,3 +219,23 @@ def test_the_reported_bytes_are_what_the_process_grows_by(
     )  # fmt: skip
     real, reported = map(int, result.stdout.split())
     assert reported == pytest.approx(real, rel=0.1)
+
+
+def test_no_call_enters_more_than_its_budget() -> None:
+    # Of a text that repeats, n-grams of every size are looked at; and no table has to grow.
+    text = text_of(list(range(64)) * 2048, NgramParams())
+    num_calls = 1
+    while (call := Call([text], [8]).run()).statuses[0] != DONE:
+        num_calls += 1
+    assert call.draft(0) == (list(range(8)), 64)
+    assert num_calls >= 0.9 * 4 * 131_072 / NGRAMS_PER_ANSWER
+
+
+def test_texts_that_are_indexed_do_not_wait_for_long_ones_in_the_same_call() -> None:
+    long = [text_of(list(range(40_000)), NgramParams()) for _ in range(3)]
+    short = text_of([1, 2, 9, 1, 2], NgramParams())
+    propose_for([short], [0])
+    call = Call([*long, short], [8] * 4).run()
+    assert call.statuses[:3].all(), "these need many calls"
+    assert call.statuses[3] == DONE
+    assert call.draft_lengths[3] == 3

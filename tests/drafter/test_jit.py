@@ -115,3 +115,16 @@ def test_kernels_work_where_nothing_can_be_written(
         assert load(tmp_path, None) == 0
     before = "import sys\n" + NOWHERE_TO_WRITE
     assert load(tmp_path, tmp_path / "cache", disk, before=before) == is_shipped
+
+
+@pytest.mark.slow
+def test_a_warm_drafter_has_nothing_left_to_compile() -> None:
+    """It would stand still for seconds, with everybody waiting."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.drafter.late_compilations"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (finished.returncode, finished.stdout) == (0, ""), finished.stderr

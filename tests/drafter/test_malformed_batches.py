@@ -5,7 +5,7 @@ import pytest
 
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 GOOD = pb.SequenceDelta(sequence_id="good", token_ids=[1, 2])
 
@@ -84,7 +84,7 @@ async def test_a_stream_ends_naming_the_field(
 ) -> None:
     running = await start_drafter()
     stream, bystander = running.open_stream(), running.open_stream()
-    await ask(bystander, pb.ProposeRequest())
+    await exchange(bystander, pb.ProposeRequest())
     await stream.write(request_)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await stream.read()
@@ -92,7 +92,7 @@ async def test_a_stream_ends_naming_the_field(
     violation = field_violation(error.value)
     assert violation is not None
     assert violation[0] == field
-    await ask(bystander, pb.ProposeRequest())
+    await exchange(bystander, pb.ProposeRequest())
     await assert_serves_and_knows_nothing(running)
 
 
@@ -109,7 +109,7 @@ async def test_a_delta_over_a_limit_is_refused_alone_on_a_stream_and_with_its_ca
     assert violation is not None
     assert violation[0] == f"sequences[1].{field}"
     assert (await running.load()).num_sequences == 0
-    good, bad = (await ask(running.open_stream(), request)).proposals
+    good, bad = (await exchange(running.open_stream(), request)).proposals
     assert (good.status, good.base_length) == (pb.STATUS_OK, 2)
     assert (bad.status, bad.message.partition(":")[0]) == (pb.STATUS_INVALID, field)
     assert (await running.load()).num_sequences == 1

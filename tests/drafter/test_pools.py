@@ -8,7 +8,7 @@ import pytest
 
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
 def delta(
@@ -66,12 +66,12 @@ async def test_a_kept_text_is_drafted_from(start_drafter: StartDrafter) -> None:
 async def test_a_text_is_kept_by_a_release_on_a_stream_too(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     stream = running.open_stream()
-    await ask(stream, pb.ProposeRequest(sequences=[delta("a", [1, 2, 3, 4, 5])]))
+    await exchange(stream, pb.ProposeRequest(sequences=[delta("a", [1, 2, 3, 4, 5])]))
     release = pb.Release(sequence_id="a", keep=pb.KEEP_ALL)
-    await ask(stream, pb.ProposeRequest(releases=[release]))
+    await exchange(stream, pb.ProposeRequest(releases=[release]))
     await running.drafter.pool_keeper.settle()
     asking = pb.ProposeRequest(sequences=[delta("b", [1, 2])])
-    [proposal] = (await ask(stream, asking)).proposals
+    [proposal] = (await exchange(stream, asking)).proposals
     assert (list(proposal.token_ids), proposal.source) == ([3, 4, 5], pb.SOURCE_POOL)
 
 
@@ -269,7 +269,7 @@ async def test_a_long_text_is_taken_in_while_others_are_answered(
     for base_length in range(0, len(text), 8000):
         piece = delta("long", text[base_length : base_length + 8000])
         piece.base_length, piece.max_draft_tokens = base_length, 0
-        await ask(stream, pb.ProposeRequest(sequences=[piece]))
+        await exchange(stream, pb.ProposeRequest(sequences=[piece]))
     finished: list[str] = []
     settled = asyncio.create_task(running.drafter.pool_keeper.settle())
     release = pb.Release(sequence_id="long", keep=pb.KEEP_ALL)
@@ -322,11 +322,11 @@ async def grow(
     stream = running.open_stream()
     length = min(first, len(token_ids))
     created = growing(token_ids[:length], **options)
-    await ask(stream, pb.ProposeRequest(sequences=[created]))
+    await exchange(stream, pb.ProposeRequest(sequences=[created]))
     while length < len(token_ids):
         end = min(length + step, len(token_ids))
         piece = growing(token_ids[:end], base_length=length)
-        await ask(stream, pb.ProposeRequest(sequences=[piece]))
+        await exchange(stream, pb.ProposeRequest(sequences=[piece]))
         length = end
     # What an answer leaves to be fed may begin to wait only after its client has it.
     await stream.done_writing()

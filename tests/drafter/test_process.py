@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
-from tests.drafter.running_drafter import ask
+from tests.drafter.running_drafter import exchange
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ async def test_serves_until_sigterm_and_ends_its_streams() -> None:
                     pb.SequenceDelta(sequence_id="a", token_ids=[1, 2, 3, 1, 2], max_draft_tokens=2)
                 ]
             )
-            assert list((await ask(stream, request)).proposals[0].token_ids) == [3, 1]
+            assert list((await exchange(stream, request)).proposals[0].token_ids) == [3, 1]
 
             process.send_signal(signal.SIGTERM)
             with pytest.raises(grpc.aio.AioRpcError) as error:

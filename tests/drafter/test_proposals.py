@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from tests.drafter import brute_force
-from tests.drafter.asked_text import ask, propose, text_of
+from tests.drafter.texts import propose, propose_for, text_of
 from tests.volume import examples
 
 GOLDEN_TRACE = Path(__file__).parents[1] / "data" / "golden_trace.json"
@@ -161,7 +161,7 @@ def test_every_proposal_of_the_golden_trace(algorithm: Algorithm) -> None:
         text.append(np.array(step["output_token_ids"], dtype=np.uint32))
         assert text.length == step["context_length_after"]
         num_wanted = min(trace["num_speculative_tokens"], trace["max_model_len"] - text.length)
-        [draft] = ask([text], [max(num_wanted, 0)])
+        [draft] = propose_for([text], [max(num_wanted, 0)])
         assert (draft[0] if draft else []) == step["proposal_after"], step["step"]
 
 
@@ -188,7 +188,7 @@ def test_what_lies_behind_the_known_tokens_in_the_buffer_is_never_read(
 ) -> None:
     text = text_of([1, 2, 3, 1, 2], NgramParams(algorithm=algorithm))
     text.buffer[text.length :] = 3
-    assert ask([text], [30]) == [([3, 1, 2], 2)]
+    assert propose_for([text], [30]) == [([3, 1, 2], 2)]
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)

@@ -1,6 +1,7 @@
 """Streams side by side, slices of a batch, readiness and drain."""
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -15,13 +16,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import drafter.batch.engine
 import drafter.server
 from drafter.batch.answer import answer_rows
+from drafter.batch.batch import Batch
 from drafter.batch.budgets import SLICE_S
 from drafter.batch.scan import OPEN, OUTCOME
+from drafter.batch.time_slices import TimeSlice
 from drafter.ngram.params import DEFAULT_PARAMS
 from drafter.service import SERVICE_NAME
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter import brute_force
-from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+from tests.drafter.deltas import replay
+from tests.drafter.drafter_pair import LocalDrafter
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
 class SlowAnswers:
@@ -74,14 +79,14 @@ async def test_a_long_batch_lets_others_pass(
     first, second = running.open_stream(), running.open_stream()
     finished: list[str] = []
 
-    async def exchange(stream: grpc.aio.StreamStreamCall, name: str, num_sequences: int) -> None:
-        response = await ask(stream, batch(name, num_sequences))
+    async def send(stream: grpc.aio.StreamStreamCall, name: str, num_sequences: int) -> None:
+        response = await exchange(stream, batch(name, num_sequences))
         assert [list(p.token_ids) for p in response.proposals] == [[1, 2]] * num_sequences
         finished.append(name)
 
-    long_batch = asyncio.create_task(exchange(first, "long", 300))
+    long_batch = asyncio.create_task(send(first, "long", 300))
     await slow.has_begun.wait()
-    await exchange(second, "short", 1)
+    await send(second, "short", 1)
     assert await health(running) is not None
     finished.append("health")
     await long_batch
@@ -112,7 +117,7 @@ async def test_streams_over_the_same_sequences_interleave_without_harm(
                         max_draft_tokens=5,
                     )
                 )
-            response = await ask(stream, pb.ProposeRequest(sequences=deltas))
+            response = await exchange(stream, pb.ProposeRequest(sequences=deltas))
             for sent, proposal in zip(deltas, response.proposals, strict=True):
                 assert proposal.status in (pb.STATUS_OK, pb.STATUS_NO_MATCH)
                 assert proposal.base_length >= sent.base_length + len(sent.token_ids)
@@ -163,7 +168,7 @@ async def test_nothing_is_served_before_the_kernels_are_warm(
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
     may_finish.set()
     await warming
-    await ask(running.open_stream(), batch("a", 1))
+    await exchange(running.open_stream(), batch("a", 1))
 
 
 async def test_drain_answers_what_was_read_and_ends_the_streams(
@@ -172,7 +177,7 @@ async def test_drain_answers_what_was_read_and_ends_the_streams(
     running, slow = slow_answers
     servicer = running.drafter.servicer
     idle, never_used, busy = (running.open_stream() for _ in range(3))
-    await ask(idle, batch("idle", 1))
+    await exchange(idle, batch("idle", 1))
     await never_used.wait_for_connection()
     slow.has_begun.clear()
     await busy.write(batch("busy", 100, batch_id=9))
@@ -202,3 +207,82 @@ async def test_drain_answers_what_was_read_and_ends_the_streams(
 async def test_drain_without_streams_is_done_at_once(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     await asyncio.wait_for(running.drafter.servicer.drain(), 10)
+
+
+async def test_rows_follow_their_texts_when_others_make_these_grow_or_go(
+    start_drafter: StartDrafter,
+) -> None:
+    """Kernels read at these addresses: an old one may be anything's by now."""
+    running = await start_drafter()
+    engine, store = running.drafter.servicer.engine, running.drafter.store
+    for delta in replay("grows", list(range(60_000))):
+        await running.propose(delta)
+    await running.propose(pb.SequenceDelta(sequence_id="goes", token_ids=[1, 2, 9, 1]))
+    await running.indexed()
+    batch = Batch(store, lease=None)
+    asked = [("grows", 60_000, [5, 6]), ("goes", 4, [2])]
+    request = pb.ProposeRequest(
+        sequences=[
+            pb.SequenceDelta(
+                sequence_id=sequence_id, base_length=base, token_ids=tokens, max_draft_tokens=2
+            )
+            for sequence_id, base, tokens in asked
+        ]
+    )
+    batch.scan(request.SerializeToString())
+    assert engine._append_run(batch, 0, 2) == 2
+
+    batch.hold(2)  # as before every pause
+    grows = store._kept.by_id["grows"]
+    old = grows.address
+    while grows.address == old:
+        store.grow_table(grows, 0)
+    assert store.release("goes") is not None
+    gc.collect()
+    batch.refresh()  # as after it
+
+    await engine._answer_open(batch, engine.slices.live())
+    answer = pb.ProposeResponse.FromString(batch.write(min_unindexed=32, max_short_tail=256))
+    assert [list(p.token_ids) for p in answer.proposals] == [[7, 8], [9, 1]]
+
+
+async def test_a_batch_that_pauses_holds_its_texts_and_follows_them(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    calls: list[str] = []
+
+    def recorded(owner: type, name: str) -> None:
+        function = getattr(owner, name)
+
+        def record(*arguments: Any) -> Any:
+            calls.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, record)
+
+    recorded(Batch, "hold")
+    recorded(Batch, "refresh")
+    recorded(TimeSlice, "pause")
+    monkeypatch.setattr(TimeSlice, "is_over", True)
+    deltas = [pb.SequenceDelta(sequence_id=f"{i}", token_ids=range(3000)) for i in range(20)]
+    await running.propose(*deltas)
+    await exchange(running.open_stream(), pb.ProposeRequest(sequences=deltas))
+    pauses = [i for i, name in enumerate(calls) if name == "pause"]
+    assert len(pauses) > 20
+    for i in pauses:
+        assert calls[i - 1 : i + 2] == ["hold", "pause", "refresh"]
+
+
+async def test_a_sequence_whose_stream_is_gone_is_unknown_to_a_pure_batch() -> None:
+    side = LocalDrafter()
+    store = side.drafter.store
+    other = Batch(store, store.start_stream())
+    assert (await side.append("a", 0, [1, 2])).status == pb.STATUS_NO_MATCH
+    assert side.batch.lease is not None
+    store.end_stream(side.batch.lease)
+    side.clock.now_s += store.limits.stream_grace_s - 1
+    side.batch = other
+    assert (await side.append("a", 2, [1, 2])).status == pb.STATUS_OK
+    side.clock.now_s += 1
+    assert (await side.append("a", 4, [1, 2])).status == pb.STATUS_OUT_OF_SYNC

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import drafter.batch.engine
@@ -14,11 +15,13 @@ import drafter.batch.indexer
 import drafter.service
 from drafter.batch.answer import answer_rows, index_texts
 from drafter.batch.append import append_rows
-from drafter.batch.scan import TEXT_LENGTH
+from drafter.batch.scan import DRAFT, OPEN, OUTCOME, TEXT_LENGTH, WHY_OPEN
+from drafter.ngram.index import MUST_GROW
 from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+from tests.drafter.deltas import delta
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
 def step(base_length: int, num_tokens: int, *names: str) -> pb.ProposeRequest:
@@ -56,9 +59,9 @@ async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
     stream = running.open_stream()
     names = ("a", "bad", "b")
     for base_length in (0, 40, 80):
-        await ask(stream, step(base_length, 40, *names))
+        await exchange(stream, step(base_length, 40, *names))
         await running.indexed()
-    [a, bad, b] = (await ask(stream, step(120, 40, *names))).proposals
+    [a, bad, b] = (await exchange(stream, step(120, 40, *names))).proposals
     await running.indexed()
     assert a.token_ids == b.token_ids == [6, 0]
     assert bad.status == pb.STATUS_OUT_OF_SYNC
@@ -71,7 +74,7 @@ async def test_rows_that_a_kernel_failed_to_append_are_appended_one_by_one(
 ) -> None:
     running = await start_drafter()
     stream = running.open_stream()
-    await ask(stream, step(0, 20, "a", "b"))
+    await exchange(stream, step(0, 20, "a", "b"))
 
     def fail_after_appending(*arguments: Any) -> int:
         append_rows(*arguments)
@@ -79,7 +82,7 @@ async def test_rows_that_a_kernel_failed_to_append_are_appended_one_by_one(
 
     monkeypatch.setattr(drafter.batch.engine, "append_rows", fail_after_appending)
     for base_length in (20, 25):
-        response = await ask(stream, step(base_length, 5, "a", "b"))
+        response = await exchange(stream, step(base_length, 5, "a", "b"))
         following = (base_length + 5) % 7
         assert [list(p.token_ids) for p in response.proposals] == [
             [following, (following + 1) % 7]
@@ -104,7 +107,7 @@ async def test_a_sequence_that_cannot_be_drafted_for_fails_alone(
             *step(0, 20, "b").sequences,
         ]
     )
-    [a, bad, b] = (await ask(running.open_stream(), request)).proposals
+    [a, bad, b] = (await exchange(running.open_stream(), request)).proposals
     assert a.token_ids == b.token_ids == [6, 0]
     assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
     assert_failed_once(running, "sequence_failed", "sequence")
@@ -193,3 +196,99 @@ def test_texts_may_be_counted_by_another_thread_while_pools_come_and_go() -> Non
         sys.setswitchinterval(interval_s)
     assert errors == []
     store.check_integrity()
+
+
+async def test_what_is_wrong_with_some_sequences_costs_the_others_nothing(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter(max_sequence_bytes=4096)
+    known = pb.SequenceDelta(sequence_id="known", token_ids=[1, 2, 3, 4])
+    await running.propose(known)
+
+    def good(sequence_id: str, params: pb.NgramParams | None = None) -> pb.SequenceDelta:
+        return pb.SequenceDelta(
+            sequence_id=sequence_id,
+            token_ids=[5, 6, 7, 5, 6],
+            max_draft_tokens=2,
+            params=params,
+        )
+
+    cases: list[tuple[pb.SequenceDelta, int, str]] = [
+        (good("a"), pb.STATUS_OK, ""),
+        *[
+            (good(f"bad{i}", params), pb.STATUS_INVALID, field)
+            for i, (field, params) in enumerate(
+                [
+                    ("params.min_ngram", pb.NgramParams(min_ngram=0)),
+                    ("params.max_ngram", pb.NgramParams(max_ngram=33)),
+                    ("params.max_ngram", pb.NgramParams(min_ngram=4, max_ngram=3)),
+                    ("params.overlap", pb.NgramParams(overlap=99)),  # type: ignore[arg-type]
+                    ("params.tie", pb.NgramParams(tie=99)),  # type: ignore[arg-type]
+                    ("params.algorithm", pb.NgramParams(algorithm=99)),  # type: ignore[arg-type]
+                ]
+            )
+        ],
+        (
+            pb.SequenceDelta(sequence_id="long", token_ids=[1] * 1025),
+            pb.STATUS_INVALID,
+            "token_ids",
+        ),
+        (
+            pb.SequenceDelta(sequence_id="prompt", token_ids=[1], prompt_length=1025),
+            pb.STATUS_INVALID,
+            "prompt_length",
+        ),
+        (pb.SequenceDelta(sequence_id="unknown", base_length=9), pb.STATUS_OUT_OF_SYNC, ""),
+        (
+            pb.SequenceDelta(sequence_id="known", base_length=3, token_ids=[9]),
+            pb.STATUS_OUT_OF_SYNC,
+            "",
+        ),
+        (good("z"), pb.STATUS_OK, ""),
+    ]
+    request = pb.ProposeRequest(sequences=[sent for sent, _, _ in cases])
+    for response in (
+        await running.stub.Propose(request),
+        await exchange(running.open_stream(), request),
+    ):
+        for (sent, status, field), proposal in zip(cases, response.proposals, strict=True):
+            assert proposal.sequence_id == sent.sequence_id
+            assert proposal.status == status, sent.sequence_id
+            if field:
+                assert proposal.message.startswith(f"{field}: "), proposal.message
+            if status == pb.STATUS_OK:
+                assert list(proposal.token_ids) == [7, 5]
+    assert (await running.load()).num_sequences == 3
+
+
+async def test_a_sequence_that_fails_harms_no_other(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def want_unknown_table(rows: npt.NDArray[np.int64], first: int, stop: int, *rest: Any) -> int:
+        """Wants a table to grow that there is not, of texts of one certain length."""
+        num_open = answer_rows(rows, first, stop, *rest)
+        brittle = np.flatnonzero((rows[first:stop, [TEXT_LENGTH, OUTCOME]] == [13, DRAFT]).all(1))
+        rows[brittle + first, OUTCOME] = OPEN
+        rows[brittle + first, WHY_OPEN] = MUST_GROW + 99
+        return num_open + len(brittle)
+
+    running = await start_drafter()
+    monkeypatch.setattr(drafter.batch.engine, "answer_rows", want_unknown_table)
+    stream = running.open_stream()
+    good = [1, 2, 9, 1, 2]
+    request = pb.ProposeRequest(
+        sequences=[delta("a", 0, good), delta("bad", 0, [1] * 13), delta("b", 0, good)]
+    )
+    [a, bad, b] = (await exchange(stream, request)).proposals
+    assert list(a.token_ids) == list(b.token_ids) == [9, 1, 2]
+    assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
+    [entry] = running.log
+    assert entry["event"] == "sequence_failed"
+    assert entry["sequence_id"] == "bad"
+    assert entry["exc_info"]
+    # What was known of it is in doubt, so it is forgotten; and may be sent again.
+    [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 13, [1])]))).proposals
+    assert (bad.status, bad.known_length) == (pb.STATUS_OUT_OF_SYNC, 0)
+    [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 0, good)]))).proposals
+    assert list(bad.token_ids) == [9, 1, 2]
+    running.drafter.store.check_integrity()

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -29,7 +30,7 @@ OPTIONS = [
 ]
 
 
-class Side:
+class LocalDrafter:
     """A drafter without a transport."""
 
     def __init__(self, **bounds: int) -> None:
@@ -45,7 +46,7 @@ class Side:
         # What is taken into pools when would be a matter of time: `work_on_pools` says it here.
         self.engine.pools._on_work = lambda: None
 
-    async def ask(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
+    async def exchange(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
         """Answers a message as a stream's; what it leaves to be indexed is begun.
 
         Raises:
@@ -59,6 +60,19 @@ class Side:
         parsed = pb.ProposeResponse.FromString(response)
         assert parsed.SerializeToString() == response, "not as protobuf writes it"
         return parsed
+
+    async def append(
+        self, sequence_id: str, base_length: int, token_ids: Sequence[int]
+    ) -> pb.Proposal:
+        """Sends one delta alone; returns its proposal of up to two tokens."""
+        delta = pb.SequenceDelta(
+            sequence_id=sequence_id,
+            base_length=base_length,
+            token_ids=token_ids,
+            max_draft_tokens=2,
+        )
+        [proposal] = (await self.exchange(pb.ProposeRequest(sequences=[delta]))).proposals
+        return proposal
 
     async def settle(self) -> None:
         """Lets what goes on in the background come to its end."""
@@ -84,29 +98,29 @@ class Side:
         ]
 
 
-class OddSide(Side):
+class ProtobufDrafter(LocalDrafter):
     """A drafter whose rows are all odd: protobuf parses each, and each is answered alone."""
 
-    async def ask(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
+    async def exchange(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(drafter.batch.engine, "append_rows", lambda *a: a[2])
             patch.setattr(drafter.batch.engine, "ROWS_PER_CALL", 1)
-            return await super().ask(payload)
+            return await super().exchange(payload)
 
 
-class TwoDrafters:
+class DrafterPair:
     """The same asked of one whose kernels append, and of one whose rows are all odd."""
 
     def __init__(self, seen: Counter[str], **bounds: int) -> None:
-        self.by_kernel, self.by_protobuf = Side(**bounds), OddSide(**bounds)
+        self.by_kernel, self.by_protobuf = LocalDrafter(**bounds), ProtobufDrafter(**bounds)
         self.seen = seen
 
-    async def ask(self, payload: bytes) -> None:
+    async def exchange(self, payload: bytes) -> None:
         """Asserts that both answer the same, or refuse the message both."""
         answers: list[pb.ProposeResponse | None] = []
         for side in (self.by_kernel, self.by_protobuf):
             try:
-                answers.append(await side.ask(payload))
+                answers.append(await side.exchange(payload))
             except (DecodeError, MalformedBatchError):
                 answers.append(None)
         by_kernel, by_protobuf = answers
@@ -124,9 +138,9 @@ class TwoDrafters:
     async def feed_pool(self, token_ids: list[int]) -> None:
         """Leaves a text in a pool, so that there is something to be found."""
         fed = pb.SequenceDelta(sequence_id="fed", token_ids=token_ids, params=OPTIONS[4])
-        await self.ask(pb.ProposeRequest(sequences=[fed]).SerializeToString())
+        await self.exchange(pb.ProposeRequest(sequences=[fed]).SerializeToString())
         release = pb.Release(sequence_id="fed", keep=pb.KEEP_ALL)
-        await self.ask(pb.ProposeRequest(releases=[release]).SerializeToString())
+        await self.exchange(pb.ProposeRequest(releases=[release]).SerializeToString())
         await self.settle()
 
     async def settle(self) -> None:

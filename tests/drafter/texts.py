@@ -26,7 +26,7 @@ def text_of(context: Sequence[int], params: NgramParams) -> IndexedText:
     return text
 
 
-def ask(
+def propose_for(
     texts: Sequence[IndexedText], max_tokens: Sequence[int], max_unindexed: int = 0
 ) -> list[Draft | None]:
     """Answers all of them, however many calls that takes; None: nothing matched."""
@@ -42,4 +42,4 @@ def ask(
 
 def propose(context: Sequence[int], params: NgramParams, max_draft_tokens: int) -> Draft | None:
     """The draft for a text that is asked about once."""
-    return ask([text_of(context, params)], [max_draft_tokens])[0]
+    return propose_for([text_of(context, params)], [max_draft_tokens])[0]

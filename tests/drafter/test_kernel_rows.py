@@ -5,8 +5,6 @@ Two drafters get the same messages: whatever is sent, they must answer the same 
 
 import asyncio
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -18,8 +16,8 @@ from hypothesis import strategies as st
 from drafter.ngram.text import MIN_CAPACITY_TOKENS
 from drafter.pool_index.link import pool_block_of
 from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.drafter_pair import Client, DrafterPair, LocalDrafter
 from tests.drafter.running_drafter import StartDrafter
-from tests.drafter.two_drafters import Client, Side, TwoDrafters
 
 ROOT = Path(__file__).parents[2]
 STREAM = "/tandem.v1.DrafterService/ProposeStream"
@@ -27,24 +25,24 @@ Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 async def send_to_two(rng: random.Random, bounds: dict[str, int], seen: Counter[str]) -> None:
-    two = TwoDrafters(seen, **bounds)
+    pair = DrafterPair(seen, **bounds)
     client = Client(rng)
     if rng.randrange(3) > 0:
-        await two.feed_pool(client.words(2000))
+        await pair.feed_pool(client.words(2000))
     for _ in range(rng.randrange(1, 40)):
         payload = client.request().SerializeToString()
         if rng.randrange(40) == 1:
             damaged = bytearray(payload)
             at = rng.randrange(len(damaged) + 1)
             damaged[at : at + 1] = [rng.randrange(256)]
-            await two.ask(bytes(damaged))
+            await pair.exchange(bytes(damaged))
             break  # who knows what was understood
-        await two.ask(payload)
-        two.work_on_pools(rng.randrange(8))
-        two.pass_time(rng.choice([0.25, 0.0, 2.0]))
+        await pair.exchange(payload)
+        pair.work_on_pools(rng.randrange(8))
+        pair.pass_time(rng.choice([0.25, 0.0, 2.0]))
         if rng.randrange(3) > 0:
-            await two.settle()
-    await two.know_the_same()
+            await pair.settle()
+    await pair.know_the_same()
 
 
 def test_rows_that_kernels_append_are_answered_as_those_that_protobuf_parses() -> None:
@@ -79,7 +77,7 @@ def test_rows_that_kernels_append_are_answered_as_those_that_protobuf_parses() -
 
 
 async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> None:
-    side = Side()
+    side = LocalDrafter()
     known = 0
     for count, capacity, num_odd in (
         (MIN_CAPACITY_TOKENS - 9, MIN_CAPACITY_TOKENS, 1),
@@ -89,7 +87,7 @@ async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> No
     ):
         tokens = range(known, known + count)
         delta = pb.SequenceDelta(sequence_id="a", base_length=known, token_ids=tokens)
-        [proposal] = (await side.ask(pb.ProposeRequest(sequences=[delta]))).proposals
+        [proposal] = (await side.exchange(pb.ProposeRequest(sequences=[delta]))).proposals
         assert proposal.status == pb.STATUS_OK
         await side.settle()
         known += count
@@ -102,7 +100,7 @@ async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> No
 
 async def test_a_text_that_grows_makes_room_like_any_other() -> None:
     """The one that goes may be of the same batch, and already taken."""
-    side = Side()
+    side = LocalDrafter()
     texts = {"first": 250, "grows": 256}
     for sequence_id, count in texts.items():
         created = pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(count))
@@ -120,7 +118,7 @@ async def test_a_text_that_grows_makes_room_like_any_other() -> None:
             for sequence_id, count in texts.items()
         ]
     )
-    proposals = (await side.ask(request)).proposals
+    proposals = (await side.exchange(request)).proposals
     assert [(p.status, p.base_length, list(p.token_ids)) for p in proposals] == [
         (pb.STATUS_OK, 252, [3, 4, 5]),
         (pb.STATUS_OK, 258, [3, 4, 5]),
@@ -130,7 +128,7 @@ async def test_a_text_that_grows_makes_room_like_any_other() -> None:
 
 
 async def test_a_pure_batch_follows_its_pool_as_that_comes_and_goes() -> None:
-    side = Side(pool_ttl_s=5)
+    side = LocalDrafter(pool_ttl_s=5)
     known = [100, 101, 102]
 
     async def ask_live() -> tuple[list[int], int]:
@@ -138,7 +136,7 @@ async def test_a_pure_batch_follows_its_pool_as_that_comes_and_goes() -> None:
         delta = pb.SequenceDelta(
             sequence_id="asks", base_length=len(known), token_ids=[7, 8], max_draft_tokens=2
         )
-        [proposal] = (await side.ask(pb.ProposeRequest(sequences=[delta]))).proposals
+        [proposal] = (await side.exchange(pb.ProposeRequest(sequences=[delta]))).proposals
         assert not side.batch._odd
         known.extend([7, 8])
         # So that its own text never matches.
@@ -206,7 +204,7 @@ async def test_kernels_append_what_a_step_usually_brings(start_drafter: StartDra
     running.streams.append(stream)
     names = [f"{i:032x}" for i in range(40)]
 
-    async def ask(base: int) -> pb.ProposeResponse:
+    async def append_to_all(base: int) -> pb.ProposeResponse:
         request = pb.ProposeRequest(
             sequences=[
                 pb.SequenceDelta(
@@ -220,7 +218,7 @@ async def test_kernels_append_what_a_step_usually_brings(start_drafter: StartDra
         assert isinstance(answer, bytes)
         return pb.ProposeResponse.FromString(answer)
 
-    await ask(0)
+    await append_to_all(0)
     num_objects = 0
     append = running.drafter.store.append
 
@@ -231,18 +229,6 @@ async def test_kernels_append_what_a_step_usually_brings(start_drafter: StartDra
 
     running.drafter.store.append = count  # type: ignore[method-assign,assignment]
     for step in range(1, 10):
-        response = await ask(2 * step)
+        response = await append_to_all(2 * step)
         assert [p.base_length for p in response.proposals] == [2 * step + 2] * 40
     assert num_objects == 0
-
-
-def test_a_warm_drafter_has_nothing_left_to_compile() -> None:
-    """It would stand still for seconds, with everybody waiting."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.drafter.warm_drafter"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (finished.returncode, finished.stdout) == (0, ""), finished.stderr

@@ -1,6 +1,6 @@
 """A drafter that knows how long its event loop was blocked; a process of its own.
 
-    python -m tests.drafter.watched_drafter SNAPSHOT_FOLDER
+    python -m tests.drafter.loop_timed_drafter SNAPSHOT_FOLDER
 
 Prints its address. Then answers each line on stdin by one on stdout: `settle` when nothing is left
 to index, `snapshot` when one is written, `worst` with the longest time in seconds, since the last

@@ -6,13 +6,13 @@ import itertools
 import time
 from collections.abc import AsyncIterator
 
-import grpc
 import pytest
 
 from drafter.batch.budgets import COOL_DOWN_S, SLICE_S
 from drafter.batch.time_slices import TimeSlice, TimeSlices
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import FakeClock, ProposeCall, RunningDrafter, StartDrafter, ask
+from tests.drafter.drafter_pair import LocalDrafter
+from tests.drafter.running_drafter import FakeClock, ProposeCall, StartDrafter, exchange
 
 REPLAYED_TOKENS = 131_072
 DELTA_TOKENS = 8_192
@@ -78,7 +78,7 @@ async def test_replays_of_many_gateways_let_live_batches_pass(start_drafter: Sta
     running = await start_drafter()
     slices = running.drafter.servicer.engine.slices = CountingSlices()
     live = running.open_stream()
-    await ask(live, live_batch(0))
+    await exchange(live, live_batch(0))
 
     replays = [asyncio.create_task(replay(running.open_stream(), f"long{i}")) for i in range(4)]
     num_bulk_passed = []
@@ -86,7 +86,7 @@ async def test_replays_of_many_gateways_let_live_batches_pass(start_drafter: Sta
     while not all(task.done() for task in replays):
         step += 1
         before = slices.num_bulk
-        response = await ask(live, live_batch(step))
+        response = await exchange(live, live_batch(step))
         num_bulk_passed.append(slices.num_bulk - before)
         assert [p.status for p in response.proposals] == [pb.STATUS_OK] * 8
     await asyncio.gather(*replays)
@@ -209,135 +209,14 @@ async def test_who_gives_up_waiting_for_a_slice_holds_nobody_up() -> None:
         pass
 
 
-NUM_UNREAD = 100
-
-
-async def ask_without_reading(running: RunningDrafter, stream: ProposeCall) -> None:
-    """Asks for 20 MB of answers in a few hundred bytes, so that nothing but reading holds it up."""
-    first = 2**32 - 40_000
-    token_ids = [*range(first, first + 40_000), *range(first, first + 5)]
-    for base in range(0, len(token_ids), DELTA_TOKENS):
-        piece = token_ids[base : base + DELTA_TOKENS]
-        delta = pb.SequenceDelta(sequence_id="unread", base_length=base, token_ids=piece)
-        await ask(stream, pb.ProposeRequest(sequences=[delta]))
-    await running.indexed()
-    again = pb.SequenceDelta(
-        sequence_id="unread", base_length=len(token_ids), max_draft_tokens=40_000
-    )
-    for _ in range(NUM_UNREAD):
-        await stream.write(pb.ProposeRequest(sequences=[again]))
-
-
-async def test_a_client_that_stops_reading_is_disconnected(start_drafter: StartDrafter) -> None:
-    running = await start_drafter(unread_timeout_s=0.3)
-    stream = running.open_stream()
-    await ask_without_reading(running, stream)
-    await asyncio.wait_for(running.drafter.servicer.streams.all_closed.wait(), 30)
-    # Nothing is read yet, and what was held for the stream goes as at any stream's end.
-    assert running.drafter.store.num_sequences == 1
-    running.clock.now_s += 31
-    assert (await running.load()).num_sequences == 0
-
-    num_read = 0
-    error = None
-    while error is None:
-        try:
-            response = await stream.read()
-        except grpc.aio.AioRpcError as ended_with:
-            error = ended_with
-        else:
-            assert isinstance(response, pb.ProposeResponse)
-            assert len(response.proposals[0].token_ids) == 40_000
-            num_read += 1
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details() == "answers were left unread for 0.3 s"
-    assert 0 < num_read < NUM_UNREAD, "only what fits the transport was ever answered"
-
-
-async def test_bystanders_notice_nothing_of_a_client_that_does_not_read(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter(unread_timeout_s=0.3)
-    bystander, silent = running.open_stream(), running.open_stream()
-    await ask(bystander, live_batch(0))
-    await ask_without_reading(running, silent)
-    step = 0
-    async with asyncio.timeout(30):
-        while len(running.drafter.servicer.streams) == 2:
-            step += 1
-            response = await ask(bystander, live_batch(step))
-            assert len(response.proposals) == 8
-    assert step > 0
-
-
-async def test_a_slow_reader_that_reads_is_not_disconnected(start_drafter: StartDrafter) -> None:
-    running = await start_drafter(unread_timeout_s=0.5)
-    stream = running.open_stream()
-    for step in range(2):
-        await stream.write(live_batch(step))
-        # Longer than the limit, but the transport has taken the answer.
-        await asyncio.sleep(0.7)
-        assert isinstance(await stream.read(), pb.ProposeResponse)
-
-
-async def test_what_is_wrong_with_some_sequences_costs_the_others_nothing(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter(max_sequence_bytes=4096)
-    known = pb.SequenceDelta(sequence_id="known", token_ids=[1, 2, 3, 4])
-    await running.propose(known)
-
-    def good(sequence_id: str, params: pb.NgramParams | None = None) -> pb.SequenceDelta:
-        return pb.SequenceDelta(
-            sequence_id=sequence_id,
-            token_ids=[5, 6, 7, 5, 6],
-            max_draft_tokens=2,
-            params=params,
-        )
-
-    cases: list[tuple[pb.SequenceDelta, int, str]] = [
-        (good("a"), pb.STATUS_OK, ""),
-        *[
-            (good(f"bad{i}", params), pb.STATUS_INVALID, field)
-            for i, (field, params) in enumerate(
-                [
-                    ("params.min_ngram", pb.NgramParams(min_ngram=0)),
-                    ("params.max_ngram", pb.NgramParams(max_ngram=33)),
-                    ("params.max_ngram", pb.NgramParams(min_ngram=4, max_ngram=3)),
-                    ("params.overlap", pb.NgramParams(overlap=99)),  # type: ignore[arg-type]
-                    ("params.tie", pb.NgramParams(tie=99)),  # type: ignore[arg-type]
-                    ("params.algorithm", pb.NgramParams(algorithm=99)),  # type: ignore[arg-type]
-                ]
-            )
-        ],
-        (
-            pb.SequenceDelta(sequence_id="long", token_ids=[1] * 1025),
-            pb.STATUS_INVALID,
-            "token_ids",
-        ),
-        (
-            pb.SequenceDelta(sequence_id="prompt", token_ids=[1], prompt_length=1025),
-            pb.STATUS_INVALID,
-            "prompt_length",
-        ),
-        (pb.SequenceDelta(sequence_id="unknown", base_length=9), pb.STATUS_OUT_OF_SYNC, ""),
-        (
-            pb.SequenceDelta(sequence_id="known", base_length=3, token_ids=[9]),
-            pb.STATUS_OUT_OF_SYNC,
-            "",
-        ),
-        (good("z"), pb.STATUS_OK, ""),
-    ]
-    request = pb.ProposeRequest(sequences=[delta for delta, _, _ in cases])
-    for response in (
-        await running.stub.Propose(request),
-        await ask(running.open_stream(), request),
-    ):
-        for (delta, status, field), proposal in zip(cases, response.proposals, strict=True):
-            assert proposal.sequence_id == delta.sequence_id
-            assert proposal.status == status, delta.sequence_id
-            if field:
-                assert proposal.message.startswith(f"{field}: "), proposal.message
-            if status == pb.STATUS_OK:
-                assert list(proposal.token_ids) == [7, 5]
-    assert (await running.load()).num_sequences == 3
+async def test_a_batch_without_long_text_is_live_traffic() -> None:
+    side = LocalDrafter()
+    await side.append("a", 0, [1, 2])
+    now_s = 5.0
+    slices = side.engine.slices = TimeSlices(clock=lambda: now_s)
+    await side.append("a", 2, [1, 2])
+    assert slices._last_live_s == now_s
+    long = pb.SequenceDelta(sequence_id="a", base_length=4, token_ids=range(1000))
+    now_s = 6.0
+    await side.exchange(pb.ProposeRequest(sequences=[long]))
+    assert slices._last_live_s == 5.0

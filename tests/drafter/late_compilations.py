@@ -1,6 +1,6 @@
 """Prints which kernels a warm drafter still has to compile; a process of its own.
 
-    python -m tests.drafter.warm_drafter
+    python -m tests.drafter.late_compilations
 
 Kernels belong to the process: what anything else in it compiled would count as compiled.
 """
@@ -11,7 +11,7 @@ import pkgutil
 
 import drafter
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.two_drafters import Side
+from tests.drafter.drafter_pair import LocalDrafter
 
 
 def compiled_kernels() -> dict[str, int]:
@@ -34,7 +34,7 @@ def params_of(i: int) -> pb.NgramParams:
 
 
 async def main() -> None:
-    side = Side()
+    side = LocalDrafter()
     await side.drafter.warm_up()
     before = compiled_kernels()
     for step in range(30):
@@ -63,8 +63,8 @@ async def main() -> None:
                         max_draft_tokens=2,
                         params=params_of(int(sequence_id)),
                     )
-                    await ask(side, pb.ProposeRequest(sequences=[long]))
-        await ask(side, request)
+                    await exchange_and_settle(side, pb.ProposeRequest(sequences=[long]))
+        await exchange_and_settle(side, request)
         side.drafter.pools.finish()
     after = compiled_kernels()
     for name in sorted(after):
@@ -73,8 +73,8 @@ async def main() -> None:
     await side.engine.indexer.close()
 
 
-async def ask(side: Side, request: pb.ProposeRequest) -> None:
-    await side.ask(request)
+async def exchange_and_settle(side: LocalDrafter, request: pb.ProposeRequest) -> None:
+    await side.exchange(request)
     await side.settle()
 
 
