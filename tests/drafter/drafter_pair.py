@@ -76,9 +76,9 @@ class LocalDrafter:
 
     async def settle(self) -> None:
         """Lets what goes on in the background come to its end."""
-        self.drafter.pools.finish()
         if self.engine.indexer.task is not None:
             await self.engine.indexer.task
+        self.drafter.pools.finish()
 
     def num_proposals(self) -> list[float | None]:
         """As the metrics say, by what became of them."""

@@ -15,12 +15,14 @@ import drafter.batch.indexer
 import drafter.service
 from drafter.batch.answer import answer_rows, index_texts
 from drafter.batch.append import append_rows
-from drafter.batch.scan import DRAFT, OPEN, OUTCOME, TEXT_LENGTH, WHY_OPEN
+from drafter.batch.scan import DRAFT, LONG_TAIL, OPEN, OUTCOME, SHORT_TAIL, TEXT_LENGTH, WHY_OPEN
+from drafter.history.store import HistoryStore
 from drafter.ngram.index import MUST_GROW
 from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import delta
+from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
@@ -43,11 +45,8 @@ def assert_failed_once(running: RunningDrafter, event: str, reason: str) -> None
     assert running.sample(name, reason=reason) == 1
 
 
-async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_drafter()
-    store = running.drafter.store
+def fail_to_index_bad(store: HistoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the indexer's kernel fail where the sequence "bad" is among its texts."""
 
     def fail_for_one(records: Any, slots: Any, *rest: Any) -> None:
         histories = [store.by_slot[slot] for slot in slots.tolist()]
@@ -56,6 +55,14 @@ async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
         index_texts(records, slots, *rest)
 
     monkeypatch.setattr(drafter.batch.indexer, "index_texts", fail_for_one)
+
+
+async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    store = running.drafter.store
+    fail_to_index_bad(store, monkeypatch)
     stream = running.open_stream()
     names = ("a", "bad", "b")
     for base_length in (0, 40, 80):
@@ -292,3 +299,27 @@ async def test_a_sequence_that_fails_harms_no_other(
     [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 0, good)]))).proposals
     assert list(bad.token_ids) == [9, 1, 2]
     running.drafter.store.check_integrity()
+
+
+@pytest.mark.parametrize(("num_tokens", "kind"), [(40, SHORT_TAIL), (4000, LONG_TAIL)])
+@pytest.mark.parametrize("names", [("bad", "a", "b"), ("a", "bad", "b"), ("a", "b", "bad")])
+async def test_a_text_whose_index_fails_keeps_no_other_from_being_indexed(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], num_tokens: int, kind: int
+) -> None:
+    local = LocalDrafter()
+    store = local.drafter.store
+    fail_to_index_bad(store, monkeypatch)
+    await local.exchange(
+        pb.ProposeRequest(sequences=[delta(name, 0, range(num_tokens), 0) for name in names])
+    )
+    assert len(local.batch.slots_with(kind)) == 3
+    await local.settle()
+    assert not local.engine.indexer.has_work
+    assert {n: h.num_unindexed <= 5 for n, h in store._kept.by_id.items()} == {"a": True, "b": True}
+    assert (
+        local.registry.get_sample_value(
+            "tandem_drafter_internal_errors_total", {"reason": "sequence"}
+        )
+        == 1
+    )
+    store.check_integrity()
