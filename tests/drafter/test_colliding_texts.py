@@ -56,7 +56,7 @@ def assert_answers_as_a_scan_does(text: IndexedText) -> None:
 
 @pytest.mark.parametrize("max_ngram", [1, 3])
 @pytest.mark.parametrize("tie", Tie)
-def test_who_knows_the_mixing_alone_fills_no_chunk(tie: Tie, max_ngram: int) -> None:
+def test_tokens_chosen_by_the_public_mixing_alone_fill_no_chunk(tie: Tie, max_ngram: int) -> None:
     tokens = tokens_in_even_chunks(None)
     assert len(tokens) == NUM_COLLIDING
     text = IndexedText(
@@ -72,7 +72,7 @@ def test_who_knows_the_mixing_alone_fills_no_chunk(tie: Tie, max_ngram: int) -> 
 
 @pytest.mark.parametrize("piece", [64, NUM_COLLIDING])
 @pytest.mark.parametrize("tie", Tie)
-def test_who_knows_the_base_too_gets_a_scan(
+def test_tokens_chosen_with_the_secret_base_turn_the_index_into_a_scan(
     tie: Tie, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(5))
@@ -131,7 +131,7 @@ def test_the_hash_of_a_token_depends_on_the_base() -> None:
     assert int(HASH_BASE) & 1 == 1
 
 
-async def test_two_messages_of_colliding_tokens_stop_nobody() -> None:
+async def test_two_messages_of_colliding_tokens_do_not_block_the_server() -> None:
     """Against a real process: were it to hang, so would nothing else."""
     tokens = tokens_in_even_chunks(None, 8400).tolist()
     params = pb.NgramParams(min_ngram=1, max_ngram=1)

@@ -53,7 +53,7 @@ async def test_at_the_bound_of_sequences_the_least_recently_used_is_forgotten(
     assert (await running.load()).num_sequences == 3
 
 
-async def test_a_batch_over_the_bound_evicts_its_own_beginning(
+async def test_a_batch_with_too_many_creations_evicts_its_own_first_ones(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter(max_sequences=10)
@@ -95,7 +95,7 @@ async def test_an_idle_sequence_is_forgotten(start_drafter: StartDrafter) -> Non
     assert evictions(running, "idle") == 1
 
 
-async def test_expired_sequences_go_while_nobody_asks(
+async def test_expired_sequences_are_forgotten_without_requests(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafter.service, "SWEEP_INTERVAL_S", 0.001)
@@ -125,7 +125,7 @@ async def has_ended(running: RunningDrafter) -> None:
 
 
 @pytest.mark.parametrize("how", ["half-close", "cancel", "connection lost"])
-async def test_what_a_stream_created_is_freed_thirty_seconds_after_its_end(
+async def test_sequences_of_a_stream_are_freed_thirty_seconds_after_its_end(
     start_drafter: StartDrafter, how: str
 ) -> None:
     running = await start_drafter()
@@ -158,7 +158,7 @@ async def test_sequences_stay_while_their_stream_lives(start_drafter: StartDraft
     assert await known_length(running, "a") == 1
 
 
-async def test_a_client_that_comes_back_in_time_keeps_its_sequences(
+async def test_a_client_that_reconnects_in_time_keeps_its_sequences(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()

@@ -49,7 +49,7 @@ class GrowingPool:
         return out[: copy_from_pool(arena, pool, position, out, most)].tolist(), reach
 
 
-def test_the_pieces_of_a_text_are_drafted_from_as_the_whole_of_it_is() -> None:
+def test_a_text_fed_in_pieces_gives_the_same_drafts_as_the_whole_text() -> None:
     rng = np.random.default_rng(4)
     text = np.concatenate(
         [rng.integers(0, 4, 700), rng.integers(0, 2**32, 700), rng.integers(0, 300, 1200)]
@@ -73,7 +73,7 @@ def test_the_pieces_of_a_text_are_drafted_from_as_the_whole_of_it_is() -> None:
     assert pieces.store.num_tokens > whole.store.num_tokens == len(text)
 
 
-def test_what_is_known_of_a_growing_text_is_not_fed_again() -> None:
+def test_known_tokens_of_a_growing_text_are_not_fed_again() -> None:
     pool = GrowingPool()
     assert pool.grow([1, 2, 3, 4]) == 4
     num_bytes = pool.store.occupied_bytes
@@ -86,7 +86,7 @@ def test_what_is_known_of_a_growing_text_is_not_fed_again() -> None:
     assert pool.draft([1, 2]) == ([3, 4, 5], 2)
 
 
-def test_a_growing_text_is_no_occurrence_for_itself_and_hides_none_of_others() -> None:
+def test_a_growing_text_is_not_drafted_from_its_own_pieces_but_from_others() -> None:
     pool = GrowingPool()
     pool.feed([1, 2, 3, 10, 11])
     pool.feed([9, 1, 2, 3, 20, 21])
@@ -102,7 +102,7 @@ def test_a_growing_text_is_no_occurrence_for_itself_and_hides_none_of_others() -
     assert pool.draft([1, 2, 3, 30]) == ([1, 2, 3, 31, 1, 2, 3, 32], 4)
 
 
-def test_where_the_earliest_occurrence_is_the_askers_own_the_latest_of_others_counts() -> None:
+def test_an_earliest_occurrence_in_the_sequences_own_text_yields_to_the_latest_of_others() -> None:
     pool = GrowingPool()
     pool.grow([1, 2, 3])
     for following in (4, 5):
@@ -111,7 +111,7 @@ def test_where_the_earliest_occurrence_is_the_askers_own_the_latest_of_others_co
     assert pool.draft([1, 2], tie=EARLIEST, own="g") == ([5], 2)
 
 
-def test_a_text_of_others_that_is_forgotten_is_not_found_behind_the_askers_own() -> None:
+def test_an_expired_text_is_not_found_behind_the_sequences_own_pieces() -> None:
     pool = GrowingPool()
     pool.feed([1, 2, 10, 11])
     pool.clock.now_s += 50
@@ -125,7 +125,7 @@ def test_a_text_of_others_that_is_forgotten_is_not_found_behind_the_askers_own()
     assert pool.draft([1, 2]) == ([31], 2)
 
 
-def test_a_piece_goes_on_after_the_one_before_it_is_forgotten() -> None:
+def test_a_piece_stays_usable_after_the_piece_before_it_expired() -> None:
     pool = GrowingPool()
     text = list(range(100, 300))
     pool.grow(text[:100])
@@ -142,7 +142,7 @@ def test_a_piece_goes_on_after_the_one_before_it_is_forgotten() -> None:
     assert pool.store.occupied_bytes == 0
 
 
-def test_what_was_fed_whole_does_not_grow() -> None:
+def test_a_text_fed_whole_does_not_grow() -> None:
     pool = GrowingPool()
     array = np.array([1, 2, 3], dtype=np.uint32)
     pool.store.feed("p", array, feed_id="g", ngram_mask=NGRAMS)

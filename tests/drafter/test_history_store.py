@@ -78,7 +78,7 @@ def test_a_delta_sent_again_changes_nothing(under_test: StoreUnderTest) -> None:
     assert under_test.append("a", 1, [2]) == [1, 2, 3, 4]
 
 
-def test_of_an_overlapping_delta_only_the_new_part_is_appended(
+def test_only_the_new_part_of_an_overlapping_delta_is_appended(
     under_test: StoreUnderTest,
 ) -> None:
     under_test.append("a", 0, [1, 2, 3])
@@ -116,7 +116,9 @@ def test_an_unknown_sequence_is_out_of_sync_from_the_beginning(
     assert under_test.store.num_sequences == 0
 
 
-def test_position_zero_creates_anew_with_new_params(under_test: StoreUnderTest) -> None:
+def test_a_delta_at_position_zero_replaces_the_sequence_and_its_params(
+    under_test: StoreUnderTest,
+) -> None:
     under_test.append("a", 0, [1, 2, 3], prompt_length=3)
     anew = NgramParams(overlap=Overlap.ALLOWED, algorithm=Algorithm.KMP)
     assert under_test.append("a", 0, [7], prompt_length=1, params=anew) == [7]
@@ -170,7 +172,7 @@ def test_creating_a_known_sequence_anew_evicts_nobody(under_test: StoreUnderTest
     assert under_test.store.num_sequences == 4
 
 
-def test_a_refused_delta_is_no_use(under_test: StoreUnderTest) -> None:
+def test_a_refused_delta_does_not_count_as_a_use(under_test: StoreUnderTest) -> None:
     for sequence_id in "abcd":
         under_test.append(sequence_id, 0, [1])
     with pytest.raises(OutOfSyncError):

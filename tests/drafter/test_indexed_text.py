@@ -96,7 +96,7 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
-def test_ngrams_that_differ_in_one_token_only_are_not_taken_for_each_other(size: int) -> None:
+def test_ngrams_that_differ_in_one_token_have_separate_entries(size: int) -> None:
     """So many that hash bits are alike by chance; the first token differs, or another."""
     for place in range(size):
         context: list[int] = []
@@ -112,7 +112,7 @@ def test_ngrams_that_differ_in_one_token_only_are_not_taken_for_each_other(size:
 
 
 @pytest.mark.parametrize("num_tokens", [100, 1000, 5000])
-def test_the_first_tokens_make_room_for_themselves(
+def test_the_first_tokens_are_indexed_without_growing_a_table(
     num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown: list[int] = []
@@ -123,7 +123,7 @@ def test_the_first_tokens_make_room_for_themselves(
     assert not grown
 
 
-def test_a_text_that_goes_on_to_repeat_does_not_grow_doubling_by_doubling(
+def test_a_long_append_grows_each_table_at_most_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     grown: list[int] = []
@@ -142,12 +142,12 @@ def test_a_text_that_goes_on_to_repeat_does_not_grow_doubling_by_doubling(
     assert max(Counter(grown).values()) <= 2
 
 
-def test_nothing_fits_into_nothing() -> None:
+def test_no_text_fits_into_too_few_bytes() -> None:
     assert most_tokens(NgramParams(), 100) == -1
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_growth_is_announced(algorithm: Algorithm) -> None:
+def test_growth_is_known_beforehand(algorithm: Algorithm) -> None:
     text = text_of([], NgramParams(algorithm=algorithm, tie=Tie.LONGEST))
     rng = random.Random(4)
     for _ in range(60):
@@ -210,7 +210,7 @@ print(resident_bytes() - before, sum(text.allocated_bytes for text in texts))
     ],
 )
 @pytest.mark.parametrize("tie", [Tie.EARLIEST, Tie.LONGEST])
-def test_the_reported_bytes_are_what_the_process_grows_by(
+def test_reported_bytes_match_the_growth_of_the_process(
     tie: Tie, num_texts: int, num_tokens: int, delta: int
 ) -> None:
     result = subprocess.run(
@@ -231,7 +231,7 @@ def test_no_call_enters_more_than_its_budget() -> None:
     assert num_calls >= 0.9 * 4 * 131_072 / NGRAMS_PER_ANSWER
 
 
-def test_texts_that_are_indexed_do_not_wait_for_long_ones_in_the_same_call() -> None:
+def test_an_indexed_text_is_answered_though_others_in_its_call_need_many_calls() -> None:
     long = [text_of(list(range(40_000)), NgramParams()) for _ in range(3)]
     short = text_of([1, 2, 9, 1, 2], NgramParams())
     propose_for([short], [0])

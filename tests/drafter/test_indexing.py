@@ -16,7 +16,7 @@ from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import StartDrafter, exchange
 
 
-async def test_text_that_nobody_waits_for_is_answered_at_once_and_indexed_in_the_background(
+async def test_text_without_a_draft_request_is_answered_at_once_and_indexed_in_the_background(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -36,7 +36,7 @@ async def test_text_that_nobody_waits_for_is_answered_at_once_and_indexed_in_the
     running.drafter.store.check_integrity()
 
 
-async def test_a_text_that_is_far_behind_gets_no_draft_until_it_is_indexed(
+async def test_a_text_with_many_unindexed_tokens_gets_no_draft_until_it_is_indexed(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
@@ -64,7 +64,9 @@ async def test_a_text_that_is_far_behind_gets_no_draft_until_it_is_indexed(
         assert list(response.proposals[0].token_ids) == text[23_910:23_930]
 
 
-async def test_a_text_that_lacks_less_is_waited_for(start_drafter: StartDrafter) -> None:
+async def test_a_text_with_few_unindexed_tokens_is_indexed_before_its_answer(
+    start_drafter: StartDrafter,
+) -> None:
     running = await start_drafter()
     text = list(range(4_000))
     text += text[100:110]
@@ -74,7 +76,7 @@ async def test_a_text_that_lacks_less_is_waited_for(start_drafter: StartDrafter)
     assert list(proposal.token_ids) == text[110:130]
 
 
-async def test_a_text_that_cannot_be_indexed_in_the_background_stops_no_other(
+async def test_a_text_whose_tables_cannot_grow_keeps_no_other_from_being_indexed(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
@@ -97,7 +99,7 @@ async def test_a_text_that_cannot_be_indexed_in_the_background_stops_no_other(
     store.check_integrity()
 
 
-async def test_drain_ends_what_goes_on_in_the_background(
+async def test_drain_stops_the_indexer(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
@@ -153,7 +155,7 @@ async def test_batches_of_several_streams_are_all_counted_and_indexed() -> None:
     assert [store._kept.by_id[id_].num_unindexed for id_ in "ab"] == [0, 0]
 
 
-async def test_who_asks_while_texts_are_indexed_does_not_wait_until_all_are() -> None:
+async def test_a_batch_is_answered_while_other_texts_are_still_unindexed() -> None:
     side = LocalDrafter()
     # Together they bring several times what one step enters.
     sequence_ids = [f"{i}" for i in range(4 * NGRAMS_PER_STEP // MIN_UNINDEXED)]

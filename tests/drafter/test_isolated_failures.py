@@ -121,7 +121,7 @@ async def test_a_sequence_that_cannot_be_drafted_for_fails_alone(
     running.drafter.store.check_integrity()
 
 
-async def test_what_expires_is_looked_for_again_after_a_failure(
+async def test_the_sweep_for_expired_sequences_goes_on_after_a_failure(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafter.service, "SWEEP_INTERVAL_S", 0.001)
@@ -150,7 +150,7 @@ async def test_what_expires_is_looked_for_again_after_a_failure(
     assert_failed_once(running, "sweep_failed", "upkeep")
 
 
-async def test_pools_whose_work_fails_are_emptied_and_taken_in_again(
+async def test_pools_are_emptied_after_a_failure_and_accept_texts_again(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
@@ -205,7 +205,7 @@ def test_texts_may_be_counted_by_another_thread_while_pools_come_and_go() -> Non
     store.check_integrity()
 
 
-async def test_what_is_wrong_with_some_sequences_costs_the_others_nothing(
+async def test_invalid_deltas_leave_the_other_sequences_of_a_batch_alone(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter(max_sequence_bytes=4096)
@@ -268,7 +268,7 @@ async def test_what_is_wrong_with_some_sequences_costs_the_others_nothing(
     assert (await running.load()).num_sequences == 3
 
 
-async def test_a_sequence_that_fails_harms_no_other(
+async def test_a_sequence_that_fails_is_forgotten_and_may_be_sent_again(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def want_unknown_table(rows: npt.NDArray[np.int64], first: int, stop: int, *rest: Any) -> int:

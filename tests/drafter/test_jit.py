@@ -118,7 +118,7 @@ def test_kernels_work_where_nothing_can_be_written(
 
 
 @pytest.mark.slow
-def test_a_warm_drafter_has_nothing_left_to_compile() -> None:
+def test_a_warm_drafter_compiles_no_kernel_while_it_serves() -> None:
     """It would stand still for seconds, with everybody waiting."""
     finished = subprocess.run(
         [sys.executable, "-m", "tests.drafter.late_compilations"],

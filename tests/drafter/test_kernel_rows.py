@@ -45,7 +45,7 @@ async def send_to_two(rng: random.Random, bounds: dict[str, int], seen: Counter[
     await pair.know_the_same()
 
 
-def test_rows_that_kernels_append_are_answered_as_those_that_protobuf_parses() -> None:
+def test_kernel_rows_get_the_same_answers_as_rows_parsed_by_protobuf() -> None:
     seen: Counter[str] = Counter()
 
     @settings(
@@ -76,7 +76,7 @@ def test_rows_that_kernels_append_are_answered_as_those_that_protobuf_parses() -
     assert seen["refused"] > 2
 
 
-async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> None:
+async def test_tokens_beyond_the_capacity_move_the_text_to_a_larger_buffer() -> None:
     side = LocalDrafter()
     known = 0
     for count, capacity, num_odd in (
@@ -98,7 +98,7 @@ async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> No
         side.drafter.store.check_integrity()
 
 
-async def test_a_text_that_grows_makes_room_like_any_other() -> None:
+async def test_a_growing_text_may_evict_a_sequence_of_its_own_batch() -> None:
     """The one that goes may be of the same batch, and already taken."""
     side = LocalDrafter()
     texts = {"first": 250, "grows": 256}
@@ -127,7 +127,7 @@ async def test_a_text_that_grows_makes_room_like_any_other() -> None:
     store.check_integrity()
 
 
-async def test_a_pure_batch_follows_its_pool_as_that_comes_and_goes() -> None:
+async def test_kernel_rows_see_their_pool_appear_expire_and_appear_again() -> None:
     side = LocalDrafter(pool_ttl_s=5)
     known = [100, 101, 102]
 
@@ -184,7 +184,7 @@ async def test_a_pure_batch_follows_its_pool_as_that_comes_and_goes() -> None:
     assert await ask_live() == ([9, 5], pb.SOURCE_POOL)
 
 
-async def test_what_is_no_request_is_refused_whole(start_drafter: StartDrafter) -> None:
+async def test_a_message_that_does_not_parse_ends_its_stream(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     good = pb.ProposeRequest(sequences=[pb.SequenceDelta(sequence_id="a", token_ids=[1])])
     for broken in (b"\xff", good.SerializeToString() + b"\x12\x7f", b"\x12\x03\x0a\x01\xff"):
@@ -197,7 +197,7 @@ async def test_what_is_no_request_is_refused_whole(start_drafter: StartDrafter) 
     assert (await running.load()).num_sequences == 0
 
 
-async def test_kernels_append_what_a_step_usually_brings(start_drafter: StartDrafter) -> None:
+async def test_kernels_append_the_deltas_of_a_usual_step(start_drafter: StartDrafter) -> None:
     """Otherwise the two drafters would work alike."""
     running = await start_drafter()
     stream: Stream = running.channel.stream_stream(STREAM)()

@@ -12,7 +12,7 @@ from tests.drafter.running_drafter import ProposeCall, RunningDrafter, StartDraf
 from tests.drafter.test_time_slices import DELTA_TOKENS, live_batch
 
 
-async def test_what_has_come_is_not_lost_to_the_end_of_its_wait() -> None:
+async def test_a_message_that_arrived_is_kept_though_its_wait_is_being_ended() -> None:
     streams = OpenStreams(unread_timeout_s=1.0)
     async with streams.open() as stream:
         stream.begin_wait()
@@ -32,7 +32,7 @@ async def wait_until_ended(streams: OpenStreams) -> None:
         await asyncio.Event().wait()
 
 
-async def test_waits_for_clients_are_ended_and_nothing_else_is() -> None:
+async def test_only_waits_for_the_next_message_are_ended() -> None:
     streams = OpenStreams(unread_timeout_s=1.0)
     async with streams.open() as working:
         with pytest.raises(NotServingError):
@@ -88,7 +88,7 @@ async def test_a_client_that_stops_reading_is_disconnected(start_drafter: StartD
     assert 0 < num_read < NUM_UNREAD, "only what fits the transport was ever answered"
 
 
-async def test_bystanders_notice_nothing_of_a_client_that_does_not_read(
+async def test_other_streams_are_answered_while_one_client_does_not_read(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter(unread_timeout_s=0.3)

@@ -94,7 +94,7 @@ def test_a_large_pool_answers_for_every_ngram_and_after_evicting_half() -> None:
     assert pools.store.occupied_bytes == 0
 
 
-def test_positions_keep_their_order_over_many_lives_of_a_small_pool() -> None:
+def test_positions_keep_their_order_while_a_small_pool_is_filled_many_times() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 17, max_pools_bytes=1 << 19, pool_ttl_s=1000)
     pools = FakePools(limits)
     rng = np.random.default_rng(2)
@@ -106,7 +106,7 @@ def test_positions_keep_their_order_over_many_lives_of_a_small_pool() -> None:
     assert pools.store.num_texts < 100, "it has been full many times over"
 
 
-def test_a_pool_that_was_emptied_to_the_end_of_a_block_goes_on_in_the_next() -> None:
+def test_a_pool_emptied_to_the_end_of_a_block_continues_in_the_next() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
     pools = FakePools(limits)
     pools.feed(np.arange(TOKENS_PER_BLOCK, dtype=np.uint32))
@@ -157,7 +157,7 @@ def test_when_all_pools_are_full_the_oldest_text_of_all_goes() -> None:
     assert 5 < sum(is_kept) < 60
 
 
-def test_more_text_than_may_wait_is_dropped_and_counted() -> None:
+def test_texts_over_the_waiting_limit_are_dropped_and_counted() -> None:
     outcomes: list[FeedOutcome] = []
     limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 19, pool_ttl_s=1000)
     store = PoolStore(limits, clock=lambda: 0.0, seed=3, on_feed=outcomes.append)
@@ -175,7 +175,7 @@ def test_more_text_than_may_wait_is_dropped_and_counted() -> None:
     assert store.feed("p", text, feed_id="", ngram_mask=NGRAMS).value == "kept"
 
 
-def test_a_text_that_is_partly_taken_in_counts_once() -> None:
+def test_a_partly_indexed_text_counts_once() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
     store = PoolStore(limits, clock=lambda: 0.0, seed=3)
     store.feed("p", np.arange(3000, dtype=np.uint32), feed_id="", ngram_mask=NGRAMS)
@@ -187,7 +187,7 @@ def test_a_text_that_is_partly_taken_in_counts_once() -> None:
     assert store.num_texts == 1
 
 
-def test_who_copies_a_pool_s_texts_gets_none_of_another_s_after_all_were_forgotten() -> None:
+def test_copying_a_pool_s_texts_ends_when_all_pools_are_emptied() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
     store = PoolStore(limits, clock=lambda: 0.0, seed=3)
     for first in (0, 100, 200):
@@ -233,7 +233,7 @@ print(store.occupied_bytes, resident_bytes() - before)
     [(500, 1000, 1), (400, 1000, 40), (40_000, 8, 4)],
     ids=["one pool", "many pools", "short texts"],
 )
-def test_the_bytes_reported_are_the_bytes_grown(
+def test_reported_pool_bytes_match_the_growth_of_the_process(
     num_texts: int, num_tokens: int, num_pools: int
 ) -> None:
     measured = subprocess.run(

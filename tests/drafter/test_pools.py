@@ -75,7 +75,7 @@ async def test_a_text_is_kept_by_a_release_on_a_stream_too(start_drafter: StartD
     assert (list(proposal.token_ids), proposal.source) == ([3, 4, 5], pb.SOURCE_POOL)
 
 
-async def test_of_the_text_is_kept_what_the_release_says(start_drafter: StartDrafter) -> None:
+async def test_a_release_says_which_part_of_the_text_is_kept(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     text = [1, 2, 3, 4, 5, 6, 7]
     await keep(running, text, pool_id="all", keep=pb.KEEP_ALL, prompt_length=4)
@@ -103,7 +103,7 @@ async def test_two_pools_never_see_each_other_s_text(start_drafter: StartDrafter
         assert await draft_of(running, [1, 2], pool_id=pool_id) == NOTHING
 
 
-async def test_a_sequence_without_a_pool_leaves_nothing(start_drafter: StartDrafter) -> None:
+async def test_a_release_without_a_pool_keeps_nothing(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     await keep(running, [1, 2, 3, 4], pool_id="")
     assert (await running.load()).pool_bytes == 0
@@ -121,7 +121,7 @@ async def test_a_draft_never_runs_from_one_kept_text_into_another(
     assert await draft_of(running, [3, 4]) == NOTHING
 
 
-async def test_the_pool_is_asked_when_the_own_match_is_shorter_than_told(
+async def test_the_pool_drafts_where_the_own_match_is_under_pool_min_ngram(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -136,7 +136,7 @@ async def test_the_pool_is_asked_when_the_own_match_is_shorter_than_told(
     assert drafted == {0: of_sequence, 2: of_sequence, 3: of_pool, 64: of_pool}
 
 
-async def test_at_equal_reach_the_own_text_comes_first(start_drafter: StartDrafter) -> None:
+async def test_at_equal_match_lengths_the_own_text_comes_first(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     await keep(running, [1, 8, 9, 50])
     assert await draft_of(running, [8, 9, 40, 8, 9], pool_min_ngram=64) == (
@@ -156,7 +156,7 @@ async def test_the_tie_is_between_texts_in_the_order_they_were_fed(
     assert await draft_of(running, [1, 2], tie=tie) == ([expected], 2, pb.SOURCE_POOL)
 
 
-async def test_with_the_longest_tie_all_places_compete_by_reach(
+async def test_with_the_longest_tie_all_places_compete_by_match_length(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -260,7 +260,7 @@ async def test_a_full_pool_forgets_its_oldest_text_and_no_other_pool_s(
     assert running.sample("tandem_drafter_pool_evictions_total", reason="pools_full") == 0
 
 
-async def test_a_long_text_is_taken_in_while_others_are_answered(
+async def test_sequences_are_answered_while_a_long_text_enters_its_pool(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -285,7 +285,7 @@ async def test_a_long_text_is_taken_in_while_others_are_answered(
     assert (await draft_of(running, [99_000, 99_001]))[0] == list(range(99_002, 99_010))
 
 
-async def test_a_mistake_in_the_pools_empties_them_and_harms_nobody(
+async def test_a_failure_in_the_pools_empties_them_and_drafting_goes_on(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
@@ -373,7 +373,7 @@ async def test_a_sequence_of_unary_calls_feeds_its_pool_while_it_grows(
     assert await draft_of(running, TEXT[:3]) == (TEXT[3:11], 3, pb.SOURCE_POOL)
 
 
-async def test_what_grows_feeds_of_its_text_what_its_params_say(
+async def test_pool_keep_says_which_part_of_a_growing_text_is_fed(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -390,7 +390,7 @@ async def test_what_grows_feeds_of_its_text_what_its_params_say(
     )
 
 
-async def test_a_release_that_keeps_nothing_leaves_what_was_fed(
+async def test_a_release_that_keeps_nothing_leaves_earlier_feeds(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -418,7 +418,7 @@ async def test_a_replayed_history_feeds_nothing_twice(start_drafter: StartDrafte
     assert await draft_of(running, TEXT[:3], tie=pb.TIE_LATEST) == (TEXT[3:11], 3, pb.SOURCE_POOL)
 
 
-async def test_a_growing_sequence_s_own_text_hides_no_better_match_of_others(
+async def test_a_growing_sequence_s_own_pieces_hide_no_longer_match_of_others(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -437,7 +437,7 @@ async def test_a_growing_sequence_s_own_text_hides_no_better_match_of_others(
     assert await draft_of(running, text[-8:], **options) == (list(range(60, 68)), 6, pb.SOURCE_POOL)
 
 
-async def test_what_lies_behind_a_released_length_is_not_kept(
+async def test_tokens_beyond_a_released_length_are_not_kept(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -459,7 +459,7 @@ async def test_what_lies_behind_a_released_length_is_not_kept(
         ({"pool_keep": 99}, "params.pool_keep"),
     ],
 )
-async def test_feeding_that_makes_no_sense_is_refused_by_name(
+async def test_contradictory_feeding_options_are_refused_by_name(
     start_drafter: StartDrafter, options: dict[str, Any], field: str
 ) -> None:
     running = await start_drafter()
@@ -468,7 +468,7 @@ async def test_feeding_that_makes_no_sense_is_refused_by_name(
     assert proposal.message.startswith(f"{field}: ")
 
 
-async def test_a_feeding_that_fails_costs_its_sequence_alone(
+async def test_a_sequence_whose_feeding_fails_is_forgotten_alone(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()

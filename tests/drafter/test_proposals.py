@@ -166,7 +166,7 @@ def test_every_proposal_of_the_golden_trace(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_the_reach_goes_beyond_the_longest_ngram_and_ends_at_64(algorithm: Algorithm) -> None:
+def test_match_lengths_count_beyond_the_longest_ngram_up_to_64(algorithm: Algorithm) -> None:
     params = NgramParams(algorithm=algorithm)
     for num_equal in (5, 6, 63, 64, 65, 200):
         repeated = list(range(100, 100 + num_equal))
@@ -177,13 +177,13 @@ def test_the_reach_goes_beyond_the_longest_ngram_and_ends_at_64(algorithm: Algor
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_the_reach_ends_at_the_beginning_of_the_text(algorithm: Algorithm) -> None:
+def test_match_lengths_end_at_the_beginning_of_the_text(algorithm: Algorithm) -> None:
     params = NgramParams(algorithm=algorithm)
     assert propose([1, 2, 3, 9, 1, 2, 3], params, 1) == ([9], 3)
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_what_lies_behind_the_known_tokens_in_the_buffer_is_never_read(
+def test_buffer_contents_beyond_the_known_tokens_are_never_read(
     algorithm: Algorithm,
 ) -> None:
     text = text_of([1, 2, 3, 1, 2], NgramParams(algorithm=algorithm))

@@ -44,7 +44,7 @@ def release_of_a_newer_client(sequence_id: str) -> pb.Release:
     return pb.Release.FromString(release.SerializeToString() + bytes([number << 3, 77]))
 
 
-async def test_a_way_to_keep_that_only_newer_clients_know_is_refused_by_name_in_a_call(
+async def test_an_unknown_keep_is_refused_by_name_in_a_call(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -63,7 +63,7 @@ async def test_a_way_to_keep_that_only_newer_clients_know_is_refused_by_name_in_
     assert (await running.load()).num_sequences == 1, "nothing of the request was applied"
 
 
-async def test_a_way_to_keep_that_only_newer_clients_know_does_not_end_a_stream(
+async def test_an_unknown_keep_does_not_end_a_stream(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -111,7 +111,7 @@ async def test_a_release_that_names_no_sequence_fails_alone_on_a_stream(
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_text_that_cannot_be_kept_fails_its_release_alone(
+async def test_a_release_whose_text_cannot_be_kept_fails_alone(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
     running = await start_drafter()
@@ -140,7 +140,7 @@ async def test_a_text_that_cannot_be_kept_fails_its_release_alone(
     assert running.sample("tandem_drafter_internal_errors_total", reason="release") == 1
 
 
-async def test_many_releases_let_others_pass(
+async def test_many_releases_pause_after_every_time_slice(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()

@@ -146,7 +146,7 @@ async def test_a_stream_answers_each_batch_in_order(start_drafter: StartDrafter)
     assert await stream.code() == grpc.StatusCode.OK
 
 
-async def test_drafts_of_a_batch_share_what_a_message_can_carry(
+async def test_drafts_of_a_batch_share_the_message_limit(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -195,7 +195,7 @@ async def test_random_conversations_equal_the_oracle(start_drafter: StartDrafter
     assert num_drafts > 100
 
 
-async def test_the_load_is_told(start_drafter: StartDrafter) -> None:
+async def test_the_load_is_reported(start_drafter: StartDrafter) -> None:
     running = await start_drafter(max_sequences=9, max_history_bytes=1 << 26)
     kmp = pb.NgramParams(algorithm=pb.ALGORITHM_KMP)
     await running.propose(delta("a", 0, [1] * 300, params=kmp), delta("b", 0, [1], params=kmp))
@@ -211,7 +211,7 @@ async def test_the_load_is_told(start_drafter: StartDrafter) -> None:
     assert (await other.load()).instance_id != load.instance_id
 
 
-async def test_metrics_say_what_happened(start_drafter: StartDrafter) -> None:
+async def test_metrics_count_proposals_by_outcome(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     stream = running.open_stream()
     await exchange(

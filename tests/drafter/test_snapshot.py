@@ -39,7 +39,7 @@ def text(token_ids: list[int], *, pool_id: str = "p", age_s: float = 1.5) -> Kep
     )
 
 
-def test_a_pool_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_pool_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     texts = [text([1, 2**32 - 1, 0]), text([7, 8], age_s=0.0)]
     path = write_pool(tmp_path, texts)
     assert path == path_of(tmp_path, "p")
@@ -67,7 +67,7 @@ def damaged_at(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-def test_any_damaged_byte_and_any_lost_end_is_noticed(tmp_path: Path) -> None:
+def test_any_damaged_byte_and_any_truncation_is_detected(tmp_path: Path) -> None:
     path = write_pool(tmp_path, [text([1, 2, 3])])
     content = path.read_bytes()
     damages = [damaged_at(content, at) for at in range(len(content))]
@@ -96,7 +96,7 @@ def test_a_failing_write_leaves_the_former_snapshot(
     assert read_pool(path)[0].token_ids.tolist() == [1, 2]
 
 
-def test_texts_of_a_pool_that_changes_while_it_is_copied() -> None:
+def test_a_pool_may_change_while_its_texts_are_copied() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 18, pool_ttl_s=10)
     now_s = 0.0
     store = PoolStore(limits, clock=lambda: now_s, seed=1)
@@ -118,7 +118,7 @@ def test_texts_of_a_pool_that_changes_while_it_is_copied() -> None:
     assert list(unfinished) == []
 
 
-async def test_a_drafter_goes_on_with_the_pools_of_the_one_before(
+async def test_a_drafter_restores_the_pools_of_the_one_before(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
     folder = tmp_path / "not" / "there yet"
@@ -142,7 +142,7 @@ async def test_a_drafter_goes_on_with_the_pools_of_the_one_before(
     assert second.drafter.pools.num_texts == 3, "what was fed before is still fed once"
 
 
-async def test_age_goes_on_after_a_restore(start_drafter: StartDrafter, tmp_path: Path) -> None:
+async def test_restored_texts_keep_their_age(start_drafter: StartDrafter, tmp_path: Path) -> None:
     first = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=100)
     await keep(first, [1, 2, 3], pool_id="a")
     first.clock.now_s += 60
@@ -301,7 +301,7 @@ async def test_a_pool_that_cannot_be_written_fails_alone(
     assert len(snapshots_in(tmp_path)) == 2
 
 
-async def test_a_pool_that_is_no_more_leaves_no_file(
+async def test_the_file_of_an_expired_pool_is_removed(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
     running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
@@ -319,7 +319,7 @@ async def test_a_pool_that_is_no_more_leaves_no_file(
     assert names_in(tmp_path) == {path_of(tmp_path, "new").name, "README"}
 
 
-async def test_a_folder_that_takes_nothing_is_named_in_the_log_and_serving_goes_on(
+async def test_an_unwritable_folder_is_logged_and_drafting_goes_on(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
     in_the_way = tmp_path / "file"
@@ -354,7 +354,7 @@ async def test_snapshots_are_taken_on_schedule(
         upkeep.cancel()
 
 
-async def test_others_are_answered_while_a_snapshot_is_being_written(
+async def test_sequences_are_answered_while_a_snapshot_is_written(
     start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter(snapshot_dir=tmp_path)

@@ -72,7 +72,7 @@ async def health(running: RunningDrafter, service: str = SERVICE_NAME) -> int:
     return int(response.status)
 
 
-async def test_a_long_batch_lets_others_pass(
+async def test_short_batches_are_answered_during_a_long_one(
     slow_answers: tuple[RunningDrafter, SlowAnswers],
 ) -> None:
     running, slow = slow_answers
@@ -93,7 +93,7 @@ async def test_a_long_batch_lets_others_pass(
     assert finished == ["short", "health", "long"]
 
 
-async def test_streams_over_the_same_sequences_interleave_without_harm(
+async def test_streams_may_interleave_appends_to_the_same_sequences(
     slow_answers: tuple[RunningDrafter, SlowAnswers],
 ) -> None:
     running, _ = slow_answers
@@ -133,7 +133,7 @@ async def test_streams_over_the_same_sequences_interleave_without_harm(
     running.drafter.store.check_integrity()
 
 
-async def test_a_cancelled_batch_leaves_every_sequence_whole(
+async def test_a_cancelled_batch_keeps_the_store_consistent(
     slow_answers: tuple[RunningDrafter, SlowAnswers],
 ) -> None:
     running, slow = slow_answers
@@ -209,7 +209,7 @@ async def test_drain_without_streams_is_done_at_once(start_drafter: StartDrafter
     await asyncio.wait_for(running.drafter.servicer.drain(), 10)
 
 
-async def test_rows_follow_their_texts_when_others_make_these_grow_or_go(
+async def test_rows_follow_texts_that_others_move_or_release(
     start_drafter: StartDrafter,
 ) -> None:
     """Kernels read at these addresses: an old one may be anything's by now."""
@@ -246,7 +246,7 @@ async def test_rows_follow_their_texts_when_others_make_these_grow_or_go(
     assert [list(p.token_ids) for p in answer.proposals] == [[7, 8], [9, 1]]
 
 
-async def test_a_batch_that_pauses_holds_its_texts_and_follows_them(
+async def test_every_pause_is_between_hold_and_refresh(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
@@ -274,7 +274,7 @@ async def test_a_batch_that_pauses_holds_its_texts_and_follows_them(
         assert calls[i - 1 : i + 2] == ["hold", "pause", "refresh"]
 
 
-async def test_a_sequence_whose_stream_is_gone_is_unknown_to_a_pure_batch() -> None:
+async def test_kernels_do_not_append_to_sequences_of_an_ended_stream() -> None:
     side = LocalDrafter()
     store = side.drafter.store
     other = Batch(store, store.start_stream())

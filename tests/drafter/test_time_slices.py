@@ -74,7 +74,9 @@ class CountingSlices(TimeSlices):
                 self._at_once -= 1
 
 
-async def test_replays_of_many_gateways_let_live_batches_pass(start_drafter: StartDrafter) -> None:
+async def test_live_batches_are_answered_between_the_slices_of_replays(
+    start_drafter: StartDrafter,
+) -> None:
     running = await start_drafter()
     slices = running.drafter.servicer.engine.slices = CountingSlices()
     live = running.open_stream()
@@ -136,7 +138,7 @@ async def test_replays_go_on_under_endless_live_traffic() -> None:
     await live
 
 
-async def test_a_slice_of_bulk_leaves_the_loop_alone_for_a_while_after_a_live_batch() -> None:
+async def test_slices_of_bulk_batches_keep_a_distance_while_traffic_is_live() -> None:
     slices = TimeSlices()
     slices.live()
     starts_s = []
@@ -149,7 +151,7 @@ async def test_a_slice_of_bulk_leaves_the_loop_alone_for_a_while_after_a_live_ba
     assert min(gaps_s) >= COOL_DOWN_S * 0.99
 
 
-async def test_a_slice_knows_how_long_it_was_held_back() -> None:
+async def test_a_slice_measures_how_long_it_was_held_back() -> None:
     """What a batch takes is measured without that."""
     clock = FakeClock()
     slices = TimeSlices(clock=clock)
@@ -196,7 +198,7 @@ async def test_a_slice_is_over_after_its_time_and_begins_anew_after_a_pause() ->
             assert over == [False, True, False]
 
 
-async def test_who_gives_up_waiting_for_a_slice_holds_nobody_up() -> None:
+async def test_a_cancelled_wait_for_a_slice_frees_the_queue() -> None:
     slices = TimeSlices()
     async with slices.bulk():
         entered = contextlib.AsyncExitStack()
