@@ -1,4 +1,4 @@
-"""Two drafters without a transport that get the same messages, and a client that writes them."""
+"""Drafters without a transport, alone or as a pair that gets the same messages from a client."""
 
 import random
 from collections import Counter
@@ -43,14 +43,14 @@ class LocalDrafter:
         self.drafter.servicer.open()
         self.engine = self.drafter.servicer.engine
         self.batch = Batch(self.drafter.store, self.drafter.store.start_stream())
-        # What is taken into pools when would be a matter of time: `work_on_pools` says it here.
+        # Pools work only when the test calls `work_on_pools`, and not as time passes.
         self.engine.pools._on_work = lambda: None
 
     async def exchange(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
-        """Answers a message as a stream's; what it leaves to be indexed is begun.
+        """Answers a message as a stream's, and starts the indexer on its texts.
 
         Raises:
-            DecodeError, MalformedBatchError, MessageLimitError: it is refused whole.
+            DecodeError, MalformedBatchError, MessageLimitError: the message is refused.
         """
         if not isinstance(payload, bytes):
             payload = payload.SerializeToString()
@@ -64,7 +64,7 @@ class LocalDrafter:
     async def append(
         self, sequence_id: str, base_length: int, token_ids: Sequence[int]
     ) -> pb.Proposal:
-        """Sends one delta alone; returns its proposal of up to two tokens."""
+        """Sends one delta; returns its proposal of up to two tokens."""
         delta = pb.SequenceDelta(
             sequence_id=sequence_id,
             base_length=base_length,
@@ -75,13 +75,13 @@ class LocalDrafter:
         return proposal
 
     async def settle(self) -> None:
-        """Lets what goes on in the background come to its end."""
+        """Returns when the indexer and the pools have no work."""
         if self.engine.indexer.task is not None:
             await self.engine.indexer.task
         self.drafter.pools.finish()
 
     def num_proposals(self) -> list[float | None]:
-        """As the metrics say, by what became of them."""
+        """As the metrics count them, by outcome."""
         return [
             self.registry.get_sample_value(
                 "tandem_drafter_proposals_total", {"outcome": outcome, "source": source}
@@ -99,7 +99,7 @@ class LocalDrafter:
 
 
 class ProtobufDrafter(LocalDrafter):
-    """A drafter whose rows are all odd: protobuf parses each, and each is answered alone."""
+    """A drafter for which protobuf parses each row, and which answers each row alone."""
 
     async def exchange(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
         with pytest.MonkeyPatch.context() as patch:
@@ -109,18 +109,18 @@ class ProtobufDrafter(LocalDrafter):
 
 
 class DrafterPair:
-    """The same asked of one whose kernels append, and of one whose rows are all odd."""
+    """Sends every message to a drafter whose kernels append, and to one that parses every row."""
 
     def __init__(self, seen: Counter[str], **bounds: int) -> None:
         self.by_kernel, self.by_protobuf = LocalDrafter(**bounds), ProtobufDrafter(**bounds)
         self.seen = seen
 
     async def exchange(self, payload: bytes) -> None:
-        """Asserts that both answer the same, or refuse the message both."""
+        """Asserts that both give the same answer, or that both refuse the message."""
         answers: list[pb.ProposeResponse | None] = []
-        for side in (self.by_kernel, self.by_protobuf):
+        for local in (self.by_kernel, self.by_protobuf):
             try:
-                answers.append(await side.exchange(payload))
+                answers.append(await local.exchange(payload))
             except (DecodeError, MalformedBatchError):
                 answers.append(None)
         by_kernel, by_protobuf = answers
@@ -128,15 +128,15 @@ class DrafterPair:
         if by_kernel is None:
             self.seen["refused"] += 1
             return
-        is_pure = not self.by_kernel.batch._odd and not self.by_kernel.batch.releases
+        has_only_kernel_rows = not self.by_kernel.batch._odd and not self.by_kernel.batch.releases
         if by_kernel.proposals:
-            self.seen["pure" if is_pure else "with odd rows"] += 1
+            self.seen["kernel rows" if has_only_kernel_rows else "parsed rows"] += 1
         for proposal in by_kernel.proposals:
             self.seen[pb.Status.Name(proposal.status)] += 1
-            self.seen[pb.Source.Name(proposal.source)] += is_pure
+            self.seen[pb.Source.Name(proposal.source)] += has_only_kernel_rows
 
     async def feed_pool(self, token_ids: list[int]) -> None:
-        """Leaves a text in a pool, so that there is something to be found."""
+        """Keeps a text in a pool, so that drafts can come from it."""
         fed = pb.SequenceDelta(sequence_id="fed", token_ids=token_ids, params=OPTIONS[4])
         await self.exchange(pb.ProposeRequest(sequences=[fed]).SerializeToString())
         release = pb.Release(sequence_id="fed", keep=pb.KEEP_ALL)
@@ -144,20 +144,20 @@ class DrafterPair:
         await self.settle()
 
     async def settle(self) -> None:
-        for side in (self.by_kernel, self.by_protobuf):
-            await side.settle()
+        for local in (self.by_kernel, self.by_protobuf):
+            await local.settle()
 
     def work_on_pools(self, num_pieces: int) -> None:
-        """Does some of what is to do for pools."""
-        for side in (self.by_kernel, self.by_protobuf):
+        """Does some pieces of the pools' work."""
+        for local in (self.by_kernel, self.by_protobuf):
             for _ in range(num_pieces):
-                side.drafter.pools.work()
+                local.drafter.pools.work()
 
     def pass_time(self, seconds: float) -> None:
-        for side in (self.by_kernel, self.by_protobuf):
-            side.clock.now_s += seconds
+        for local in (self.by_kernel, self.by_protobuf):
+            local.clock.now_s += seconds
 
-    async def know_the_same(self) -> None:
+    async def check_same_state(self) -> None:
         await self.settle()
         one, other = self.by_kernel.drafter.store, self.by_protobuf.drafter.store
         one.check_integrity()
@@ -174,7 +174,7 @@ class DrafterPair:
 
 
 class Client:
-    """Sends what a gateway might, and now and then what none would."""
+    """Makes requests as a gateway sends them, and now and then invalid ones."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -182,7 +182,7 @@ class Client:
         self.num_created = 0
 
     def words(self, num_tokens: int) -> list[int]:
-        """Runs of a few tokens that come again and again."""
+        """Runs of a few tokens that repeat."""
         written = random.Random(self.rng.randrange(50))
         tokens: list[int] = []
         while len(tokens) < num_tokens:
@@ -190,20 +190,20 @@ class Client:
             tokens += range(first, first + written.randrange(1, 9))
         return tokens[:num_tokens]
 
-    def delta(self, sequence_id: str, *, is_calm: bool) -> pb.SequenceDelta:
+    def delta(self, sequence_id: str, *, is_usual: bool) -> pb.SequenceDelta:
         rng = self.rng
         text = self.texts[sequence_id]
-        new = self.words(rng.choice([3, 8, 9, 0, 1] if is_calm else [3, 30, 130, 300]))
+        new = self.words(rng.choice([3, 8, 9, 0, 1] if is_usual else [3, 30, 130, 300]))
         base = len(text)
-        kind = 0 if is_calm else rng.randrange(20)
+        kind = 0 if is_usual else rng.randrange(20)
         if kind == 1:
             base += 1  # a gap
         elif kind in (2, 3) and len(text) > 5:
-            base -= rng.randrange(5)  # an overlap, which agrees
+            base -= rng.randrange(5)  # an overlap that agrees
             new = text[base:] + new
         elif kind == 4 and base > 0:
             base -= 1
-            new = [text[-1] ^ 1, *new]  # one that does not
+            new = [text[-1] ^ 1, *new]  # an overlap that differs
         delta = pb.SequenceDelta(
             sequence_id=sequence_id,
             base_length=base,
@@ -237,13 +237,15 @@ class Client:
         known = list(self.texts)
         rng.shuffle(known)
         kind = rng.randrange(14)
-        is_calm = kind > 3
+        is_usual = kind > 3
         if known and kind in (0, 1):
-            gone = known.pop()
-            del self.texts[gone]
-            request.releases.add(sequence_id=gone, keep=rng.choice([pb.KEEP_ALL, pb.KEEP_NOTHING]))
+            released = known.pop()
+            del self.texts[released]
+            request.releases.add(
+                sequence_id=released, keep=rng.choice([pb.KEEP_ALL, pb.KEEP_NOTHING])
+            )
         known = known[: rng.randrange(8)]
-        deltas = [self.delta(sequence_id, is_calm=is_calm) for sequence_id in known]
+        deltas = [self.delta(sequence_id, is_usual=is_usual) for sequence_id in known]
         if kind in (1, 2) or not self.texts:
             deltas += [self.create() for _ in range(rng.randrange(1, 5))]
         if kind == 3:

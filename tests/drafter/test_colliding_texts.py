@@ -1,8 +1,8 @@
-"""Texts that were made to collide in the tables of their index.
+"""Texts whose n-grams are made to collide in the tables of their index.
 
-An n-gram's hash is a polynomial with a secret base, then a public mixing. Who knows no base takes
-the hash of a single token for the token itself, and chooses by the mixing alone; a test that knows
-the base forges what nobody else can.
+An n-gram's hash is a polynomial with a secret base, then a public mixing. An attacker who does not
+know the base can only guess that the hash of a single token is the token itself, and choose tokens
+by the mixing. These tests set the base, and so can make any tokens collide.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ def tokens_in_even_chunks(base: int | None, count: int = NUM_COLLIDING) -> npt.N
     """The first tokens whose n-grams of size 1 lie in chunk 0 of two.
 
     Args:
-        base: of the polynomial; None: not known, the token itself is mixed.
+        base: of the polynomial; None: unknown, the token itself is mixed.
         count: how many.
     """
     tokens = np.arange(1, 4 * count, dtype=np.uint64)
@@ -107,7 +107,7 @@ def test_ngrams_of_one_hash_end_the_index_as_soon_as_they_cost_much(
 
 
 def test_probing_for_long_counts_as_work() -> None:
-    """Else one call, whose budget is counted in n-grams, would take many times as long."""
+    """Otherwise a call, whose budget is counted in n-grams, could take many times as long."""
     up = np.arange(450, dtype=np.uint32)
     colliding = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
     num_calls = []
@@ -132,7 +132,7 @@ def test_the_hash_of_a_token_depends_on_the_base() -> None:
 
 
 async def test_two_messages_of_colliding_tokens_do_not_block_the_server() -> None:
-    """Against a real process: were it to hang, so would nothing else."""
+    """Against a real process: if it hangs, this test still ends."""
     tokens = tokens_in_even_chunks(None, 8400).tolist()
     params = pb.NgramParams(min_ngram=1, max_ngram=1)
     async with drafter_process("--listen", "127.0.0.1:0", "--metrics-listen", "") as process:

@@ -1,4 +1,4 @@
-"""Every way an RPC fails has a status, and every way a delta fails does not need one."""
+"""Every exception that ends an RPC has a status."""
 
 import grpc
 import pytest

@@ -1,4 +1,4 @@
-"""What is forgotten over a real connection, when, and that the metrics say why."""
+"""Which sequences are forgotten when, over a real connection, and the metrics of that."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ def create(sequence_id: str, num_tokens: int = 1) -> pb.SequenceDelta:
     return pb.SequenceDelta(
         sequence_id=sequence_id,
         token_ids=[1] * num_tokens,
-        # Without an index, so that its bytes are counted in the head.
+        # Without an index, so that the test can work out its bytes.
         params=pb.NgramParams(algorithm=pb.ALGORITHM_KMP),
     )
 

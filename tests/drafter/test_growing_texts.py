@@ -1,6 +1,6 @@
-"""Texts that grow and are asked about on the way: index == scan == brute force.
+"""Growing texts, for which drafts are proposed on the way: index == scan == brute force.
 
-Whatever the options, the order of appends and the moments of growth.
+Under all options, orders of appends and moments of growth.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from tests.volume import examples
 
 OPTION_PAIRS = list(itertools.product(Overlap, Tie))
 
-# New tokens, or a copy of what is there: where from (as a fraction) and how much.
+# New tokens, or a copy of known ones: from where (as a fraction), and how many.
 PARTS = st.lists(
     st.one_of(
         st.lists(st.integers(0, 3), max_size=12),
@@ -34,7 +34,7 @@ PARTS = st.lists(
 
 
 class GrowingText:
-    """One text four times: indexed, scanned, indexed only now and then, and in the oracle."""
+    """One text four times: indexed, scanned, indexed now and then, and in the oracle."""
 
     def __init__(self, params: NgramParams) -> None:
         self.params = params
@@ -54,7 +54,7 @@ class GrowingText:
         self.append(self.context[start : start + count])
 
     def check_draft(self, max_draft_tokens: int) -> bool:
-        """Returns whether there was a draft."""
+        """Asserts that all drafts are the oracle's; returns whether there was one."""
         expected = self.oracle.propose(self.context, max_draft_tokens)
         *prompt, late = self.texts
         if len(self.context) % 5 == 0:

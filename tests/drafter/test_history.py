@@ -1,4 +1,4 @@
-"""A history's tokens and what they occupy."""
+"""A history's tokens and its bytes."""
 
 import random
 

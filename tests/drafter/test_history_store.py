@@ -1,4 +1,4 @@
-"""Each rule of the history store by example; `test_history_store_model.py` has them all at once."""
+"""Each rule of the history store by example; `test_history_store_model.py` combines them."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ ALL = 1_000_000
 
 
 class StoreUnderTest:
-    """A store, its clock and what it said of evictions."""
+    """A store, its clock, and its evictions by reason."""
 
     def __init__(self, limits: StoreLimits = LIMITS) -> None:
         self.clock = FakeClock()
@@ -52,7 +52,7 @@ class StoreUnderTest:
         return known
 
     def known_length(self, sequence_id: str) -> int:
-        """Found by a gap that no history reaches."""
+        """As the refusal of a delta beyond any history says."""
         with pytest.raises(OutOfSyncError) as refusal:
             self.append(sequence_id, 10**9, [1])
         return refusal.value.known_length
@@ -265,7 +265,7 @@ def test_a_stream_s_sequences_are_freed_thirty_seconds_after_its_end(
     under_test.append("a", 0, [1], first)
     under_test.append("b", 0, [1], second)
     under_test.append("c", 0, [1])
-    under_test.append("b", 1, [1], first)  # appended to, not created, on the first
+    under_test.append("b", 1, [1], first)  # appended to on the first, not created
     under_test.store.end_stream(first)
     under_test.store.end_stream(first)
     under_test.clock.now_s += 29.9

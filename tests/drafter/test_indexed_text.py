@@ -1,4 +1,4 @@
-"""What a text and its index occupy, how they grow, and several texts in one index."""
+"""A text and its index: bytes, growth, entries, and how much one call indexes."""
 
 import random
 import subprocess
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def text_that_fills_tables(num_tokens: int) -> npt.NDArray[np.uint32]:
-    """Every n-gram of up to 5 tokens twice, the second time with another one before it."""
+    """Every n-gram of up to 5 tokens twice, after different tokens."""
     first = np.arange(num_tokens // 2, dtype=np.uint32)
     # Pieces of 40 tokens in another order.
     pieces = np.array_split(first, max(1, len(first) // 40))
@@ -34,10 +34,10 @@ def text_that_fills_tables(num_tokens: int) -> npt.NDArray[np.uint32]:
 
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize(
-    ("tie", "most_bytes"), [(Tie.EARLIEST, 36), (Tie.LATEST, 36), (Tie.LONGEST, 64)]
+    ("tie", "max_bytes_per_token"), [(Tie.EARLIEST, 36), (Tie.LATEST, 36), (Tie.LONGEST, 64)]
 )
 def test_at_no_length_a_token_takes_more_than_promised(
-    tie: Tie, most_bytes: int, repeats: bool
+    tie: Tie, max_bytes_per_token: int, repeats: bool
 ) -> None:
     tokens = text_that_fills_tables(150_000) if repeats else np.arange(150_000, dtype=np.uint32)
     text = IndexedText(params=NgramParams(tie=tie), max_tokens=MAX_TOKENS)
@@ -48,7 +48,7 @@ def test_at_no_length_a_token_takes_more_than_promised(
         if text.length >= 1000:
             worst = max(worst, text.allocated_bytes / text.length)
     text.check_integrity()
-    assert worst <= most_bytes
+    assert worst <= max_bytes_per_token
 
 
 @pytest.mark.parametrize("tie", Tie)
@@ -85,19 +85,19 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
         propose_for([text], [0])
     text.check_integrity()
 
-    def that_count(n: int) -> list[tuple[int, ...]]:
+    def counted_ngrams(n: int) -> list[tuple[int, ...]]:
         lag = n if overlap is Overlap.DISJOINT else 1
         return [tuple(context[end - n : end]) for end in range(n, len(context) - lag + 1)]
 
     for n in range(smallest, largest + 1):
-        shorter = Counter(that_count(n - 1))
-        kinds = {ngram for ngram in that_count(n) if n == smallest or shorter[ngram[1:]] > 1}
+        shorter = Counter(counted_ngrams(n - 1))
+        kinds = {ngram for ngram in counted_ngrams(n) if n == smallest or shorter[ngram[1:]] > 1}
         assert text.num_entries(n) == len(kinds), f"{n}-grams of {context}"
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
 def test_ngrams_that_differ_in_one_token_have_separate_entries(size: int) -> None:
-    """So many that hash bits are alike by chance; the first token differs, or another."""
+    """So many that some hash bits agree by chance."""
     for place in range(size):
         context: list[int] = []
         for i in range(3000):
@@ -129,11 +129,11 @@ def test_a_long_append_grows_each_table_at_most_twice(
     grown: list[int] = []
     grow_table = IndexedText.grow_table
 
-    def note_and_grow(text: IndexedText, index: int) -> None:
+    def record_and_grow(text: IndexedText, index: int) -> None:
         grown.append(index)
         grow_table(text, index)
 
-    monkeypatch.setattr(IndexedText, "grow_table", note_and_grow)
+    monkeypatch.setattr(IndexedText, "grow_table", record_and_grow)
     params = NgramParams()
     text = text_of(range(10), params)
     propose_for([text], [0])
@@ -222,7 +222,7 @@ def test_reported_bytes_match_the_growth_of_the_process(
 
 
 def test_no_call_enters_more_than_its_budget() -> None:
-    # Of a text that repeats, n-grams of every size are looked at; and no table has to grow.
+    # A text that repeats: n-grams of every size are entered, and no table grows.
     text = text_of(list(range(64)) * 2048, NgramParams())
     num_calls = 1
     while (call := Call([text], [8]).run()).statuses[0] != DONE:

@@ -1,4 +1,4 @@
-"""Batches in slices: what one call may do, and what waits in the background."""
+"""The background indexer: which texts are left to it, and in which order it indexes them."""
 
 import asyncio
 import random
@@ -51,9 +51,9 @@ async def test_a_text_with_many_unindexed_tokens_gets_no_draft_until_it_is_index
     ask_now = pb.SequenceDelta(sequence_id="a", base_length=len(text), max_draft_tokens=20)
     both = pb.ProposeRequest(sequences=[ask_now, other])
     for response in (await running.stub.Propose(both), await exchange(stream, both)):
-        behind, bystander = response.proposals
-        assert (behind.status, behind.base_length) == (pb.STATUS_INDEXING, len(text))
-        assert list(bystander.token_ids) == [9, 1, 2]
+        unindexed, other_proposal = response.proposals
+        assert (unindexed.status, unindexed.base_length) == (pb.STATUS_INDEXING, len(text))
+        assert list(other_proposal.token_ids) == [9, 1, 2]
     monkeypatch.undo()
     indexer = running.drafter.servicer.engine.indexer
     await indexer.close()
@@ -104,7 +104,7 @@ async def test_drain_stops_the_indexer(
 ) -> None:
     running = await start_drafter()
     servicer = running.drafter.servicer
-    # It would go on for ever.
+    # It would never end.
     monkeypatch.setattr(Indexer, "_index", lambda *arguments: None)
     for delta in replay("a", list(range(20_000))):
         await running.propose(delta)
@@ -125,43 +125,43 @@ async def test_a_released_text_is_not_indexed_any_more(start_drafter: StartDraft
 
 
 async def test_short_tails_are_left_until_they_are_worth_indexing() -> None:
-    side = LocalDrafter()
-    await side.append("a", 0, [1, 2])
-    await side.settle()
-    history = side.drafter.store._kept.by_id["a"]
+    local = LocalDrafter()
+    await local.append("a", 0, [1, 2])
+    await local.settle()
+    history = local.drafter.store._kept.by_id["a"]
     for base in range(2, MIN_UNINDEXED - 2, 2):
-        await side.append("a", base, [1, 2])
-        await side.settle()
+        await local.append("a", base, [1, 2])
+        await local.settle()
         assert history.num_unindexed == base + 2
-    assert side.engine.indexer.task is None
-    await side.append("a", history.length, [1, 2])
-    await side.settle()
+    assert local.engine.indexer.task is None
+    await local.append("a", history.length, [1, 2])
+    await local.settle()
     assert history.num_unindexed == 0
 
 
 async def test_batches_of_several_streams_are_all_counted_and_indexed() -> None:
-    """The second may be answered before the first's answer is on its way."""
-    side = LocalDrafter()
-    store = side.drafter.store
+    """The second may be answered before the first is finished."""
+    local = LocalDrafter()
+    store = local.drafter.store
     batches = [Batch(store, store.start_stream()) for _ in range(2)]
     for sequence_id, batch in zip("ab", batches, strict=True):
         delta = pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(100))
         batch.scan(pb.ProposeRequest(sequences=[delta]).SerializeToString())
-        await side.engine.answer(batch)
+        await local.engine.answer(batch)
     for batch in batches:
-        side.engine.finish(batch)
-    await side.settle()
-    assert sum(number or 0 for number in side.num_proposals()) == 2
+        local.engine.finish(batch)
+    await local.settle()
+    assert sum(number or 0 for number in local.num_proposals()) == 2
     assert [store._kept.by_id[id_].num_unindexed for id_ in "ab"] == [0, 0]
 
 
 async def test_a_batch_is_answered_while_other_texts_are_still_unindexed() -> None:
-    side = LocalDrafter()
-    # Together they bring several times what one step enters.
+    local = LocalDrafter()
+    # Together their tails are several steps of the indexer.
     sequence_ids = [f"{i}" for i in range(4 * NGRAMS_PER_STEP // MIN_UNINDEXED)]
 
     async def append_to_all(base: int, token_ids: Iterable[int]) -> None:
-        await side.exchange(
+        await local.exchange(
             pb.ProposeRequest(
                 sequences=[
                     pb.SequenceDelta(sequence_id=id_, base_length=base, token_ids=token_ids)
@@ -171,10 +171,10 @@ async def test_a_batch_is_answered_while_other_texts_are_still_unindexed() -> No
         )
 
     def num_unindexed() -> list[int]:
-        return [h.num_unindexed for h in side.drafter.store._kept.by_id.values()]
+        return [h.num_unindexed for h in local.drafter.store._kept.by_id.values()]
 
     await append_to_all(0, range(MIN_UNINDEXED - 1))
-    assert side.engine.indexer.task is None, "so few are left"
+    assert local.engine.indexer.task is None, "a tail this short is left"
     await append_to_all(MIN_UNINDEXED - 1, range(MIN_UNINDEXED, 2 * MIN_UNINDEXED))
     brought = sum(num_unindexed())
     for _ in range(3):
@@ -183,13 +183,13 @@ async def test_a_batch_is_answered_while_other_texts_are_still_unindexed() -> No
     assert max(num_unindexed()) >= MIN_UNINDEXED
     await append_to_all(2 * MIN_UNINDEXED - 1, [5])
     assert max(num_unindexed()) >= MIN_UNINDEXED
-    await side.settle()
+    await local.settle()
     assert max(num_unindexed()) <= 5
 
 
 async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring() -> None:
-    side = LocalDrafter()
-    await side.exchange(
+    local = LocalDrafter()
+    await local.exchange(
         pb.ProposeRequest(
             sequences=[
                 pb.SequenceDelta(sequence_id="short", token_ids=range(100)),
@@ -197,11 +197,11 @@ async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
             ]
         )
     )
-    short, long = (side.drafter.store._kept.by_id[id_] for id_ in ("short", "long"))
+    short, long = (local.drafter.store._kept.by_id[id_] for id_ in ("short", "long"))
     async with asyncio.timeout(20):
         while long.num_unindexed > 5:
-            # As though new text came faster than it is entered.
-            side.engine.slices.live()
-            side.engine.indexer.add(short_tails=[short.slot], long_tails=[], feeding=[])
+            # As if new text came faster than it is indexed.
+            local.engine.slices.live()
+            local.engine.indexer.add(short_tails=[short.slot], long_tails=[], feeding=[])
             await asyncio.sleep(0)
-    await side.engine.indexer.close()
+    await local.engine.indexer.close()

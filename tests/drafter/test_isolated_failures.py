@@ -1,4 +1,4 @@
-"""What fails alone: logged once, counted, and everything else goes on."""
+"""Failures that stay alone: logged once, counted, and everything else goes on."""
 
 import asyncio
 import itertools
@@ -131,10 +131,10 @@ async def test_the_sweep_for_expired_sequences_goes_on_after_a_failure(
     forget_expired, calls = store.forget_expired, itertools.count()
     has_forgotten = asyncio.Event()
 
-    def fail_at_first(most: int) -> int:
+    def fail_at_first(max_forgotten: int) -> int:
         if next(calls) == 0:
             raise RuntimeError("at first")
-        num_forgotten = forget_expired(most)
+        num_forgotten = forget_expired(max_forgotten)
         if num_forgotten:
             has_forgotten.set()
         return num_forgotten
@@ -168,7 +168,7 @@ async def test_pools_are_emptied_after_a_failure_and_accept_texts_again(
 
 
 def test_texts_may_be_counted_by_another_thread_while_pools_come_and_go() -> None:
-    """As the metrics endpoint does."""
+    """As the metrics endpoint counts them."""
     limits = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 20, pool_ttl_s=10)
     now_s = 0.0
     store = PoolStore(limits, clock=lambda: now_s, seed=1)
@@ -271,16 +271,18 @@ async def test_invalid_deltas_leave_the_other_sequences_of_a_batch_alone(
 async def test_a_sequence_that_fails_is_forgotten_and_may_be_sent_again(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def want_unknown_table(rows: npt.NDArray[np.int64], first: int, stop: int, *rest: Any) -> int:
-        """Wants a table to grow that there is not, of texts of one certain length."""
+    def ask_for_unknown_table(
+        rows: npt.NDArray[np.int64], first: int, stop: int, *rest: Any
+    ) -> int:
+        """Asks that a table grow which does not exist, for texts of 13 tokens."""
         num_open = answer_rows(rows, first, stop, *rest)
-        brittle = np.flatnonzero((rows[first:stop, [TEXT_LENGTH, OUTCOME]] == [13, DRAFT]).all(1))
-        rows[brittle + first, OUTCOME] = OPEN
-        rows[brittle + first, WHY_OPEN] = MUST_GROW + 99
-        return num_open + len(brittle)
+        failing = np.flatnonzero((rows[first:stop, [TEXT_LENGTH, OUTCOME]] == [13, DRAFT]).all(1))
+        rows[failing + first, OUTCOME] = OPEN
+        rows[failing + first, WHY_OPEN] = MUST_GROW + 99
+        return num_open + len(failing)
 
     running = await start_drafter()
-    monkeypatch.setattr(drafter.batch.engine, "answer_rows", want_unknown_table)
+    monkeypatch.setattr(drafter.batch.engine, "answer_rows", ask_for_unknown_table)
     stream = running.open_stream()
     good = [1, 2, 9, 1, 2]
     request = pb.ProposeRequest(
@@ -293,7 +295,7 @@ async def test_a_sequence_that_fails_is_forgotten_and_may_be_sent_again(
     assert entry["event"] == "sequence_failed"
     assert entry["sequence_id"] == "bad"
     assert entry["exc_info"]
-    # What was known of it is in doubt, so it is forgotten; and may be sent again.
+    # Its state is in doubt, so it is forgotten; it may be sent again.
     [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 13, [1])]))).proposals
     assert (bad.status, bad.known_length) == (pb.STATUS_OUT_OF_SYNC, 0)
     [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 0, good)]))).proposals

@@ -117,9 +117,7 @@ async def test_a_row_whose_kernel_fails_is_refused_though_its_draft_had_room(
 
 async def exchange_bytes(running: RunningDrafter, payload: bytes) -> bytes:
     """One exchange on a new stream."""
-    method = "/tandem.v1.DrafterService/ProposeStream"
-    stream: grpc.aio.StreamStreamCall[bytes, bytes] = running.channel.stream_stream(method)()
-    running.streams.append(stream)
+    stream = running.open_bytes_stream()
     await stream.write(payload)
     response = await stream.read()
     assert isinstance(response, bytes), "the stream has ended"
@@ -191,7 +189,7 @@ async def test_the_answer_to_the_largest_batch_keeps_to_the_message_limit(
 
 
 class LeavingClient:
-    """The server's side of a stream whose client sends a message, and is gone before its answer."""
+    """The server's side of a stream whose client leaves before its answer is written."""
 
     def __init__(self, request: pb.ProposeRequest, error: BaseException) -> None:
         self._request = request

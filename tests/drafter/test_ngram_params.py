@@ -1,4 +1,4 @@
-"""Which n-gram sizes are taken."""
+"""Which n-gram sizes are accepted."""
 
 import pytest
 

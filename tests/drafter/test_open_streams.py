@@ -18,7 +18,7 @@ async def test_a_message_that_arrived_is_kept_though_its_wait_is_being_ended() -
         stream.begin_wait()
         streams.end_waits()
         stream.go_on()
-        # Longer than any turn of the loop that the end of the wait was to come with.
+        # Enough turns of the loop for a wait to end.
         for _ in range(10):
             await asyncio.sleep(0)
     assert streams.all_closed.is_set()
@@ -47,7 +47,7 @@ NUM_UNREAD = 100
 
 
 async def ask_without_reading(running: RunningDrafter, stream: ProposeCall) -> None:
-    """Asks for 20 MB of answers in a few hundred bytes, so that nothing but reading holds it up."""
+    """Asks for 20 MB of answers in a few hundred bytes, so that only reading can be the limit."""
     first = 2**32 - 40_000
     token_ids = [*range(first, first + 40_000), *range(first, first + 5)]
     for base in range(0, len(token_ids), DELTA_TOKENS):
@@ -67,7 +67,7 @@ async def test_a_client_that_stops_reading_is_disconnected(start_drafter: StartD
     stream = running.open_stream()
     await ask_without_reading(running, stream)
     await asyncio.wait_for(running.drafter.servicer.streams.all_closed.wait(), 30)
-    # Nothing is read yet, and what was held for the stream goes as at any stream's end.
+    # Nothing is read yet; the stream's sequences are forgotten as at the end of any stream.
     assert running.drafter.store.num_sequences == 1
     running.clock.now_s += 31
     assert (await running.load()).num_sequences == 0
@@ -85,7 +85,7 @@ async def test_a_client_that_stops_reading_is_disconnected(start_drafter: StartD
             num_read += 1
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details() == "answers were left unread for 0.3 s"
-    assert 0 < num_read < NUM_UNREAD, "only what fits the transport was ever answered"
+    assert 0 < num_read < NUM_UNREAD, "only as much was answered as the transport buffers"
 
 
 async def test_other_streams_are_answered_while_one_client_does_not_read(
@@ -109,6 +109,6 @@ async def test_a_slow_reader_that_reads_is_not_disconnected(start_drafter: Start
     stream = running.open_stream()
     for step in range(2):
         await stream.write(live_batch(step))
-        # Longer than the limit, but the transport has taken the answer.
+        # Longer than the limit, but the transport has accepted the answer.
         await asyncio.sleep(0.7)
         assert isinstance(await stream.read(), pb.ProposeResponse)

@@ -1,4 +1,4 @@
-"""Shared pools over a real connection: what is kept, who drafts from it, and who does not."""
+"""Shared pools over a real connection: which texts are kept, and who drafts from them."""
 
 import asyncio
 from typing import Any
@@ -33,7 +33,7 @@ async def keep(
     feed_id: str = "",
     prompt_length: int = 0,
 ) -> None:
-    """Has a sequence of this text created, and released into its pool."""
+    """Creates a sequence of this text, and releases it into its pool."""
     created = delta("fed", token_ids, pool_id=pool_id, prompt_length=prompt_length)
     await running.propose(created)
     release = pb.Release(sequence_id="fed", keep=keep, feed_id=feed_id)
@@ -85,7 +85,7 @@ async def test_a_release_says_which_part_of_the_text_is_kept(start_drafter: Star
     assert await draft_of(running, [2, 3], pool_id="all") == ([4, 5, 6, 7], 2, pb.SOURCE_POOL)
     assert await draft_of(running, [5, 6], pool_id="all") == ([7], 2, pb.SOURCE_POOL)
     assert await draft_of(running, [2, 3], pool_id="output") == NOTHING
-    # Neither does a match reach back into a prompt that was not kept.
+    # A match does not go back into a prompt that was not kept, either.
     assert await draft_of(running, [4, 5, 6], pool_id="output") == ([7], 2, pb.SOURCE_POOL)
     for pool_id in ("nothing", "unspecified"):
         assert await draft_of(running, [5, 6], pool_id=pool_id) == NOTHING
@@ -126,7 +126,7 @@ async def test_the_pool_drafts_where_the_own_match_is_under_pool_min_ngram(
 ) -> None:
     running = await start_drafter()
     await keep(running, [6, 7, 8, 9, 50, 51])
-    own = [8, 9, 40, 6, 7, 8, 9]  # its own match reaches 2 back, the pool's 4
+    own = [8, 9, 40, 6, 7, 8, 9]  # its own match has 2 tokens, the pool's 4
     drafted = {
         pool_min_ngram: await draft_of(running, own, pool_min_ngram=pool_min_ngram)
         for pool_min_ngram in (0, 2, 3, 64)
@@ -164,16 +164,16 @@ async def test_with_the_longest_tie_all_places_compete_by_match_length(
     await keep(running, [7, 8, 9, 60, 61])
     longest: dict[str, Any] = {"tie": pb.TIE_LONGEST, "tokens_per_match": 0}
     cases: list[tuple[list[int], tuple[list[int], int, int]]] = [
-        # The pool's latest occurrence reaches 3 back, its earliest 5; its own text 2.
+        # Match lengths: the pool's latest occurrence 3, its earliest 5; the own text 2.
         ([8, 9, 40, 5, 6, 7, 8, 9], ([50, 51, 52], 5, pb.SOURCE_POOL)),
-        # At equal reach the later one of the pool's.
+        # At equal match lengths the later one of the pool's.
         ([4, 7, 8, 9], ([60, 61], 3, pb.SOURCE_POOL)),
-        # At equal reach the own text comes first, though nothing says that its match is too short.
+        # At equal match lengths the own text comes first.
         ([7, 8, 9, 41, 7, 8, 9], ([41, 7, 8, 9], 3, pb.SOURCE_SEQUENCE)),
     ]
     for context, expected in cases:
         assert await draft_of(running, context, **longest) == expected
-    # A draft holds so many tokens per token of reach.
+    # A draft holds so many tokens per token of its match.
     limited = {**longest, "tokens_per_match": 1}
     await keep(running, list(range(100, 130)))
     assert await draft_of(running, [100, 101], **limited) == ([102, 103], 2, pb.SOURCE_POOL)
@@ -276,7 +276,7 @@ async def test_sequences_are_answered_while_a_long_text_enters_its_pool(
     await running.stub.Release(pb.ReleaseRequest(releases=[release]))
     await settled
     settled = asyncio.create_task(running.drafter.pool_keeper.settle())
-    settled.add_done_callback(lambda _: finished.append("taken in"))
+    settled.add_done_callback(lambda _: finished.append("indexed"))
     for _ in range(3):
         await draft_of(running, [1, 2])
         finished.append("answered")
@@ -318,7 +318,7 @@ def growing(
 async def grow(
     running: RunningDrafter, token_ids: list[int], *, step: int, first: int = 4, **options: Any
 ) -> None:
-    """Has a sequence grow to this text over a stream, as a verifier's steps make it."""
+    """Lets a sequence grow to this text over a stream, step by step."""
     stream = running.open_stream()
     length = min(first, len(token_ids))
     created = growing(token_ids[:length], **options)
@@ -328,17 +328,17 @@ async def grow(
         piece = growing(token_ids[:end], base_length=length)
         await exchange(stream, pb.ProposeRequest(sequences=[piece]))
         length = end
-    # What an answer leaves to be fed may begin to wait only after its client has it.
+    # The indexer may start on a batch's texts only after the client has the answer.
     await stream.done_writing()
     assert await stream.read() is grpc.aio.EOF
     await fed(running)
 
 
 async def fed(running: RunningDrafter) -> None:
-    """Returns when what is due has been fed and taken in."""
+    """Returns when all pools have been fed, and have indexed their texts."""
     indexer = running.drafter.servicer.engine.indexer
     async with asyncio.timeout(20):
-        while indexer.has_work:  # noqa: ASYNC110 - nobody tells
+        while indexer.has_work:  # noqa: ASYNC110 - the indexer has no event to wait for
             await asyncio.sleep(0.001)
     await running.drafter.pool_keeper.settle()
 
@@ -352,7 +352,7 @@ async def test_a_sequence_feeds_its_pool_while_it_grows(
 ) -> None:
     running = await start_drafter()
     await grow(running, TEXT, step=3, algorithm=algorithm)
-    # Of its 100 tokens all but the last few are there, though it is not released.
+    # All but the last few of its 100 tokens are in the pool before its release.
     drafts = [await draft_of(running, TEXT[place - 3 : place]) for place in range(3, 76)]
     assert drafts == [(TEXT[place : place + 8], 3, pb.SOURCE_POOL) for place in range(3, 76)]
     running.drafter.pools.check_integrity()
@@ -408,12 +408,12 @@ async def test_a_replayed_history_feeds_nothing_twice(start_drafter: StartDrafte
         await grow(running, TEXT, step=3)
         num_tokens = running.drafter.pools.num_tokens
         num_texts = running.drafter.pools.num_texts
-        # Whatever fits between two feedings.
+        # Each piece overlaps the one before by up to 64 tokens.
         assert num_tokens - 64 * (num_texts - 1) <= len(TEXT)
     release = pb.Release(sequence_id="growing", keep=pb.KEEP_ALL, feed_id="growing")
     await running.stub.Release(pb.ReleaseRequest(releases=[release]))
     await grow(running, TEXT, step=3)
-    # The release feeds the rest, if the last feeding left one.
+    # The release feeds the remaining tokens, if there are any.
     assert num_texts <= running.drafter.pools.num_texts <= num_texts + 1
     assert await draft_of(running, TEXT[:3], tie=pb.TIE_LATEST) == (TEXT[3:11], 3, pb.SOURCE_POOL)
 
@@ -423,7 +423,7 @@ async def test_a_growing_sequence_s_own_pieces_hide_no_longer_match_of_others(
 ) -> None:
     running = await start_drafter()
     await keep(running, [*range(1, 9), 50, 51])
-    # In the pool, its own text has the latest occurrence, which reaches less far.
+    # In the pool, its own text has the latest occurrence, with a shorter match.
     text = [99, *range(3, 9), *range(60, 90), *range(1, 9)]
     options: dict[str, Any] = {"tie": pb.TIE_LATEST, "pool_min_ngram": 64}
     await grow(running, text[:-1], step=3, **options)
@@ -433,7 +433,7 @@ async def test_a_growing_sequence_s_own_pieces_hide_no_longer_match_of_others(
         8,
         pb.SOURCE_POOL,
     )
-    # Everybody else is offered it.
+    # Other sequences do draft from it.
     assert await draft_of(running, text[-8:], **options) == (list(range(60, 68)), 6, pb.SOURCE_POOL)
 
 

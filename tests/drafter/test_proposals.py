@@ -1,7 +1,7 @@
-"""Proposals by the index and by the scan, of texts asked about once.
+"""First proposals of texts, by the index and by the scan.
 
-Against the brute-force oracle, the worked examples and the golden trace; `test_growing_texts.py`
-asks again and again.
+Against the brute-force oracle, worked examples and the golden trace. `test_growing_texts.py` tests
+later proposals of the same texts.
 """
 
 import itertools
@@ -160,8 +160,10 @@ def test_every_proposal_of_the_golden_trace(algorithm: Algorithm) -> None:
     for step in trace["steps"]:
         text.append(np.array(step["output_token_ids"], dtype=np.uint32))
         assert text.length == step["context_length_after"]
-        num_wanted = min(trace["num_speculative_tokens"], trace["max_model_len"] - text.length)
-        [draft] = propose_for([text], [max(num_wanted, 0)])
+        max_draft_tokens = min(
+            trace["num_speculative_tokens"], trace["max_model_len"] - text.length
+        )
+        [draft] = propose_for([text], [max(max_draft_tokens, 0)])
         assert (draft[0] if draft else []) == step["proposal_after"], step["step"]
 
 

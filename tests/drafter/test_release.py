@@ -1,4 +1,4 @@
-"""What becomes of released sequences, in calls and on streams."""
+"""Releases of sequences, in calls and on streams."""
 
 import grpc
 import pytest
@@ -103,7 +103,7 @@ async def test_a_release_that_names_no_sequence_fails_alone_on_a_stream(
         )
         response = await exchange(stream, request)
         assert list(response.proposals[0].token_ids) == [9, 1, 2]
-    # With nothing else about the message that kernels read.
+    # All releases of this message are malformed.
     await exchange(stream, pb.ProposeRequest(sequences=[delta("c", 0, [1])], releases=bad))
     assert (await running.load()).num_sequences == 1
     assert [entry["event"] for entry in running.log] == ["release_names_no_sequence"]

@@ -65,7 +65,7 @@ def scan(payload: bytes) -> tuple[list[list[int]], int, int] | None:
 
 
 def check(payload: bytes) -> bool:
-    """Whatever a scan makes of a message, protobuf's parser makes of it too."""
+    """Asserts that a scan reads a message as protobuf does; returns whether it is regular."""
     found = scan(payload)
     if found is None:
         return False
@@ -73,15 +73,15 @@ def check(payload: bytes) -> bool:
     plain_spans = [
         (row[columns.START], row[columns.END]) for row in rows if row[columns.SLOT] != ODD
     ]
-    rest, at = [], 0
+    odd_parts, at = [], 0
     for start, end in plain_spans:
-        rest.append(payload[at:start])
+        odd_parts.append(payload[at:start])
         at = end
     try:
-        pb.ProposeRequest.FromString(b"".join([*rest, payload[at:]]))
+        pb.ProposeRequest.FromString(b"".join([*odd_parts, payload[at:]]))
         parsed = pb.ProposeRequest.FromString(payload)
     except DecodeError:
-        # The server parses what is odd: that is where the fault must be.
+        # The fault must be in an odd field, which the server parses.
         for start, end in plain_spans:
             pb.ProposeRequest.FromString(payload[start:end])
         return False
@@ -268,7 +268,7 @@ def assert_written_as_by_protobuf(rng: random.Random, num_rows: int) -> None:
 
 
 def test_a_normalized_message_is_regular() -> None:
-    """Whatever protobuf takes may come: unknown fields, ids of any letters, split lists."""
+    """All that protobuf accepts may come: unknown fields, ids of any letters, split lists."""
     delta = pb.SequenceDelta(sequence_id="ä", base_length=3, token_ids=[1, 2])
     request = pb.ProposeRequest(batch_id=2**64 - 1, sequences=[delta])
     split = pb.SequenceDelta(sequence_id="b", base_length=1, token_ids=[3]).SerializeToString()

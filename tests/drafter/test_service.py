@@ -81,7 +81,7 @@ async def test_sending_a_batch_again_gives_the_same_answer(start_drafter: StartD
     first_appended = await running.propose(append)
     assert first_appended[0].token_ids == [1, 2, 9]
     assert await running.propose(append) == first_appended
-    # Older than what is known: it changes nothing, and the answer is for what is known.
+    # An older delta changes nothing, and gets the answer for all known tokens.
     assert await running.propose(delta("a", 2, [9, 1])) == first_appended
 
 
@@ -90,7 +90,7 @@ async def test_out_of_sync_says_from_where_to_send_again(start_drafter: StartDra
     await running.propose(delta("a", 0, [1, 2, 3]))
     cases = [
         (delta("a", 4, [5]), 3),  # a gap
-        (delta("a", 2, [9]), 0),  # contradicts what is known
+        (delta("a", 2, [9]), 0),  # contradicts the known tokens
         (delta("b", 3, [1]), 0),  # unknown
     ]
     for sent, known_length in cases:
@@ -188,9 +188,9 @@ async def test_random_conversations_equal_the_oracle(start_drafter: StartDrafter
             known = texts[proposal.sequence_id]
             expected = brute_force.propose(known, DEFAULT_PARAMS, 4)
             assert proposal.base_length == len(known)
-            draft, reach = expected or ([], 0)
+            draft, match_length = expected or ([], 0)
             assert list(proposal.token_ids) == draft
-            assert proposal.matched_ngram_length == reach
+            assert proposal.matched_ngram_length == match_length
             num_drafts += bool(draft)
     assert num_drafts > 100
 

@@ -1,4 +1,4 @@
-"""Pools on disk: what comes back, and that nothing damaged does, nor does any harm."""
+"""Pools on disk: they are restored, and damaged files are skipped."""
 
 import asyncio
 import hashlib
@@ -43,7 +43,7 @@ def test_a_pool_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     texts = [text([1, 2**32 - 1, 0]), text([7, 8], age_s=0.0)]
     path = write_pool(tmp_path, texts)
     assert path == path_of(tmp_path, "p")
-    assert path.stat().st_mode & 0o077 == 0, "nobody else may read what was kept"
+    assert path.stat().st_mode & 0o077 == 0, "other users may not read kept texts"
     back = read_pool(path)
     for read, written in zip(back, texts, strict=True):
         assert read.token_ids.tolist() == written.token_ids.tolist()
@@ -139,7 +139,7 @@ async def test_a_drafter_restores_the_pools_of_the_one_before(
     )  # fmt: skip
     assert await draft_of(second, [1, 2], pool_id="b") == ([9], 2, pb.SOURCE_POOL)
     await keep(second, [5, 5, 5], pool_id="a", feed_id="x")
-    assert second.drafter.pools.num_texts == 3, "what was fed before is still fed once"
+    assert second.drafter.pools.num_texts == 3, "a feed id still feeds once"
 
 
 async def test_restored_texts_keep_their_age(start_drafter: StartDrafter, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ async def test_a_damaged_snapshot_is_skipped_and_named_in_the_log(
 async def test_a_file_that_was_not_restored_stays_as_it_is(
     start_drafter: StartDrafter, tmp_path: Path, is_newer: bool
 ) -> None:
-    """After a rollback the newer version may come back, and wants what it wrote."""
+    """After a rollback the newer version may come back, and needs its files."""
     first = await start_drafter(snapshot_dir=tmp_path)
     await keep(first, [1, 2, 3], pool_id="a")
     await keep(first, [1, 2, 4], pool_id="b")
@@ -263,11 +263,11 @@ async def test_only_pools_that_have_changed_are_written_again(
     await keep(running, [1, 2, 4], pool_id="b")
     await snapshotter.write()
     assert written == ["a", "b", "b"]
-    # A text's age is in its file: it shall not grow much younger in it.
+    # A file holds the age of its texts, and is written again before that is far off.
     running.clock.now_s += 101
     await snapshotter.write()
     assert written == ["a", "b", "b", "a", "b"]
-    # One that goes and comes again is another, though as much has happened to it.
+    # A pool that expired and was made again is another one, though its counters are equal.
     running.clock.now_s += 1600
     await running.drafter.pool_keeper.settle()
     await keep(running, [1, 2, 5], pool_id="a")
@@ -283,7 +283,7 @@ async def test_a_pool_that_cannot_be_written_fails_alone(
 
     def write(folder: Path, texts: list[KeptText], taken: set[Path]) -> Path:
         if texts[0].pool_id == "bad":
-            raise ValueError("not what a disk says")
+            raise ValueError("an error that no disk reports")
         return write_pool(folder, texts, taken)
 
     monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
@@ -294,7 +294,7 @@ async def test_a_pool_that_cannot_be_written_fails_alone(
     await snapshotter.write()
     assert snapshots_in(tmp_path) == [path_of(tmp_path, "good")]
     [failed] = [entry for entry in running.log if entry["event"] == "snapshot_failed"]
-    assert (failed["reason"], failed["num_failed"]) == ("not what a disk says", 1)
+    assert (failed["reason"], failed["num_failed"]) == ("an error that no disk reports", 1)
     assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
     monkeypatch.undo()
     await snapshotter.write()
@@ -312,7 +312,7 @@ async def test_the_file_of_an_expired_pool_is_removed(
     await running.drafter.snapshotter.write()
     assert len(snapshots_in(tmp_path)) == 2
     (tmp_path / "half-written.partial").write_bytes(b"x")
-    (tmp_path / "README").write_bytes(b"somebody's own")
+    (tmp_path / "README").write_bytes(b"a file of another program")
     running.clock.now_s += 6
     await running.drafter.pool_keeper.settle()
     await running.drafter.snapshotter.write()
@@ -397,7 +397,7 @@ async def test_sigterm_writes_the_pools_and_the_next_process_has_them(tmp_path: 
             address = (await read_line(process)).strip().removeprefix("ready grpc=")
             text = [1, 2, 3, 4] if sequence_id == "a" else [1, 2]
             assert await propose(address, sequence_id, text) == expected
-            # At once: what waits to be indexed is written too.
+            # At once: texts that wait to be indexed are written too.
             process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(process.wait(), 20) == 0
     assert len(snapshots_in(tmp_path)) == 1

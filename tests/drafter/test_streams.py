@@ -1,4 +1,4 @@
-"""Streams side by side, slices of a batch, readiness and drain."""
+"""Several streams at once, pauses of a batch, readiness and drain."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
 class SlowAnswers:
-    """Kernel calls that take a slice of the event loop's time for each row."""
+    """Kernel calls that answer one row each, and use up a time slice for it."""
 
     def __init__(self) -> None:
         self.has_begun = asyncio.Event()
@@ -100,7 +100,7 @@ async def test_streams_may_interleave_appends_to_the_same_sequences(
     texts = {f"s{i}": [random.Random(i).randrange(3) for _ in range(30)] for i in range(12)}
 
     async def feed(seed: int) -> None:
-        """Sends pieces of the same texts, at its own pace."""
+        """Sends pieces of the texts."""
         rng = random.Random(seed)
         stream = running.open_stream()
         known = dict.fromkeys(texts, 1)
@@ -198,7 +198,7 @@ async def test_drain_answers_what_was_read_and_ends_the_streams(
         assert error.value.code() == grpc.StatusCode.UNAVAILABLE
         assert "shutting down" in (error.value.details() or "")
     await asyncio.wait_for(draining, 10)
-    assert num_known_at_the_end == [101], "drain waits for what was read"
+    assert num_known_at_the_end == [101], "drain waits for the answers to requests that were read"
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await running.open_stream().read()
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -212,7 +212,7 @@ async def test_drain_without_streams_is_done_at_once(start_drafter: StartDrafter
 async def test_rows_follow_texts_that_others_move_or_release(
     start_drafter: StartDrafter,
 ) -> None:
-    """Kernels read at these addresses: an old one may be anything's by now."""
+    """Kernels read at these addresses: the memory at an old one may be reused."""
     running = await start_drafter()
     engine, store = running.drafter.servicer.engine, running.drafter.store
     for delta in replay("grows", list(range(60_000))):
@@ -275,14 +275,14 @@ async def test_every_pause_is_between_hold_and_refresh(
 
 
 async def test_kernels_do_not_append_to_sequences_of_an_ended_stream() -> None:
-    side = LocalDrafter()
-    store = side.drafter.store
+    local = LocalDrafter()
+    store = local.drafter.store
     other = Batch(store, store.start_stream())
-    assert (await side.append("a", 0, [1, 2])).status == pb.STATUS_NO_MATCH
-    assert side.batch.lease is not None
-    store.end_stream(side.batch.lease)
-    side.clock.now_s += store.limits.stream_grace_s - 1
-    side.batch = other
-    assert (await side.append("a", 2, [1, 2])).status == pb.STATUS_OK
-    side.clock.now_s += 1
-    assert (await side.append("a", 4, [1, 2])).status == pb.STATUS_OUT_OF_SYNC
+    assert (await local.append("a", 0, [1, 2])).status == pb.STATUS_NO_MATCH
+    assert local.batch.lease is not None
+    store.end_stream(local.batch.lease)
+    local.clock.now_s += store.limits.stream_grace_s - 1
+    local.batch = other
+    assert (await local.append("a", 2, [1, 2])).status == pb.STATUS_OK
+    local.clock.now_s += 1
+    assert (await local.append("a", 4, [1, 2])).status == pb.STATUS_OUT_OF_SYNC

@@ -1,4 +1,4 @@
-"""How one client's trouble stays its own: replays, clients that do not read, wrong deltas."""
+"""Time slices of live and of bulk batches: replays do not hold up live batches."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ DELTA_TOKENS = 8_192
 
 
 def live_batch(step: int) -> pb.ProposeRequest:
-    """A verifier's step: eight sequences, a few new tokens each, drafts wanted."""
+    """A verifier's step: eight sequences with a few new tokens each, and a draft for each."""
     return pb.ProposeRequest(
         sequences=[
             pb.SequenceDelta(
@@ -95,7 +95,7 @@ async def test_live_batches_are_answered_between_the_slices_of_replays(
 
     assert slices.num_bulk == 4 * REPLAYED_TOKENS // DELTA_TOKENS
     assert slices.max_bulk_at_once == 1
-    # Without slices it is 6 and more at the median.
+    # Without slices the median is 6 and more.
     assert sorted(num_bulk_passed)[len(num_bulk_passed) // 2] <= 2
     for i in range(4):
         delta = pb.SequenceDelta(sequence_id=f"long{i}", base_length=REPLAYED_TOKENS)
@@ -109,11 +109,11 @@ async def test_replays_are_not_held_back_when_nothing_is_live(
     delays_s = []
     sleep = asyncio.sleep
 
-    async def sleep_noted(delay_s: float) -> None:
+    async def record_and_sleep(delay_s: float) -> None:
         delays_s.append(delay_s)
         await sleep(delay_s)
 
-    monkeypatch.setattr("drafter.batch.time_slices.asyncio.sleep", sleep_noted)
+    monkeypatch.setattr("drafter.batch.time_slices.asyncio.sleep", record_and_sleep)
     slices = TimeSlices()
     for _ in range(20):
         async with slices.bulk() as time_slice:
@@ -152,7 +152,7 @@ async def test_slices_of_bulk_batches_keep_a_distance_while_traffic_is_live() ->
 
 
 async def test_a_slice_measures_how_long_it_was_held_back() -> None:
-    """What a batch takes is measured without that."""
+    """The duration of a batch is measured without it."""
     clock = FakeClock()
     slices = TimeSlices(clock=clock)
     async with contextlib.AsyncExitStack() as first:
@@ -164,7 +164,7 @@ async def test_a_slice_measures_how_long_it_was_held_back() -> None:
         time_slice = await waiting
     assert time_slice.held_back_s == 3.0
     clock.now_s += 5.0
-    assert time_slice.held_back_s == 3.0, "its own work is not waiting"
+    assert time_slice.held_back_s == 3.0, "its own work does not count as waiting"
 
     def pass_the_time() -> None:
         clock.now_s += 2.0
@@ -212,13 +212,13 @@ async def test_a_cancelled_wait_for_a_slice_frees_the_queue() -> None:
 
 
 async def test_a_batch_without_long_text_is_live_traffic() -> None:
-    side = LocalDrafter()
-    await side.append("a", 0, [1, 2])
+    local = LocalDrafter()
+    await local.append("a", 0, [1, 2])
     now_s = 5.0
-    slices = side.engine.slices = TimeSlices(clock=lambda: now_s)
-    await side.append("a", 2, [1, 2])
+    slices = local.engine.slices = TimeSlices(clock=lambda: now_s)
+    await local.append("a", 2, [1, 2])
     assert slices._last_live_s == now_s
     long = pb.SequenceDelta(sequence_id="a", base_length=4, token_ids=range(1000))
     now_s = 6.0
-    await side.exchange(pb.ProposeRequest(sequences=[long]))
+    await local.exchange(pb.ProposeRequest(sequences=[long]))
     assert slices._last_live_s == 5.0

@@ -1,4 +1,4 @@
-"""What is well formed on the wire, what is refused by name, and how large an answer can get."""
+"""Well-formed requests, refusals that name their field, and the size of answers."""
 
 import numpy as np
 import pytest
@@ -60,13 +60,13 @@ def test_absent_params_are_the_defaults() -> None:
         assert delta.params == DEFAULT_PARAMS
 
 
-@pytest.mark.parametrize(("sent", "taken"), [(None, 2), (0, 0), (3, 3)])
+@pytest.mark.parametrize(("sent", "accepted"), [(None, 2), (0, 0), (3, 3)])
 def test_tokens_per_match_is_two_under_the_longest_tie_unless_given(
-    sent: int | None, taken: int
+    sent: int | None, accepted: int
 ) -> None:
     params = pb.NgramParams(tie=pb.TIE_LONGEST, tokens_per_match=sent, chained=True)
     delta = wire.delta_from_proto(pb.SequenceDelta(sequence_id="a", params=params))
-    assert delta.params == NgramParams(tie=Tie.LONGEST, tokens_per_match=taken, chained=True)
+    assert delta.params == NgramParams(tie=Tie.LONGEST, tokens_per_match=accepted, chained=True)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_limits_of_kernels_equal_the_contract_s() -> None:
 @pytest.mark.parametrize("num_sequences", [1, 2, 64, 1000, 4096])
 def test_no_answer_is_larger_than_a_message_may_be(num_sequences: int) -> None:
     max_tokens = wire.max_draft_tokens(num_sequences)
-    assert max_tokens >= 24  # a usual hint fits whatever the batch
+    assert max_tokens >= 24  # a usual hint fits into every batch
     draft = pb.Proposal(
         sequence_id="ä" * 32,
         status=pb.STATUS_OK,
