@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 
 import drafter.batch.engine
 import drafter.batch.indexer
@@ -126,6 +127,19 @@ async def exchange_bytes(running: RunningDrafter, payload: bytes) -> bytes:
 
 def with_unknown_field(message: bytes) -> bytes:
     return message + bytes([15 << 3, 1])
+
+
+async def test_a_message_that_protobuf_refuses_changes_nothing() -> None:
+    local = LocalDrafter()
+    await local.exchange(request_of(delta("a", 0, TEXT), delta("b", 0, TEXT)))
+    first_id = b"\x0a\x01\xff"  # not UTF-8; of several ids the last one counts
+    repeated_id = first_id + delta("b", 9, [1]).SerializeToString()
+    payload = request_of(delta("a", 5, [9])).SerializeToString()
+    payload += bytes([2 << 3 | 2, len(repeated_id)]) + repeated_id
+    with pytest.raises(DecodeError):
+        await local.exchange(payload)
+    known = local.drafter.store._kept.by_id
+    assert {name: known[name].length for name in known} == {"a": 5, "b": 5}
 
 
 @pytest.mark.parametrize("batch_id", [2**63, 2**64 - 1])
