@@ -37,3 +37,18 @@ def replay(
         )
         for start in range(0, len(token_ids), MAX_TOKENS_PER_DELTA)
     ]
+
+
+def live_batch(step: int) -> pb.ProposeRequest:
+    """A verifier's step: eight sequences with a few new tokens each, and a draft for each."""
+    return pb.ProposeRequest(
+        sequences=[
+            pb.SequenceDelta(
+                sequence_id=f"live{i}",
+                base_length=3 * step,
+                token_ids=[1, 2, 3],
+                max_draft_tokens=8,
+            )
+            for i in range(8)
+        ]
+    )

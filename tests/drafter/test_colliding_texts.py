@@ -20,8 +20,8 @@ from drafter.ngram.params import Algorithm, NgramParams, Tie
 from drafter.ngram.text import HASH_BASE, IndexedText, most_tokens
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
+from tests.drafter.drafter_process import drafter_process, read_line
 from tests.drafter.running_drafter import exchange
-from tests.drafter.test_process import drafter_process, read_line
 from tests.drafter.texts import MAX_TOKENS, propose_for
 
 NUM_COLLIDING = ngram_table.CHUNK_SLOTS + 1

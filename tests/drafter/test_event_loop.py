@@ -15,10 +15,10 @@ from drafter.batch.wire import MAX_MESSAGE_BYTES, MAX_SEQUENCES_PER_BATCH
 from drafter.ngram.table import MAX_TEXT_TOKENS
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
+from tests.drafter.deltas import replay
 
 ROOT = Path(__file__).parents[2]
 LONGEST_BLOCK_S = 0.05
-DELTA_TOKENS = 8192
 
 
 @dataclass
@@ -70,18 +70,11 @@ def long_text(num_tokens: int) -> list[int]:
     return tokens
 
 
-def replay(
+def replay_requests(
     sequence_id: str, tokens: list[int], params: pb.NgramParams
-) -> Iterator[pb.ProposeRequest]:
-    for start in range(0, len(tokens), DELTA_TOKENS):
-        delta = pb.SequenceDelta(
-            sequence_id=sequence_id,
-            base_length=start,
-            token_ids=tokens[start : start + DELTA_TOKENS],
-            max_draft_tokens=8,
-            params=params,
-        )
-        yield pb.ProposeRequest(sequences=[delta])
+) -> list[pb.ProposeRequest]:
+    deltas = replay(sequence_id, tokens, max_draft_tokens=8, params=params)
+    return [pb.ProposeRequest(sequences=[delta]) for delta in deltas]
 
 
 @pytest.mark.parametrize("tie", [pb.TIE_EARLIEST, pb.TIE_LONGEST])
@@ -94,7 +87,7 @@ def test_the_longest_text_is_scanned_for_chained_drafts(
     )  # fmt: skip
     params.tokens_per_match = 0
     tokens = long_text(MAX_TEXT_TOKENS)
-    requests = list(replay("scanned", tokens, params))
+    requests = replay_requests("scanned", tokens, params)
     for request in requests:
         request.sequences[0].max_draft_tokens = 0
     requests[-1].sequences[0].max_draft_tokens = 100
@@ -105,7 +98,7 @@ def test_the_longest_text_is_scanned_for_chained_drafts(
 
 def test_a_million_tokens_are_replayed_and_kept(timed_drafter: LoopTimedDrafter) -> None:
     params = pb.NgramParams(min_ngram=1, tie=pb.TIE_LONGEST, pool_id="long")
-    timed_drafter.exchange(replay("replayed", long_text(1_000_000), params))
+    timed_drafter.exchange(replay_requests("replayed", long_text(1_000_000), params))
     timed_drafter.check_loop("a replay")
     release = pb.Release(sequence_id="replayed", keep=pb.KEEP_ALL)
     timed_drafter.exchange([pb.ProposeRequest(releases=[release])])

@@ -8,8 +8,8 @@ import pytest
 from drafter.errors import NotServingError
 from drafter.open_streams import OpenStreams
 from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.deltas import live_batch, replay
 from tests.drafter.running_drafter import ProposeCall, RunningDrafter, StartDrafter, exchange
-from tests.drafter.test_time_slices import DELTA_TOKENS, live_batch
 
 
 async def test_a_message_that_arrived_is_kept_though_its_wait_is_being_ended() -> None:
@@ -50,9 +50,7 @@ async def ask_without_reading(running: RunningDrafter, stream: ProposeCall) -> N
     """Asks for 20 MB of answers in a few hundred bytes, so that only reading can be the limit."""
     first = 2**32 - 40_000
     token_ids = [*range(first, first + 40_000), *range(first, first + 5)]
-    for base in range(0, len(token_ids), DELTA_TOKENS):
-        piece = token_ids[base : base + DELTA_TOKENS]
-        delta = pb.SequenceDelta(sequence_id="unread", base_length=base, token_ids=piece)
+    for delta in replay("unread", token_ids):
         await exchange(stream, pb.ProposeRequest(sequences=[delta]))
     await running.indexed()
     again = pb.SequenceDelta(

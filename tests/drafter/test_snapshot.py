@@ -24,9 +24,9 @@ from drafter.pools.snapshot import (
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
+from tests.drafter.drafter_process import drafter_process, read_line
+from tests.drafter.pool_requests import NOTHING, draft_of, keep_in_pool
 from tests.drafter.running_drafter import StartDrafter
-from tests.drafter.test_pools import NOTHING, draft_of, keep
-from tests.drafter.test_process import drafter_process, read_line
 
 
 def text(token_ids: list[int], *, pool_id: str = "p", age_s: float = 1.5) -> KeptText:
@@ -123,11 +123,11 @@ async def test_a_drafter_restores_the_pools_of_the_one_before(
 ) -> None:
     folder = tmp_path / "not" / "there yet"
     first = await start_drafter(snapshot_dir=folder)
-    await keep(first, [1, 2, 3, 4], pool_id="a", feed_id="x")
+    await keep_in_pool(first, [1, 2, 3, 4], pool_id="a", feed_id="x")
     first.clock.now_s += 1
-    await keep(first, [1, 2, 9], pool_id="b")
+    await keep_in_pool(first, [1, 2, 9], pool_id="b")
     first.clock.now_s += 1
-    await keep(first, [1, 2, 7], pool_id="a")
+    await keep_in_pool(first, [1, 2, 7], pool_id="a")
     await first.drafter.drain()
     assert first.sample("tandem_drafter_snapshots_total", outcome="written") == 1
 
@@ -138,15 +138,15 @@ async def test_a_drafter_restores_the_pools_of_the_one_before(
         [7], 2, pb.SOURCE_POOL,
     )  # fmt: skip
     assert await draft_of(second, [1, 2], pool_id="b") == ([9], 2, pb.SOURCE_POOL)
-    await keep(second, [5, 5, 5], pool_id="a", feed_id="x")
+    await keep_in_pool(second, [5, 5, 5], pool_id="a", feed_id="x")
     assert second.drafter.pools.num_texts == 3, "a feed id still feeds once"
 
 
 async def test_restored_texts_keep_their_age(start_drafter: StartDrafter, tmp_path: Path) -> None:
     first = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=100)
-    await keep(first, [1, 2, 3], pool_id="a")
+    await keep_in_pool(first, [1, 2, 3], pool_id="a")
     first.clock.now_s += 60
-    await keep(first, [1, 2, 4], pool_id="b")
+    await keep_in_pool(first, [1, 2, 4], pool_id="b")
     first.clock.now_s += 30
     await first.drafter.drain()
     second = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=100)
@@ -173,8 +173,8 @@ async def test_a_damaged_snapshot_is_skipped_and_named_in_the_log(
     start_drafter: StartDrafter, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     first = await start_drafter(snapshot_dir=tmp_path)
-    await keep(first, [1, 2, 3], pool_id="good")
-    await keep(first, [1, 2, 4], pool_id="bad")
+    await keep_in_pool(first, [1, 2, 3], pool_id="good")
+    await keep_in_pool(first, [1, 2, 4], pool_id="bad")
     await first.drafter.drain()
     bad = path_of(tmp_path, "bad")
     bad.write_bytes(damage(bad.read_bytes()))
@@ -193,8 +193,8 @@ async def test_a_file_that_was_not_restored_stays_as_it_is(
 ) -> None:
     """After a rollback the newer version may come back, and needs its files."""
     first = await start_drafter(snapshot_dir=tmp_path)
-    await keep(first, [1, 2, 3], pool_id="a")
-    await keep(first, [1, 2, 4], pool_id="b")
+    await keep_in_pool(first, [1, 2, 3], pool_id="a")
+    await keep_in_pool(first, [1, 2, 4], pool_id="b")
     await first.drafter.drain()
     written = {path: path.read_bytes() for path in snapshots_in(tmp_path)}
     for path, content in written.items():
@@ -202,10 +202,10 @@ async def test_a_file_that_was_not_restored_stays_as_it_is(
     skipped = {path: path.read_bytes() for path in written}
 
     second = await start_drafter(snapshot_dir=tmp_path)
-    await keep(second, [1, 2, 5], pool_id="a")
+    await keep_in_pool(second, [1, 2, 5], pool_id="a")
     assert second.drafter.snapshotter is not None
     await second.drafter.snapshotter.write()
-    await keep(second, [1, 2, 6], pool_id="a")
+    await keep_in_pool(second, [1, 2, 6], pool_id="a")
     await second.drafter.drain()
     assert {path: path.read_bytes() for path in skipped} == skipped
     assert len(snapshots_in(tmp_path)) == 3
@@ -255,12 +255,12 @@ async def test_only_pools_that_have_changed_are_written_again(
     snapshotter = running.drafter.snapshotter
     assert snapshotter is not None
     for pool_id in "ab":
-        await keep(running, [1, 2, 3], pool_id=pool_id)
+        await keep_in_pool(running, [1, 2, 3], pool_id=pool_id)
     await snapshotter.write()
     assert written == ["a", "b"]
     await snapshotter.write()
     assert written == ["a", "b"]
-    await keep(running, [1, 2, 4], pool_id="b")
+    await keep_in_pool(running, [1, 2, 4], pool_id="b")
     await snapshotter.write()
     assert written == ["a", "b", "b"]
     # A file holds the age of its texts, and is written again before that is far off.
@@ -270,7 +270,7 @@ async def test_only_pools_that_have_changed_are_written_again(
     # A pool that expired and was made again is another one, though its counters are equal.
     running.clock.now_s += 1600
     await running.drafter.pool_keeper.settle()
-    await keep(running, [1, 2, 5], pool_id="a")
+    await keep_in_pool(running, [1, 2, 5], pool_id="a")
     await snapshotter.write()
     assert written[5:] == ["a"]
     assert len(snapshots_in(tmp_path)) == 1
@@ -288,7 +288,7 @@ async def test_a_pool_that_cannot_be_written_fails_alone(
 
     monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
     for pool_id in ("bad", "good"):
-        await keep(running, [1, 2, 3], pool_id=pool_id)
+        await keep_in_pool(running, [1, 2, 3], pool_id=pool_id)
     snapshotter = running.drafter.snapshotter
     assert snapshotter is not None
     await snapshotter.write()
@@ -305,9 +305,9 @@ async def test_the_file_of_an_expired_pool_is_removed(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
     running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
-    await keep(running, [1, 2, 3], pool_id="old")
+    await keep_in_pool(running, [1, 2, 3], pool_id="old")
     running.clock.now_s += 6
-    await keep(running, [1, 2, 3], pool_id="new")
+    await keep_in_pool(running, [1, 2, 3], pool_id="new")
     assert running.drafter.snapshotter is not None
     await running.drafter.snapshotter.write()
     assert len(snapshots_in(tmp_path)) == 2
@@ -325,7 +325,7 @@ async def test_an_unwritable_folder_is_logged_and_drafting_goes_on(
     in_the_way = tmp_path / "file"
     in_the_way.write_bytes(b"")
     running = await start_drafter(snapshot_dir=in_the_way)
-    await keep(running, [1, 2, 3])
+    await keep_in_pool(running, [1, 2, 3])
     await running.drafter.drain()
     [failed] = [entry for entry in running.log if entry["event"] == "snapshot_failed"]
     assert failed["folder"] == str(in_the_way)
@@ -348,7 +348,7 @@ async def test_snapshots_are_taken_on_schedule(
     try:
         for _ in range(2):
             has_written.clear()
-            await keep(running, [1, 2, 3])
+            await keep_in_pool(running, [1, 2, 3])
             await asyncio.wait_for(has_written.wait(), 10)
     finally:
         upkeep.cancel()
@@ -358,7 +358,7 @@ async def test_sequences_are_answered_while_a_snapshot_is_written(
     start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter(snapshot_dir=tmp_path)
-    await keep(running, [1, 2, 3])
+    await keep_in_pool(running, [1, 2, 3])
     loop = asyncio.get_running_loop()
     is_writing, answered = asyncio.Event(), asyncio.Event()
 

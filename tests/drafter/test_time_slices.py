@@ -10,46 +10,28 @@ import pytest
 
 from drafter.batch.budgets import COOL_DOWN_S, SLICE_S
 from drafter.batch.time_slices import TimeSlice, TimeSlices
+from drafter.batch.wire import MAX_TOKENS_PER_DELTA
 from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.deltas import live_batch, replay
 from tests.drafter.drafter_pair import LocalDrafter
 from tests.drafter.running_drafter import FakeClock, ProposeCall, StartDrafter, exchange
 
 REPLAYED_TOKENS = 131_072
-DELTA_TOKENS = 8_192
 
 
-def live_batch(step: int) -> pb.ProposeRequest:
-    """A verifier's step: eight sequences with a few new tokens each, and a draft for each."""
-    return pb.ProposeRequest(
-        sequences=[
-            pb.SequenceDelta(
-                sequence_id=f"live{i}",
-                base_length=3 * step,
-                token_ids=[1, 2, 3],
-                max_draft_tokens=8,
-            )
-            for i in range(8)
-        ]
-    )
-
-
-async def replay(stream: ProposeCall, sequence_id: str, num_tokens: int = REPLAYED_TOKENS) -> None:
+async def replay_on(stream: ProposeCall, sequence_id: str) -> None:
     """A whole history in the longest deltas, written as fast as the stream takes them."""
+    deltas = replay(sequence_id, range(REPLAYED_TOKENS))
 
     async def write() -> None:
-        for base in range(0, num_tokens, DELTA_TOKENS):
-            delta = pb.SequenceDelta(
-                sequence_id=sequence_id,
-                base_length=base,
-                token_ids=range(base, base + DELTA_TOKENS),
-            )
+        for delta in deltas:
             await stream.write(pb.ProposeRequest(sequences=[delta]))
 
     writing = asyncio.create_task(write())
-    for base in range(0, num_tokens, DELTA_TOKENS):
+    for delta in deltas:
         response = await stream.read()
         assert isinstance(response, pb.ProposeResponse)
-        assert response.proposals[0].base_length == base + DELTA_TOKENS
+        assert response.proposals[0].base_length == delta.base_length + len(delta.token_ids)
     await writing
 
 
@@ -82,7 +64,7 @@ async def test_live_batches_are_answered_between_the_slices_of_replays(
     live = running.open_stream()
     await exchange(live, live_batch(0))
 
-    replays = [asyncio.create_task(replay(running.open_stream(), f"long{i}")) for i in range(4)]
+    replays = [asyncio.create_task(replay_on(running.open_stream(), f"long{i}")) for i in range(4)]
     num_bulk_passed = []
     step = 0
     while not all(task.done() for task in replays):
@@ -93,7 +75,7 @@ async def test_live_batches_are_answered_between_the_slices_of_replays(
         assert [p.status for p in response.proposals] == [pb.STATUS_OK] * 8
     await asyncio.gather(*replays)
 
-    assert slices.num_bulk == 4 * REPLAYED_TOKENS // DELTA_TOKENS
+    assert slices.num_bulk == 4 * REPLAYED_TOKENS // MAX_TOKENS_PER_DELTA
     assert slices.max_bulk_at_once == 1
     # Without slices the median is 6 and more.
     assert sorted(num_bulk_passed)[len(num_bulk_passed) // 2] <= 2
