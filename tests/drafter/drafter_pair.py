@@ -12,11 +12,12 @@ import drafter.batch.engine
 from drafter.batch.batch import Batch
 from drafter.config import DrafterConfig
 from drafter.errors import MalformedBatchError
+from drafter.history.history import History
 from drafter.history.id_table import slots_in_order
 from drafter.server import DrafterServer
 from servicekit.logs import get_logger
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import FakeClock
+from tests.drafter.running_drafter import FakeClock, histories_by_id
 
 OPTIONS = [
     None,
@@ -45,6 +46,11 @@ class LocalDrafter:
         self.batch = Batch(self.drafter.store, self.drafter.store.start_stream())
         # Pools work only when the test calls `work_on_pools`, and not as time passes.
         self.engine.pools._on_work = lambda: None
+
+    @property
+    def histories(self) -> dict[str, History]:
+        """All known histories by their sequences' ids."""
+        return histories_by_id(self.drafter.store)
 
     async def exchange(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
         """Answers a message as a stream's, and starts the indexer on its texts.

@@ -9,6 +9,8 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from drafter.batch.budgets import MIN_UNINDEXED
+from drafter.history.history import History
+from drafter.history.store import HistoryStore
 from drafter.server import DrafterServer
 from drafter.service import SERVICE_NAME, STREAM_METHOD
 from tandem.v1 import drafter_pb2 as pb
@@ -41,6 +43,11 @@ class RunningDrafter:
     log: Sequence[Mapping[str, object]]
     """Entries of its log."""
     streams: list[grpc.aio.StreamStreamCall[Any, Any]] = field(default_factory=list)
+
+    @property
+    def histories(self) -> dict[str, History]:
+        """All known histories by their sequences' ids."""
+        return histories_by_id(self.drafter.store)
 
     def open_stream(self) -> ProposeCall:
         """A stream that is cancelled at the end of the test, if it is still open then."""
@@ -84,6 +91,10 @@ class RunningDrafter:
         value = self.registry.get_sample_value(name, labels)
         assert value is not None, f"{name}{labels} is not measured"
         return value
+
+
+def histories_by_id(store: HistoryStore) -> dict[str, History]:
+    return {history.sequence_id: history for history in store.by_slot if history is not None}
 
 
 async def exchange(stream: ProposeCall, request: pb.ProposeRequest) -> pb.ProposeResponse:

@@ -31,7 +31,7 @@ async def test_text_without_a_draft_request_is_answered_at_once_and_indexed_in_t
     assert running.drafter.servicer.engine.indexer.task is not None
     await running.indexed()
     assert not running.drafter.servicer.engine.indexer.has_work
-    history = running.drafter.store._kept.by_id["a"]
+    history = running.histories["a"]
     assert history.num_unindexed <= 5
     running.drafter.store.check_integrity()
 
@@ -93,7 +93,7 @@ async def test_a_text_whose_tables_cannot_grow_keeps_no_other_from_being_indexed
         await running.propose(*replay(sequence_id, list(range(8_000))))
     await running.indexed()
     assert store.num_sequences == 1
-    assert store._kept.by_id["good"].num_unindexed <= 5
+    assert running.histories["good"].num_unindexed <= 5
     [entry] = running.log
     assert (entry["event"], entry["sequence_id"]) == ("sequence_failed", "bad")
     store.check_integrity()
@@ -128,7 +128,7 @@ async def test_short_tails_are_left_until_they_are_worth_indexing() -> None:
     local = LocalDrafter()
     await local.append("a", 0, [1, 2])
     await local.settle()
-    history = local.drafter.store._kept.by_id["a"]
+    history = local.histories["a"]
     for base in range(2, MIN_UNINDEXED - 2, 2):
         await local.append("a", base, [1, 2])
         await local.settle()
@@ -152,7 +152,7 @@ async def test_batches_of_several_streams_are_all_counted_and_indexed() -> None:
         local.engine.finish(batch)
     await local.settle()
     assert sum(number or 0 for number in local.num_proposals()) == 2
-    assert [store._kept.by_id[id_].num_unindexed for id_ in "ab"] == [0, 0]
+    assert [local.histories[id_].num_unindexed for id_ in "ab"] == [0, 0]
 
 
 async def test_a_batch_is_answered_while_other_texts_are_still_unindexed() -> None:
@@ -171,7 +171,7 @@ async def test_a_batch_is_answered_while_other_texts_are_still_unindexed() -> No
         )
 
     def num_unindexed() -> list[int]:
-        return [h.num_unindexed for h in local.drafter.store._kept.by_id.values()]
+        return [h.num_unindexed for h in local.histories.values()]
 
     await append_to_all(0, range(MIN_UNINDEXED - 1))
     assert local.engine.indexer.task is None, "a tail this short is left"
@@ -197,7 +197,7 @@ async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
             ]
         )
     )
-    short, long = (local.drafter.store._kept.by_id[id_] for id_ in ("short", "long"))
+    short, long = (local.histories[id_] for id_ in ("short", "long"))
     async with asyncio.timeout(20):
         while long.num_unindexed > 5:
             # As if new text came faster than it is indexed.

@@ -72,7 +72,7 @@ async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
     await running.indexed()
     assert a.token_ids == b.token_ids == [6, 0]
     assert bad.status == pb.STATUS_OUT_OF_SYNC
-    assert store._kept.by_id["a"].num_unindexed == store._kept.by_id["b"].num_unindexed == 0
+    assert [running.histories[name].num_unindexed for name in ("a", "b")] == [0, 0]
     assert_failed_once(running, "sequence_failed", "sequence")
 
 
@@ -317,7 +317,7 @@ async def test_a_text_whose_index_fails_keeps_no_other_from_being_indexed(
     assert len(local.batch.slots_with(kind)) == 3
     await local.settle()
     assert not local.engine.indexer.has_work
-    assert {n: h.num_unindexed <= 5 for n, h in store._kept.by_id.items()} == {"a": True, "b": True}
+    assert {n: h.num_unindexed <= 5 for n, h in local.histories.items()} == {"a": True, "b": True}
     assert (
         local.registry.get_sample_value(
             "tandem_drafter_internal_errors_total", {"reason": "sequence"}

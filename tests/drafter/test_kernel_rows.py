@@ -89,7 +89,7 @@ async def test_tokens_beyond_the_capacity_move_the_text_to_a_larger_buffer() -> 
         assert proposal.status == pb.STATUS_OK
         await local.settle()
         known += count
-        history = local.drafter.store._kept.by_id["a"]
+        history = local.histories["a"]
         assert len(history.buffer) == capacity
         assert history.token_ids.tolist() == list(range(known))
         assert len(local.batch._odd) == num_odd
@@ -164,7 +164,7 @@ async def test_kernel_rows_see_their_pool_appear_expire_and_appear_again() -> No
     await feed("mine", [300, *known[-3:], 7, 8, 9, 9])
     found, source = await append_as_kernel_row()
     assert (found, source) == ([9, 9], pb.SOURCE_POOL)
-    history = local.drafter.store._kept.by_id["asks"]
+    history = local.histories["asks"]
     assert pool_block_of(history.address) != 0
 
     local.clock.now_s += 6

@@ -96,7 +96,7 @@ async def test_a_row_whose_kernel_fails_is_refused_though_its_draft_had_room(
 ) -> None:
     local = LocalDrafter()
     await local.exchange(request_of(*[delta(name, 0, TEXT) for name in ("a", "bad", "b")]))
-    bad_slot = local.drafter.store._kept.by_id["bad"].slot
+    bad_slot = local.histories["bad"].slot
 
     def fail_for_one(rows: Any, first: int, stop: int, *rest: Any) -> int:
         if bad_slot in rows[first:stop, SLOT]:
@@ -138,7 +138,7 @@ async def test_a_message_that_protobuf_refuses_changes_nothing() -> None:
     payload += bytes([2 << 3 | 2, len(repeated_id)]) + repeated_id
     with pytest.raises(DecodeError):
         await local.exchange(payload)
-    known = local.drafter.store._kept.by_id
+    known = local.histories
     assert {name: known[name].length for name in known} == {"a": 5, "b": 5}
 
 
@@ -226,7 +226,7 @@ async def test_a_text_is_indexed_though_its_client_left_before_the_answer(
     with pytest.raises(type(error)):
         await local.drafter.servicer.ProposeStream(None, client)  # type: ignore[arg-type]
     await local.settle()
-    assert local.drafter.store._kept.by_id["a"].num_unindexed <= 5
+    assert local.histories["a"].num_unindexed <= 5
     assert local.drafter.pools.num_tokens == 100
     assert sum(number or 0 for number in local.num_proposals()) == 1
 
@@ -252,7 +252,7 @@ async def test_releases_come_before_creations_of_the_same_ids() -> None:
     await local.settle()
     [kept] = local.drafter.pools.texts_of("p")
     assert kept.token_ids.tolist() == TEXT, "the released text, and not the new one"
-    known = local.drafter.store._kept.by_id
+    known = local.histories
     assert {name: known[name].token_ids.tolist() for name in known} == {
         "a": [7, 8, 6, 7, 8],
         "c": [3, 4],
@@ -276,7 +276,7 @@ async def test_a_row_whose_sequence_a_later_creation_evicts_is_answered_all_the_
         drafted("d", 4, [4, 5], 2),
         pb.Proposal(sequence_id="e", base_length=2, status=pb.STATUS_NO_MATCH),
     ]
-    assert set(local.drafter.store._kept.by_id) == {"c", "d", "e"}
+    assert set(local.histories) == {"c", "d", "e"}
     await local.settle()
     local.drafter.store.check_integrity()
 

@@ -233,7 +233,7 @@ async def test_rows_follow_texts_that_others_move_or_release(
     assert engine._append_run(batch, 0, 2) == 2
 
     batch.hold(2)  # as before every pause
-    grows = store._kept.by_id["grows"]
+    grows = running.histories["grows"]
     old = grows.address
     while grows.address == old:
         store.grow_table(grows, 0)
