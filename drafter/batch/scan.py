@@ -133,7 +133,7 @@ def _scan_delta(
         if kind == BYTES:
             if value > end - at:
                 return False
-            if field == SEQUENCE_ID:
+            if field == SEQUENCE_ID and id_bytes == 0:
                 id_start, id_bytes = at, value
             elif field == TOKEN_IDS and tokens_end == 0:
                 tokens_start, tokens_end = at, at + value

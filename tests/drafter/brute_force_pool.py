@@ -1,13 +1,12 @@
-"""The law of a pool's draft read word for word, in lists and loops: the oracle of pools.
+"""The rules of a pool's draft in lists and loops: the oracle of pools.
 
 A pool is a list of texts in the order they were fed. For n from max_ngram down to min_ngram, the
 pattern is the last n tokens of the context; an occurrence counts if a token of the same text
 follows it. The first n that occurs wins.
 
-A text that was fed while it grew is a list of pieces, each with the last tokens of the one before:
-these count as what a match reaches back into, and as nothing else. A sequence that asks does not
-hear of its own pieces; if the earliest occurrence is in one, the latest of the others takes its
-place.
+A text that was fed while it grew is a list of pieces. Each begins with the last tokens of the one
+before: they lengthen matches, but are no occurrences. A sequence is not drafted for from its own
+pieces; if the earliest occurrence is in one, the latest of the others replaces it.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ class Piece:
     continued_by: Union["Piece", None] = None
 
     def tokens_from(self, place: int) -> list[int]:
-        """What follows in this piece, and in those that continue it."""
+        """The tokens that follow in this piece, and in those that continue it."""
         tokens, piece = self.token_ids[place:], self.continued_by
         while piece is not None:
             tokens = tokens + piece.token_ids[piece.num_overlap :]
@@ -46,7 +45,7 @@ def find(
     max_draft_tokens: int,
     own: str = "",
 ) -> tuple[list[int], int] | None:
-    """Returns (draft, reach), or None if nothing matches."""
+    """Returns (draft, match length), or None if nothing matches."""
     context = list(context)
     pieces = [text if isinstance(text, Piece) else Piece(list(text)) for text in texts]
     for n in range(max_ngram, min_ngram - 1, -1):
@@ -64,7 +63,7 @@ def find(
             earliest = places[0] if places[0] in foreign else foreign[-1]
             piece, place = _choose(earliest, foreign[-1], context, tie)
             draft = piece.tokens_from(place)[:max_draft_tokens]
-            return draft, reach_of(piece.token_ids, place, context)
+            return draft, match_length_at(piece.token_ids, place, context)
     return None
 
 
@@ -74,13 +73,18 @@ def _choose(earliest: Place, latest: Place, context: list[int], tie: int) -> Pla
     if tie == LATEST:
         return latest
     assert tie == LONGEST
-    reaches = [reach_of(piece.token_ids, place, context) for piece, place in (earliest, latest)]
-    return earliest if reaches[0] > reaches[1] else latest
+    match_lengths = [
+        match_length_at(piece.token_ids, place, context) for piece, place in (earliest, latest)
+    ]
+    return earliest if match_lengths[0] > match_lengths[1] else latest
 
 
-def reach_of(text: list[int], place: int, context: list[int]) -> int:
+def match_length_at(text: list[int], place: int, context: list[int]) -> int:
     """How many tokens before `place` agree with the end of the context, counted up to 64."""
-    reach = 0
-    while reach < min(64, place, len(context)) and text[place - 1 - reach] == context[-1 - reach]:
-        reach += 1
-    return reach
+    match_length = 0
+    while (
+        match_length < min(64, place, len(context))
+        and text[place - 1 - match_length] == context[-1 - match_length]
+    ):
+        match_length += 1
+    return match_length

@@ -1,4 +1,4 @@
-"""A real drafter on 127.0.0.1:0, its clock in the test's hand."""
+"""A real drafter on 127.0.0.1:0 with a clock that the test sets."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ from tests.drafter.running_drafter import FakeClock, RunningDrafter, StartDrafte
 
 @pytest.fixture
 async def start_drafter() -> AsyncIterator[StartDrafter]:
-    """What a test calls, with options of `DrafterConfig`, to have a drafter started."""
+    """A function that starts a drafter with options of `DrafterConfig`."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(*, is_open: bool = True, **options: object) -> RunningDrafter:

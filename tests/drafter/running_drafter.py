@@ -1,4 +1,4 @@
-"""A started drafter with a client, and what tests ask of it."""
+"""A started drafter with a client."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,16 +9,20 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from drafter.batch.budgets import MIN_UNINDEXED
+from drafter.history.history import History
+from drafter.history.store import HistoryStore
 from drafter.server import DrafterServer
+from drafter.service import SERVICE_NAME, STREAM_METHOD
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
 
 StartDrafter = Callable[..., Awaitable["RunningDrafter"]]
+BytesStream = grpc.aio.StreamStreamCall[bytes, bytes]
 ProposeCall = grpc.aio.StreamStreamCall[pb.ProposeRequest, pb.ProposeResponse]
 
 
 class FakeClock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -37,12 +41,23 @@ class RunningDrafter:
     registry: CollectorRegistry
     clock: FakeClock
     log: Sequence[Mapping[str, object]]
-    """What it logged."""
+    """Entries of its log."""
     streams: list[grpc.aio.StreamStreamCall[Any, Any]] = field(default_factory=list)
+
+    @property
+    def histories(self) -> dict[str, History]:
+        """All known histories by their sequences' ids."""
+        return histories_by_id(self.drafter.store)
 
     def open_stream(self) -> ProposeCall:
         """A stream that is cancelled at the end of the test, if it is still open then."""
         stream = self.stub.ProposeStream()
+        self.streams.append(stream)
+        return stream
+
+    def open_bytes_stream(self) -> BytesStream:
+        """A stream of messages as bytes, which is cancelled like the others."""
+        stream: BytesStream = self.channel.stream_stream(f"/{SERVICE_NAME}/{STREAM_METHOD}")()
         self.streams.append(stream)
         return stream
 
@@ -53,15 +68,15 @@ class RunningDrafter:
         return list(response.proposals)
 
     async def indexed(self) -> None:
-        """Returns when no text waits any more to be indexed in the background.
+        """Returns when the indexer has no text left.
 
-        What an answer leaves to be indexed may begin to wait only after its client has it.
+        It may start on a batch's texts only after the client has the answer.
         """
         async with asyncio.timeout(20):
-            while self._is_behind():  # noqa: ASYNC110 - an index tells nobody
+            while self._has_unindexed_text():  # noqa: ASYNC110 - the indexer has no event to wait for
                 await asyncio.sleep(0.001)
 
-    def _is_behind(self) -> bool:
+    def _has_unindexed_text(self) -> bool:
         indexing = self.drafter.servicer.engine.indexer.task
         return (indexing is not None and not indexing.done()) or any(
             history is not None and history.num_unindexed >= MIN_UNINDEXED
@@ -78,8 +93,12 @@ class RunningDrafter:
         return value
 
 
-async def ask(stream: ProposeCall, request: pb.ProposeRequest) -> pb.ProposeResponse:
-    """One exchange on a stream."""
+def histories_by_id(store: HistoryStore) -> dict[str, History]:
+    return {history.sequence_id: history for history in store.by_slot if history is not None}
+
+
+async def exchange(stream: ProposeCall, request: pb.ProposeRequest) -> pb.ProposeResponse:
+    """Sends a request, and returns its response."""
     await stream.write(request)
     response = await stream.read()
     assert isinstance(response, pb.ProposeResponse), "the stream has ended"

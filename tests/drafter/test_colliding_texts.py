@@ -1,8 +1,8 @@
-"""Texts that were made to collide in the tables of their index.
+"""Texts whose n-grams are made to collide in the tables of their index.
 
-An n-gram's hash is a polynomial with a secret base, then a public mixing. Who knows no base takes
-the hash of a single token for the token itself, and chooses by the mixing alone; a test that knows
-the base forges what nobody else can.
+An n-gram's hash is a polynomial with a secret base, then a public mixing. An attacker who does not
+know the base can only guess that the hash of a single token is the token itself, and choose tokens
+by the mixing. These tests set the base, and so can make any tokens collide.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from drafter.ngram.params import Algorithm, NgramParams, Tie
 from drafter.ngram.text import HASH_BASE, IndexedText, most_tokens
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
-from tests.drafter.asked_text import MAX_TOKENS, ask
-from tests.drafter.running_drafter import ask as exchange
-from tests.drafter.test_process import drafter_process, read_line
+from tests.drafter.drafter_process import drafter_process, read_line
+from tests.drafter.running_drafter import exchange
+from tests.drafter.texts import MAX_TOKENS, propose_for
 
 NUM_COLLIDING = ngram_table.CHUNK_SLOTS + 1
 """One more than a chunk has slots."""
@@ -32,7 +32,7 @@ def tokens_in_even_chunks(base: int | None, count: int = NUM_COLLIDING) -> npt.N
     """The first tokens whose n-grams of size 1 lie in chunk 0 of two.
 
     Args:
-        base: of the polynomial; None: not known, the token itself is mixed.
+        base: of the polynomial; None: unknown, the token itself is mixed.
         count: how many.
     """
     tokens = np.arange(1, 4 * count, dtype=np.uint64)
@@ -50,13 +50,13 @@ def assert_answers_as_a_scan_does(text: IndexedText) -> None:
     for end in ([], [7, 8, 9], list(text.token_ids[100:103]), list(text.token_ids[5000:5004])):
         for each in (text, scanned):
             each.append(np.array(end, dtype=np.uint32))
-        drafts = ask([text, scanned], [8, 8])
+        drafts = propose_for([text, scanned], [8, 8])
         assert drafts[0] == drafts[1]
 
 
 @pytest.mark.parametrize("max_ngram", [1, 3])
 @pytest.mark.parametrize("tie", Tie)
-def test_who_knows_the_mixing_alone_fills_no_chunk(tie: Tie, max_ngram: int) -> None:
+def test_tokens_chosen_by_the_public_mixing_alone_fill_no_chunk(tie: Tie, max_ngram: int) -> None:
     tokens = tokens_in_even_chunks(None)
     assert len(tokens) == NUM_COLLIDING
     text = IndexedText(
@@ -64,7 +64,7 @@ def test_who_knows_the_mixing_alone_fills_no_chunk(tie: Tie, max_ngram: int) -> 
     )
     for start in range(0, len(tokens), 1000):
         text.append(tokens[start : start + 1000])
-        ask([text], [0])
+        propose_for([text], [0])
     assert text.is_indexed
     text.check_integrity()
     assert_answers_as_a_scan_does(text)
@@ -72,7 +72,7 @@ def test_who_knows_the_mixing_alone_fills_no_chunk(tie: Tie, max_ngram: int) -> 
 
 @pytest.mark.parametrize("piece", [64, NUM_COLLIDING])
 @pytest.mark.parametrize("tie", Tie)
-def test_who_knows_the_base_too_gets_a_scan(
+def test_tokens_chosen_with_the_secret_base_turn_the_index_into_a_scan(
     tie: Tie, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(5))
@@ -82,7 +82,7 @@ def test_who_knows_the_base_too_gets_a_scan(
     tokens = tokens_in_even_chunks(5)
     for start in range(0, len(tokens), piece):
         text.append(tokens[start : start + piece])
-        ask([text], [0])
+        propose_for([text], [0])
     assert not text.is_indexed
     assert text.num_unindexed == 0
     assert text.allocated_bytes <= max_bytes
@@ -100,14 +100,14 @@ def test_ngrams_of_one_hash_end_the_index_as_soon_as_they_cost_much(
     tokens = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
     text = IndexedText(params=NgramParams(min_ngram=2, max_ngram=2, tie=tie), max_tokens=MAX_TOKENS)
     text.append(tokens)
-    ask([text], [0])
+    propose_for([text], [0])
     assert not text.is_indexed
     assert text._header[ngram_table.INDEXED_LENGTH] < 3 * ngram_table.MAX_PROBES
     assert_answers_as_a_scan_does(text)
 
 
 def test_probing_for_long_counts_as_work() -> None:
-    """Else one call, whose budget is counted in n-grams, would take many times as long."""
+    """Otherwise a call, whose budget is counted in n-grams, could take many times as long."""
     up = np.arange(450, dtype=np.uint32)
     colliding = np.stack([up, 1_000_000 - up], axis=1).reshape(-1)
     num_calls = []
@@ -131,8 +131,8 @@ def test_the_hash_of_a_token_depends_on_the_base() -> None:
     assert int(HASH_BASE) & 1 == 1
 
 
-async def test_two_messages_of_colliding_tokens_stop_nobody() -> None:
-    """Against a real process: were it to hang, so would nothing else."""
+async def test_two_messages_of_colliding_tokens_do_not_block_the_server() -> None:
+    """Against a real process: if it hangs, this test still ends."""
     tokens = tokens_in_even_chunks(None, 8400).tolist()
     params = pb.NgramParams(min_ngram=1, max_ngram=1)
     async with drafter_process("--listen", "127.0.0.1:0", "--metrics-listen", "") as process:

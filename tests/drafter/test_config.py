@@ -1,4 +1,4 @@
-"""The drafter's configuration: defaults, and what cannot be run with."""
+"""The drafter's configuration: defaults, and values that are refused."""
 
 import pytest
 

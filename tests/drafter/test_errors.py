@@ -1,4 +1,4 @@
-"""Every way an RPC fails has a status, and every way a delta fails does not need one."""
+"""Every exception that ends an RPC has a status."""
 
 import grpc
 import pytest
@@ -25,7 +25,7 @@ def test_errors_become_their_statuses(error: RequestError, code: grpc.StatusCode
     assert find_code(error, ERROR_TABLE) is code
 
 
-def test_no_error_of_the_module_is_without_a_status() -> None:
+def test_every_error_of_the_module_has_a_status() -> None:
     errors = {
         value
         for value in vars(drafter.errors).values()

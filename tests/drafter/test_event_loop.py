@@ -1,4 +1,4 @@
-"""How long the event loop is blocked at most, whatever large but legal messages arrive."""
+"""How long the event loop is blocked at most by large but valid messages."""
 
 import itertools
 import subprocess
@@ -15,20 +15,20 @@ from drafter.batch.wire import MAX_MESSAGE_BYTES, MAX_SEQUENCES_PER_BATCH
 from drafter.ngram.table import MAX_TEXT_TOKENS
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
+from tests.drafter.deltas import replay
 
 ROOT = Path(__file__).parents[2]
 LONGEST_BLOCK_S = 0.05
-DELTA_TOKENS = 8192
 
 
 @dataclass
-class WatchedDrafter:
+class LoopTimedDrafter:
     """The process, and a client of it."""
 
     process: subprocess.Popen[str]
     stub: rpc.DrafterServiceStub
 
-    def tell(self, line: str) -> str:
+    def command(self, line: str) -> str:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{line}\n")
@@ -39,17 +39,17 @@ class WatchedDrafter:
         """All on one stream, which then ends."""
         return list(self.stub.ProposeStream(iter(requests)))
 
-    def check_loop(self, what: str) -> None:
-        assert self.tell("settle") == "done"
-        worst_s = float(self.tell("worst"))
-        print(f"{what}: {1000 * worst_s:.1f} ms")
-        assert worst_s < LONGEST_BLOCK_S, what
+    def check_loop(self, work: str) -> None:
+        assert self.command("settle") == "done"
+        worst_s = float(self.command("worst"))
+        print(f"{work}: {1000 * worst_s:.1f} ms")
+        assert worst_s < LONGEST_BLOCK_S, work
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedDrafter]:
+def timed_drafter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopTimedDrafter]:
     folder = tmp_path_factory.mktemp("pools")
-    command = [sys.executable, "-m", "tests.drafter.watched_drafter", str(folder)]
+    command = [sys.executable, "-m", "tests.drafter.loop_timed_drafter", str(folder)]
     with subprocess.Popen(
         command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -57,36 +57,29 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedDrafter
         assert process.stdin is not None
         address = process.stdout.readline().strip()
         with grpc.insecure_channel(address) as channel:
-            drafter = WatchedDrafter(process, rpc.DrafterServiceStub(channel))
-            drafter.tell("worst")
+            drafter = LoopTimedDrafter(process, rpc.DrafterServiceStub(channel))
+            drafter.command("worst")
             yield drafter
         process.stdin.close()
 
 
 def long_text(num_tokens: int) -> list[int]:
-    """It repeats in short pieces everywhere, and at its end in one that goes on for ever."""
+    """Short pieces of it repeat everywhere, and its end repeats two tokens."""
     tokens: list[int] = np.random.default_rng(1).integers(0, 4, num_tokens).tolist()
     tokens[-5:] = [8, 9, 8, 9, 8]
     return tokens
 
 
-def replay(
+def replay_requests(
     sequence_id: str, tokens: list[int], params: pb.NgramParams
-) -> Iterator[pb.ProposeRequest]:
-    for start in range(0, len(tokens), DELTA_TOKENS):
-        delta = pb.SequenceDelta(
-            sequence_id=sequence_id,
-            base_length=start,
-            token_ids=tokens[start : start + DELTA_TOKENS],
-            max_draft_tokens=8,
-            params=params,
-        )
-        yield pb.ProposeRequest(sequences=[delta])
+) -> list[pb.ProposeRequest]:
+    deltas = replay(sequence_id, tokens, max_draft_tokens=8, params=params)
+    return [pb.ProposeRequest(sequences=[delta]) for delta in deltas]
 
 
 @pytest.mark.parametrize("tie", [pb.TIE_EARLIEST, pb.TIE_LONGEST])
 def test_the_longest_text_is_scanned_for_chained_drafts(
-    watched: WatchedDrafter, tie: "pb.Tie.ValueType"
+    timed_drafter: LoopTimedDrafter, tie: "pb.Tie.ValueType"
 ) -> None:
     params = pb.NgramParams(
         min_ngram=1, max_ngram=32, tie=tie, algorithm=pb.ALGORITHM_KMP, chained=True,
@@ -94,23 +87,23 @@ def test_the_longest_text_is_scanned_for_chained_drafts(
     )  # fmt: skip
     params.tokens_per_match = 0
     tokens = long_text(MAX_TEXT_TOKENS)
-    requests = list(replay("scanned", tokens, params))
+    requests = replay_requests("scanned", tokens, params)
     for request in requests:
         request.sequences[0].max_draft_tokens = 0
     requests[-1].sequences[0].max_draft_tokens = 100
-    [proposal] = watched.exchange(requests)[-1].proposals
+    [proposal] = timed_drafter.exchange(requests)[-1].proposals
     assert list(proposal.token_ids) == list(itertools.islice(itertools.cycle([9, 8]), 66))
-    watched.check_loop("a scan")
+    timed_drafter.check_loop("a scan")
 
 
-def test_a_million_tokens_are_replayed_and_kept(watched: WatchedDrafter) -> None:
+def test_a_million_tokens_are_replayed_and_kept(timed_drafter: LoopTimedDrafter) -> None:
     params = pb.NgramParams(min_ngram=1, tie=pb.TIE_LONGEST, pool_id="long")
-    watched.exchange(replay("replayed", long_text(1_000_000), params))
-    watched.check_loop("a replay")
+    timed_drafter.exchange(replay_requests("replayed", long_text(1_000_000), params))
+    timed_drafter.check_loop("a replay")
     release = pb.Release(sequence_id="replayed", keep=pb.KEEP_ALL)
-    watched.exchange([pb.ProposeRequest(releases=[release])])
-    watched.check_loop("a release of all that was replayed")
-    assert watched.stub.GetDrafterLoad(pb.GetDrafterLoadRequest()).pool_bytes > 4_000_000
+    timed_drafter.exchange([pb.ProposeRequest(releases=[release])])
+    timed_drafter.check_loop("a release of all that was replayed")
+    assert timed_drafter.stub.GetDrafterLoad(pb.GetDrafterLoadRequest()).pool_bytes > 4_000_000
 
 
 def whole_batch(
@@ -142,7 +135,7 @@ def whole_batch(
     ],
 )
 def test_as_many_sequences_as_a_batch_may_have_are_answered_and_released(
-    watched: WatchedDrafter, count: int, chained: bool
+    timed_drafter: LoopTimedDrafter, count: int, chained: bool
 ) -> None:
     params = pb.NgramParams(min_ngram=1, tie=pb.TIE_LATEST, overlap=pb.OVERLAP_ALLOWED)
     if chained:
@@ -151,28 +144,28 @@ def test_as_many_sequences_as_a_batch_may_have_are_answered_and_released(
         params.pool_id = "many"
     tokens = [7] * 150
     requests = [whole_batch(step * 150, tokens, params, count) for step in range(3)]
-    # Written as no usual client does, so that kernels cannot read it.
+    # With an unknown field, so that protobuf has to normalize it.
     odd = whole_batch(450, tokens, params, count).SerializeToString()
     unknown_field = bytes([15 << 3, 1])
     requests.append(pb.ProposeRequest.FromString(odd + unknown_field))
-    *_, last = watched.exchange(requests)
+    *_, last = timed_drafter.exchange(requests)
     assert all(len(proposal.token_ids) > 0 for proposal in last.proposals)
-    watched.check_loop(f"a batch of {count}")
+    timed_drafter.check_loop(f"a batch of {count}")
     releases = [
         pb.Release(sequence_id=delta.sequence_id, keep=pb.KEEP_ALL)
         for delta in requests[0].sequences
     ]
     assert len(releases) <= 4096
     half = len(releases) // 2
-    watched.exchange([pb.ProposeRequest(releases=releases[:half])])
-    watched.stub.Release(pb.ReleaseRequest(releases=releases[half:]))
-    watched.check_loop(f"{count} releases")
+    timed_drafter.exchange([pb.ProposeRequest(releases=releases[:half])])
+    timed_drafter.stub.Release(pb.ReleaseRequest(releases=releases[half:]))
+    timed_drafter.check_loop(f"{count} releases")
 
 
-def test_large_pools_are_written(watched: WatchedDrafter) -> None:
-    """After the tests above, which have filled them."""
-    load = watched.stub.GetDrafterLoad(pb.GetDrafterLoadRequest())
+def test_large_pools_are_written(timed_drafter: LoopTimedDrafter) -> None:
+    """The tests above have filled the pools."""
+    load = timed_drafter.stub.GetDrafterLoad(pb.GetDrafterLoadRequest())
     if load.pool_bytes < 4_000_000:
-        test_a_million_tokens_are_replayed_and_kept(watched)
-    assert watched.tell("snapshot") == "done"
-    watched.check_loop("a snapshot")
+        test_a_million_tokens_are_replayed_and_kept(timed_drafter)
+    assert timed_drafter.command("snapshot") == "done"
+    timed_drafter.check_loop("a snapshot")

@@ -1,11 +1,11 @@
-"""Texts that feed a pool while they grow, against the same texts fed whole."""
+"""Texts that feed a pool while they grow, against the same texts fed as a whole."""
 
 import numpy as np
 
 from drafter.ngram.table import EARLIEST, LATEST, LONGEST
-from drafter.pool_index.lookup import copy_from_pool, find_in_pool
-from drafter.pool_index.records import PoolLimits, feed_key_of, owner_tag_of
+from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
+from tests.drafter.pool_drafts import draft_from_pool
 from tests.drafter.running_drafter import FakeClock
 
 NGRAMS = 0b11111
@@ -35,21 +35,22 @@ class GrowingPool:
         self.store.check_integrity()
 
     def draft(
-        self, context: list[int], *, tie: int = LATEST, most: int = 20, own: str = ""
+        self, context: list[int], *, tie: int = LATEST, max_tokens: int = 20, own: str = ""
     ) -> tuple[list[int], int] | None:
-        """The draft and how far back its match reaches."""
-        pool = self.store.block_of("p", NGRAMS)
-        buffer = np.array(context, dtype=np.uint32)
-        tag = owner_tag_of(feed_key_of(own)) if own else 0
-        arena = self.store.arena
-        position, reach = find_in_pool(arena, pool, buffer, len(buffer), 1, 5, tie, 64, tag)
-        if position == 0:
-            return None
-        out = np.empty(most, dtype=np.uint32)
-        return out[: copy_from_pool(arena, pool, position, out, most)].tolist(), reach
+        """The draft and its match length."""
+        return draft_from_pool(
+            self.store.arena,
+            self.store.block_of("p", NGRAMS),
+            context,
+            min_ngram=1,
+            max_ngram=5,
+            tie=tie,
+            max_draft_tokens=max_tokens,
+            own=own,
+        )
 
 
-def test_the_pieces_of_a_text_are_drafted_from_as_the_whole_of_it_is() -> None:
+def test_a_text_fed_in_pieces_gives_the_same_drafts_as_the_whole_text() -> None:
     rng = np.random.default_rng(4)
     text = np.concatenate(
         [rng.integers(0, 4, 700), rng.integers(0, 2**32, 700), rng.integers(0, 300, 1200)]
@@ -69,15 +70,15 @@ def test_the_pieces_of_a_text_are_drafted_from_as_the_whole_of_it_is() -> None:
                 assert pieces.draft(context, tie=tie) == expected
                 num_drafts += expected is not None
     assert num_drafts > 3000
-    # What is forgotten of both is the same too, but for the texts' ages.
+    # The pieces overlap.
     assert pieces.store.num_tokens > whole.store.num_tokens == len(text)
 
 
-def test_what_is_known_of_a_growing_text_is_not_fed_again() -> None:
+def test_known_tokens_of_a_growing_text_are_not_fed_again() -> None:
     pool = GrowingPool()
     assert pool.grow([1, 2, 3, 4]) == 4
     num_bytes = pool.store.occupied_bytes
-    # A history that is replayed to a drafter that has lost it, but not its pools.
+    # A history that is replayed to a drafter that still has its pools.
     assert pool.grow([1, 2]) == 4
     assert pool.grow([1, 2, 3, 4]) == 4
     assert pool.store.occupied_bytes == num_bytes
@@ -86,7 +87,7 @@ def test_what_is_known_of_a_growing_text_is_not_fed_again() -> None:
     assert pool.draft([1, 2]) == ([3, 4, 5], 2)
 
 
-def test_a_growing_text_is_no_occurrence_for_itself_and_hides_none_of_others() -> None:
+def test_a_growing_text_is_not_drafted_from_its_own_pieces_but_from_others() -> None:
     pool = GrowingPool()
     pool.feed([1, 2, 3, 10, 11])
     pool.feed([9, 1, 2, 3, 20, 21])
@@ -97,12 +98,12 @@ def test_a_growing_text_is_no_occurrence_for_itself_and_hides_none_of_others() -
     assert pool.draft(context, own="g") == ([20, 21], 3)
     assert pool.draft(context, own="another") == ([32], 3)
     assert pool.draft(context, own="g", tie=EARLIEST) == ([10, 11], 3)
-    # Nobody else goes on from these.
+    # These occur in no other text.
     assert pool.draft([1, 2, 3, 30], own="g") is None
     assert pool.draft([1, 2, 3, 30]) == ([1, 2, 3, 31, 1, 2, 3, 32], 4)
 
 
-def test_where_the_earliest_occurrence_is_the_askers_own_the_latest_of_others_counts() -> None:
+def test_an_earliest_occurrence_in_the_sequences_own_text_yields_to_the_latest_of_others() -> None:
     pool = GrowingPool()
     pool.grow([1, 2, 3])
     for following in (4, 5):
@@ -111,7 +112,7 @@ def test_where_the_earliest_occurrence_is_the_askers_own_the_latest_of_others_co
     assert pool.draft([1, 2], tie=EARLIEST, own="g") == ([5], 2)
 
 
-def test_a_text_of_others_that_is_forgotten_is_not_found_behind_the_askers_own() -> None:
+def test_an_expired_text_is_not_found_behind_the_sequences_own_pieces() -> None:
     pool = GrowingPool()
     pool.feed([1, 2, 10, 11])
     pool.clock.now_s += 50
@@ -125,7 +126,7 @@ def test_a_text_of_others_that_is_forgotten_is_not_found_behind_the_askers_own()
     assert pool.draft([1, 2]) == ([31], 2)
 
 
-def test_a_piece_goes_on_after_the_one_before_it_is_forgotten() -> None:
+def test_a_piece_stays_usable_after_the_piece_before_it_expired() -> None:
     pool = GrowingPool()
     text = list(range(100, 300))
     pool.grow(text[:100])
@@ -134,15 +135,15 @@ def test_a_piece_goes_on_after_the_one_before_it_is_forgotten() -> None:
     pool.clock.now_s += 1
     pool.finish()
     pool.grow(text)
-    assert pool.draft(text[90:98]) is None, "what is there only to be matched is no occurrence"
-    draft = pool.draft(text[60:110], most=100)
+    assert pool.draft(text[90:98]) is None, "the overlap with the piece before is no occurrence"
+    draft = pool.draft(text[60:110], max_tokens=100)
     assert draft == (text[110:], 50)
     pool.clock.now_s += 1000
     pool.finish()
     assert pool.store.occupied_bytes == 0
 
 
-def test_what_was_fed_whole_does_not_grow() -> None:
+def test_a_text_fed_whole_does_not_grow() -> None:
     pool = GrowingPool()
     array = np.array([1, 2, 3], dtype=np.uint32)
     pool.store.feed("p", array, feed_id="g", ngram_mask=NGRAMS)

@@ -1,6 +1,6 @@
-"""Texts that grow and are asked about on the way: index == scan == brute force.
+"""Growing texts, for which drafts are proposed on the way: index == scan == brute force.
 
-Whatever the options, the order of appends and the moments of growth.
+Under all options, orders of appends and moments of growth.
 """
 
 import itertools
@@ -17,12 +17,12 @@ from drafter.ngram import table as ngram_table
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from drafter.ngram.text import IndexedText
 from tests.drafter import brute_force
-from tests.drafter.asked_text import MAX_TOKENS, ask
+from tests.drafter.texts import MAX_TOKENS, propose_for
 from tests.volume import examples
 
 OPTION_PAIRS = list(itertools.product(Overlap, Tie))
 
-# New tokens, or a copy of what is there: where from (as a fraction) and how much.
+# New tokens, or a copy of known ones: from where (as a fraction), and how many.
 PARTS = st.lists(
     st.one_of(
         st.lists(st.integers(0, 3), max_size=12),
@@ -34,7 +34,7 @@ PARTS = st.lists(
 
 
 class GrowingText:
-    """One text four times: indexed, scanned, indexed only now and then, and in the oracle."""
+    """One text four times: indexed, scanned, indexed now and then, and in the oracle."""
 
     def __init__(self, params: NgramParams) -> None:
         self.params = params
@@ -53,15 +53,15 @@ class GrowingText:
     def copy(self, start: int, count: int) -> None:
         self.append(self.context[start : start + count])
 
-    def ask(self, max_draft_tokens: int) -> bool:
-        """Returns whether there was a draft."""
+    def check_draft(self, max_draft_tokens: int) -> bool:
+        """Asserts that all drafts are the oracle's; returns whether there was one."""
         expected = self.oracle.propose(self.context, max_draft_tokens)
         *prompt, late = self.texts
         if len(self.context) % 5 == 0:
-            ask([late], [0])
+            propose_for([late], [0])
         for found in (
-            *ask(prompt, [max_draft_tokens] * len(prompt)),
-            *ask([late], [max_draft_tokens], max_unindexed=MAX_UNINDEXED),
+            *propose_for(prompt, [max_draft_tokens] * len(prompt)),
+            *propose_for([late], [max_draft_tokens], max_unindexed=MAX_UNINDEXED),
         ):
             assert found == expected, f"{self.params} {max_draft_tokens} on {self.context}"
         return expected is not None
@@ -103,7 +103,7 @@ def test_equals_the_oracle_at_every_length(
         else:
             growing.append(part)
         if i % ask_every == 0:
-            growing.ask(max_draft_tokens)
+            growing.check_draft(max_draft_tokens)
     growing.texts[0].check_integrity()
 
 
@@ -117,7 +117,7 @@ def test_equals_the_oracle_on_thousands_of_growing_texts(overlap: Overlap, tie: 
         num_tokens = rng.choice([5, 20, 60, 120])
         while len(growing.context) < num_tokens:
             grow(growing, rng, alphabet)
-            num_drafts += growing.ask(rng.choice([1, 3, 8, 40, 150]))
+            num_drafts += growing.check_draft(rng.choice([1, 3, 8, 40, 150]))
             num_asked += 1
     assert num_asked > 5000
     assert num_drafts > num_asked // 3
@@ -133,7 +133,7 @@ def test_equals_the_oracle_on_texts_of_thousands_of_tokens(overlap: Overlap, tie
         while len(growing.context) < num_tokens:
             for _ in range(rng.choice([1, 5])):
                 grow(growing, rng, alphabet)
-            num_drafts += growing.ask(24)
+            num_drafts += growing.check_draft(24)
         growing.texts[0].check_integrity()
     assert num_drafts > 10
 
@@ -156,7 +156,7 @@ def test_index_and_scan_agree_where_tables_have_many_chunks(overlap: Overlap, ti
             if end:
                 for text in texts:
                     text.append(context[end * 77 : end * 77 + 3])
-            indexed, scanned = ask(texts, [8, 8])
+            indexed, scanned = propose_for(texts, [8, 8])
             assert indexed == scanned
             num_long += indexed is not None and indexed[1] >= 2
     texts[0].check_integrity()
@@ -176,7 +176,7 @@ def test_hashes_that_collide_change_no_answer(monkeypatch: pytest.MonkeyPatch) -
             growing = GrowingText(random_params(rng, overlap, tie))
             while len(growing.context) < 300:
                 grow(growing, rng, 5)
-                growing.ask(9)
+                growing.check_draft(9)
 
 
 def random_params(rng: random.Random, overlap: Overlap, tie: Tie) -> NgramParams:

@@ -1,4 +1,4 @@
-"""A history's tokens and what they occupy."""
+"""A history's tokens and its bytes."""
 
 import random
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from drafter.history.history import History
 from drafter.ngram.text import MIN_CAPACITY_TOKENS, TOKEN_BYTES
-from tests.drafter.asked_text import EMPTY_BYTES, KMP
+from tests.drafter.texts import EMPTY_BYTES, KMP
 
 
 def make_history(max_tokens: int = 10_000) -> History:
     return History(params=KMP, prompt_length=0, max_tokens=max_tokens)
 
 
-def test_holds_what_was_appended_in_order() -> None:
+def test_tokens_are_kept_in_the_order_of_their_appends() -> None:
     rng = random.Random(1)
     history, expected = make_history(), []
     for _ in range(200):
@@ -25,7 +25,7 @@ def test_holds_what_was_appended_in_order() -> None:
     assert history.token_ids.dtype == np.uint32
 
 
-def test_says_beforehand_what_it_will_occupy() -> None:
+def test_bytes_after_an_append_are_known_beforehand() -> None:
     history = make_history()
     assert history.allocated_bytes == EMPTY_BYTES
     for num_tokens in (1, 254, 1, 1, 300, 0, 2000):
@@ -35,7 +35,7 @@ def test_says_beforehand_what_it_will_occupy() -> None:
         assert history.buffer.nbytes + EMPTY_BYTES == announced
 
 
-def test_grows_in_proportion_so_that_appending_is_amortised() -> None:
+def test_buffers_grow_in_proportion_to_their_size() -> None:
     history, num_copies = make_history(max_tokens=1 << 20), 0
     for _ in range(20_000):
         before = history.buffer
@@ -54,7 +54,7 @@ def test_never_allocates_past_its_limit() -> None:
     assert history.allocated_bytes == 300 * TOKEN_BYTES + EMPTY_BYTES
 
 
-def test_a_view_taken_earlier_stays_true_when_the_buffer_grows() -> None:
+def test_an_earlier_view_keeps_its_tokens_when_the_buffer_grows() -> None:
     history = make_history()
     history.append(np.arange(256, dtype=np.uint32))
     view = history.token_ids

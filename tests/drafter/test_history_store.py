@@ -1,4 +1,4 @@
-"""Each rule of the history store by example; `test_history_store_model.py` has them all at once."""
+"""Each rule of the history store by example; `test_history_store_model.py` combines them."""
 
 from collections import Counter
 
@@ -10,8 +10,8 @@ from drafter.history.lru import EvictionReason
 from drafter.history.store import HistoryStore, StoreLimits, StreamLease
 from drafter.ngram.params import Algorithm, NgramParams, Overlap
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
-from tests.drafter.asked_text import EMPTY_BYTES, KMP
 from tests.drafter.running_drafter import FakeClock
+from tests.drafter.texts import EMPTY_BYTES, KMP
 
 LIMITS = StoreLimits(
     max_sequences=4,
@@ -23,7 +23,7 @@ ALL = 1_000_000
 
 
 class StoreUnderTest:
-    """A store, its clock and what it said of evictions."""
+    """A store, its clock, and its evictions by reason."""
 
     def __init__(self, limits: StoreLimits = LIMITS) -> None:
         self.clock = FakeClock()
@@ -52,7 +52,7 @@ class StoreUnderTest:
         return known
 
     def known_length(self, sequence_id: str) -> int:
-        """Found by a gap that no history reaches."""
+        """As the refusal of a delta beyond any history says."""
         with pytest.raises(OutOfSyncError) as refusal:
             self.append(sequence_id, 10**9, [1])
         return refusal.value.known_length
@@ -78,7 +78,7 @@ def test_a_delta_sent_again_changes_nothing(under_test: StoreUnderTest) -> None:
     assert under_test.append("a", 1, [2]) == [1, 2, 3, 4]
 
 
-def test_of_an_overlapping_delta_only_the_new_part_is_appended(
+def test_only_the_new_part_of_an_overlapping_delta_is_appended(
     under_test: StoreUnderTest,
 ) -> None:
     under_test.append("a", 0, [1, 2, 3])
@@ -116,7 +116,9 @@ def test_an_unknown_sequence_is_out_of_sync_from_the_beginning(
     assert under_test.store.num_sequences == 0
 
 
-def test_position_zero_creates_anew_with_new_params(under_test: StoreUnderTest) -> None:
+def test_a_delta_at_position_zero_replaces_the_sequence_and_its_params(
+    under_test: StoreUnderTest,
+) -> None:
     under_test.append("a", 0, [1, 2, 3], prompt_length=3)
     anew = NgramParams(overlap=Overlap.ALLOWED, algorithm=Algorithm.KMP)
     assert under_test.append("a", 0, [7], prompt_length=1, params=anew) == [7]
@@ -170,7 +172,7 @@ def test_creating_a_known_sequence_anew_evicts_nobody(under_test: StoreUnderTest
     assert under_test.store.num_sequences == 4
 
 
-def test_a_refused_delta_is_no_use(under_test: StoreUnderTest) -> None:
+def test_a_refused_delta_does_not_count_as_a_use(under_test: StoreUnderTest) -> None:
     for sequence_id in "abcd":
         under_test.append(sequence_id, 0, [1])
     with pytest.raises(OutOfSyncError):
@@ -263,7 +265,7 @@ def test_a_stream_s_sequences_are_freed_thirty_seconds_after_its_end(
     under_test.append("a", 0, [1], first)
     under_test.append("b", 0, [1], second)
     under_test.append("c", 0, [1])
-    under_test.append("b", 1, [1], first)  # appended to, not created, on the first
+    under_test.append("b", 1, [1], first)  # appended to on the first, not created
     under_test.store.end_stream(first)
     under_test.store.end_stream(first)
     under_test.clock.now_s += 29.9

@@ -11,8 +11,8 @@ from drafter.history.delta import SequenceDelta
 from drafter.history.store import HistoryStore, StoreLimits, StreamLease
 from drafter.ngram.text import MIN_CAPACITY_TOKENS, TOKEN_BYTES
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
-from tests.drafter.asked_text import EMPTY_BYTES, KMP
 from tests.drafter.running_drafter import FakeClock
+from tests.drafter.texts import EMPTY_BYTES, KMP
 from tests.volume import examples
 
 MAX_TOKENS = 1500
@@ -48,7 +48,7 @@ class ModelSequence:
 
 @dataclass
 class Model:
-    """The same laws without any cleverness: a dictionary searched from end to end."""
+    """The same rules in a dictionary that is searched from end to end."""
 
     sequences: dict[str, ModelSequence] = field(default_factory=dict)
 
@@ -160,8 +160,8 @@ class HistoryStoreMachine(RuleBasedStateMachine):
     ) -> None:
         known = self.model.sequences.get(sequence_id)
         base_length = max(1, (len(known.tokens) if known else 3) - back)
-        # What has expired counts until it is swept: the model does not know that, so it is swept
-        # where something may have to make room.
+        # Expired sequences count until the sweep, but not in the model: so the store is swept
+        # before an append that may evict.
         if known is not None and base_length + len(token_ids) > known.capacity_tokens:
             self.store.forget_expired(ALL)
         self.append(sequence_id, base_length, token_ids, stream_index)
@@ -192,7 +192,7 @@ class HistoryStoreMachine(RuleBasedStateMachine):
 
     @rule(sequence_id=sequence_ids)
     def create_on_a_stream_that_ends(self, sequence_id: str) -> None:
-        """By chance alone this is too rare."""
+        """By chance alone this would be rare."""
         self.start_stream()
         live = [pair for pair in self.streams if pair[1].ended_s is None]
         self.store.forget_expired(ALL)
@@ -204,13 +204,13 @@ class HistoryStoreMachine(RuleBasedStateMachine):
         self.clock.now_s += seconds
 
     @invariant()
-    def keeps_its_own_laws(self) -> None:
+    def keeps_its_invariants(self) -> None:
         self.store.check_integrity()
 
     @precondition(lambda self: self.model.sequences)
     @rule(index=st.integers(0, 3), seconds=st.sampled_from([29.5, 30.0, 59.5, 60.0]))
     def wait_and_continue(self, index: int, seconds: float) -> None:
-        """Nothing sweeps in between: what has expired must not be used all the same."""
+        """Without a sweep in between: expired sequences must still not be used."""
         self.clock.now_s += seconds
         sequence_id = sorted(self.model.sequences)[index % len(self.model.sequences)]
         base_length = max(1, len(self.model.sequences[sequence_id].tokens))

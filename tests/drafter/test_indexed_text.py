@@ -1,4 +1,4 @@
-"""What a text and its index occupy, how they grow, and several texts in one index."""
+"""A text and its index: bytes, growth, entries, and how much one call indexes."""
 
 import random
 import subprocess
@@ -12,16 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.drafter_texts import Call
+from drafter.batch.budgets import NGRAMS_PER_ANSWER
+from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from drafter.ngram.text import IndexedText, most_tokens
-from tests.drafter.asked_text import MAX_TOKENS, ask, text_of
+from tests.drafter.texts import MAX_TOKENS, propose_for, text_of
 from tests.volume import examples
 
 ROOT = Path(__file__).parents[2]
 
 
 def text_that_fills_tables(num_tokens: int) -> npt.NDArray[np.uint32]:
-    """Every n-gram of up to 5 tokens twice, the second time with another one before it."""
+    """Every n-gram of up to 5 tokens twice, after different tokens."""
     first = np.arange(num_tokens // 2, dtype=np.uint32)
     # Pieces of 40 tokens in another order.
     pieces = np.array_split(first, max(1, len(first) // 40))
@@ -31,21 +34,21 @@ def text_that_fills_tables(num_tokens: int) -> npt.NDArray[np.uint32]:
 
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize(
-    ("tie", "most_bytes"), [(Tie.EARLIEST, 36), (Tie.LATEST, 36), (Tie.LONGEST, 64)]
+    ("tie", "max_bytes_per_token"), [(Tie.EARLIEST, 36), (Tie.LATEST, 36), (Tie.LONGEST, 64)]
 )
 def test_at_no_length_a_token_takes_more_than_promised(
-    tie: Tie, most_bytes: int, repeats: bool
+    tie: Tie, max_bytes_per_token: int, repeats: bool
 ) -> None:
     tokens = text_that_fills_tables(150_000) if repeats else np.arange(150_000, dtype=np.uint32)
     text = IndexedText(params=NgramParams(tie=tie), max_tokens=MAX_TOKENS)
     worst = 0.0
     for start in range(0, len(tokens), 250):
         text.append(tokens[start : start + 250])
-        ask([text], [0])
+        propose_for([text], [0])
         if text.length >= 1000:
             worst = max(worst, text.allocated_bytes / text.length)
     text.check_integrity()
-    assert worst <= most_bytes
+    assert worst <= max_bytes_per_token
 
 
 @pytest.mark.parametrize("tie", Tie)
@@ -58,7 +61,7 @@ def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_by
     tokens = text_that_fills_tables(num_tokens)
     for start in range(0, len(tokens), 777):
         text.append(tokens[start : start + 777])
-        ask([text], [0])
+        propose_for([text], [0])
     text.check_integrity()
     assert text.allocated_bytes <= max_bytes
 
@@ -79,22 +82,22 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
     for part in parts:
         context += part
         text.append(np.array(part, dtype=np.uint32))
-        ask([text], [0])
+        propose_for([text], [0])
     text.check_integrity()
 
-    def that_count(n: int) -> list[tuple[int, ...]]:
+    def counted_ngrams(n: int) -> list[tuple[int, ...]]:
         lag = n if overlap is Overlap.DISJOINT else 1
         return [tuple(context[end - n : end]) for end in range(n, len(context) - lag + 1)]
 
     for n in range(smallest, largest + 1):
-        shorter = Counter(that_count(n - 1))
-        kinds = {ngram for ngram in that_count(n) if n == smallest or shorter[ngram[1:]] > 1}
+        shorter = Counter(counted_ngrams(n - 1))
+        kinds = {ngram for ngram in counted_ngrams(n) if n == smallest or shorter[ngram[1:]] > 1}
         assert text.num_entries(n) == len(kinds), f"{n}-grams of {context}"
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
-def test_ngrams_that_differ_in_one_token_only_are_not_taken_for_each_other(size: int) -> None:
-    """So many that hash bits are alike by chance; the first token differs, or another."""
+def test_ngrams_that_differ_in_one_token_have_separate_entries(size: int) -> None:
+    """So many that some hash bits agree by chance."""
     for place in range(size):
         context: list[int] = []
         for i in range(3000):
@@ -103,48 +106,48 @@ def test_ngrams_that_differ_in_one_token_only_are_not_taken_for_each_other(size:
             context += [*ngram, 10**6 + i]
         params = NgramParams(min_ngram=size, max_ngram=size, overlap=Overlap.ALLOWED)
         text = text_of(context, params)
-        ask([text], [0])
+        propose_for([text], [0])
         kinds = {tuple(context[end - size : end]) for end in range(size, len(context))}
         assert text.num_entries(size) == len(kinds)
 
 
 @pytest.mark.parametrize("num_tokens", [100, 1000, 5000])
-def test_the_first_tokens_make_room_for_themselves(
+def test_the_first_tokens_are_indexed_without_growing_a_table(
     num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown: list[int] = []
     monkeypatch.setattr(IndexedText, "grow_table", lambda self, index: grown.append(index))
     text = text_of(range(num_tokens), NgramParams())
-    ask([text], [0])
+    propose_for([text], [0])
     assert text.num_unindexed == 0
     assert not grown
 
 
-def test_a_text_that_goes_on_to_repeat_does_not_grow_doubling_by_doubling(
+def test_a_long_append_grows_each_table_at_most_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     grown: list[int] = []
     grow_table = IndexedText.grow_table
 
-    def note_and_grow(text: IndexedText, index: int) -> None:
+    def record_and_grow(text: IndexedText, index: int) -> None:
         grown.append(index)
         grow_table(text, index)
 
-    monkeypatch.setattr(IndexedText, "grow_table", note_and_grow)
+    monkeypatch.setattr(IndexedText, "grow_table", record_and_grow)
     params = NgramParams()
     text = text_of(range(10), params)
-    ask([text], [0])
+    propose_for([text], [0])
     text.append(text_that_fills_tables(8000))
-    ask([text], [0])
+    propose_for([text], [0])
     assert max(Counter(grown).values()) <= 2
 
 
-def test_nothing_fits_into_nothing() -> None:
+def test_no_text_fits_into_too_few_bytes() -> None:
     assert most_tokens(NgramParams(), 100) == -1
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_growth_is_announced(algorithm: Algorithm) -> None:
+def test_growth_is_known_beforehand(algorithm: Algorithm) -> None:
     text = text_of([], NgramParams(algorithm=algorithm, tie=Tie.LONGEST))
     rng = random.Random(4)
     for _ in range(60):
@@ -152,7 +155,7 @@ def test_growth_is_announced(algorithm: Algorithm) -> None:
         announced = text.bytes_after(len(part))
         text.append(part)
         assert text.allocated_bytes == announced
-        ask([text], [0])
+        propose_for([text], [0])
         text.check_integrity()
     if algorithm is Algorithm.INDEX:
         for index in (0, 3, 0, 0):
@@ -167,7 +170,7 @@ import gc, sys
 import numpy as np
 from drafter.ngram.text import IndexedText
 from drafter.ngram.params import NgramParams, Tie, Algorithm
-from tests.drafter.asked_text import ask
+from tests.drafter.texts import propose_for
 
 def resident_bytes():
     with open("/proc/self/statm") as file:
@@ -183,7 +186,7 @@ def make(i):
     text = IndexedText(params=params, max_tokens=1 << 22)
     for start in range(0, num_tokens, delta):
         text.append(source[i + start : i + min(start + delta, num_tokens)])
-        ask([text], [0])
+        propose_for([text], [0])
     return text
 
 make(0)
@@ -207,7 +210,7 @@ print(resident_bytes() - before, sum(text.allocated_bytes for text in texts))
     ],
 )
 @pytest.mark.parametrize("tie", [Tie.EARLIEST, Tie.LONGEST])
-def test_the_reported_bytes_are_what_the_process_grows_by(
+def test_reported_bytes_match_the_growth_of_the_process(
     tie: Tie, num_texts: int, num_tokens: int, delta: int
 ) -> None:
     result = subprocess.run(
@@ -216,3 +219,23 @@ def test_the_reported_bytes_are_what_the_process_grows_by(
     )  # fmt: skip
     real, reported = map(int, result.stdout.split())
     assert reported == pytest.approx(real, rel=0.1)
+
+
+def test_no_call_enters_more_than_its_budget() -> None:
+    # A text that repeats: n-grams of every size are entered, and no table grows.
+    text = text_of(list(range(64)) * 2048, NgramParams())
+    num_calls = 1
+    while (call := Call([text], [8]).run()).statuses[0] != DONE:
+        num_calls += 1
+    assert call.draft(0) == (list(range(8)), 64)
+    assert num_calls >= 0.9 * 4 * 131_072 / NGRAMS_PER_ANSWER
+
+
+def test_an_indexed_text_is_answered_though_others_in_its_call_need_many_calls() -> None:
+    long = [text_of(list(range(40_000)), NgramParams()) for _ in range(3)]
+    short = text_of([1, 2, 9, 1, 2], NgramParams())
+    propose_for([short], [0])
+    call = Call([*long, short], [8] * 4).run()
+    assert call.statuses[:3].all(), "these need many calls"
+    assert call.statuses[3] == DONE
+    assert call.draft_lengths[3] == 3

@@ -37,13 +37,13 @@ print(sum(double.stats.cache_hits.values()))
 
 
 def load(folder: Path, cache: Path | None, *arguments: str, before: str = "") -> int:
-    """Runs the folder's kernel in a process of its own; how often it was not compiled.
+    """Runs the folder's kernel in a process of its own; returns how often it was not compiled.
 
     Args:
         folder: with the package.
-        cache: where numba is to keep what it compiles; None: where it likes.
-        arguments: of the process, behind the folder.
-        before: what the process runs first.
+        cache: numba's cache folder; None: numba's own choice.
+        arguments: of the process, after the folder.
+        before: code that the process runs first.
     """
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     environ.pop("NUMBA_CACHE_DIR", None)
@@ -62,7 +62,7 @@ def load(folder: Path, cache: Path | None, *arguments: str, before: str = "") ->
 def test_kernels_beside_the_source_are_loaded_as_long_as_no_contents_change(
     tmp_path: Path,
 ) -> None:
-    """As in an image: built in one place, copied to another, run where nothing there is written."""
+    """As in an image: built in one place, copied to another, and only read there."""
     built = tmp_path / "built" / "shipped"
     (built / "deeper").mkdir(parents=True)
     for folder in (built, built / "deeper"):
@@ -115,3 +115,16 @@ def test_kernels_work_where_nothing_can_be_written(
         assert load(tmp_path, None) == 0
     before = "import sys\n" + NOWHERE_TO_WRITE
     assert load(tmp_path, tmp_path / "cache", disk, before=before) == is_shipped
+
+
+@pytest.mark.slow
+def test_a_warm_drafter_compiles_no_kernel_while_it_serves() -> None:
+    """Compiling would block it for seconds."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.drafter.late_compilations"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (finished.returncode, finished.stdout) == (0, ""), finished.stderr

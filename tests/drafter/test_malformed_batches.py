@@ -1,11 +1,11 @@
-"""A batch that no client may send is refused whole, and the server goes on."""
+"""Malformed batches are refused as a whole, and the server goes on."""
 
 import grpc
 import pytest
 
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 GOOD = pb.SequenceDelta(sequence_id="good", token_ids=[1, 2])
 
@@ -43,11 +43,18 @@ MALFORMED = [
 ]
 ids = [f"{i}-{field}" for i, (field, _) in enumerate(MALFORMED)]
 
-# What a call refuses whole, and a stream for the one sequence alone.
+# Refused as a whole in a call; on a stream, for the one sequence alone.
 OVER_A_LIMIT = {
     "token_ids": pb.SequenceDelta(sequence_id="x", token_ids=[1] * 8193),
     "params.pool_id": pb.SequenceDelta(sequence_id="x", params=pb.NgramParams(pool_id="x" * 257)),
 }
+
+
+def assert_names_field(error: grpc.aio.AioRpcError, field: str) -> None:
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    violation = field_violation(error)
+    assert violation is not None
+    assert violation[0] == field
 
 
 async def assert_serves_and_knows_nothing(running: RunningDrafter) -> None:
@@ -63,14 +70,11 @@ async def test_a_call_is_refused_naming_the_field(
     running = await start_drafter()
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await running.stub.Propose(request_)
-    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    violation = field_violation(error.value)
-    assert violation is not None
-    assert violation[0] == field
+    assert_names_field(error.value, field)
     await assert_serves_and_knows_nothing(running)
 
 
-# A release is not answered on a stream: one that makes no sense fails alone (test_release.py).
+# A release is not answered on a stream: a malformed one fails alone (test_release.py).
 ENDING = [
     pytest.param(field, request, id=name)
     for name, (field, request) in zip(ids, MALFORMED, strict=True)
@@ -84,15 +88,12 @@ async def test_a_stream_ends_naming_the_field(
 ) -> None:
     running = await start_drafter()
     stream, bystander = running.open_stream(), running.open_stream()
-    await ask(bystander, pb.ProposeRequest())
+    await exchange(bystander, pb.ProposeRequest())
     await stream.write(request_)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await stream.read()
-    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    violation = field_violation(error.value)
-    assert violation is not None
-    assert violation[0] == field
-    await ask(bystander, pb.ProposeRequest())
+    assert_names_field(error.value, field)
+    await exchange(bystander, pb.ProposeRequest())
     await assert_serves_and_knows_nothing(running)
 
 
@@ -104,12 +105,9 @@ async def test_a_delta_over_a_limit_is_refused_alone_on_a_stream_and_with_its_ca
     request = pb.ProposeRequest(sequences=[GOOD, OVER_A_LIMIT[field]])
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await running.stub.Propose(request)
-    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    violation = field_violation(error.value)
-    assert violation is not None
-    assert violation[0] == f"sequences[1].{field}"
+    assert_names_field(error.value, f"sequences[1].{field}")
     assert (await running.load()).num_sequences == 0
-    good, bad = (await ask(running.open_stream(), request)).proposals
+    good, bad = (await exchange(running.open_stream(), request)).proposals
     assert (good.status, good.base_length) == (pb.STATUS_OK, 2)
     assert (bad.status, bad.message.partition(":")[0]) == (pb.STATUS_INVALID, field)
     assert (await running.load()).num_sequences == 1
@@ -123,15 +121,10 @@ async def test_a_malformed_release_is_refused_whole(start_drafter: StartDrafter)
             await running.stub.Release(
                 pb.ReleaseRequest(releases=[pb.Release(sequence_id="good"), bad])
             )
-        assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        violation = field_violation(error.value)
-        assert violation is not None
-        assert violation[0] == "releases[1].sequence_id"
+        assert_names_field(error.value, "releases[1].sequence_id")
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await running.stub.Release(
             pb.ReleaseRequest(releases=[pb.Release(sequence_id="good")] * 4097)
         )
-    violation = field_violation(error.value)
-    assert violation is not None
-    assert violation[0] == "releases"
+    assert_names_field(error.value, "releases")
     assert (await running.load()).num_sequences == 1

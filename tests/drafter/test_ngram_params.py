@@ -1,4 +1,4 @@
-"""Which n-gram sizes are taken."""
+"""Which n-gram sizes are accepted."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_defaults_are_two_to_five_disjoint_earliest() -> None:
 
 
 @pytest.mark.parametrize(("min_ngram", "max_ngram"), [(1, 1), (1, 32), (32, 32)])
-def test_sizes_within_bounds_are_taken(min_ngram: int, max_ngram: int) -> None:
+def test_sizes_within_bounds_are_accepted(min_ngram: int, max_ngram: int) -> None:
     assert NgramParams(min_ngram=min_ngram, max_ngram=max_ngram).max_ngram == max_ngram
 
 

@@ -1,11 +1,12 @@
-"""Pools against a naive model and the brute-force law, under any sequence of events.
+"""Pools against a naive model and brute-force drafts, under any sequence of events.
 
-Bounds in bytes are the store's own affair; the model checks what they may do: only the oldest text
-goes, from its beginning; what remains is drafted from exactly as if nothing else had ever been fed.
+The model does not count bytes. It checks what the bounds may do: only the oldest text is evicted,
+from its beginning; and the remaining texts are drafted from as if no others had ever been fed.
 """
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import settings
@@ -13,19 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from drafter.ngram.table import EARLIEST, LATEST, LONGEST
-from drafter.pool_index.arena import Arena
-from drafter.pool_index.lookup import copy_from_pool, find_in_pool
 from drafter.pool_index.records import (
     FeedOutcome,
     KeptText,
     PoolLimits,
     TextEviction,
     feed_key_of,
-    owner_tag_of,
 )
 from drafter.pools.snapshot import read_pool, snapshots_in, write_pool
 from drafter.pools.store import PoolStore
 from tests.drafter import brute_force_pool
+from tests.drafter.pool_drafts import draft_from_pool
 from tests.drafter.running_drafter import FakeClock
 from tests.volume import examples
 
@@ -36,29 +35,8 @@ def ngrams(min_ngram: int, max_ngram: int) -> int:
     return (1 << max_ngram) - (1 << (min_ngram - 1))
 
 
-def draft_from(
-    arena: Arena,
-    pool: int,
-    context: list[int],
-    min_ngram: int,
-    max_ngram: int,
-    tie: int,
-    most: int,
-    own: str,
-) -> tuple[list[int], int] | None:
-    buffer = np.array(context, dtype=np.uint32)
-    tag = owner_tag_of(feed_key_of(own)) if own else 0
-    position, reach = find_in_pool(
-        arena, pool, buffer, len(buffer), min_ngram, max_ngram, tie, 64, tag
-    )
-    if position == 0:
-        return None
-    out = np.empty(most, dtype=np.uint32)
-    return out[: copy_from_pool(arena, pool, position, out, most)].tolist(), reach
-
-
 class FedText(brute_force_pool.Piece):
-    """What the model knows of a text: what is left of it, and when it was fed.
+    """A text in the model: its remaining tokens, and when it was fed.
 
     A piece of a growing text is its feed id's own, and `end` is how long that text was with it.
     """
@@ -83,14 +61,14 @@ class PoolStoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = FakeClock()
         self.model: dict[str, list[FedText]] = {}
-        self.last_gone: dict[str, str] = {}
+        self.last_evicted: dict[str, str] = {}
         self.evictions: list[TextEviction] = []
         self.outcomes: list[FeedOutcome] = []
         self.growing: dict[tuple[str, str], list[int]] = {}
 
     pool_ids = st.sampled_from(["red", "blue", "green"])
     sizes = st.sampled_from([(2, 5), (1, 3), (2, 2), (3, 8)])
-    # Few distinct tokens, or many: what repeats fills links, what does not fills pages.
+    # Few distinct tokens, which fill links, or many, which fill pages.
     texts = st.one_of(
         st.lists(st.integers(0, 2), max_size=40),
         st.tuples(
@@ -141,15 +119,15 @@ class PoolStoreMachine(RuleBasedStateMachine):
         elif feed_id and any(text.feed_id == feed_id for text in known):
             assert outcome is FeedOutcome.DUPLICATE
         elif outcome is FeedOutcome.DUPLICATE:
-            # Of the oldest text a single token may be left, which `texts_of` does not tell.
-            assert feed_id == self.last_gone.get(pool_id)
+            # Of the oldest text a single token may be left, which `texts_of` leaves out.
+            assert feed_id == self.last_evicted.get(pool_id)
         elif outcome is not FeedOutcome.DROPPED:
             assert outcome is FeedOutcome.KEPT
             fed = FedText(token_ids, feed_id, self.clock.now_s)
             self.model.setdefault(pool_id, []).append(fed)
         for _ in range(num_pieces):
             self.store.work()
-        self.forget_what_is_gone()
+        self.forget_evicted_texts()
 
     @rule(
         pool_id=pool_ids,
@@ -168,7 +146,7 @@ class PoolStoreMachine(RuleBasedStateMachine):
         num_pieces: int,
         knows: bool,
     ) -> None:
-        """A text feeds what it has grown by; whoever does it may know what it fed before."""
+        """A text feeds its new tokens; the caller may know how many were fed before."""
         text = self.growing.setdefault((pool_id, feed_id), [])
         num_fed = len(text) if knows and len(text) > 1 else 0
         text += more
@@ -184,8 +162,8 @@ class PoolStoreMachine(RuleBasedStateMachine):
         )
         if self.outcomes == [FeedOutcome.KEPT]:
             assert fed_by_now == len(text)
-            if feed_id == self.last_gone.get(pool_id):
-                # Of the oldest text a single token may be left, which `texts_of` does not tell.
+            if feed_id == self.last_evicted.get(pool_id):
+                # Of the oldest text a single token may be left, which `texts_of` leaves out.
                 record = self.store._pools[pool_id].newest[feed_key_of(feed_id)]
                 assert record.waiting is not None
                 expected_fed = record.end - (len(record.waiting) - record.num_overlap)
@@ -209,10 +187,10 @@ class PoolStoreMachine(RuleBasedStateMachine):
         else:
             assert self.outcomes == []
             assert fed_by_now >= len(text)
-            assert expected_fed >= len(text) or feed_id == self.last_gone.get(pool_id)
+            assert expected_fed >= len(text) or feed_id == self.last_evicted.get(pool_id)
         for _ in range(num_pieces):
             self.store.work()
-        self.forget_what_is_gone()
+        self.forget_evicted_texts()
 
     @rule(seconds=st.sampled_from([1.0, 20.0, 59.5, 60.0]))
     def wait(self, seconds: float) -> None:
@@ -222,16 +200,16 @@ class PoolStoreMachine(RuleBasedStateMachine):
     def work(self, num_pieces: int) -> None:
         for _ in range(num_pieces):
             self.store.work()
-        self.forget_what_is_gone()
+        self.forget_evicted_texts()
 
     @rule()
     def expire(self) -> None:
         self.store.finish()
         for texts in self.model.values():
             texts[:] = [t for t in texts if self.clock.now_s - t.fed_at_s < LIMITS.pool_ttl_s]
-        self.forget_what_is_gone()
+        self.forget_evicted_texts()
         for pool_id, texts in self.model.items():
-            # Of its last text a single token may be left, which `texts_of` does not tell.
+            # Of its last text a single token may be left, which `texts_of` leaves out.
             assert texts or not list(self.store.texts_of(pool_id))
             assert not texts or pool_id in self.store.pool_ids()
 
@@ -250,7 +228,7 @@ class PoolStoreMachine(RuleBasedStateMachine):
         for text in sorted(texts, key=lambda text: -text.age_s):
             assert self.store.restore(text) is FeedOutcome.KEPT
             self.store.finish()
-        self.forget_what_is_gone()
+        self.forget_evicted_texts()
 
     @rule(
         pool_id=pool_ids,
@@ -273,7 +251,7 @@ class PoolStoreMachine(RuleBasedStateMachine):
         own: str,
         is_near_end: bool,
     ) -> None:
-        """A context that is cut out of any pool's text, or nearly so."""
+        """A context cut out of any pool's text, with or without other tokens."""
         all_texts = [text.token_ids for texts in self.model.values() for text in texts]
         context = list(more)
         if all_texts:
@@ -287,42 +265,40 @@ class PoolStoreMachine(RuleBasedStateMachine):
         self.store.finish()
         for texts in self.model.values():
             texts[:] = [t for t in texts if self.clock.now_s - t.fed_at_s < LIMITS.pool_ttl_s]
-        self.forget_what_is_gone()
+        self.forget_evicted_texts()
         pool = self.store.block_of(pool_id, ngrams(*size))
-        found = draft_from(self.store.arena, pool, context, *size, tie, 10, own) if pool else None
-        expected = brute_force_pool.find(
-            self.model.get(pool_id, []),
-            context,
-            min_ngram=size[0],
-            max_ngram=size[1],
-            tie=tie,
-            max_draft_tokens=10,
-            own=own,
-        )
-        assert found == expected
+        options: dict[str, Any] = {
+            "min_ngram": size[0],
+            "max_ngram": size[1],
+            "tie": tie,
+            "max_draft_tokens": 10,
+            "own": own,
+        }
+        found = draft_from_pool(self.store.arena, pool, context, **options) if pool else None
+        assert found == brute_force_pool.find(self.model.get(pool_id, []), context, **options)
 
-    def forget_what_is_gone(self) -> None:
-        """Takes from the model what is gone: only ever the oldest, from its beginning."""
+    def forget_evicted_texts(self) -> None:
+        """Removes evicted tokens from the model: the oldest, from a text's beginning."""
         for pool_id, texts in self.model.items():
             kept: list[KeptText] = list(self.store.texts_of(pool_id))
-            gone = len(texts) - len(kept)
-            assert gone >= 0
-            # Of the oldest one a single token may be left, which texts_of does not tell.
-            if gone:
-                self.last_gone[pool_id] = texts[gone - 1].feed_id
-            texts[:] = texts[gone:]
+            num_evicted = len(texts) - len(kept)
+            assert num_evicted >= 0
+            # Of the oldest one a single token may be left, which `texts_of` leaves out.
+            if num_evicted:
+                self.last_evicted[pool_id] = texts[num_evicted - 1].feed_id
+            texts[:] = texts[num_evicted:]
             for i, (text, known) in enumerate(zip(kept, texts, strict=True)):
                 token_ids = text.token_ids.tolist()
                 assert text.pool_id == pool_id
                 assert token_ids == known.token_ids[len(known.token_ids) - len(token_ids) :]
                 assert i == 0 or len(token_ids) == len(known.token_ids)
-                num_gone = len(known.token_ids) - len(token_ids)
-                known.num_overlap = max(0, known.num_overlap - num_gone)
+                num_evicted_tokens = len(known.token_ids) - len(token_ids)
+                known.num_overlap = max(0, known.num_overlap - num_evicted_tokens)
                 assert (text.num_overlap, text.end) == (known.num_overlap, known.end)
                 known.token_ids = token_ids
 
     @invariant()
-    def keeps_its_own_laws(self) -> None:
+    def keeps_its_invariants(self) -> None:
         if hasattr(self, "store"):
             self.store.check_integrity()
 

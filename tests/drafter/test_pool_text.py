@@ -1,4 +1,4 @@
-"""A pool's index at sizes where its table has grown to many parts, and what it occupies."""
+"""A pool's index at sizes where its table has many parts, and its bytes."""
 
 import subprocess
 import sys
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from drafter.pool_index.arena import BLOCK_BITS, BLOCK_WORDS, DEPTH
-from drafter.pool_index.lookup import copy_from_pool, find_in_pool
 from drafter.pool_index.records import FeedOutcome, PoolLimits
 from drafter.pool_index.tokens import FIRST
 from drafter.pools.store import PoolStore
+from tests.drafter.pool_drafts import draft_from_pool
 
 ROOT = Path(__file__).parents[2]
 NGRAMS = 0b11110
@@ -20,7 +20,7 @@ TOKENS_PER_BLOCK = BLOCK_WORDS - FIRST
 
 
 class FakePools:
-    """A store whose clock is in the test's hand, and every text that it was fed."""
+    """A store with a clock that the test sets, and every text that it was fed."""
 
     def __init__(self, limits: PoolLimits) -> None:
         self.now_s = 0.0
@@ -55,16 +55,21 @@ class FakePools:
                 assert self.draft(tuple(ngram.tolist()), tie) == expected
 
     def draft(self, ngram: tuple[int, ...], tie: int) -> list[int]:
-        pool = self.store.block_of("p", NGRAMS)
-        out = np.empty(4, dtype=np.uint32)
-        context = np.array(ngram, dtype=np.uint32)
-        arena, n = self.store.arena, len(ngram)
-        position, reach = find_in_pool(arena, pool, context, n, n, n, tie, 64, 0)
-        if position == 0:
+        n = len(ngram)
+        found = draft_from_pool(
+            self.store.arena,
+            self.store.block_of("p", NGRAMS),
+            ngram,
+            min_ngram=n,
+            max_ngram=n,
+            tie=tie,
+            max_draft_tokens=4,
+        )
+        if found is None:
             return []
-        assert reach == n
-        drafted: list[int] = out[: copy_from_pool(arena, pool, position, out, 4)].tolist()
-        return drafted
+        draft, match_length = found
+        assert match_length == n
+        return draft
 
 
 def test_a_large_pool_answers_for_every_ngram_and_after_evicting_half() -> None:
@@ -78,14 +83,14 @@ def test_a_large_pool_answers_for_every_ngram_and_after_evicting_half() -> None:
     header = pools.store.block_of("p", NGRAMS) << BLOCK_BITS
     assert pools.store.arena[header + DEPTH] > 10, "the directory is in several parts"
     pools.check_samples(1000)
-    forgotten = [pools.texts[0], pools.texts[20]]
+    evicted = [pools.texts[0], pools.texts[20]]
     grown_bytes = pools.store.occupied_bytes
     pools.now_s = 1000.0 + 40 * 10
     pools.store.finish()
     pools.store.check_integrity()
     assert pools.store.num_texts == 39
     pools.check_samples(1000)
-    for text in forgotten[1:]:
+    for text in evicted[1:]:
         assert pools.draft(tuple(text[100:105].tolist()), EARLIEST) == []
     # Pages that emptied have been joined.
     assert pools.store.occupied_bytes < 0.7 * grown_bytes
@@ -94,7 +99,7 @@ def test_a_large_pool_answers_for_every_ngram_and_after_evicting_half() -> None:
     assert pools.store.occupied_bytes == 0
 
 
-def test_positions_keep_their_order_over_many_lives_of_a_small_pool() -> None:
+def test_positions_keep_their_order_while_a_small_pool_is_filled_many_times() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 17, max_pools_bytes=1 << 19, pool_ttl_s=1000)
     pools = FakePools(limits)
     rng = np.random.default_rng(2)
@@ -106,14 +111,14 @@ def test_positions_keep_their_order_over_many_lives_of_a_small_pool() -> None:
     assert pools.store.num_texts < 100, "it has been full many times over"
 
 
-def test_a_pool_that_was_emptied_to_the_end_of_a_block_goes_on_in_the_next() -> None:
+def test_a_pool_emptied_to_the_end_of_a_block_continues_in_the_next() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
     pools = FakePools(limits)
     pools.feed(np.arange(TOKENS_PER_BLOCK, dtype=np.uint32))
     pools.now_s = 999.0
     following = np.arange(5000, 5300, dtype=np.uint32)
     pools.store.feed("p", following, feed_id="", ngram_mask=NGRAMS)
-    # The first has expired, so it goes before the second is taken in.
+    # The first has expired, so it is evicted before the second is indexed.
     pools.now_s = 1000.0
     pools.store.finish()
     pools.store.check_integrity()
@@ -153,11 +158,11 @@ def test_when_all_pools_are_full_the_oldest_text_of_all_goes() -> None:
         for text in store.texts_of(pool_id)
     }
     is_kept = [(pool_id, token_ids[-1]) in kept for pool_id, token_ids in fed]
-    assert is_kept == sorted(is_kept), "what is gone was fed before what is left"
+    assert is_kept == sorted(is_kept), "evicted texts were fed before the remaining ones"
     assert 5 < sum(is_kept) < 60
 
 
-def test_more_text_than_may_wait_is_dropped_and_counted() -> None:
+def test_texts_over_the_waiting_limit_are_dropped_and_counted() -> None:
     outcomes: list[FeedOutcome] = []
     limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 19, pool_ttl_s=1000)
     store = PoolStore(limits, clock=lambda: 0.0, seed=3, on_feed=outcomes.append)
@@ -175,7 +180,7 @@ def test_more_text_than_may_wait_is_dropped_and_counted() -> None:
     assert store.feed("p", text, feed_id="", ngram_mask=NGRAMS).value == "kept"
 
 
-def test_a_text_that_is_partly_taken_in_counts_once() -> None:
+def test_a_partly_indexed_text_counts_once() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
     store = PoolStore(limits, clock=lambda: 0.0, seed=3)
     store.feed("p", np.arange(3000, dtype=np.uint32), feed_id="", ngram_mask=NGRAMS)
@@ -187,7 +192,7 @@ def test_a_text_that_is_partly_taken_in_counts_once() -> None:
     assert store.num_texts == 1
 
 
-def test_who_copies_a_pool_s_texts_gets_none_of_another_s_after_all_were_forgotten() -> None:
+def test_copying_a_pool_s_texts_ends_when_all_pools_are_emptied() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 18, max_pools_bytes=1 << 20, pool_ttl_s=1000)
     store = PoolStore(limits, clock=lambda: 0.0, seed=3)
     for first in (0, 100, 200):
@@ -233,7 +238,7 @@ print(store.occupied_bytes, resident_bytes() - before)
     [(500, 1000, 1), (400, 1000, 40), (40_000, 8, 4)],
     ids=["one pool", "many pools", "short texts"],
 )
-def test_the_bytes_reported_are_the_bytes_grown(
+def test_reported_pool_bytes_match_the_growth_of_the_process(
     num_texts: int, num_tokens: int, num_pools: int
 ) -> None:
     measured = subprocess.run(

@@ -1,59 +1,19 @@
-"""Shared pools over a real connection: what is kept, who drafts from it, and who does not."""
+"""Shared pools over a real connection: which texts are kept, and who drafts from them."""
 
 import asyncio
 from typing import Any
 
-import grpc
 import pytest
 
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
-
-
-def delta(
-    sequence_id: str, token_ids: list[int], *, pool_id: str = "p", **options: Any
-) -> pb.SequenceDelta:
-    prompt_length = options.pop("prompt_length", 0)
-    return pb.SequenceDelta(
-        sequence_id=sequence_id,
-        token_ids=token_ids,
-        prompt_length=prompt_length,
-        max_draft_tokens=8,
-        params=pb.NgramParams(pool_id=pool_id, **options),
-    )
-
-
-async def keep(
-    running: RunningDrafter,
-    token_ids: list[int],
-    *,
-    pool_id: str = "p",
-    keep: "pb.Keep.ValueType" = pb.KEEP_ALL,
-    feed_id: str = "",
-    prompt_length: int = 0,
-) -> None:
-    """Has a sequence of this text created, and released into its pool."""
-    created = delta("fed", token_ids, pool_id=pool_id, prompt_length=prompt_length)
-    await running.propose(created)
-    release = pb.Release(sequence_id="fed", keep=keep, feed_id=feed_id)
-    await running.stub.Release(pb.ReleaseRequest(releases=[release]))
-    await running.drafter.pool_keeper.settle()
-
-
-async def draft_of(
-    running: RunningDrafter, token_ids: list[int], **options: Any
-) -> tuple[list[int], int, int]:
-    [proposal] = await running.propose(delta("asking", token_ids, **options))
-    return list(proposal.token_ids), proposal.matched_ngram_length, proposal.source
-
-
-NOTHING: tuple[list[int], int, int] = ([], 0, pb.SOURCE_UNSPECIFIED)
+from tests.drafter.pool_requests import NOTHING, draft_of, keep_in_pool, pool_delta
+from tests.drafter.running_drafter import StartDrafter, exchange
 
 
 async def test_a_kept_text_is_drafted_from(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
-    await keep(running, [1, 2, 3, 4, 5, 6])
+    await keep_in_pool(running, [1, 2, 3, 4, 5, 6])
     assert await draft_of(running, [9, 2, 3, 4]) == ([5, 6], 3, pb.SOURCE_POOL)
     assert running.sample("tandem_drafter_proposals_total", outcome="draft", source="pool") == 1
     assert running.sample("tandem_drafter_pool_feeds_total", outcome="kept") == 1
@@ -66,26 +26,26 @@ async def test_a_kept_text_is_drafted_from(start_drafter: StartDrafter) -> None:
 async def test_a_text_is_kept_by_a_release_on_a_stream_too(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     stream = running.open_stream()
-    await ask(stream, pb.ProposeRequest(sequences=[delta("a", [1, 2, 3, 4, 5])]))
+    await exchange(stream, pb.ProposeRequest(sequences=[pool_delta("a", [1, 2, 3, 4, 5])]))
     release = pb.Release(sequence_id="a", keep=pb.KEEP_ALL)
-    await ask(stream, pb.ProposeRequest(releases=[release]))
+    await exchange(stream, pb.ProposeRequest(releases=[release]))
     await running.drafter.pool_keeper.settle()
-    asking = pb.ProposeRequest(sequences=[delta("b", [1, 2])])
-    [proposal] = (await ask(stream, asking)).proposals
+    asking = pb.ProposeRequest(sequences=[pool_delta("b", [1, 2])])
+    [proposal] = (await exchange(stream, asking)).proposals
     assert (list(proposal.token_ids), proposal.source) == ([3, 4, 5], pb.SOURCE_POOL)
 
 
-async def test_of_the_text_is_kept_what_the_release_says(start_drafter: StartDrafter) -> None:
+async def test_a_release_says_which_part_of_the_text_is_kept(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     text = [1, 2, 3, 4, 5, 6, 7]
-    await keep(running, text, pool_id="all", keep=pb.KEEP_ALL, prompt_length=4)
-    await keep(running, text, pool_id="output", keep=pb.KEEP_OUTPUT, prompt_length=4)
-    await keep(running, text, pool_id="nothing", keep=pb.KEEP_NOTHING, prompt_length=4)
-    await keep(running, text, pool_id="unspecified", keep=pb.KEEP_UNSPECIFIED)
+    await keep_in_pool(running, text, pool_id="all", keep=pb.KEEP_ALL, prompt_length=4)
+    await keep_in_pool(running, text, pool_id="output", keep=pb.KEEP_OUTPUT, prompt_length=4)
+    await keep_in_pool(running, text, pool_id="nothing", keep=pb.KEEP_NOTHING, prompt_length=4)
+    await keep_in_pool(running, text, pool_id="unspecified", keep=pb.KEEP_UNSPECIFIED)
     assert await draft_of(running, [2, 3], pool_id="all") == ([4, 5, 6, 7], 2, pb.SOURCE_POOL)
     assert await draft_of(running, [5, 6], pool_id="all") == ([7], 2, pb.SOURCE_POOL)
     assert await draft_of(running, [2, 3], pool_id="output") == NOTHING
-    # Neither does a match reach back into a prompt that was not kept.
+    # A match does not go back into a prompt that was not kept, either.
     assert await draft_of(running, [4, 5, 6], pool_id="output") == ([7], 2, pb.SOURCE_POOL)
     for pool_id in ("nothing", "unspecified"):
         assert await draft_of(running, [5, 6], pool_id=pool_id) == NOTHING
@@ -94,8 +54,8 @@ async def test_of_the_text_is_kept_what_the_release_says(start_drafter: StartDra
 
 async def test_two_pools_never_see_each_other_s_text(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
-    await keep(running, [1, 2, 3, 4, 5], pool_id="tenant-a/x")
-    await keep(running, [1, 2, 8, 9], pool_id="tenant-b/x")
+    await keep_in_pool(running, [1, 2, 3, 4, 5], pool_id="tenant-a/x")
+    await keep_in_pool(running, [1, 2, 8, 9], pool_id="tenant-b/x")
     assert await draft_of(running, [1, 2], pool_id="tenant-a/x") == ([3, 4, 5], 2, pb.SOURCE_POOL)
     assert await draft_of(running, [1, 2], pool_id="tenant-b/x") == ([8, 9], 2, pb.SOURCE_POOL)
     assert await draft_of(running, [3, 4], pool_id="tenant-b/x") == NOTHING
@@ -103,9 +63,9 @@ async def test_two_pools_never_see_each_other_s_text(start_drafter: StartDrafter
         assert await draft_of(running, [1, 2], pool_id=pool_id) == NOTHING
 
 
-async def test_a_sequence_without_a_pool_leaves_nothing(start_drafter: StartDrafter) -> None:
+async def test_a_release_without_a_pool_keeps_nothing(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
-    await keep(running, [1, 2, 3, 4], pool_id="")
+    await keep_in_pool(running, [1, 2, 3, 4], pool_id="")
     assert (await running.load()).pool_bytes == 0
     assert (await running.load()).num_sequences == 0
 
@@ -114,19 +74,19 @@ async def test_a_draft_never_runs_from_one_kept_text_into_another(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
-    await keep(running, [1, 2, 3])
-    await keep(running, [4, 5, 6])
+    await keep_in_pool(running, [1, 2, 3])
+    await keep_in_pool(running, [4, 5, 6])
     assert await draft_of(running, [1, 2]) == ([3], 2, pb.SOURCE_POOL)
     assert await draft_of(running, [2, 3]) == NOTHING
     assert await draft_of(running, [3, 4]) == NOTHING
 
 
-async def test_the_pool_is_asked_when_the_own_match_is_shorter_than_told(
+async def test_the_pool_drafts_where_the_own_match_is_under_pool_min_ngram(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
-    await keep(running, [6, 7, 8, 9, 50, 51])
-    own = [8, 9, 40, 6, 7, 8, 9]  # its own match reaches 2 back, the pool's 4
+    await keep_in_pool(running, [6, 7, 8, 9, 50, 51])
+    own = [8, 9, 40, 6, 7, 8, 9]  # its own match has 2 tokens, the pool's 4
     drafted = {
         pool_min_ngram: await draft_of(running, own, pool_min_ngram=pool_min_ngram)
         for pool_min_ngram in (0, 2, 3, 64)
@@ -136,9 +96,9 @@ async def test_the_pool_is_asked_when_the_own_match_is_shorter_than_told(
     assert drafted == {0: of_sequence, 2: of_sequence, 3: of_pool, 64: of_pool}
 
 
-async def test_at_equal_reach_the_own_text_comes_first(start_drafter: StartDrafter) -> None:
+async def test_at_equal_match_lengths_the_own_text_comes_first(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
-    await keep(running, [1, 8, 9, 50])
+    await keep_in_pool(running, [1, 8, 9, 50])
     assert await draft_of(running, [8, 9, 40, 8, 9], pool_min_ngram=64) == (
         [40, 8, 9],
         2,
@@ -152,30 +112,30 @@ async def test_the_tie_is_between_texts_in_the_order_they_were_fed(
 ) -> None:
     running = await start_drafter()
     for text in ([1, 2, 3], [1, 2, 7], [1, 2, 4]):
-        await keep(running, text)
+        await keep_in_pool(running, text)
     assert await draft_of(running, [1, 2], tie=tie) == ([expected], 2, pb.SOURCE_POOL)
 
 
-async def test_with_the_longest_tie_all_places_compete_by_reach(
+async def test_with_the_longest_tie_all_places_compete_by_match_length(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
-    await keep(running, [5, 6, 7, 8, 9, 50, 51, 52])
-    await keep(running, [7, 8, 9, 60, 61])
+    await keep_in_pool(running, [5, 6, 7, 8, 9, 50, 51, 52])
+    await keep_in_pool(running, [7, 8, 9, 60, 61])
     longest: dict[str, Any] = {"tie": pb.TIE_LONGEST, "tokens_per_match": 0}
     cases: list[tuple[list[int], tuple[list[int], int, int]]] = [
-        # The pool's latest occurrence reaches 3 back, its earliest 5; its own text 2.
+        # Match lengths: the pool's latest occurrence 3, its earliest 5; the own text 2.
         ([8, 9, 40, 5, 6, 7, 8, 9], ([50, 51, 52], 5, pb.SOURCE_POOL)),
-        # At equal reach the later one of the pool's.
+        # At equal match lengths the later one of the pool's.
         ([4, 7, 8, 9], ([60, 61], 3, pb.SOURCE_POOL)),
-        # At equal reach the own text comes first, though nothing says that its match is too short.
+        # At equal match lengths the own text comes first.
         ([7, 8, 9, 41, 7, 8, 9], ([41, 7, 8, 9], 3, pb.SOURCE_SEQUENCE)),
     ]
     for context, expected in cases:
         assert await draft_of(running, context, **longest) == expected
-    # A draft holds so many tokens per token of reach.
+    # A draft holds so many tokens per token of its match.
     limited = {**longest, "tokens_per_match": 1}
-    await keep(running, list(range(100, 130)))
+    await keep_in_pool(running, list(range(100, 130)))
     assert await draft_of(running, [100, 101], **limited) == ([102, 103], 2, pb.SOURCE_POOL)
 
 
@@ -185,9 +145,9 @@ async def test_many_sequences_of_one_batch_draft_each_from_its_own_pool(
 ) -> None:
     running = await start_drafter()
     for i in range(10):
-        await keep(running, [1, 2, 100 + i], pool_id=f"p{i}")
+        await keep_in_pool(running, [1, 2, 100 + i], pool_id=f"p{i}")
     deltas = [
-        delta(f"s{i}", [9, 1, 2], pool_id=f"p{i % 20}" if i % 3 else "", algorithm=algorithm)
+        pool_delta(f"s{i}", [9, 1, 2], pool_id=f"p{i % 20}" if i % 3 else "", algorithm=algorithm)
         for i in range(600)
     ]
     for i, proposal in enumerate(await running.propose(*deltas)):
@@ -198,18 +158,18 @@ async def test_many_sequences_of_one_batch_draft_each_from_its_own_pool(
 
 async def test_a_feed_id_feeds_once(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
-    await keep(running, [1, 2, 3], feed_id="x")
-    await keep(running, [1, 2, 4], feed_id="x")
+    await keep_in_pool(running, [1, 2, 3], feed_id="x")
+    await keep_in_pool(running, [1, 2, 4], feed_id="x")
     assert await draft_of(running, [1, 2], tie=pb.TIE_LATEST) == ([3], 2, pb.SOURCE_POOL)
     assert running.sample("tandem_drafter_pool_feeds_total", outcome="duplicate") == 1
     # The same id in another pool is another text.
-    await keep(running, [1, 2, 4], feed_id="x", pool_id="q")
+    await keep_in_pool(running, [1, 2, 4], feed_id="x", pool_id="q")
     assert await draft_of(running, [1, 2], pool_id="q") == ([4], 2, pb.SOURCE_POOL)
 
 
 async def test_a_pool_serves_sizes_that_it_was_not_fed_with(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
-    await keep(running, [1, 2, 3])
+    await keep_in_pool(running, [1, 2, 3])
     # Indexed from when the first sequence asks for it.
     await draft_of(running, [1], min_ngram=1, max_ngram=9)
     await running.drafter.pool_keeper.settle()
@@ -218,8 +178,8 @@ async def test_a_pool_serves_sizes_that_it_was_not_fed_with(start_drafter: Start
 
 async def test_drafts_from_a_pool_keep_the_limits_of_length(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
-    await keep(running, list(range(1, 30)))
-    sent = delta("asking", [1, 2])
+    await keep_in_pool(running, list(range(1, 30)))
+    sent = pool_delta("asking", [1, 2])
     for max_draft_tokens, max_length, expected in ((3, 0, 3), (8, 4, 2), (8, 2, 0), (0, 0, 0)):
         sent.max_draft_tokens, sent.max_length = max_draft_tokens, max_length
         [proposal] = await running.propose(sent)
@@ -228,9 +188,9 @@ async def test_drafts_from_a_pool_keep_the_limits_of_length(start_drafter: Start
 
 async def test_kept_text_is_forgotten_in_time(start_drafter: StartDrafter) -> None:
     running = await start_drafter(pool_ttl_s=50)
-    await keep(running, [1, 2, 3])
+    await keep_in_pool(running, [1, 2, 3])
     running.clock.now_s += 30
-    await keep(running, [1, 2, 4])
+    await keep_in_pool(running, [1, 2, 4])
     running.clock.now_s += 20
     await running.drafter.pool_keeper.settle()
     assert await draft_of(running, [1, 2]) == ([4], 2, pb.SOURCE_POOL)
@@ -245,10 +205,10 @@ async def test_a_full_pool_forgets_its_oldest_text_and_no_other_pool_s(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter(max_pool_bytes=1 << 16, max_pools_bytes=1 << 20)
-    await keep(running, [1, 2, 3], pool_id="other")
+    await keep_in_pool(running, [1, 2, 3], pool_id="other")
     for i in range(30):
         first = 1000 + 200 * i
-        await keep(running, list(range(first, first + 200)))
+        await keep_in_pool(running, list(range(first, first + 200)))
         running.drafter.pools.check_integrity()
     assert await draft_of(running, [1000, 1001]) == NOTHING
     newest = 1000 + 200 * 29
@@ -260,23 +220,23 @@ async def test_a_full_pool_forgets_its_oldest_text_and_no_other_pool_s(
     assert running.sample("tandem_drafter_pool_evictions_total", reason="pools_full") == 0
 
 
-async def test_a_long_text_is_taken_in_while_others_are_answered(
+async def test_sequences_are_answered_while_a_long_text_enters_its_pool(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
     text = list(range(100_000))
     stream = running.open_stream()
     for base_length in range(0, len(text), 8000):
-        piece = delta("long", text[base_length : base_length + 8000])
+        piece = pool_delta("long", text[base_length : base_length + 8000])
         piece.base_length, piece.max_draft_tokens = base_length, 0
-        await ask(stream, pb.ProposeRequest(sequences=[piece]))
+        await exchange(stream, pb.ProposeRequest(sequences=[piece]))
     finished: list[str] = []
     settled = asyncio.create_task(running.drafter.pool_keeper.settle())
     release = pb.Release(sequence_id="long", keep=pb.KEEP_ALL)
     await running.stub.Release(pb.ReleaseRequest(releases=[release]))
     await settled
     settled = asyncio.create_task(running.drafter.pool_keeper.settle())
-    settled.add_done_callback(lambda _: finished.append("taken in"))
+    settled.add_done_callback(lambda _: finished.append("indexed"))
     for _ in range(3):
         await draft_of(running, [1, 2])
         finished.append("answered")
@@ -285,200 +245,36 @@ async def test_a_long_text_is_taken_in_while_others_are_answered(
     assert (await draft_of(running, [99_000, 99_001]))[0] == list(range(99_002, 99_010))
 
 
-async def test_a_mistake_in_the_pools_empties_them_and_harms_nobody(
+async def test_a_failure_in_the_pools_empties_them_and_drafting_goes_on(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
-    await keep(running, [1, 2, 3])
+    await keep_in_pool(running, [1, 2, 3])
 
     def fail(self: PoolStore) -> bool:
         raise MemoryError("no room for a secret")
 
     with monkeypatch.context() as patch:
         patch.setattr(PoolStore, "work", fail)
-        await keep(running, [1, 2, 4])
+        await keep_in_pool(running, [1, 2, 4])
     [entry] = running.log
     assert entry["event"] == "pools_failed"
     assert await draft_of(running, [1, 2]) == NOTHING
     assert (await running.load()).pool_bytes == 0
-    await keep(running, [1, 2, 5])
+    await keep_in_pool(running, [1, 2, 5])
     assert await draft_of(running, [1, 2]) == ([5], 2, pb.SOURCE_POOL)
     running.drafter.pools.check_integrity()
 
 
-def growing(
-    token_ids: list[int], *, base_length: int = 0, every: int = 16, **options: Any
-) -> pb.SequenceDelta:
-    """A delta of a sequence that feeds its pool while it grows."""
-    grown = delta("growing", token_ids[base_length:], pool_feed_tokens=every, **options)
-    grown.base_length = base_length
-    return grown
-
-
-async def grow(
-    running: RunningDrafter, token_ids: list[int], *, step: int, first: int = 4, **options: Any
-) -> None:
-    """Has a sequence grow to this text over a stream, as a verifier's steps make it."""
-    stream = running.open_stream()
-    length = min(first, len(token_ids))
-    created = growing(token_ids[:length], **options)
-    await ask(stream, pb.ProposeRequest(sequences=[created]))
-    while length < len(token_ids):
-        end = min(length + step, len(token_ids))
-        piece = growing(token_ids[:end], base_length=length)
-        await ask(stream, pb.ProposeRequest(sequences=[piece]))
-        length = end
-    # What an answer leaves to be fed may begin to wait only after its client has it.
-    await stream.done_writing()
-    assert await stream.read() is grpc.aio.EOF
-    await fed(running)
-
-
-async def fed(running: RunningDrafter) -> None:
-    """Returns when what is due has been fed and taken in."""
-    indexer = running.drafter.servicer.engine.indexer
-    async with asyncio.timeout(20):
-        while indexer.has_work:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.001)
-    await running.drafter.pool_keeper.settle()
-
-
-TEXT = list(range(100, 200))
-
-
-@pytest.mark.parametrize("algorithm", [pb.ALGORITHM_INDEX, pb.ALGORITHM_KMP])
-async def test_a_sequence_feeds_its_pool_while_it_grows(
-    start_drafter: StartDrafter, algorithm: "pb.Algorithm.ValueType"
-) -> None:
-    running = await start_drafter()
-    await grow(running, TEXT, step=3, algorithm=algorithm)
-    # Of its 100 tokens all but the last few are there, though it is not released.
-    drafts = [await draft_of(running, TEXT[place - 3 : place]) for place in range(3, 76)]
-    assert drafts == [(TEXT[place : place + 8], 3, pb.SOURCE_POOL) for place in range(3, 76)]
-    running.drafter.pools.check_integrity()
-    release = pb.Release(sequence_id="growing", keep=pb.KEEP_OUTPUT, feed_id="any")
-    await running.stub.Release(pb.ReleaseRequest(releases=[release]))
-    await running.drafter.pool_keeper.settle()
-    assert await draft_of(running, TEXT[93:95]) == (TEXT[95:], 2, pb.SOURCE_POOL)
-    assert running.sample("tandem_drafter_pool_feeds_total", outcome="kept") >= 5
-
-
-async def test_a_sequence_of_unary_calls_feeds_its_pool_while_it_grows(
+async def test_tokens_beyond_a_released_length_are_not_kept(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
-    await running.propose(growing(TEXT[:10]))
-    await running.propose(growing(TEXT[:50], base_length=10))
-    await fed(running)
-    assert await draft_of(running, TEXT[:3]) == (TEXT[3:11], 3, pb.SOURCE_POOL)
-
-
-async def test_what_grows_feeds_of_its_text_what_its_params_say(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter()
-    for pool_id, keep in (("output", pb.KEEP_UNSPECIFIED), ("all", pb.KEEP_ALL)):
-        await grow(
-            running, TEXT, step=3, first=40, pool_id=pool_id, prompt_length=40, pool_keep=keep
-        )
-    assert await draft_of(running, TEXT[:3], pool_id="all") == (TEXT[3:11], 3, pb.SOURCE_POOL)
-    assert await draft_of(running, TEXT[:3], pool_id="output") == NOTHING
-    assert await draft_of(running, TEXT[50:53], pool_id="output") == (
-        TEXT[53:61],
-        3,
-        pb.SOURCE_POOL,
-    )
-
-
-async def test_a_release_that_keeps_nothing_leaves_what_was_fed(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter()
-    await grow(running, TEXT[:50], step=3, first=17)
-    release = pb.Release(sequence_id="growing", keep=pb.KEEP_NOTHING)
-    await running.stub.Release(pb.ReleaseRequest(releases=[release]))
-    await running.drafter.pool_keeper.settle()
-    assert await draft_of(running, TEXT[:3]) == (TEXT[3:11], 3, pb.SOURCE_POOL)
-    assert await draft_of(running, TEXT[46:48]) == NOTHING
-
-
-async def test_a_replayed_history_feeds_nothing_twice(start_drafter: StartDrafter) -> None:
-    running = await start_drafter()
-    for _ in range(3):
-        await grow(running, TEXT, step=3)
-        num_tokens = running.drafter.pools.num_tokens
-        num_texts = running.drafter.pools.num_texts
-        # Whatever fits between two feedings.
-        assert num_tokens - 64 * (num_texts - 1) <= len(TEXT)
-    release = pb.Release(sequence_id="growing", keep=pb.KEEP_ALL, feed_id="growing")
-    await running.stub.Release(pb.ReleaseRequest(releases=[release]))
-    await grow(running, TEXT, step=3)
-    # The release feeds the rest, if the last feeding left one.
-    assert num_texts <= running.drafter.pools.num_texts <= num_texts + 1
-    assert await draft_of(running, TEXT[:3], tie=pb.TIE_LATEST) == (TEXT[3:11], 3, pb.SOURCE_POOL)
-
-
-async def test_a_growing_sequence_s_own_text_hides_no_better_match_of_others(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter()
-    await keep(running, [*range(1, 9), 50, 51])
-    # In the pool, its own text has the latest occurrence, which reaches less far.
-    text = [99, *range(3, 9), *range(60, 90), *range(1, 9)]
-    options: dict[str, Any] = {"tie": pb.TIE_LATEST, "pool_min_ngram": 64}
-    await grow(running, text[:-1], step=3, **options)
-    [proposal] = await running.propose(growing(text, base_length=len(text) - 1))
-    assert (list(proposal.token_ids), proposal.matched_ngram_length, proposal.source) == (
-        [50, 51],
-        8,
-        pb.SOURCE_POOL,
-    )
-    # Everybody else is offered it.
-    assert await draft_of(running, text[-8:], **options) == (list(range(60, 68)), 6, pb.SOURCE_POOL)
-
-
-async def test_what_lies_behind_a_released_length_is_not_kept(
-    start_drafter: StartDrafter,
-) -> None:
-    running = await start_drafter()
+    text = list(range(100, 110))
     for sequence_id, pool_id, length in (("a", "cut", 5), ("b", "whole", 0)):
-        await running.propose(delta(sequence_id, TEXT[:10], pool_id=pool_id))
+        await running.propose(pool_delta(sequence_id, text, pool_id=pool_id))
         release = pb.Release(sequence_id=sequence_id, keep=pb.KEEP_ALL, length=length)
         await running.stub.Release(pb.ReleaseRequest(releases=[release]))
     await running.drafter.pool_keeper.settle()
-    assert await draft_of(running, TEXT[:2], pool_id="cut") == (TEXT[2:5], 2, pb.SOURCE_POOL)
-    assert await draft_of(running, TEXT[:2], pool_id="whole") == (TEXT[2:10], 2, pb.SOURCE_POOL)
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"pool_feed_tokens": 15}, "params.pool_feed_tokens"),
-        ({"pool_feed_tokens": 16, "pool_id": ""}, "params.pool_feed_tokens"),
-        ({"pool_feed_tokens": 16, "pool_keep": pb.KEEP_NOTHING}, "params.pool_keep"),
-        ({"pool_keep": 99}, "params.pool_keep"),
-    ],
-)
-async def test_feeding_that_makes_no_sense_is_refused_by_name(
-    start_drafter: StartDrafter, options: dict[str, Any], field: str
-) -> None:
-    running = await start_drafter()
-    [proposal] = await running.propose(delta("odd", [1, 2, 3], **options))
-    assert proposal.status == pb.STATUS_INVALID
-    assert proposal.message.startswith(f"{field}: ")
-
-
-async def test_a_feeding_that_fails_costs_its_sequence_alone(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = await start_drafter()
-
-    def fail(self: PoolStore, *arguments: object, **keywords: object) -> int:
-        raise MemoryError("no room for a secret")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PoolStore, "grow", fail)
-        await grow(running, TEXT[:40], step=40, first=4)
-    assert (await running.load()).num_sequences == 0
-    await grow(running, TEXT, step=3)
-    assert await draft_of(running, TEXT[:3]) == (TEXT[3:11], 3, pb.SOURCE_POOL)
+    assert await draft_of(running, text[:2], pool_id="cut") == (text[2:5], 2, pb.SOURCE_POOL)
+    assert await draft_of(running, text[:2], pool_id="whole") == (text[2:], 2, pb.SOURCE_POOL)

@@ -1,13 +1,8 @@
 """`python -m drafter` as a process of its own."""
 
 import asyncio
-import os
 import signal
-import sys
 import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import pytest
@@ -15,28 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
-from tests.drafter.running_drafter import ask
-
-ROOT = Path(__file__).parents[2]
-
-
-@asynccontextmanager
-async def drafter_process(*flags: str, **environ: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "drafter", *flags, cwd=ROOT, env={**os.environ, **environ},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def read_line(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None
-    return (await asyncio.wait_for(process.stdout.readline(), 200)).decode()
+from tests.drafter.drafter_process import drafter_process, read_line
+from tests.drafter.running_drafter import exchange
 
 
 async def test_serves_until_sigterm_and_ends_its_streams() -> None:
@@ -56,7 +31,7 @@ async def test_serves_until_sigterm_and_ends_its_streams() -> None:
                     pb.SequenceDelta(sequence_id="a", token_ids=[1, 2, 3, 1, 2], max_draft_tokens=2)
                 ]
             )
-            assert list((await ask(stream, request)).proposals[0].token_ids) == [3, 1]
+            assert list((await exchange(stream, request)).proposals[0].token_ids) == [3, 1]
 
             process.send_signal(signal.SIGTERM)
             with pytest.raises(grpc.aio.AioRpcError) as error:

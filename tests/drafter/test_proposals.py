@@ -1,7 +1,7 @@
-"""Proposals by the index and by the scan, of texts asked about once.
+"""First proposals of texts, by the index and by the scan.
 
-Against the brute-force oracle, the worked examples and the golden trace; `test_growing_texts.py`
-asks again and again.
+Against the brute-force oracle, worked examples and the golden trace. `test_growing_texts.py` tests
+later proposals of the same texts.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from tests.drafter import brute_force
-from tests.drafter.asked_text import ask, propose, text_of
+from tests.drafter.texts import propose, propose_for, text_of
 from tests.volume import examples
 
 GOLDEN_TRACE = Path(__file__).parents[1] / "data" / "golden_trace.json"
@@ -160,13 +160,15 @@ def test_every_proposal_of_the_golden_trace(algorithm: Algorithm) -> None:
     for step in trace["steps"]:
         text.append(np.array(step["output_token_ids"], dtype=np.uint32))
         assert text.length == step["context_length_after"]
-        num_wanted = min(trace["num_speculative_tokens"], trace["max_model_len"] - text.length)
-        [draft] = ask([text], [max(num_wanted, 0)])
+        max_draft_tokens = min(
+            trace["num_speculative_tokens"], trace["max_model_len"] - text.length
+        )
+        [draft] = propose_for([text], [max(max_draft_tokens, 0)])
         assert (draft[0] if draft else []) == step["proposal_after"], step["step"]
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_the_reach_goes_beyond_the_longest_ngram_and_ends_at_64(algorithm: Algorithm) -> None:
+def test_match_lengths_count_beyond_the_longest_ngram_up_to_64(algorithm: Algorithm) -> None:
     params = NgramParams(algorithm=algorithm)
     for num_equal in (5, 6, 63, 64, 65, 200):
         repeated = list(range(100, 100 + num_equal))
@@ -177,18 +179,18 @@ def test_the_reach_goes_beyond_the_longest_ngram_and_ends_at_64(algorithm: Algor
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_the_reach_ends_at_the_beginning_of_the_text(algorithm: Algorithm) -> None:
+def test_match_lengths_end_at_the_beginning_of_the_text(algorithm: Algorithm) -> None:
     params = NgramParams(algorithm=algorithm)
     assert propose([1, 2, 3, 9, 1, 2, 3], params, 1) == ([9], 3)
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)
-def test_what_lies_behind_the_known_tokens_in_the_buffer_is_never_read(
+def test_buffer_contents_beyond_the_known_tokens_are_never_read(
     algorithm: Algorithm,
 ) -> None:
     text = text_of([1, 2, 3, 1, 2], NgramParams(algorithm=algorithm))
     text.buffer[text.length :] = 3
-    assert ask([text], [30]) == [([3, 1, 2], 2)]
+    assert propose_for([text], [30]) == [([3, 1, 2], 2)]
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)

@@ -1,4 +1,4 @@
-"""What becomes of released sequences, in calls and on streams."""
+"""Releases of sequences, in calls and on streams."""
 
 import grpc
 import pytest
@@ -6,13 +6,8 @@ import pytest
 from drafter.batch.time_slices import TimeSlice
 from servicekit.errors import field_violation
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import StartDrafter, ask
-
-
-def delta(sequence_id: str, base_length: int, token_ids: list[int]) -> pb.SequenceDelta:
-    return pb.SequenceDelta(
-        sequence_id=sequence_id, base_length=base_length, token_ids=token_ids, max_draft_tokens=4
-    )
+from tests.drafter.deltas import delta
+from tests.drafter.running_drafter import StartDrafter, exchange
 
 
 async def test_released_sequences_are_unknown(start_drafter: StartDrafter) -> None:
@@ -32,7 +27,7 @@ async def test_released_sequences_are_unknown(start_drafter: StartDrafter) -> No
         releases=[pb.Release(sequence_id="b"), pb.Release(sequence_id="c")],
         sequences=[delta("a", 1, [2]), delta("b", 1, [2]), delta("c", 0, [1, 2])],
     )
-    proposals = (await ask(stream, request)).proposals
+    proposals = (await exchange(stream, request)).proposals
     # Releases come before deltas: c is created again.
     assert [(p.status, p.known_length) for p in proposals] == [
         (pb.STATUS_OUT_OF_SYNC, 0),
@@ -49,7 +44,7 @@ def release_of_a_newer_client(sequence_id: str) -> pb.Release:
     return pb.Release.FromString(release.SerializeToString() + bytes([number << 3, 77]))
 
 
-async def test_a_way_to_keep_that_only_newer_clients_know_is_refused_by_name_in_a_call(
+async def test_an_unknown_keep_is_refused_by_name_in_a_call(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -68,7 +63,7 @@ async def test_a_way_to_keep_that_only_newer_clients_know_is_refused_by_name_in_
     assert (await running.load()).num_sequences == 1, "nothing of the request was applied"
 
 
-async def test_a_way_to_keep_that_only_newer_clients_know_does_not_end_a_stream(
+async def test_an_unknown_keep_does_not_end_a_stream(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -76,10 +71,10 @@ async def test_a_way_to_keep_that_only_newer_clients_know_does_not_end_a_stream(
     in_pool = pb.NgramParams(pool_id="p")
     for sequence_id in "ab":
         created = pb.SequenceDelta(sequence_id=sequence_id, token_ids=[1, 2, 3], params=in_pool)
-        await ask(stream, pb.ProposeRequest(sequences=[created]))
+        await exchange(stream, pb.ProposeRequest(sequences=[created]))
     for sequence_id in "ab":
         release = release_of_a_newer_client(sequence_id)
-        await ask(stream, pb.ProposeRequest(releases=[release]))
+        await exchange(stream, pb.ProposeRequest(releases=[release]))
     load = await running.load()
     assert (load.num_sequences, load.pool_bytes) == (0, 0)
     assert running.log == [
@@ -98,23 +93,25 @@ async def test_a_release_that_names_no_sequence_fails_alone_on_a_stream(
     running = await start_drafter()
     stream = running.open_stream()
     for sequence_id in "abc":
-        await ask(stream, pb.ProposeRequest(sequences=[delta(sequence_id, 0, [1, 2, 9, 1, 2])]))
+        await exchange(
+            stream, pb.ProposeRequest(sequences=[delta(sequence_id, 0, [1, 2, 9, 1, 2])])
+        )
     bad = [pb.Release(), pb.Release(sequence_id="x" * 65)]
     for sequence_id, other in ("ac", "bc"):
         request = pb.ProposeRequest(
             sequences=[delta(other, 5, [])], releases=[*bad, pb.Release(sequence_id=sequence_id)]
         )
-        response = await ask(stream, request)
+        response = await exchange(stream, request)
         assert list(response.proposals[0].token_ids) == [9, 1, 2]
-    # With nothing else about the message that kernels read.
-    await ask(stream, pb.ProposeRequest(sequences=[delta("c", 0, [1])], releases=bad))
+    # All releases of this message are malformed.
+    await exchange(stream, pb.ProposeRequest(sequences=[delta("c", 0, [1])], releases=bad))
     assert (await running.load()).num_sequences == 1
     assert [entry["event"] for entry in running.log] == ["release_names_no_sequence"]
     assert running.sample("tandem_drafter_internal_errors_total", reason="release") == 6
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_text_that_cannot_be_kept_fails_its_release_alone(
+async def test_a_release_whose_text_cannot_be_kept_fails_alone(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
     running = await start_drafter()
@@ -133,7 +130,7 @@ async def test_a_text_that_cannot_be_kept_fails_its_release_alone(
     monkeypatch.setattr(pools, "feed", fail_for_one)
     releases = [pb.Release(sequence_id=name, keep=pb.KEEP_ALL) for name in ("bad", "good")]
     if is_stream:
-        await ask(running.open_stream(), pb.ProposeRequest(releases=releases))
+        await exchange(running.open_stream(), pb.ProposeRequest(releases=releases))
     else:
         await running.stub.Release(pb.ReleaseRequest(releases=releases))
     assert (await running.load()).num_sequences == 0
@@ -143,7 +140,7 @@ async def test_a_text_that_cannot_be_kept_fails_its_release_alone(
     assert running.sample("tandem_drafter_internal_errors_total", reason="release") == 1
 
 
-async def test_many_releases_let_others_pass(
+async def test_many_releases_pause_after_every_time_slice(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter()
@@ -160,5 +157,5 @@ async def test_many_releases_let_others_pass(
     releases = [pb.Release(sequence_id=f"{i}") for i in range(50)]
     await running.stub.Release(pb.ReleaseRequest(releases=releases))
     assert num_pauses == 50
-    await ask(running.open_stream(), pb.ProposeRequest(releases=releases))
+    await exchange(running.open_stream(), pb.ProposeRequest(releases=releases))
     assert num_pauses == 100

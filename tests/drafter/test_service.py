@@ -1,38 +1,15 @@
 """Propose, ProposeStream, Release and GetDrafterLoad over a real connection."""
 
 import random
-from typing import Any
 
 import grpc
-import numpy as np
-import numpy.typing as npt
-import pytest
 
-import drafter.batch.engine
-from drafter.batch.answer import answer_rows
-from drafter.batch.scan import DRAFT, OPEN, OUTCOME, TEXT_LENGTH, WHY_OPEN
-from drafter.ngram.index import MUST_GROW
 from drafter.ngram.params import DEFAULT_PARAMS
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter import brute_force
-from tests.drafter.asked_text import EMPTY_BYTES
-from tests.drafter.running_drafter import StartDrafter, ask
-
-
-def delta(
-    sequence_id: str,
-    base_length: int,
-    token_ids: list[int],
-    max_draft_tokens: int = 4,
-    **fields: Any,
-) -> pb.SequenceDelta:
-    return pb.SequenceDelta(
-        sequence_id=sequence_id,
-        base_length=base_length,
-        token_ids=token_ids,
-        max_draft_tokens=max_draft_tokens,
-        **fields,
-    )
+from tests.drafter.deltas import delta
+from tests.drafter.running_drafter import StartDrafter, exchange
+from tests.drafter.texts import EMPTY_BYTES
 
 
 async def test_a_proposal_continues_the_earlier_occurrence(start_drafter: StartDrafter) -> None:
@@ -104,7 +81,7 @@ async def test_sending_a_batch_again_gives_the_same_answer(start_drafter: StartD
     first_appended = await running.propose(append)
     assert first_appended[0].token_ids == [1, 2, 9]
     assert await running.propose(append) == first_appended
-    # Older than what is known: it changes nothing, and the answer is for what is known.
+    # An older delta changes nothing, and gets the answer for all known tokens.
     assert await running.propose(delta("a", 2, [9, 1])) == first_appended
 
 
@@ -113,7 +90,7 @@ async def test_out_of_sync_says_from_where_to_send_again(start_drafter: StartDra
     await running.propose(delta("a", 0, [1, 2, 3]))
     cases = [
         (delta("a", 4, [5]), 3),  # a gap
-        (delta("a", 2, [9]), 0),  # contradicts what is known
+        (delta("a", 2, [9]), 0),  # contradicts the known tokens
         (delta("b", 3, [1]), 0),  # unknown
     ]
     for sent, known_length in cases:
@@ -147,11 +124,11 @@ async def test_a_text_in_many_deltas_is_one_text(start_drafter: StartDrafter) ->
         request = pb.ProposeRequest(
             sequences=[delta("a", start, part, max_draft_tokens=30, prompt_length=len(text))]
         )
-        [proposal] = (await ask(stream, request)).proposals
+        [proposal] = (await exchange(stream, request)).proposals
     assert proposal.base_length == len(text)
     await running.indexed()
     again = pb.ProposeRequest(sequences=[delta("a", len(text), [], max_draft_tokens=30)])
-    [proposal] = (await ask(stream, again)).proposals
+    [proposal] = (await exchange(stream, again)).proposals
     assert list(proposal.token_ids) == text[510:540]
     assert proposal.matched_ngram_length == 10
 
@@ -169,7 +146,7 @@ async def test_a_stream_answers_each_batch_in_order(start_drafter: StartDrafter)
     assert await stream.code() == grpc.StatusCode.OK
 
 
-async def test_drafts_of_a_batch_share_what_a_message_can_carry(
+async def test_drafts_of_a_batch_share_the_message_limit(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
@@ -187,7 +164,7 @@ async def test_drafts_of_a_batch_share_what_a_message_can_carry(
 async def test_an_empty_batch_is_answered(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     stream = running.open_stream()
-    assert await ask(stream, pb.ProposeRequest(batch_id=3)) == pb.ProposeResponse(batch_id=3)
+    assert await exchange(stream, pb.ProposeRequest(batch_id=3)) == pb.ProposeResponse(batch_id=3)
 
 
 async def test_random_conversations_equal_the_oracle(start_drafter: StartDrafter) -> None:
@@ -205,20 +182,20 @@ async def test_random_conversations_equal_the_oracle(start_drafter: StartDrafter
             new = [rng.randrange(3) for _ in range(rng.randrange(6))]
             deltas.append(delta(sequence_id, base_length, known[base_length:] + new))
             known += new
-        response = await ask(stream, pb.ProposeRequest(batch_id=batch_id, sequences=deltas))
+        response = await exchange(stream, pb.ProposeRequest(batch_id=batch_id, sequences=deltas))
         assert [p.sequence_id for p in response.proposals] == chosen
         for proposal in response.proposals:
             known = texts[proposal.sequence_id]
             expected = brute_force.propose(known, DEFAULT_PARAMS, 4)
             assert proposal.base_length == len(known)
-            draft, reach = expected or ([], 0)
+            draft, match_length = expected or ([], 0)
             assert list(proposal.token_ids) == draft
-            assert proposal.matched_ngram_length == reach
+            assert proposal.matched_ngram_length == match_length
             num_drafts += bool(draft)
     assert num_drafts > 100
 
 
-async def test_the_load_is_told(start_drafter: StartDrafter) -> None:
+async def test_the_load_is_reported(start_drafter: StartDrafter) -> None:
     running = await start_drafter(max_sequences=9, max_history_bytes=1 << 26)
     kmp = pb.NgramParams(algorithm=pb.ALGORITHM_KMP)
     await running.propose(delta("a", 0, [1] * 300, params=kmp), delta("b", 0, [1], params=kmp))
@@ -234,10 +211,10 @@ async def test_the_load_is_told(start_drafter: StartDrafter) -> None:
     assert (await other.load()).instance_id != load.instance_id
 
 
-async def test_metrics_say_what_happened(start_drafter: StartDrafter) -> None:
+async def test_metrics_count_proposals_by_outcome(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     stream = running.open_stream()
-    await ask(
+    await exchange(
         stream,
         pb.ProposeRequest(
             sequences=[
@@ -265,36 +242,3 @@ async def test_metrics_say_what_happened(start_drafter: StartDrafter) -> None:
     assert running.sample("tandem_drafter_proposal_seconds_count") == 1
     for reason in ("sequences", "bytes", "idle", "stream_ended"):
         assert running.sample("tandem_drafter_evictions_total", reason=reason) == 0
-
-
-async def test_a_sequence_that_fails_harms_no_other(
-    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def want_unknown_table(rows: npt.NDArray[np.int64], first: int, stop: int, *rest: Any) -> int:
-        """Wants a table to grow that there is not, of texts of one certain length."""
-        num_open = answer_rows(rows, first, stop, *rest)
-        brittle = np.flatnonzero((rows[first:stop, [TEXT_LENGTH, OUTCOME]] == [13, DRAFT]).all(1))
-        rows[brittle + first, OUTCOME] = OPEN
-        rows[brittle + first, WHY_OPEN] = MUST_GROW + 99
-        return num_open + len(brittle)
-
-    running = await start_drafter()
-    monkeypatch.setattr(drafter.batch.engine, "answer_rows", want_unknown_table)
-    stream = running.open_stream()
-    good = [1, 2, 9, 1, 2]
-    request = pb.ProposeRequest(
-        sequences=[delta("a", 0, good), delta("bad", 0, [1] * 13), delta("b", 0, good)]
-    )
-    [a, bad, b] = (await ask(stream, request)).proposals
-    assert list(a.token_ids) == list(b.token_ids) == [9, 1, 2]
-    assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
-    [entry] = running.log
-    assert entry["event"] == "sequence_failed"
-    assert entry["sequence_id"] == "bad"
-    assert entry["exc_info"]
-    # What was known of it is in doubt, so it is forgotten; and may be sent again.
-    [bad] = (await ask(stream, pb.ProposeRequest(sequences=[delta("bad", 13, [1])]))).proposals
-    assert (bad.status, bad.known_length) == (pb.STATUS_OUT_OF_SYNC, 0)
-    [bad] = (await ask(stream, pb.ProposeRequest(sequences=[delta("bad", 0, good)]))).proposals
-    assert list(bad.token_ids) == [9, 1, 2]
-    running.drafter.store.check_integrity()

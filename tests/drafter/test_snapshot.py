@@ -1,4 +1,4 @@
-"""Pools on disk: what comes back, and that nothing damaged does, nor does any harm."""
+"""Pools on disk: they are restored, and damaged files are skipped."""
 
 import asyncio
 import hashlib
@@ -24,9 +24,9 @@ from drafter.pools.snapshot import (
 from drafter.pools.store import PoolStore
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
+from tests.drafter.drafter_process import drafter_process, read_line
+from tests.drafter.pool_requests import NOTHING, draft_of, keep_in_pool
 from tests.drafter.running_drafter import StartDrafter
-from tests.drafter.test_pools import NOTHING, draft_of, keep
-from tests.drafter.test_process import drafter_process, read_line
 
 
 def text(token_ids: list[int], *, pool_id: str = "p", age_s: float = 1.5) -> KeptText:
@@ -39,11 +39,11 @@ def text(token_ids: list[int], *, pool_id: str = "p", age_s: float = 1.5) -> Kep
     )
 
 
-def test_a_pool_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_pool_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     texts = [text([1, 2**32 - 1, 0]), text([7, 8], age_s=0.0)]
     path = write_pool(tmp_path, texts)
     assert path == path_of(tmp_path, "p")
-    assert path.stat().st_mode & 0o077 == 0, "nobody else may read what was kept"
+    assert path.stat().st_mode & 0o077 == 0, "other users may not read kept texts"
     back = read_pool(path)
     for read, written in zip(back, texts, strict=True):
         assert read.token_ids.tolist() == written.token_ids.tolist()
@@ -67,7 +67,7 @@ def damaged_at(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
-def test_any_damaged_byte_and_any_lost_end_is_noticed(tmp_path: Path) -> None:
+def test_any_damaged_byte_and_any_truncation_is_detected(tmp_path: Path) -> None:
     path = write_pool(tmp_path, [text([1, 2, 3])])
     content = path.read_bytes()
     damages = [damaged_at(content, at) for at in range(len(content))]
@@ -96,7 +96,7 @@ def test_a_failing_write_leaves_the_former_snapshot(
     assert read_pool(path)[0].token_ids.tolist() == [1, 2]
 
 
-def test_texts_of_a_pool_that_changes_while_it_is_copied() -> None:
+def test_a_pool_may_change_while_its_texts_are_copied() -> None:
     limits = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 18, pool_ttl_s=10)
     now_s = 0.0
     store = PoolStore(limits, clock=lambda: now_s, seed=1)
@@ -118,16 +118,16 @@ def test_texts_of_a_pool_that_changes_while_it_is_copied() -> None:
     assert list(unfinished) == []
 
 
-async def test_a_drafter_goes_on_with_the_pools_of_the_one_before(
+async def test_a_drafter_restores_the_pools_of_the_one_before(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
     folder = tmp_path / "not" / "there yet"
     first = await start_drafter(snapshot_dir=folder)
-    await keep(first, [1, 2, 3, 4], pool_id="a", feed_id="x")
+    await keep_in_pool(first, [1, 2, 3, 4], pool_id="a", feed_id="x")
     first.clock.now_s += 1
-    await keep(first, [1, 2, 9], pool_id="b")
+    await keep_in_pool(first, [1, 2, 9], pool_id="b")
     first.clock.now_s += 1
-    await keep(first, [1, 2, 7], pool_id="a")
+    await keep_in_pool(first, [1, 2, 7], pool_id="a")
     await first.drafter.drain()
     assert first.sample("tandem_drafter_snapshots_total", outcome="written") == 1
 
@@ -138,15 +138,15 @@ async def test_a_drafter_goes_on_with_the_pools_of_the_one_before(
         [7], 2, pb.SOURCE_POOL,
     )  # fmt: skip
     assert await draft_of(second, [1, 2], pool_id="b") == ([9], 2, pb.SOURCE_POOL)
-    await keep(second, [5, 5, 5], pool_id="a", feed_id="x")
-    assert second.drafter.pools.num_texts == 3, "what was fed before is still fed once"
+    await keep_in_pool(second, [5, 5, 5], pool_id="a", feed_id="x")
+    assert second.drafter.pools.num_texts == 3, "a feed id still feeds once"
 
 
-async def test_age_goes_on_after_a_restore(start_drafter: StartDrafter, tmp_path: Path) -> None:
+async def test_restored_texts_keep_their_age(start_drafter: StartDrafter, tmp_path: Path) -> None:
     first = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=100)
-    await keep(first, [1, 2, 3], pool_id="a")
+    await keep_in_pool(first, [1, 2, 3], pool_id="a")
     first.clock.now_s += 60
-    await keep(first, [1, 2, 4], pool_id="b")
+    await keep_in_pool(first, [1, 2, 4], pool_id="b")
     first.clock.now_s += 30
     await first.drafter.drain()
     second = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=100)
@@ -173,8 +173,8 @@ async def test_a_damaged_snapshot_is_skipped_and_named_in_the_log(
     start_drafter: StartDrafter, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     first = await start_drafter(snapshot_dir=tmp_path)
-    await keep(first, [1, 2, 3], pool_id="good")
-    await keep(first, [1, 2, 4], pool_id="bad")
+    await keep_in_pool(first, [1, 2, 3], pool_id="good")
+    await keep_in_pool(first, [1, 2, 4], pool_id="bad")
     await first.drafter.drain()
     bad = path_of(tmp_path, "bad")
     bad.write_bytes(damage(bad.read_bytes()))
@@ -191,10 +191,10 @@ async def test_a_damaged_snapshot_is_skipped_and_named_in_the_log(
 async def test_a_file_that_was_not_restored_stays_as_it_is(
     start_drafter: StartDrafter, tmp_path: Path, is_newer: bool
 ) -> None:
-    """After a rollback the newer version may come back, and wants what it wrote."""
+    """After a rollback the newer version may come back, and needs its files."""
     first = await start_drafter(snapshot_dir=tmp_path)
-    await keep(first, [1, 2, 3], pool_id="a")
-    await keep(first, [1, 2, 4], pool_id="b")
+    await keep_in_pool(first, [1, 2, 3], pool_id="a")
+    await keep_in_pool(first, [1, 2, 4], pool_id="b")
     await first.drafter.drain()
     written = {path: path.read_bytes() for path in snapshots_in(tmp_path)}
     for path, content in written.items():
@@ -202,10 +202,10 @@ async def test_a_file_that_was_not_restored_stays_as_it_is(
     skipped = {path: path.read_bytes() for path in written}
 
     second = await start_drafter(snapshot_dir=tmp_path)
-    await keep(second, [1, 2, 5], pool_id="a")
+    await keep_in_pool(second, [1, 2, 5], pool_id="a")
     assert second.drafter.snapshotter is not None
     await second.drafter.snapshotter.write()
-    await keep(second, [1, 2, 6], pool_id="a")
+    await keep_in_pool(second, [1, 2, 6], pool_id="a")
     await second.drafter.drain()
     assert {path: path.read_bytes() for path in skipped} == skipped
     assert len(snapshots_in(tmp_path)) == 3
@@ -255,22 +255,22 @@ async def test_only_pools_that_have_changed_are_written_again(
     snapshotter = running.drafter.snapshotter
     assert snapshotter is not None
     for pool_id in "ab":
-        await keep(running, [1, 2, 3], pool_id=pool_id)
+        await keep_in_pool(running, [1, 2, 3], pool_id=pool_id)
     await snapshotter.write()
     assert written == ["a", "b"]
     await snapshotter.write()
     assert written == ["a", "b"]
-    await keep(running, [1, 2, 4], pool_id="b")
+    await keep_in_pool(running, [1, 2, 4], pool_id="b")
     await snapshotter.write()
     assert written == ["a", "b", "b"]
-    # A text's age is in its file: it shall not grow much younger in it.
+    # A file holds the age of its texts, and is written again before that is far off.
     running.clock.now_s += 101
     await snapshotter.write()
     assert written == ["a", "b", "b", "a", "b"]
-    # One that goes and comes again is another, though as much has happened to it.
+    # A pool that expired and was made again is another one, though its counters are equal.
     running.clock.now_s += 1600
     await running.drafter.pool_keeper.settle()
-    await keep(running, [1, 2, 5], pool_id="a")
+    await keep_in_pool(running, [1, 2, 5], pool_id="a")
     await snapshotter.write()
     assert written[5:] == ["a"]
     assert len(snapshots_in(tmp_path)) == 1
@@ -283,49 +283,49 @@ async def test_a_pool_that_cannot_be_written_fails_alone(
 
     def write(folder: Path, texts: list[KeptText], taken: set[Path]) -> Path:
         if texts[0].pool_id == "bad":
-            raise ValueError("not what a disk says")
+            raise ValueError("an error that no disk reports")
         return write_pool(folder, texts, taken)
 
     monkeypatch.setattr(drafter.pools.snapshotter, "write_pool", write)
     for pool_id in ("bad", "good"):
-        await keep(running, [1, 2, 3], pool_id=pool_id)
+        await keep_in_pool(running, [1, 2, 3], pool_id=pool_id)
     snapshotter = running.drafter.snapshotter
     assert snapshotter is not None
     await snapshotter.write()
     assert snapshots_in(tmp_path) == [path_of(tmp_path, "good")]
     [failed] = [entry for entry in running.log if entry["event"] == "snapshot_failed"]
-    assert (failed["reason"], failed["num_failed"]) == ("not what a disk says", 1)
+    assert (failed["reason"], failed["num_failed"]) == ("an error that no disk reports", 1)
     assert running.sample("tandem_drafter_snapshots_total", outcome="failed") == 1
     monkeypatch.undo()
     await snapshotter.write()
     assert len(snapshots_in(tmp_path)) == 2
 
 
-async def test_a_pool_that_is_no_more_leaves_no_file(
+async def test_the_file_of_an_expired_pool_is_removed(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
     running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=10)
-    await keep(running, [1, 2, 3], pool_id="old")
+    await keep_in_pool(running, [1, 2, 3], pool_id="old")
     running.clock.now_s += 6
-    await keep(running, [1, 2, 3], pool_id="new")
+    await keep_in_pool(running, [1, 2, 3], pool_id="new")
     assert running.drafter.snapshotter is not None
     await running.drafter.snapshotter.write()
     assert len(snapshots_in(tmp_path)) == 2
     (tmp_path / "half-written.partial").write_bytes(b"x")
-    (tmp_path / "README").write_bytes(b"somebody's own")
+    (tmp_path / "README").write_bytes(b"a file of another program")
     running.clock.now_s += 6
     await running.drafter.pool_keeper.settle()
     await running.drafter.snapshotter.write()
     assert names_in(tmp_path) == {path_of(tmp_path, "new").name, "README"}
 
 
-async def test_a_folder_that_takes_nothing_is_named_in_the_log_and_serving_goes_on(
+async def test_an_unwritable_folder_is_logged_and_drafting_goes_on(
     start_drafter: StartDrafter, tmp_path: Path
 ) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_bytes(b"")
     running = await start_drafter(snapshot_dir=in_the_way)
-    await keep(running, [1, 2, 3])
+    await keep_in_pool(running, [1, 2, 3])
     await running.drafter.drain()
     [failed] = [entry for entry in running.log if entry["event"] == "snapshot_failed"]
     assert failed["folder"] == str(in_the_way)
@@ -348,17 +348,17 @@ async def test_snapshots_are_taken_on_schedule(
     try:
         for _ in range(2):
             has_written.clear()
-            await keep(running, [1, 2, 3])
+            await keep_in_pool(running, [1, 2, 3])
             await asyncio.wait_for(has_written.wait(), 10)
     finally:
         upkeep.cancel()
 
 
-async def test_others_are_answered_while_a_snapshot_is_being_written(
+async def test_sequences_are_answered_while_a_snapshot_is_written(
     start_drafter: StartDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_drafter(snapshot_dir=tmp_path)
-    await keep(running, [1, 2, 3])
+    await keep_in_pool(running, [1, 2, 3])
     loop = asyncio.get_running_loop()
     is_writing, answered = asyncio.Event(), asyncio.Event()
 
@@ -397,7 +397,7 @@ async def test_sigterm_writes_the_pools_and_the_next_process_has_them(tmp_path: 
             address = (await read_line(process)).strip().removeprefix("ready grpc=")
             text = [1, 2, 3, 4] if sequence_id == "a" else [1, 2]
             assert await propose(address, sequence_id, text) == expected
-            # At once: what waits to be indexed is written too.
+            # At once: texts that wait to be indexed are written too.
             process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(process.wait(), 20) == 0
     assert len(snapshots_in(tmp_path)) == 1

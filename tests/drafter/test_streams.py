@@ -1,6 +1,7 @@
-"""Streams side by side, slices of a batch, readiness and drain."""
+"""Several streams at once, pauses of a batch, readiness and drain."""
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -15,17 +16,21 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import drafter.batch.engine
 import drafter.server
 from drafter.batch.answer import answer_rows
+from drafter.batch.batch import Batch
 from drafter.batch.budgets import SLICE_S
 from drafter.batch.scan import OPEN, OUTCOME
+from drafter.batch.time_slices import TimeSlice
 from drafter.ngram.params import DEFAULT_PARAMS
 from drafter.service import SERVICE_NAME
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter import brute_force
-from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+from tests.drafter.deltas import replay
+from tests.drafter.drafter_pair import LocalDrafter
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
 
 
 class SlowAnswers:
-    """Kernel calls that take a slice of the event loop's time for each row."""
+    """Kernel calls that answer one row each, and use up a time slice for it."""
 
     def __init__(self) -> None:
         self.has_begun = asyncio.Event()
@@ -67,35 +72,35 @@ async def health(running: RunningDrafter, service: str = SERVICE_NAME) -> int:
     return int(response.status)
 
 
-async def test_a_long_batch_lets_others_pass(
+async def test_short_batches_are_answered_during_a_long_one(
     slow_answers: tuple[RunningDrafter, SlowAnswers],
 ) -> None:
     running, slow = slow_answers
     first, second = running.open_stream(), running.open_stream()
     finished: list[str] = []
 
-    async def exchange(stream: grpc.aio.StreamStreamCall, name: str, num_sequences: int) -> None:
-        response = await ask(stream, batch(name, num_sequences))
+    async def send(stream: grpc.aio.StreamStreamCall, name: str, num_sequences: int) -> None:
+        response = await exchange(stream, batch(name, num_sequences))
         assert [list(p.token_ids) for p in response.proposals] == [[1, 2]] * num_sequences
         finished.append(name)
 
-    long_batch = asyncio.create_task(exchange(first, "long", 300))
+    long_batch = asyncio.create_task(send(first, "long", 300))
     await slow.has_begun.wait()
-    await exchange(second, "short", 1)
+    await send(second, "short", 1)
     assert await health(running) is not None
     finished.append("health")
     await long_batch
     assert finished == ["short", "health", "long"]
 
 
-async def test_streams_over_the_same_sequences_interleave_without_harm(
+async def test_streams_may_interleave_appends_to_the_same_sequences(
     slow_answers: tuple[RunningDrafter, SlowAnswers],
 ) -> None:
     running, _ = slow_answers
     texts = {f"s{i}": [random.Random(i).randrange(3) for _ in range(30)] for i in range(12)}
 
     async def feed(seed: int) -> None:
-        """Sends pieces of the same texts, at its own pace."""
+        """Sends pieces of the texts."""
         rng = random.Random(seed)
         stream = running.open_stream()
         known = dict.fromkeys(texts, 1)
@@ -112,7 +117,7 @@ async def test_streams_over_the_same_sequences_interleave_without_harm(
                         max_draft_tokens=5,
                     )
                 )
-            response = await ask(stream, pb.ProposeRequest(sequences=deltas))
+            response = await exchange(stream, pb.ProposeRequest(sequences=deltas))
             for sent, proposal in zip(deltas, response.proposals, strict=True):
                 assert proposal.status in (pb.STATUS_OK, pb.STATUS_NO_MATCH)
                 assert proposal.base_length >= sent.base_length + len(sent.token_ids)
@@ -128,7 +133,7 @@ async def test_streams_over_the_same_sequences_interleave_without_harm(
     running.drafter.store.check_integrity()
 
 
-async def test_a_cancelled_batch_leaves_every_sequence_whole(
+async def test_a_cancelled_batch_keeps_the_store_consistent(
     slow_answers: tuple[RunningDrafter, SlowAnswers],
 ) -> None:
     running, slow = slow_answers
@@ -163,7 +168,7 @@ async def test_nothing_is_served_before_the_kernels_are_warm(
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
     may_finish.set()
     await warming
-    await ask(running.open_stream(), batch("a", 1))
+    await exchange(running.open_stream(), batch("a", 1))
 
 
 async def test_drain_answers_what_was_read_and_ends_the_streams(
@@ -172,7 +177,7 @@ async def test_drain_answers_what_was_read_and_ends_the_streams(
     running, slow = slow_answers
     servicer = running.drafter.servicer
     idle, never_used, busy = (running.open_stream() for _ in range(3))
-    await ask(idle, batch("idle", 1))
+    await exchange(idle, batch("idle", 1))
     await never_used.wait_for_connection()
     slow.has_begun.clear()
     await busy.write(batch("busy", 100, batch_id=9))
@@ -193,7 +198,7 @@ async def test_drain_answers_what_was_read_and_ends_the_streams(
         assert error.value.code() == grpc.StatusCode.UNAVAILABLE
         assert "shutting down" in (error.value.details() or "")
     await asyncio.wait_for(draining, 10)
-    assert num_known_at_the_end == [101], "drain waits for what was read"
+    assert num_known_at_the_end == [101], "drain waits for the answers to requests that were read"
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await running.open_stream().read()
     assert error.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -202,3 +207,82 @@ async def test_drain_answers_what_was_read_and_ends_the_streams(
 async def test_drain_without_streams_is_done_at_once(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     await asyncio.wait_for(running.drafter.servicer.drain(), 10)
+
+
+async def test_rows_follow_texts_that_others_move_or_release(
+    start_drafter: StartDrafter,
+) -> None:
+    """Kernels read at these addresses: the memory at an old one may be reused."""
+    running = await start_drafter()
+    engine, store = running.drafter.servicer.engine, running.drafter.store
+    for delta in replay("grows", list(range(60_000))):
+        await running.propose(delta)
+    await running.propose(pb.SequenceDelta(sequence_id="goes", token_ids=[1, 2, 9, 1]))
+    await running.indexed()
+    batch = Batch(store, lease=None)
+    asked = [("grows", 60_000, [5, 6]), ("goes", 4, [2])]
+    request = pb.ProposeRequest(
+        sequences=[
+            pb.SequenceDelta(
+                sequence_id=sequence_id, base_length=base, token_ids=tokens, max_draft_tokens=2
+            )
+            for sequence_id, base, tokens in asked
+        ]
+    )
+    batch.scan(request.SerializeToString())
+    assert engine._append_run(batch, 0, 2) == 2
+
+    batch.hold(2)  # as before every pause
+    grows = running.histories["grows"]
+    old = grows.address
+    while grows.address == old:
+        store.grow_table(grows, 0)
+    assert store.release("goes") is not None
+    gc.collect()
+    batch.refresh()  # as after it
+
+    await engine._answer_open(batch, engine.slices.live())
+    answer = pb.ProposeResponse.FromString(batch.write(min_unindexed=32, max_short_tail=256))
+    assert [list(p.token_ids) for p in answer.proposals] == [[7, 8], [9, 1]]
+
+
+async def test_every_pause_is_between_hold_and_refresh(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    calls: list[str] = []
+
+    def recorded(owner: type, name: str) -> None:
+        function = getattr(owner, name)
+
+        def record(*arguments: Any) -> Any:
+            calls.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(owner, name, record)
+
+    recorded(Batch, "hold")
+    recorded(Batch, "refresh")
+    recorded(TimeSlice, "pause")
+    monkeypatch.setattr(TimeSlice, "is_over", True)
+    deltas = [pb.SequenceDelta(sequence_id=f"{i}", token_ids=range(3000)) for i in range(20)]
+    await running.propose(*deltas)
+    await exchange(running.open_stream(), pb.ProposeRequest(sequences=deltas))
+    pauses = [i for i, name in enumerate(calls) if name == "pause"]
+    assert len(pauses) > 20
+    for i in pauses:
+        assert calls[i - 1 : i + 2] == ["hold", "pause", "refresh"]
+
+
+async def test_kernels_do_not_append_to_sequences_of_an_ended_stream() -> None:
+    local = LocalDrafter()
+    store = local.drafter.store
+    other = Batch(store, store.start_stream())
+    assert (await local.append("a", 0, [1, 2])).status == pb.STATUS_NO_MATCH
+    assert local.batch.lease is not None
+    store.end_stream(local.batch.lease)
+    local.clock.now_s += store.limits.stream_grace_s - 1
+    local.batch = other
+    assert (await local.append("a", 2, [1, 2])).status == pb.STATUS_OK
+    local.clock.now_s += 1
+    assert (await local.append("a", 4, [1, 2])).status == pb.STATUS_OUT_OF_SYNC

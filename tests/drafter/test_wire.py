@@ -1,4 +1,4 @@
-"""What is well formed on the wire, what is refused by name, and how large an answer can get."""
+"""Well-formed requests, refusals that name their field, and the size of answers."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import limits_pb2
 
 
-def test_a_delta_comes_in_whole() -> None:
+def test_all_fields_of_a_delta_are_read() -> None:
     delta = wire.delta_from_proto(
         pb.SequenceDelta(
             sequence_id="a",
@@ -60,11 +60,13 @@ def test_absent_params_are_the_defaults() -> None:
         assert delta.params == DEFAULT_PARAMS
 
 
-@pytest.mark.parametrize(("sent", "taken"), [(None, 2), (0, 0), (3, 3)])
-def test_longest_says_how_many_tokens_a_match_is_worth(sent: int | None, taken: int) -> None:
+@pytest.mark.parametrize(("sent", "accepted"), [(None, 2), (0, 0), (3, 3)])
+def test_tokens_per_match_is_two_under_the_longest_tie_unless_given(
+    sent: int | None, accepted: int
+) -> None:
     params = pb.NgramParams(tie=pb.TIE_LONGEST, tokens_per_match=sent, chained=True)
     delta = wire.delta_from_proto(pb.SequenceDelta(sequence_id="a", params=params))
-    assert delta.params == NgramParams(tie=Tie.LONGEST, tokens_per_match=taken, chained=True)
+    assert delta.params == NgramParams(tie=Tie.LONGEST, tokens_per_match=accepted, chained=True)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_params_out_of_range_or_not_offered_are_refused_by_name(
 
 
 @pytest.mark.parametrize("field", ["overlap", "tie", "algorithm"])
-def test_a_choice_that_only_newer_clients_know_is_refused_by_name(field: str) -> None:
+def test_unknown_enum_values_are_refused_by_name(field: str) -> None:
     # 77 is in no enum; the Python API refuses to make one, the wire does not.
     number = pb.NgramParams.DESCRIPTOR.fields_by_name[field].number
     params = pb.NgramParams.FromString(bytes([number << 3, 77]))
@@ -98,7 +100,7 @@ def test_a_choice_that_only_newer_clients_know_is_refused_by_name(field: str) ->
         wire.delta_from_proto(pb.SequenceDelta(sequence_id="a", params=params))
 
 
-def test_params_count_at_creation_only() -> None:
+def test_params_are_read_at_creation_only() -> None:
     delta = wire.delta_from_proto(
         pb.SequenceDelta(sequence_id="a", base_length=1, params=pb.NgramParams(tie=pb.TIE_LONGEST))
     )
@@ -146,7 +148,7 @@ def test_a_release_without_a_proper_id_is_refused_in_a_call_and_left_out_on_a_st
         assert wire.named_releases(releases) == good
 
 
-def test_a_batch_at_every_limit_is_taken() -> None:
+def test_a_batch_at_every_limit_is_accepted() -> None:
     deltas = [delta("a" * 64, 8192), delta("ä" * 32)]
     deltas += [delta(f"{i}") for i in range(4094)]
     request = pb.ProposeRequest(sequences=deltas)
@@ -154,7 +156,7 @@ def test_a_batch_at_every_limit_is_taken() -> None:
     assert pb.ProposeRequest.FromString(wire.normalize(request.SerializeToString())) == request
 
 
-def test_the_kernels_limits_are_those_of_the_contract() -> None:
+def test_limits_of_kernels_equal_the_contract_s() -> None:
     limits = MessageLimits(pb.SequenceDelta.DESCRIPTOR, limits_pb2)
     params = MessageLimits(pb.NgramParams.DESCRIPTOR, limits_pb2)
     assert limits.max_bytes("sequence_id") == MAX_ID_BYTES
@@ -164,7 +166,7 @@ def test_the_kernels_limits_are_those_of_the_contract() -> None:
 @pytest.mark.parametrize("num_sequences", [1, 2, 64, 1000, 4096])
 def test_no_answer_is_larger_than_a_message_may_be(num_sequences: int) -> None:
     max_tokens = wire.max_draft_tokens(num_sequences)
-    assert max_tokens >= 24  # a usual hint fits whatever the batch
+    assert max_tokens >= 24  # a usual hint fits into every batch
     draft = pb.Proposal(
         sequence_id="ä" * 32,
         status=pb.STATUS_OK,
@@ -183,7 +185,7 @@ def test_no_refusal_makes_an_answer_too_large() -> None:
     assert len(refusal) * wire.MAX_SEQUENCES_PER_BATCH <= wire.MAX_MESSAGE_BYTES
 
 
-def test_a_refusal_says_why() -> None:
+def test_a_refusal_names_its_reason() -> None:
     response = pb.ProposeResponse.FromString(
         wire.refusal("a", OUT_OF_SYNC, 7, "") + wire.refusal("b", INVALID, 0, "token_ids: wrong")
     )

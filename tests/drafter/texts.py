@@ -1,4 +1,4 @@
-"""Texts put to the kernels without a server around them."""
+"""Texts and their proposals by the kernels, without a server."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ from drafter.ngram.text import IndexedText
 MAX_TOKENS = 1 << 20
 
 KMP = NgramParams(algorithm=Algorithm.KMP)
-"""Without an index, so that a text's bytes are counted in the head."""
+"""Without an index, so that a test can work out a text's bytes."""
 
 EMPTY_BYTES = IndexedText(params=KMP, max_tokens=0).allocated_bytes
-"""What such a text takes beside 4 bytes per token of its buffer."""
+"""Of such a text, beside 4 bytes per token of its buffer."""
 
 Draft = benchmarks.drafter_texts.Draft
 
@@ -26,20 +26,20 @@ def text_of(context: Sequence[int], params: NgramParams) -> IndexedText:
     return text
 
 
-def ask(
+def propose_for(
     texts: Sequence[IndexedText], max_tokens: Sequence[int], max_unindexed: int = 0
 ) -> list[Draft | None]:
-    """Answers all of them, however many calls that takes; None: nothing matched."""
+    """The draft of each text, None where nothing matched; in as many calls as needed."""
     drafts = benchmarks.drafter_texts.propose(
         texts,
         max_tokens,
         max_unindexed=max_unindexed,
-        # A test may have set another.
+        # Read here, since a test may have set another.
         hash_base=drafter.ngram.text.HASH_BASE,
     )
     return [draft if draft[0] else None for draft in drafts]
 
 
 def propose(context: Sequence[int], params: NgramParams, max_draft_tokens: int) -> Draft | None:
-    """The draft for a text that is asked about once."""
-    return ask([text_of(context, params)], [max_draft_tokens])[0]
+    """The first draft of a text."""
+    return propose_for([text_of(context, params)], [max_draft_tokens])[0]

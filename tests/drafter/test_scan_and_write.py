@@ -65,7 +65,7 @@ def scan(payload: bytes) -> tuple[list[list[int]], int, int] | None:
 
 
 def check(payload: bytes) -> bool:
-    """Whatever a scan makes of a message, protobuf's parser makes of it too."""
+    """Asserts that a scan reads a message as protobuf does; returns whether it is regular."""
     found = scan(payload)
     if found is None:
         return False
@@ -73,15 +73,15 @@ def check(payload: bytes) -> bool:
     plain_spans = [
         (row[columns.START], row[columns.END]) for row in rows if row[columns.SLOT] != ODD
     ]
-    rest, at = [], 0
+    odd_parts, at = [], 0
     for start, end in plain_spans:
-        rest.append(payload[at:start])
+        odd_parts.append(payload[at:start])
         at = end
     try:
-        pb.ProposeRequest.FromString(b"".join([*rest, payload[at:]]))
+        pb.ProposeRequest.FromString(b"".join([*odd_parts, payload[at:]]))
         parsed = pb.ProposeRequest.FromString(payload)
     except DecodeError:
-        # The server parses what is odd: that is where the fault must be.
+        # The fault must be in an odd field, which the server parses.
         for start, end in plain_spans:
             pb.ProposeRequest.FromString(payload[start:end])
         return False
@@ -114,7 +114,9 @@ def check(payload: bytes) -> bool:
 @settings(max_examples=examples(60), deadline=None)
 @given(request=REQUESTS)
 @example(pb.ProposeRequest())
-def test_what_protobuf_writes_is_read_as_protobuf_reads_it(request: pb.ProposeRequest) -> None:
+def test_messages_that_protobuf_writes_are_scanned_as_protobuf_parses_them(
+    request: pb.ProposeRequest,
+) -> None:
     is_regular = check(request.SerializeToString())
     ids = [delta.sequence_id for delta in request.sequences]
     is_usual = all(id_.isascii() and 0 < len(id_) <= 64 for id_ in ids) and len(set(ids)) == len(
@@ -123,7 +125,7 @@ def test_what_protobuf_writes_is_read_as_protobuf_reads_it(request: pb.ProposeRe
     assert is_regular == is_usual
 
 
-def test_bytes_that_are_damaged_are_read_as_protobuf_reads_them_or_not_at_all() -> None:
+def test_damaged_messages_are_scanned_as_protobuf_parses_them_or_are_irregular() -> None:
     rng = random.Random(1)
     num_regular = num_irregular = 0
     for case in range(20_000):
@@ -159,7 +161,7 @@ def test_bytes_that_are_damaged_are_read_as_protobuf_reads_them_or_not_at_all() 
     assert num_irregular > 5000
 
 
-def test_the_field_numbers_are_the_contract_s() -> None:
+def test_field_numbers_equal_the_contract_s() -> None:
     def numbers(message: type, *names: str) -> list[int]:
         fields = message.DESCRIPTOR.fields_by_name  # type: ignore[attr-defined]
         return [fields[name].number for name in names]
@@ -197,7 +199,7 @@ def test_the_field_numbers_are_the_contract_s() -> None:
         assert getattr(pb, name) == getattr(columns, name)
 
 
-def test_what_is_written_is_what_protobuf_writes() -> None:
+def test_responses_equal_protobuf_s_bytes() -> None:
     rng = random.Random(2)
     for _ in range(3000):
         assert_written_as_by_protobuf(rng, rng.randrange(6))
@@ -265,8 +267,8 @@ def assert_written_as_by_protobuf(rng: random.Random, num_rows: int) -> None:
     assert tally.tolist() == np.bincount(rows[:, columns.OUTCOME], minlength=8).tolist()
 
 
-def test_a_message_is_normalized_to_one_that_a_scan_reads() -> None:
-    """Whatever protobuf takes may come: unknown fields, ids of any letters, split lists."""
+def test_a_normalized_message_is_regular() -> None:
+    """All that protobuf accepts may come: unknown fields, ids of any letters, split lists."""
     delta = pb.SequenceDelta(sequence_id="ä", base_length=3, token_ids=[1, 2])
     request = pb.ProposeRequest(batch_id=2**64 - 1, sequences=[delta])
     split = pb.SequenceDelta(sequence_id="b", base_length=1, token_ids=[3]).SerializeToString()

@@ -1,13 +1,12 @@
-"""A drafter that knows how long its event loop was blocked; a process of its own.
+"""A drafter that measures how long its event loop was blocked; a process of its own.
 
-    python -m tests.drafter.watched_drafter SNAPSHOT_FOLDER
+    python -m tests.drafter.loop_timed_drafter SNAPSHOT_FOLDER
 
-Prints its address. Then answers each line on stdin by one on stdout: `settle` when nothing is left
-to index, `snapshot` when one is written, `worst` with the longest time in seconds, since the last
+Prints its address. Then answers each line on stdin by one on stdout: `settle` when all texts are
+indexed, `snapshot` when one is written, `worst` with the longest time in seconds, since the last
 such line, for which nothing else on the loop could run.
 
-The time is that of the loop's thread on a processor, so that what else the machine does counts for
-nothing.
+The time is processor time of the loop's thread, so that other load on the machine does not count.
 """
 
 import asyncio
@@ -23,19 +22,19 @@ from drafter.config import DrafterConfig
 from drafter.server import DrafterServer
 from servicekit.config import ServerOptions
 
-LOOK_EVERY_S = 0.001
+SAMPLE_EVERY_S = 0.001
 
 
-class Watch:
-    """Owned by the event loop that it watches."""
+class LoopTimer:
+    """Owned by the event loop that it measures."""
 
     def __init__(self) -> None:
         self.worst_s = 0.0
 
-    async def look_forever(self) -> None:
+    async def run_forever(self) -> None:
         last_s = time.thread_time()
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(SAMPLE_EVERY_S)
             now_s = time.thread_time()
             self.worst_s = max(self.worst_s, now_s - last_s)
             last_s = now_s
@@ -61,8 +60,8 @@ async def main() -> None:
     await drafter.start()
     gc.freeze()  # as the real process does
     print(drafter.server.address, flush=True)
-    watch = Watch()
-    looking = asyncio.create_task(watch.look_forever())
+    timer = LoopTimer()
+    timing = asyncio.create_task(timer.run_forever())
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
@@ -76,9 +75,9 @@ async def main() -> None:
             await drafter.snapshotter.write()
         else:
             assert line == "worst"
-            answer, watch.worst_s = str(watch.worst_s), 0.0
+            answer, timer.worst_s = str(timer.worst_s), 0.0
         print(answer, flush=True)
-    looking.cancel()
+    timing.cancel()
     await drafter.server.stop(0)
 
 

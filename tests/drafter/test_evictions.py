@@ -1,4 +1,4 @@
-"""What is forgotten over a real connection, when, and that the metrics say why."""
+"""Which sequences are forgotten when, over a real connection, and the metrics of that."""
 
 import asyncio
 
@@ -8,15 +8,15 @@ import pytest
 import drafter.service
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc
-from tests.drafter.asked_text import EMPTY_BYTES
-from tests.drafter.running_drafter import RunningDrafter, StartDrafter, ask
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
+from tests.drafter.texts import EMPTY_BYTES
 
 
 def create(sequence_id: str, num_tokens: int = 1) -> pb.SequenceDelta:
     return pb.SequenceDelta(
         sequence_id=sequence_id,
         token_ids=[1] * num_tokens,
-        # Without an index, so that its bytes are counted in the head.
+        # Without an index, so that the test can work out its bytes.
         params=pb.NgramParams(algorithm=pb.ALGORITHM_KMP),
     )
 
@@ -38,8 +38,8 @@ async def test_at_the_bound_of_sequences_the_least_recently_used_is_forgotten(
 ) -> None:
     running = await start_drafter(max_sequences=3)
     stream = running.open_stream()
-    await ask(stream, pb.ProposeRequest(sequences=[create(s) for s in "abc"]))
-    await ask(
+    await exchange(stream, pb.ProposeRequest(sequences=[create(s) for s in "abc"]))
+    await exchange(
         stream,
         pb.ProposeRequest(
             sequences=[
@@ -53,7 +53,7 @@ async def test_at_the_bound_of_sequences_the_least_recently_used_is_forgotten(
     assert (await running.load()).num_sequences == 3
 
 
-async def test_a_batch_over_the_bound_evicts_its_own_beginning(
+async def test_a_batch_with_too_many_creations_evicts_its_own_first_ones(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter(max_sequences=10)
@@ -95,7 +95,7 @@ async def test_an_idle_sequence_is_forgotten(start_drafter: StartDrafter) -> Non
     assert evictions(running, "idle") == 1
 
 
-async def test_expired_sequences_go_while_nobody_asks(
+async def test_expired_sequences_are_forgotten_without_requests(
     start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafter.service, "SWEEP_INTERVAL_S", 0.001)
@@ -125,13 +125,13 @@ async def has_ended(running: RunningDrafter) -> None:
 
 
 @pytest.mark.parametrize("how", ["half-close", "cancel", "connection lost"])
-async def test_what_a_stream_created_is_freed_thirty_seconds_after_its_end(
+async def test_sequences_of_a_stream_are_freed_thirty_seconds_after_its_end(
     start_drafter: StartDrafter, how: str
 ) -> None:
     running = await start_drafter()
     leaving = grpc.aio.insecure_channel(running.drafter.server.address)
     stream = drafter_pb2_grpc.DrafterServiceStub(leaving).ProposeStream()
-    await ask(stream, pb.ProposeRequest(sequences=[create(s) for s in "abc"]))
+    await exchange(stream, pb.ProposeRequest(sequences=[create(s) for s in "abc"]))
     await running.propose(create("unary"))
     if how == "half-close":
         await stream.done_writing()
@@ -153,21 +153,21 @@ async def test_what_a_stream_created_is_freed_thirty_seconds_after_its_end(
 async def test_sequences_stay_while_their_stream_lives(start_drafter: StartDrafter) -> None:
     running = await start_drafter(idle_ttl_s=1000)
     stream = running.open_stream()
-    await ask(stream, pb.ProposeRequest(sequences=[create("a")]))
+    await exchange(stream, pb.ProposeRequest(sequences=[create("a")]))
     running.clock.now_s += 999
     assert await known_length(running, "a") == 1
 
 
-async def test_a_client_that_comes_back_in_time_keeps_its_sequences(
+async def test_a_client_that_reconnects_in_time_keeps_its_sequences(
     start_drafter: StartDrafter,
 ) -> None:
     running = await start_drafter()
     first = running.open_stream()
-    await ask(first, pb.ProposeRequest(sequences=[create("a", 3), create("b", 3)]))
+    await exchange(first, pb.ProposeRequest(sequences=[create("a", 3), create("b", 3)]))
     first.cancel()
     await has_ended(running)
     second = running.open_stream()
     running.clock.now_s += 10
-    await ask(second, pb.ProposeRequest(sequences=[create("a", 3)]))
+    await exchange(second, pb.ProposeRequest(sequences=[create("a", 3)]))
     running.clock.now_s += 100
     assert [await known_length(running, s) for s in "ab"] == [3, 0]

@@ -1,7 +1,8 @@
-"""Two drafters without a transport that get the same messages, and a client that writes them."""
+"""Drafters without a transport, alone or as a pair that gets the same messages from a client."""
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -11,11 +12,12 @@ import drafter.batch.engine
 from drafter.batch.batch import Batch
 from drafter.config import DrafterConfig
 from drafter.errors import MalformedBatchError
+from drafter.history.history import History
 from drafter.history.id_table import slots_in_order
 from drafter.server import DrafterServer
 from servicekit.logs import get_logger
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.running_drafter import FakeClock
+from tests.drafter.running_drafter import FakeClock, histories_by_id
 
 OPTIONS = [
     None,
@@ -29,7 +31,7 @@ OPTIONS = [
 ]
 
 
-class Side:
+class LocalDrafter:
     """A drafter without a transport."""
 
     def __init__(self, **bounds: int) -> None:
@@ -42,14 +44,19 @@ class Side:
         self.drafter.servicer.open()
         self.engine = self.drafter.servicer.engine
         self.batch = Batch(self.drafter.store, self.drafter.store.start_stream())
-        # What is taken into pools when would be a matter of time: `work_on_pools` says it here.
+        # Pools work only when the test calls `work_on_pools`, and not as time passes.
         self.engine.pools._on_work = lambda: None
 
-    async def ask(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
-        """Answers a message as a stream's; what it leaves to be indexed is begun.
+    @property
+    def histories(self) -> dict[str, History]:
+        """All known histories by their sequences' ids."""
+        return histories_by_id(self.drafter.store)
+
+    async def exchange(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
+        """Answers a message as a stream's, and starts the indexer on its texts.
 
         Raises:
-            DecodeError, MalformedBatchError, MessageLimitError: it is refused whole.
+            DecodeError, MalformedBatchError, MessageLimitError: the message is refused.
         """
         if not isinstance(payload, bytes):
             payload = payload.SerializeToString()
@@ -60,14 +67,27 @@ class Side:
         assert parsed.SerializeToString() == response, "not as protobuf writes it"
         return parsed
 
+    async def append(
+        self, sequence_id: str, base_length: int, token_ids: Sequence[int]
+    ) -> pb.Proposal:
+        """Sends one delta; returns its proposal of up to two tokens."""
+        delta = pb.SequenceDelta(
+            sequence_id=sequence_id,
+            base_length=base_length,
+            token_ids=token_ids,
+            max_draft_tokens=2,
+        )
+        [proposal] = (await self.exchange(pb.ProposeRequest(sequences=[delta]))).proposals
+        return proposal
+
     async def settle(self) -> None:
-        """Lets what goes on in the background come to its end."""
-        self.drafter.pools.finish()
+        """Returns when the indexer and the pools have no work."""
         if self.engine.indexer.task is not None:
             await self.engine.indexer.task
+        self.drafter.pools.finish()
 
     def num_proposals(self) -> list[float | None]:
-        """As the metrics say, by what became of them."""
+        """As the metrics count them, by outcome."""
         return [
             self.registry.get_sample_value(
                 "tandem_drafter_proposals_total", {"outcome": outcome, "source": source}
@@ -84,29 +104,29 @@ class Side:
         ]
 
 
-class OddSide(Side):
-    """A drafter whose rows are all odd: protobuf parses each, and each is answered alone."""
+class ProtobufDrafter(LocalDrafter):
+    """A drafter for which protobuf parses each row, and which answers each row alone."""
 
-    async def ask(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
+    async def exchange(self, payload: bytes | pb.ProposeRequest) -> pb.ProposeResponse:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(drafter.batch.engine, "append_rows", lambda *a: a[2])
             patch.setattr(drafter.batch.engine, "ROWS_PER_CALL", 1)
-            return await super().ask(payload)
+            return await super().exchange(payload)
 
 
-class TwoDrafters:
-    """The same asked of one whose kernels append, and of one whose rows are all odd."""
+class DrafterPair:
+    """Sends every message to a drafter whose kernels append, and to one that parses every row."""
 
     def __init__(self, seen: Counter[str], **bounds: int) -> None:
-        self.by_kernel, self.by_protobuf = Side(**bounds), OddSide(**bounds)
+        self.by_kernel, self.by_protobuf = LocalDrafter(**bounds), ProtobufDrafter(**bounds)
         self.seen = seen
 
-    async def ask(self, payload: bytes) -> None:
-        """Asserts that both answer the same, or refuse the message both."""
+    async def exchange(self, payload: bytes) -> None:
+        """Asserts that both give the same answer, or that both refuse the message."""
         answers: list[pb.ProposeResponse | None] = []
-        for side in (self.by_kernel, self.by_protobuf):
+        for local in (self.by_kernel, self.by_protobuf):
             try:
-                answers.append(await side.ask(payload))
+                answers.append(await local.exchange(payload))
             except (DecodeError, MalformedBatchError):
                 answers.append(None)
         by_kernel, by_protobuf = answers
@@ -114,36 +134,36 @@ class TwoDrafters:
         if by_kernel is None:
             self.seen["refused"] += 1
             return
-        is_pure = not self.by_kernel.batch._odd and not self.by_kernel.batch.releases
+        has_only_kernel_rows = not self.by_kernel.batch._odd and not self.by_kernel.batch.releases
         if by_kernel.proposals:
-            self.seen["pure" if is_pure else "with odd rows"] += 1
+            self.seen["kernel rows" if has_only_kernel_rows else "parsed rows"] += 1
         for proposal in by_kernel.proposals:
             self.seen[pb.Status.Name(proposal.status)] += 1
-            self.seen[pb.Source.Name(proposal.source)] += is_pure
+            self.seen[pb.Source.Name(proposal.source)] += has_only_kernel_rows
 
     async def feed_pool(self, token_ids: list[int]) -> None:
-        """Leaves a text in a pool, so that there is something to be found."""
+        """Keeps a text in a pool, so that drafts can come from it."""
         fed = pb.SequenceDelta(sequence_id="fed", token_ids=token_ids, params=OPTIONS[4])
-        await self.ask(pb.ProposeRequest(sequences=[fed]).SerializeToString())
+        await self.exchange(pb.ProposeRequest(sequences=[fed]).SerializeToString())
         release = pb.Release(sequence_id="fed", keep=pb.KEEP_ALL)
-        await self.ask(pb.ProposeRequest(releases=[release]).SerializeToString())
+        await self.exchange(pb.ProposeRequest(releases=[release]).SerializeToString())
         await self.settle()
 
     async def settle(self) -> None:
-        for side in (self.by_kernel, self.by_protobuf):
-            await side.settle()
+        for local in (self.by_kernel, self.by_protobuf):
+            await local.settle()
 
     def work_on_pools(self, num_pieces: int) -> None:
-        """Does some of what is to do for pools."""
-        for side in (self.by_kernel, self.by_protobuf):
+        """Does some pieces of the pools' work."""
+        for local in (self.by_kernel, self.by_protobuf):
             for _ in range(num_pieces):
-                side.drafter.pools.work()
+                local.drafter.pools.work()
 
     def pass_time(self, seconds: float) -> None:
-        for side in (self.by_kernel, self.by_protobuf):
-            side.clock.now_s += seconds
+        for local in (self.by_kernel, self.by_protobuf):
+            local.clock.now_s += seconds
 
-    async def know_the_same(self) -> None:
+    async def check_same_state(self) -> None:
         await self.settle()
         one, other = self.by_kernel.drafter.store, self.by_protobuf.drafter.store
         one.check_integrity()
@@ -160,7 +180,7 @@ class TwoDrafters:
 
 
 class Client:
-    """Sends what a gateway might, and now and then what none would."""
+    """Makes requests as a gateway sends them, and now and then invalid ones."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -168,7 +188,7 @@ class Client:
         self.num_created = 0
 
     def words(self, num_tokens: int) -> list[int]:
-        """Runs of a few tokens that come again and again."""
+        """Runs of a few tokens that repeat."""
         written = random.Random(self.rng.randrange(50))
         tokens: list[int] = []
         while len(tokens) < num_tokens:
@@ -176,20 +196,20 @@ class Client:
             tokens += range(first, first + written.randrange(1, 9))
         return tokens[:num_tokens]
 
-    def delta(self, sequence_id: str, *, is_calm: bool) -> pb.SequenceDelta:
+    def delta(self, sequence_id: str, *, is_usual: bool) -> pb.SequenceDelta:
         rng = self.rng
         text = self.texts[sequence_id]
-        new = self.words(rng.choice([3, 8, 9, 0, 1] if is_calm else [3, 30, 130, 300]))
+        new = self.words(rng.choice([3, 8, 9, 0, 1] if is_usual else [3, 30, 130, 300]))
         base = len(text)
-        kind = 0 if is_calm else rng.randrange(20)
+        kind = 0 if is_usual else rng.randrange(20)
         if kind == 1:
             base += 1  # a gap
         elif kind in (2, 3) and len(text) > 5:
-            base -= rng.randrange(5)  # an overlap, which agrees
+            base -= rng.randrange(5)  # an overlap that agrees
             new = text[base:] + new
         elif kind == 4 and base > 0:
             base -= 1
-            new = [text[-1] ^ 1, *new]  # one that does not
+            new = [text[-1] ^ 1, *new]  # an overlap that differs
         delta = pb.SequenceDelta(
             sequence_id=sequence_id,
             base_length=base,
@@ -223,13 +243,15 @@ class Client:
         known = list(self.texts)
         rng.shuffle(known)
         kind = rng.randrange(14)
-        is_calm = kind > 3
+        is_usual = kind > 3
         if known and kind in (0, 1):
-            gone = known.pop()
-            del self.texts[gone]
-            request.releases.add(sequence_id=gone, keep=rng.choice([pb.KEEP_ALL, pb.KEEP_NOTHING]))
+            released = known.pop()
+            del self.texts[released]
+            request.releases.add(
+                sequence_id=released, keep=rng.choice([pb.KEEP_ALL, pb.KEEP_NOTHING])
+            )
         known = known[: rng.randrange(8)]
-        deltas = [self.delta(sequence_id, is_calm=is_calm) for sequence_id in known]
+        deltas = [self.delta(sequence_id, is_usual=is_usual) for sequence_id in known]
         if kind in (1, 2) or not self.texts:
             deltas += [self.create() for _ in range(rng.randrange(1, 5))]
         if kind == 3:

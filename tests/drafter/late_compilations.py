@@ -1,8 +1,8 @@
-"""Prints which kernels a warm drafter still has to compile; a process of its own.
+"""Prints the kernels that a warm drafter still compiles when it serves; a process of its own.
 
-    python -m tests.drafter.warm_drafter
+    python -m tests.drafter.late_compilations
 
-Kernels belong to the process: what anything else in it compiled would count as compiled.
+Kernels belong to the process: one that any other test compiled would count as compiled.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import pkgutil
 
 import drafter
 from tandem.v1 import drafter_pb2 as pb
-from tests.drafter.two_drafters import Side
+from tests.drafter.drafter_pair import LocalDrafter
 
 
 def compiled_kernels() -> dict[str, int]:
@@ -34,8 +34,8 @@ def params_of(i: int) -> pb.NgramParams:
 
 
 async def main() -> None:
-    side = Side()
-    await side.drafter.warm_up()
+    local = LocalDrafter()
+    await local.drafter.warm_up()
     before = compiled_kernels()
     for step in range(30):
         new = [1, 2, 3, 2**32 - 1 - step % 7]
@@ -53,7 +53,7 @@ async def main() -> None:
             releases=[pb.Release(sequence_id=f"{step - 10}", keep=pb.KEEP_ALL)],
         )
         if step == 20:
-            # A text that is scanned for longer than a call may take, and one that grows.
+            # A text whose scan takes several calls, and one whose tables grow.
             for base_length in range(0, 200_000, 8000):
                 for sequence_id in ("2", "3"):
                     long = pb.SequenceDelta(
@@ -63,19 +63,19 @@ async def main() -> None:
                         max_draft_tokens=2,
                         params=params_of(int(sequence_id)),
                     )
-                    await ask(side, pb.ProposeRequest(sequences=[long]))
-        await ask(side, request)
-        side.drafter.pools.finish()
+                    await exchange_and_settle(local, pb.ProposeRequest(sequences=[long]))
+        await exchange_and_settle(local, request)
+        local.drafter.pools.finish()
     after = compiled_kernels()
     for name in sorted(after):
         if after[name] != before.get(name):
             print(name)
-    await side.engine.indexer.close()
+    await local.engine.indexer.close()
 
 
-async def ask(side: Side, request: pb.ProposeRequest) -> None:
-    await side.ask(request)
-    await side.settle()
+async def exchange_and_settle(local: LocalDrafter, request: pb.ProposeRequest) -> None:
+    await local.exchange(request)
+    await local.settle()
 
 
 if __name__ == "__main__":

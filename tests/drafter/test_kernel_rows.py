@@ -1,12 +1,10 @@
-"""Batches whose rows kernels append, against the same of which protobuf parses every row.
+"""Batches whose rows kernels append, against the same batches with every row parsed by protobuf.
 
-Two drafters get the same messages: whatever is sent, they must answer the same and know the same.
+Two drafters get the same messages: their answers and their state must be the same.
 """
 
 import asyncio
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -18,36 +16,34 @@ from hypothesis import strategies as st
 from drafter.ngram.text import MIN_CAPACITY_TOKENS
 from drafter.pool_index.link import pool_block_of
 from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.drafter_pair import Client, DrafterPair, LocalDrafter
 from tests.drafter.running_drafter import StartDrafter
-from tests.drafter.two_drafters import Client, Side, TwoDrafters
 
 ROOT = Path(__file__).parents[2]
-STREAM = "/tandem.v1.DrafterService/ProposeStream"
-Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 async def send_to_two(rng: random.Random, bounds: dict[str, int], seen: Counter[str]) -> None:
-    two = TwoDrafters(seen, **bounds)
+    pair = DrafterPair(seen, **bounds)
     client = Client(rng)
     if rng.randrange(3) > 0:
-        await two.feed_pool(client.words(2000))
+        await pair.feed_pool(client.words(2000))
     for _ in range(rng.randrange(1, 40)):
         payload = client.request().SerializeToString()
         if rng.randrange(40) == 1:
             damaged = bytearray(payload)
             at = rng.randrange(len(damaged) + 1)
             damaged[at : at + 1] = [rng.randrange(256)]
-            await two.ask(bytes(damaged))
-            break  # who knows what was understood
-        await two.ask(payload)
-        two.work_on_pools(rng.randrange(8))
-        two.pass_time(rng.choice([0.25, 0.0, 2.0]))
+            await pair.exchange(bytes(damaged))
+            break  # the client does not know how the message was read
+        await pair.exchange(payload)
+        pair.work_on_pools(rng.randrange(8))
+        pair.pass_time(rng.choice([0.25, 0.0, 2.0]))
         if rng.randrange(3) > 0:
-            await two.settle()
-    await two.know_the_same()
+            await pair.settle()
+    await pair.check_same_state()
 
 
-def test_rows_that_kernels_append_are_answered_as_those_that_protobuf_parses() -> None:
+def test_kernel_rows_get_the_same_answers_as_rows_parsed_by_protobuf() -> None:
     seen: Counter[str] = Counter()
 
     @settings(
@@ -69,17 +65,17 @@ def test_rows_that_kernels_append_are_answered_as_those_that_protobuf_parses() -
         asyncio.run(send_to_two(rng, bounds, seen))
 
     send()
-    assert seen["pure"] > 200
-    assert seen["with odd rows"] > 200
+    assert seen["kernel rows"] > 200
+    assert seen["parsed rows"] > 200
     assert min(seen[f"STATUS_{name}"] for name in ("OK", "NO_MATCH", "OUT_OF_SYNC", "INVALID")) > 20
-    # Of those that are pure:
+    # In batches of kernel rows alone:
     assert seen["SOURCE_SEQUENCE"] > 100
     assert seen["SOURCE_POOL"] > 20
     assert seen["refused"] > 2
 
 
-async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> None:
-    side = Side()
+async def test_tokens_beyond_the_capacity_move_the_text_to_a_larger_buffer() -> None:
+    local = LocalDrafter()
     known = 0
     for count, capacity, num_odd in (
         (MIN_CAPACITY_TOKENS - 9, MIN_CAPACITY_TOKENS, 1),
@@ -89,29 +85,28 @@ async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> No
     ):
         tokens = range(known, known + count)
         delta = pb.SequenceDelta(sequence_id="a", base_length=known, token_ids=tokens)
-        [proposal] = (await side.ask(pb.ProposeRequest(sequences=[delta]))).proposals
+        [proposal] = (await local.exchange(pb.ProposeRequest(sequences=[delta]))).proposals
         assert proposal.status == pb.STATUS_OK
-        await side.settle()
+        await local.settle()
         known += count
-        history = side.drafter.store._kept.by_id["a"]
+        history = local.histories["a"]
         assert len(history.buffer) == capacity
         assert history.token_ids.tolist() == list(range(known))
-        assert len(side.batch._odd) == num_odd
-        side.drafter.store.check_integrity()
+        assert len(local.batch._odd) == num_odd
+        local.drafter.store.check_integrity()
 
 
-async def test_a_text_that_grows_makes_room_like_any_other() -> None:
-    """The one that goes may be of the same batch, and already taken."""
-    side = Side()
+async def test_a_growing_text_may_evict_a_sequence_of_its_own_batch() -> None:
+    """The evicted sequence may be of the same batch, and already appended to."""
+    local = LocalDrafter()
     texts = {"first": 250, "grows": 256}
     for sequence_id, count in texts.items():
         created = pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(count))
-        await side.drafter.servicer.Propose(pb.ProposeRequest(sequences=[created]), None)  # type: ignore[arg-type]
-    await side.settle()
-    store = side.drafter.store
-    # No room is left but for what is there.
-    held = store.history_bytes
-    store._kept._max_bytes = held
+        await local.drafter.servicer.Propose(pb.ProposeRequest(sequences=[created]), None)  # type: ignore[arg-type]
+    await local.settle()
+    store = local.drafter.store
+    # The known sequences fill all the bytes.
+    store._kept._max_bytes = store.history_bytes
     request = pb.ProposeRequest(
         sequences=[
             pb.SequenceDelta(
@@ -120,42 +115,42 @@ async def test_a_text_that_grows_makes_room_like_any_other() -> None:
             for sequence_id, count in texts.items()
         ]
     )
-    proposals = (await side.ask(request)).proposals
+    proposals = (await local.exchange(request)).proposals
     assert [(p.status, p.base_length, list(p.token_ids)) for p in proposals] == [
         (pb.STATUS_OK, 252, [3, 4, 5]),
         (pb.STATUS_OK, 258, [3, 4, 5]),
     ]
-    assert store.num_sequences == 1, "the first had to go for the second"
+    assert store.num_sequences == 1, "the first was evicted for the second"
     store.check_integrity()
 
 
-async def test_a_pure_batch_follows_its_pool_as_that_comes_and_goes() -> None:
-    side = Side(pool_ttl_s=5)
+async def test_kernel_rows_see_their_pool_appear_expire_and_appear_again() -> None:
+    local = LocalDrafter(pool_ttl_s=5)
     known = [100, 101, 102]
 
-    async def ask_live() -> tuple[list[int], int]:
-        """Two more tokens of a sequence, whose row is not odd."""
+    async def append_as_kernel_row() -> tuple[list[int], int]:
+        """Two more tokens of a sequence; returns its draft and the source of that."""
         delta = pb.SequenceDelta(
             sequence_id="asks", base_length=len(known), token_ids=[7, 8], max_draft_tokens=2
         )
-        [proposal] = (await side.ask(pb.ProposeRequest(sequences=[delta]))).proposals
-        assert not side.batch._odd
+        [proposal] = (await local.exchange(pb.ProposeRequest(sequences=[delta]))).proposals
+        assert not local.batch._odd
         known.extend([7, 8])
-        # So that its own text never matches.
+        # A new token, so that its own text never matches.
         known.append(200 + len(known))
         more = pb.SequenceDelta(
             sequence_id="asks", base_length=len(known) - 1, token_ids=known[-1:]
         )
-        await side.drafter.servicer.Propose(pb.ProposeRequest(sequences=[more]), None)  # type: ignore[arg-type]
+        await local.drafter.servicer.Propose(pb.ProposeRequest(sequences=[more]), None)  # type: ignore[arg-type]
         return list(proposal.token_ids), proposal.source
 
     async def feed(pool_id: str, token_ids: list[int]) -> None:
         params = pb.NgramParams(min_ngram=2, pool_id=pool_id)
         fed = pb.SequenceDelta(sequence_id="fed", token_ids=token_ids, params=params)
-        await side.drafter.servicer.Propose(pb.ProposeRequest(sequences=[fed]), None)  # type: ignore[arg-type]
+        await local.drafter.servicer.Propose(pb.ProposeRequest(sequences=[fed]), None)  # type: ignore[arg-type]
         release = pb.Release(sequence_id="fed", keep=pb.KEEP_ALL)
-        await side.drafter.servicer.Propose(pb.ProposeRequest(releases=[release]), None)  # type: ignore[arg-type]
-        await side.settle()
+        await local.drafter.servicer.Propose(pb.ProposeRequest(releases=[release]), None)  # type: ignore[arg-type]
+        await local.settle()
 
     created = pb.SequenceDelta(
         sequence_id="asks",
@@ -164,34 +159,33 @@ async def test_a_pure_batch_follows_its_pool_as_that_comes_and_goes() -> None:
             min_ngram=2, max_ngram=2, tie=pb.TIE_LONGEST, tokens_per_match=0, pool_id="mine"
         ),
     )
-    await side.drafter.servicer.Propose(pb.ProposeRequest(sequences=[created]), None)  # type: ignore[arg-type]
-    assert await ask_live() == ([], pb.SOURCE_UNSPECIFIED)
+    await local.drafter.servicer.Propose(pb.ProposeRequest(sequences=[created]), None)  # type: ignore[arg-type]
+    assert await append_as_kernel_row() == ([], pb.SOURCE_UNSPECIFIED)
     await feed("mine", [300, *known[-3:], 7, 8, 9, 9])
-    found, source = await ask_live()
+    found, source = await append_as_kernel_row()
     assert (found, source) == ([9, 9], pb.SOURCE_POOL)
-    history = side.drafter.store._kept.by_id["asks"]
+    history = local.histories["asks"]
     assert pool_block_of(history.address) != 0
 
-    side.clock.now_s += 6
-    await side.settle()
-    assert side.drafter.pools.num_pools == 0
-    found, source = await ask_live()
-    assert source != pb.SOURCE_POOL, "what is gone is never shown"
+    local.clock.now_s += 6
+    await local.settle()
+    assert local.drafter.pools.num_pools == 0
+    found, source = await append_as_kernel_row()
+    assert source != pb.SOURCE_POOL, "expired texts are not drafted from"
     assert pool_block_of(history.address) == 0
-    # Another takes its place in memory.
+    # Another pool is now where this one was in memory.
     await feed("theirs", [300, *known[-3:], 7, 8, 9, 9])
-    found, source = await ask_live()
-    assert source != pb.SOURCE_POOL, "what is in another pool is never shown"
+    found, source = await append_as_kernel_row()
+    assert source != pb.SOURCE_POOL, "texts of other pools are not drafted from"
     await feed("mine", [300, *known[-3:], 7, 8, 9, 5])
-    assert await ask_live() == ([9, 5], pb.SOURCE_POOL)
+    assert await append_as_kernel_row() == ([9, 5], pb.SOURCE_POOL)
 
 
-async def test_what_is_no_request_is_refused_whole(start_drafter: StartDrafter) -> None:
+async def test_a_message_that_does_not_parse_ends_its_stream(start_drafter: StartDrafter) -> None:
     running = await start_drafter()
     good = pb.ProposeRequest(sequences=[pb.SequenceDelta(sequence_id="a", token_ids=[1])])
     for broken in (b"\xff", good.SerializeToString() + b"\x12\x7f", b"\x12\x03\x0a\x01\xff"):
-        stream: Stream = running.channel.stream_stream(STREAM)()
-        running.streams.append(stream)
+        stream = running.open_bytes_stream()
         await stream.write(good.SerializeToString() + broken)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await stream.read()
@@ -199,14 +193,13 @@ async def test_what_is_no_request_is_refused_whole(start_drafter: StartDrafter) 
     assert (await running.load()).num_sequences == 0
 
 
-async def test_kernels_append_what_a_step_usually_brings(start_drafter: StartDrafter) -> None:
-    """Otherwise the two drafters would work alike."""
+async def test_kernels_append_the_deltas_of_a_usual_step(start_drafter: StartDrafter) -> None:
+    """Otherwise the pair would compare protobuf with itself."""
     running = await start_drafter()
-    stream: Stream = running.channel.stream_stream(STREAM)()
-    running.streams.append(stream)
+    stream = running.open_bytes_stream()
     names = [f"{i:032x}" for i in range(40)]
 
-    async def ask(base: int) -> pb.ProposeResponse:
+    async def append_to_all(base: int) -> pb.ProposeResponse:
         request = pb.ProposeRequest(
             sequences=[
                 pb.SequenceDelta(
@@ -220,7 +213,7 @@ async def test_kernels_append_what_a_step_usually_brings(start_drafter: StartDra
         assert isinstance(answer, bytes)
         return pb.ProposeResponse.FromString(answer)
 
-    await ask(0)
+    await append_to_all(0)
     num_objects = 0
     append = running.drafter.store.append
 
@@ -231,18 +224,6 @@ async def test_kernels_append_what_a_step_usually_brings(start_drafter: StartDra
 
     running.drafter.store.append = count  # type: ignore[method-assign,assignment]
     for step in range(1, 10):
-        response = await ask(2 * step)
+        response = await append_to_all(2 * step)
         assert [p.base_length for p in response.proposals] == [2 * step + 2] * 40
     assert num_objects == 0
-
-
-def test_a_warm_drafter_has_nothing_left_to_compile() -> None:
-    """It would stand still for seconds, with everybody waiting."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.drafter.warm_drafter"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (finished.returncode, finished.stdout) == (0, ""), finished.stderr

@@ -1,0 +1,207 @@
+"""The background indexer: which texts are left to it, and in which order it indexes them."""
+
+import asyncio
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from drafter.batch.batch import Batch
+from drafter.batch.budgets import MAX_AWAITED_NGRAMS, MIN_UNINDEXED, NGRAMS_PER_STEP
+from drafter.batch.indexer import Indexer
+from drafter.history.history import History
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.deltas import replay
+from tests.drafter.drafter_pair import LocalDrafter
+from tests.drafter.running_drafter import StartDrafter, exchange
+
+
+async def test_text_without_a_draft_request_is_answered_at_once_and_indexed_in_the_background(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    rng = random.Random(1)
+    text = [rng.randrange(2**32) for _ in range(30_000)]
+    for delta in replay("a", text):
+        [proposal] = await running.propose(delta)
+        assert (proposal.status, proposal.base_length) == (
+            pb.STATUS_OK,
+            delta.base_length + len(delta.token_ids),
+        )
+    assert running.drafter.servicer.engine.indexer.task is not None
+    await running.indexed()
+    assert not running.drafter.servicer.engine.indexer.has_work
+    history = running.histories["a"]
+    assert history.num_unindexed <= 5
+    running.drafter.store.check_integrity()
+
+
+async def test_a_text_with_many_unindexed_tokens_gets_no_draft_until_it_is_indexed(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    monkeypatch.setattr(Indexer, "_work", lambda indexer: asyncio.sleep(3600))
+    rng = random.Random(2)
+    text = [rng.randrange(2**32) for _ in range(24_000)]
+    text += text[23_900:23_910]
+    stream = running.open_stream()
+    for delta in replay("a", text):
+        await running.propose(delta)
+    other = pb.SequenceDelta(sequence_id="b", token_ids=[1, 2, 9, 1, 2], max_draft_tokens=3)
+    ask_now = pb.SequenceDelta(sequence_id="a", base_length=len(text), max_draft_tokens=20)
+    both = pb.ProposeRequest(sequences=[ask_now, other])
+    for response in (await running.stub.Propose(both), await exchange(stream, both)):
+        unindexed, other_proposal = response.proposals
+        assert (unindexed.status, unindexed.base_length) == (pb.STATUS_INDEXING, len(text))
+        assert list(other_proposal.token_ids) == [9, 1, 2]
+    monkeypatch.undo()
+    indexer = running.drafter.servicer.engine.indexer
+    await indexer.close()
+    indexer._is_closed = False
+    indexer.add(short_tails=[], long_tails=[], feeding=[])
+    await running.indexed()
+    for response in (await running.stub.Propose(both), await exchange(stream, both)):
+        assert list(response.proposals[0].token_ids) == text[23_910:23_930]
+
+
+async def test_a_text_with_few_unindexed_tokens_is_indexed_before_its_answer(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter()
+    text = list(range(4_000))
+    text += text[100:110]
+    delta = pb.SequenceDelta(sequence_id="a", token_ids=text, max_draft_tokens=20)
+    assert len(text) * 4 <= MAX_AWAITED_NGRAMS
+    [proposal] = await running.propose(delta)
+    assert list(proposal.token_ids) == text[110:130]
+
+
+async def test_a_text_whose_tables_cannot_grow_keeps_no_other_from_being_indexed(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    store = running.drafter.store
+    grow_table = store.grow_table
+
+    def fail_for_one(history: History, index: int) -> None:
+        if history.sequence_id == "bad":
+            raise MemoryError
+        grow_table(history, index)
+
+    monkeypatch.setattr(store, "grow_table", fail_for_one)
+    for sequence_id in ("bad", "good"):
+        await running.propose(*replay(sequence_id, list(range(8_000))))
+    await running.indexed()
+    assert store.num_sequences == 1
+    assert running.histories["good"].num_unindexed <= 5
+    [entry] = running.log
+    assert (entry["event"], entry["sequence_id"]) == ("sequence_failed", "bad")
+    store.check_integrity()
+
+
+async def test_drain_stops_the_indexer(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    servicer = running.drafter.servicer
+    # It would never end.
+    monkeypatch.setattr(Indexer, "_index", lambda *arguments: None)
+    for delta in replay("a", list(range(20_000))):
+        await running.propose(delta)
+    indexer = servicer.engine.indexer
+    assert indexer.task is not None
+    assert indexer.has_work
+    await asyncio.wait_for(servicer.drain(), 20)
+    assert indexer.task.done()
+
+
+async def test_a_released_text_is_not_indexed_any_more(start_drafter: StartDrafter) -> None:
+    running = await start_drafter()
+    for delta in replay("a", list(range(60_000))):
+        await running.propose(delta)
+    await running.stub.Release(pb.ReleaseRequest(releases=[pb.Release(sequence_id="a")]))
+    await running.indexed()
+    assert running.drafter.store.history_bytes == 0
+
+
+async def test_short_tails_are_left_until_they_are_worth_indexing() -> None:
+    local = LocalDrafter()
+    await local.append("a", 0, [1, 2])
+    await local.settle()
+    history = local.histories["a"]
+    for base in range(2, MIN_UNINDEXED - 2, 2):
+        await local.append("a", base, [1, 2])
+        await local.settle()
+        assert history.num_unindexed == base + 2
+    assert local.engine.indexer.task is None
+    await local.append("a", history.length, [1, 2])
+    await local.settle()
+    assert history.num_unindexed == 0
+
+
+async def test_batches_of_several_streams_are_all_counted_and_indexed() -> None:
+    """The second may be answered before the first is finished."""
+    local = LocalDrafter()
+    store = local.drafter.store
+    batches = [Batch(store, store.start_stream()) for _ in range(2)]
+    for sequence_id, batch in zip("ab", batches, strict=True):
+        delta = pb.SequenceDelta(sequence_id=sequence_id, token_ids=range(100))
+        batch.scan(pb.ProposeRequest(sequences=[delta]).SerializeToString())
+        await local.engine.answer(batch)
+    for batch in batches:
+        local.engine.finish(batch)
+    await local.settle()
+    assert sum(number or 0 for number in local.num_proposals()) == 2
+    assert [local.histories[id_].num_unindexed for id_ in "ab"] == [0, 0]
+
+
+async def test_a_batch_is_answered_while_other_texts_are_still_unindexed() -> None:
+    local = LocalDrafter()
+    # Together their tails are several steps of the indexer.
+    sequence_ids = [f"{i}" for i in range(4 * NGRAMS_PER_STEP // MIN_UNINDEXED)]
+
+    async def append_to_all(base: int, token_ids: Iterable[int]) -> None:
+        await local.exchange(
+            pb.ProposeRequest(
+                sequences=[
+                    pb.SequenceDelta(sequence_id=id_, base_length=base, token_ids=token_ids)
+                    for id_ in sequence_ids
+                ]
+            )
+        )
+
+    def num_unindexed() -> list[int]:
+        return [h.num_unindexed for h in local.histories.values()]
+
+    await append_to_all(0, range(MIN_UNINDEXED - 1))
+    assert local.engine.indexer.task is None, "a tail this short is left"
+    await append_to_all(MIN_UNINDEXED - 1, range(MIN_UNINDEXED, 2 * MIN_UNINDEXED))
+    brought = sum(num_unindexed())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert sum(num_unindexed()) < brought
+    assert max(num_unindexed()) >= MIN_UNINDEXED
+    await append_to_all(2 * MIN_UNINDEXED - 1, [5])
+    assert max(num_unindexed()) >= MIN_UNINDEXED
+    await local.settle()
+    assert max(num_unindexed()) <= 5
+
+
+async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring() -> None:
+    local = LocalDrafter()
+    await local.exchange(
+        pb.ProposeRequest(
+            sequences=[
+                pb.SequenceDelta(sequence_id="short", token_ids=range(100)),
+                pb.SequenceDelta(sequence_id="long", token_ids=range(8000)),
+            ]
+        )
+    )
+    short, long = (local.histories[id_] for id_ in ("short", "long"))
+    async with asyncio.timeout(20):
+        while long.num_unindexed > 5:
+            # As if new text came faster than it is indexed.
+            local.engine.slices.live()
+            local.engine.indexer.add(short_tails=[short.slot], long_tails=[], feeding=[])
+            await asyncio.sleep(0)
+    await local.engine.indexer.close()

@@ -1,0 +1,327 @@
+"""Failures that stay alone: logged once, counted, and everything else goes on."""
+
+import asyncio
+import itertools
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import drafter.batch.engine
+import drafter.batch.indexer
+import drafter.service
+from drafter.batch.answer import answer_rows, index_texts
+from drafter.batch.append import append_rows
+from drafter.batch.scan import DRAFT, LONG_TAIL, OPEN, OUTCOME, SHORT_TAIL, TEXT_LENGTH, WHY_OPEN
+from drafter.history.store import HistoryStore
+from drafter.ngram.index import MUST_GROW
+from drafter.pool_index.records import PoolLimits
+from drafter.pools.store import PoolStore
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.deltas import delta
+from tests.drafter.drafter_pair import LocalDrafter
+from tests.drafter.running_drafter import RunningDrafter, StartDrafter, exchange
+
+
+def step(base_length: int, num_tokens: int, *names: str) -> pb.ProposeRequest:
+    tokens = [i % 7 for i in range(base_length, base_length + num_tokens)]
+    return pb.ProposeRequest(
+        sequences=[
+            pb.SequenceDelta(
+                sequence_id=name, base_length=base_length, token_ids=tokens, max_draft_tokens=2
+            )
+            for name in names
+        ]
+    )
+
+
+def assert_failed_once(running: RunningDrafter, event: str, reason: str) -> None:
+    [entry] = [entry for entry in running.log if entry["log_level"] in ("error", "warning")]
+    assert entry["event"] == event
+    name = "tandem_drafter_internal_errors_total"
+    assert running.sample(name, reason=reason) == 1
+
+
+def fail_to_index_bad(store: HistoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the indexer's kernel fail where the sequence "bad" is among its texts."""
+
+    def fail_for_one(records: Any, slots: Any, *rest: Any) -> None:
+        histories = [store.by_slot[slot] for slot in slots.tolist()]
+        if any(history is not None and history.sequence_id == "bad" for history in histories):
+            raise MemoryError
+        index_texts(records, slots, *rest)
+
+    monkeypatch.setattr(drafter.batch.indexer, "index_texts", fail_for_one)
+
+
+async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    store = running.drafter.store
+    fail_to_index_bad(store, monkeypatch)
+    stream = running.open_stream()
+    names = ("a", "bad", "b")
+    for base_length in (0, 40, 80):
+        await exchange(stream, step(base_length, 40, *names))
+        await running.indexed()
+    [a, bad, b] = (await exchange(stream, step(120, 40, *names))).proposals
+    await running.indexed()
+    assert a.token_ids == b.token_ids == [6, 0]
+    assert bad.status == pb.STATUS_OUT_OF_SYNC
+    assert [running.histories[name].num_unindexed for name in ("a", "b")] == [0, 0]
+    assert_failed_once(running, "sequence_failed", "sequence")
+
+
+async def test_rows_that_a_kernel_failed_to_append_are_appended_one_by_one(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    stream = running.open_stream()
+    await exchange(stream, step(0, 20, "a", "b"))
+
+    def fail_after_appending(*arguments: Any) -> int:
+        append_rows(*arguments)
+        raise MemoryError
+
+    monkeypatch.setattr(drafter.batch.engine, "append_rows", fail_after_appending)
+    for base_length in (20, 25):
+        response = await exchange(stream, step(base_length, 5, "a", "b"))
+        following = (base_length + 5) % 7
+        assert [list(p.token_ids) for p in response.proposals] == [
+            [following, (following + 1) % 7]
+        ] * 2
+    assert running.log == []
+
+
+async def test_a_sequence_that_cannot_be_drafted_for_fails_alone(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_for_one(rows: Any, first: int, stop: int, *rest: Any) -> int:
+        if (rows[first:stop, TEXT_LENGTH] == 13).any():
+            raise MemoryError
+        return answer_rows(rows, first, stop, *rest)
+
+    running = await start_drafter()
+    monkeypatch.setattr(drafter.batch.engine, "answer_rows", fail_for_one)
+    request = pb.ProposeRequest(
+        sequences=[
+            *step(0, 20, "a").sequences,
+            *step(0, 13, "bad").sequences,
+            *step(0, 20, "b").sequences,
+        ]
+    )
+    [a, bad, b] = (await exchange(running.open_stream(), request)).proposals
+    assert a.token_ids == b.token_ids == [6, 0]
+    assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
+    assert_failed_once(running, "sequence_failed", "sequence")
+    running.drafter.store.check_integrity()
+
+
+async def test_the_sweep_for_expired_sequences_goes_on_after_a_failure(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafter.service, "SWEEP_INTERVAL_S", 0.001)
+    running = await start_drafter(idle_ttl_s=10.0)
+    store = running.drafter.store
+    await running.propose(*step(0, 5, "a").sequences)
+    forget_expired, calls = store.forget_expired, itertools.count()
+    has_forgotten = asyncio.Event()
+
+    def fail_at_first(max_forgotten: int) -> int:
+        if next(calls) == 0:
+            raise RuntimeError("at first")
+        num_forgotten = forget_expired(max_forgotten)
+        if num_forgotten:
+            has_forgotten.set()
+        return num_forgotten
+
+    monkeypatch.setattr(store, "forget_expired", fail_at_first)
+    running.clock.now_s += 11
+    upkeep = asyncio.create_task(running.drafter.run_forever())
+    try:
+        await asyncio.wait_for(has_forgotten.wait(), 20)
+    finally:
+        upkeep.cancel()
+    assert store.num_sequences == 0
+    assert_failed_once(running, "sweep_failed", "upkeep")
+
+
+async def test_pools_are_emptied_after_a_failure_and_accept_texts_again(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_drafter()
+    pools = running.drafter.pools
+    texts = [np.arange(10, dtype=np.uint32)] * 2
+    with monkeypatch.context() as failing:
+        failing.setattr(pools, "work", lambda: 1 // 0)
+        pools.feed("p", texts[0], feed_id="", ngram_mask=2)
+        await running.drafter.pool_keeper.settle()
+    assert pools.num_pools == pools.num_texts == 0
+    assert_failed_once(running, "pools_failed", "pools")
+    pools.feed("p", texts[1], feed_id="", ngram_mask=2)
+    await running.drafter.pool_keeper.settle()
+    assert pools.num_tokens == 10
+
+
+def test_texts_may_be_counted_by_another_thread_while_pools_come_and_go() -> None:
+    """As the metrics endpoint counts them."""
+    limits = PoolLimits(max_pool_bytes=1 << 16, max_pools_bytes=1 << 20, pool_ttl_s=10)
+    now_s = 0.0
+    store = PoolStore(limits, clock=lambda: now_s, seed=1)
+    is_over = threading.Event()
+    errors: list[Exception] = []
+
+    def count() -> None:
+        while not is_over.is_set():
+            try:
+                assert store.num_texts >= 0
+                assert store.num_pools >= 0
+                assert store.occupied_bytes >= 0
+            except Exception as error:
+                errors.append(error)
+                return
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    counting = threading.Thread(target=count)
+    counting.start()
+    try:
+        for i in range(3000):
+            token_ids = np.arange(4, dtype=np.uint32)
+            store.feed(f"{i}", token_ids, feed_id="", ngram_mask=2)
+            if i % 40 == 39:
+                store.finish()
+                now_s += 6
+        assert store.num_texts > 0
+    finally:
+        is_over.set()
+        counting.join()
+        sys.setswitchinterval(interval_s)
+    assert errors == []
+    store.check_integrity()
+
+
+async def test_invalid_deltas_leave_the_other_sequences_of_a_batch_alone(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter(max_sequence_bytes=4096)
+    known = pb.SequenceDelta(sequence_id="known", token_ids=[1, 2, 3, 4])
+    await running.propose(known)
+
+    def good(sequence_id: str, params: pb.NgramParams | None = None) -> pb.SequenceDelta:
+        return pb.SequenceDelta(
+            sequence_id=sequence_id,
+            token_ids=[5, 6, 7, 5, 6],
+            max_draft_tokens=2,
+            params=params,
+        )
+
+    cases: list[tuple[pb.SequenceDelta, int, str]] = [
+        (good("a"), pb.STATUS_OK, ""),
+        *[
+            (good(f"bad{i}", params), pb.STATUS_INVALID, field)
+            for i, (field, params) in enumerate(
+                [
+                    ("params.min_ngram", pb.NgramParams(min_ngram=0)),
+                    ("params.max_ngram", pb.NgramParams(max_ngram=33)),
+                    ("params.max_ngram", pb.NgramParams(min_ngram=4, max_ngram=3)),
+                    ("params.overlap", pb.NgramParams(overlap=99)),  # type: ignore[arg-type]
+                    ("params.tie", pb.NgramParams(tie=99)),  # type: ignore[arg-type]
+                    ("params.algorithm", pb.NgramParams(algorithm=99)),  # type: ignore[arg-type]
+                ]
+            )
+        ],
+        (
+            pb.SequenceDelta(sequence_id="long", token_ids=[1] * 1025),
+            pb.STATUS_INVALID,
+            "token_ids",
+        ),
+        (
+            pb.SequenceDelta(sequence_id="prompt", token_ids=[1], prompt_length=1025),
+            pb.STATUS_INVALID,
+            "prompt_length",
+        ),
+        (pb.SequenceDelta(sequence_id="unknown", base_length=9), pb.STATUS_OUT_OF_SYNC, ""),
+        (
+            pb.SequenceDelta(sequence_id="known", base_length=3, token_ids=[9]),
+            pb.STATUS_OUT_OF_SYNC,
+            "",
+        ),
+        (good("z"), pb.STATUS_OK, ""),
+    ]
+    request = pb.ProposeRequest(sequences=[sent for sent, _, _ in cases])
+    for response in (
+        await running.stub.Propose(request),
+        await exchange(running.open_stream(), request),
+    ):
+        for (sent, status, field), proposal in zip(cases, response.proposals, strict=True):
+            assert proposal.sequence_id == sent.sequence_id
+            assert proposal.status == status, sent.sequence_id
+            if field:
+                assert proposal.message.startswith(f"{field}: "), proposal.message
+            if status == pb.STATUS_OK:
+                assert list(proposal.token_ids) == [7, 5]
+    assert (await running.load()).num_sequences == 3
+
+
+async def test_a_sequence_that_fails_is_forgotten_and_may_be_sent_again(
+    start_drafter: StartDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask_for_unknown_table(
+        rows: npt.NDArray[np.int64], first: int, stop: int, *rest: Any
+    ) -> int:
+        """Asks that a table grow which does not exist, for texts of 13 tokens."""
+        num_open = answer_rows(rows, first, stop, *rest)
+        failing = np.flatnonzero((rows[first:stop, [TEXT_LENGTH, OUTCOME]] == [13, DRAFT]).all(1))
+        rows[failing + first, OUTCOME] = OPEN
+        rows[failing + first, WHY_OPEN] = MUST_GROW + 99
+        return num_open + len(failing)
+
+    running = await start_drafter()
+    monkeypatch.setattr(drafter.batch.engine, "answer_rows", ask_for_unknown_table)
+    stream = running.open_stream()
+    good = [1, 2, 9, 1, 2]
+    request = pb.ProposeRequest(
+        sequences=[delta("a", 0, good), delta("bad", 0, [1] * 13), delta("b", 0, good)]
+    )
+    [a, bad, b] = (await exchange(stream, request)).proposals
+    assert list(a.token_ids) == list(b.token_ids) == [9, 1, 2]
+    assert (bad.status, bad.message) == (pb.STATUS_INVALID, "internal error")
+    [entry] = running.log
+    assert entry["event"] == "sequence_failed"
+    assert entry["sequence_id"] == "bad"
+    assert entry["exc_info"]
+    # Its state is in doubt, so it is forgotten; it may be sent again.
+    [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 13, [1])]))).proposals
+    assert (bad.status, bad.known_length) == (pb.STATUS_OUT_OF_SYNC, 0)
+    [bad] = (await exchange(stream, pb.ProposeRequest(sequences=[delta("bad", 0, good)]))).proposals
+    assert list(bad.token_ids) == [9, 1, 2]
+    running.drafter.store.check_integrity()
+
+
+@pytest.mark.parametrize(("num_tokens", "kind"), [(40, SHORT_TAIL), (4000, LONG_TAIL)])
+@pytest.mark.parametrize("names", [("bad", "a", "b"), ("a", "bad", "b"), ("a", "b", "bad")])
+async def test_a_text_whose_index_fails_keeps_no_other_from_being_indexed(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], num_tokens: int, kind: int
+) -> None:
+    local = LocalDrafter()
+    store = local.drafter.store
+    fail_to_index_bad(store, monkeypatch)
+    await local.exchange(
+        pb.ProposeRequest(sequences=[delta(name, 0, range(num_tokens), 0) for name in names])
+    )
+    assert len(local.batch.slots_with(kind)) == 3
+    await local.settle()
+    assert not local.engine.indexer.has_work
+    assert {n: h.num_unindexed <= 5 for n, h in local.histories.items()} == {"a": True, "b": True}
+    assert (
+        local.registry.get_sample_value(
+            "tandem_drafter_internal_errors_total", {"reason": "sequence"}
+        )
+        == 1
+    )
+    store.check_integrity()

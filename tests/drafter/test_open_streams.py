@@ -1,0 +1,112 @@
+"""Waits of streams: which of them end, and clients that leave their answers unread."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from drafter.errors import NotServingError
+from drafter.open_streams import OpenStreams
+from tandem.v1 import drafter_pb2 as pb
+from tests.drafter.deltas import live_batch, replay
+from tests.drafter.running_drafter import ProposeCall, RunningDrafter, StartDrafter, exchange
+
+
+async def test_a_message_that_arrived_is_kept_though_its_wait_is_being_ended() -> None:
+    streams = OpenStreams(unread_timeout_s=1.0)
+    async with streams.open() as stream:
+        stream.begin_wait()
+        streams.end_waits()
+        stream.go_on()
+        # Enough turns of the loop for a wait to end.
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert streams.all_closed.is_set()
+
+
+async def wait_until_ended(streams: OpenStreams) -> None:
+    async with streams.open() as stream:
+        stream.begin_wait()
+        streams.end_waits()
+        streams.end_waits()
+        await asyncio.Event().wait()
+
+
+async def test_only_waits_for_the_next_message_are_ended() -> None:
+    streams = OpenStreams(unread_timeout_s=1.0)
+    async with streams.open() as working:
+        with pytest.raises(NotServingError):
+            await wait_until_ended(streams)
+        working.begin_write()
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert streams.all_closed.is_set()
+
+
+NUM_UNREAD = 100
+
+
+async def ask_without_reading(running: RunningDrafter, stream: ProposeCall) -> None:
+    """Asks for 20 MB of answers in a few hundred bytes, so that only reading can be the limit."""
+    first = 2**32 - 40_000
+    token_ids = [*range(first, first + 40_000), *range(first, first + 5)]
+    for delta in replay("unread", token_ids):
+        await exchange(stream, pb.ProposeRequest(sequences=[delta]))
+    await running.indexed()
+    again = pb.SequenceDelta(
+        sequence_id="unread", base_length=len(token_ids), max_draft_tokens=40_000
+    )
+    for _ in range(NUM_UNREAD):
+        await stream.write(pb.ProposeRequest(sequences=[again]))
+
+
+async def test_a_client_that_stops_reading_is_disconnected(start_drafter: StartDrafter) -> None:
+    running = await start_drafter(unread_timeout_s=0.3)
+    stream = running.open_stream()
+    await ask_without_reading(running, stream)
+    await asyncio.wait_for(running.drafter.servicer.streams.all_closed.wait(), 30)
+    # Nothing is read yet; the stream's sequences are forgotten as at the end of any stream.
+    assert running.drafter.store.num_sequences == 1
+    running.clock.now_s += 31
+    assert (await running.load()).num_sequences == 0
+
+    num_read = 0
+    error = None
+    while error is None:
+        try:
+            response = await stream.read()
+        except grpc.aio.AioRpcError as ended_with:
+            error = ended_with
+        else:
+            assert isinstance(response, pb.ProposeResponse)
+            assert len(response.proposals[0].token_ids) == 40_000
+            num_read += 1
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details() == "answers were left unread for 0.3 s"
+    assert 0 < num_read < NUM_UNREAD, "only as much was answered as the transport buffers"
+
+
+async def test_other_streams_are_answered_while_one_client_does_not_read(
+    start_drafter: StartDrafter,
+) -> None:
+    running = await start_drafter(unread_timeout_s=0.3)
+    bystander, silent = running.open_stream(), running.open_stream()
+    await exchange(bystander, live_batch(0))
+    await ask_without_reading(running, silent)
+    step = 0
+    async with asyncio.timeout(30):
+        while len(running.drafter.servicer.streams) == 2:
+            step += 1
+            response = await exchange(bystander, live_batch(step))
+            assert len(response.proposals) == 8
+    assert step > 0
+
+
+async def test_a_slow_reader_that_reads_is_not_disconnected(start_drafter: StartDrafter) -> None:
+    running = await start_drafter(unread_timeout_s=0.5)
+    stream = running.open_stream()
+    for step in range(2):
+        await stream.write(live_batch(step))
+        # Longer than the limit, but the transport has accepted the answer.
+        await asyncio.sleep(0.7)
+        assert isinstance(await stream.read(), pb.ProposeResponse)
