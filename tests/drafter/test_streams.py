@@ -242,7 +242,7 @@ async def test_rows_follow_texts_that_others_move_or_release(
     batch.refresh()  # as after it
 
     await engine._answer_open(batch, engine.slices.live())
-    answer = pb.ProposeResponse.FromString(batch.write(min_unindexed=32, max_short_tail=256))
+    answer = pb.ProposeResponse.FromString(batch.write())
     assert [list(p.token_ids) for p in answer.proposals] == [[7, 8], [9, 1]]
 
 
