@@ -97,7 +97,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             await asyncio.sleep(pause_s)
             pause_s = SWEEP_INTERVAL_S
             try:
-                self.engine.pools.see_to_work()
+                self.engine.pools.start_work()
                 if self._store.forget_expired(FORGOTTEN_AT_ONCE) == FORGOTTEN_AT_ONCE:
                     pause_s = 0.0
             except Exception:

@@ -103,7 +103,7 @@ class DraftEngine:
                 long_tails=batch.slots_with(LONG_TAIL),
                 feeding=batch.slots_with(FEED),
             )
-        self.pools.see_to_work()
+        self.pools.start_work()
 
     async def release(self, releases: Sequence[drafter_pb2.Release]) -> None:
         """Forgets sequences."""
@@ -230,7 +230,7 @@ class DraftEngine:
     def _forget(self, history: History) -> None:
         """Forgets a sequence that something failed for; called while the exception is handled."""
         self._count_failure(history.sequence_id)
-        if history.is_kept:
+        if history.is_stored:
             self.store.release(history.sequence_id)
 
     def _count_failure(self, sequence_id: str) -> None:

@@ -17,11 +17,11 @@ class History(IndexedText):
         sequence_id: whose they are.
         prompt_length: how many of its tokens are prompt, once all of that has arrived.
         slot: its place in the store's table while it is kept; set by the store.
-        is_kept: whether the store still knows it; set by the store.
+        is_stored: whether the store still knows it; set by the store.
         num_fed: of the text that feeds its pool while it grows, how many tokens have.
     """
 
-    __slots__ = ("is_kept", "num_fed", "prompt_length", "sequence_id", "slot")
+    __slots__ = ("is_stored", "num_fed", "prompt_length", "sequence_id", "slot")
 
     def __init__(
         self, *, params: NgramParams, prompt_length: int, max_tokens: int, sequence_id: str = ""
@@ -30,11 +30,11 @@ class History(IndexedText):
         self.sequence_id = sequence_id
         self.prompt_length = prompt_length
         self.slot = -1
-        self.is_kept = False
+        self.is_stored = False
         self.num_fed = 0
         if params.pool_id:
             link_to_pool(self.address, NEVER, 0)
-            self.note_fed(0)
+            self.record_fed(0)
 
     @property
     def is_feed_due(self) -> bool:
@@ -42,16 +42,16 @@ class History(IndexedText):
         return is_feed_due(self.address)
 
     @property
-    def growing_from(self) -> int:
+    def feed_start(self) -> int:
         """Where the text begins that feeds its pool while it grows."""
         return self.prompt_length if self.params.pool_keep is Keep.OUTPUT else 0
 
-    def note_fed(self, num_fed: int) -> None:
+    def record_fed(self, num_fed: int) -> None:
         """Puts down how much of the text its pool has been fed, of a sequence that names one."""
         self.num_fed = num_fed
         params = self.params
         feed_at = tag = 0
         if params.pool_feed_tokens > 0:
-            feed_at = self.growing_from + num_fed + params.pool_feed_tokens
+            feed_at = self.feed_start + num_fed + params.pool_feed_tokens
             tag = owner_tag_of(feed_key_of(self.sequence_id))
         set_pool_use(self.address, params.pool_min_ngram, feed_at, tag)

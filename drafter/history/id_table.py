@@ -25,7 +25,7 @@ from drafter.ngram.text import HASH_BASE
 
 MAX_ID_BYTES = 64
 
-HASH, ID_BYTES, HEADER, PREVIOUS, NEXT = range(5)
+HASH, ID_LENGTH, HEADER, PREVIOUS, NEXT = range(5)
 RECORD_WORDS = 8
 OLDEST, NEWEST, _FREE, COUNT, _FRESH = range(5)
 
@@ -109,7 +109,7 @@ def find_slot(table: SequenceTable, hash_: int, address: int, num_bytes: int) ->
         slot = table.buckets[bucket] - 1
         if (
             table.records[slot, HASH] == hash_
-            and table.records[slot, ID_BYTES] == num_bytes
+            and table.records[slot, ID_LENGTH] == num_bytes
             and same_bytes(ids + MAX_ID_BYTES * slot, address, num_bytes)
         ):
             return signed(slot)
@@ -177,7 +177,7 @@ def add(table: SequenceTable, data: npt.NDArray[np.uint8], header: int, now_s: f
     table.ids[slot, :num_bytes] = data
     table.ids[slot, num_bytes:] = 0
     table.records[slot, HASH] = hash_
-    table.records[slot, ID_BYTES] = num_bytes
+    table.records[slot, ID_LENGTH] = num_bytes
     table.records[slot, HEADER] = header
     bucket = home_bucket(table, hash_)
     while table.buckets[bucket] != 0:
@@ -214,7 +214,7 @@ def remove(table: SequenceTable, slot: int) -> None:
     table.ends[COUNT] -= 1
 
 
-def slots_in_order(table: SequenceTable) -> list[int]:
+def slots_by_last_use(table: SequenceTable) -> list[int]:
     """Returns the slots, the least recently used first; for tests."""
     slots = []
     slot = int(table.ends[OLDEST])

@@ -21,7 +21,7 @@ from drafter.history.id_table import (
     make_table,
     remove,
     slot_of,
-    slots_in_order,
+    slots_by_last_use,
     touch,
 )
 
@@ -35,10 +35,10 @@ class EvictionReason(Enum):
     STREAM_ENDED = "stream_ended"
 
 
-class KeptHistories:
+class StoredHistories:
     """Owned by the event loop, through the store.
 
-    The only one that changes a history's `slot` and `is_kept`. Invariants (see `check_integrity`):
+    Alone changes a history's `slot` and `is_stored`. Invariants (see `check_integrity`):
     the table holds the histories, in the order of their last use; `num_bytes` is the sum of what
     their texts occupy and never above its bound.
 
@@ -95,7 +95,7 @@ class KeptHistories:
         else:
             self.by_slot[slot] = history
         self.by_id[history.sequence_id] = history
-        history.is_kept = True
+        history.is_stored = True
         self._make_room(history, history.allocated_bytes)
         self.num_bytes += history.allocated_bytes
 
@@ -116,10 +116,10 @@ class KeptHistories:
         The history may not be kept any more, or be evicted for it; then it alone grows.
         """
         num_bytes = history.allocated_bytes
-        if history.is_kept:
+        if history.is_stored:
             self._make_room(history, history.table_growth_bytes(index))
         history.grow_table(index)
-        if history.is_kept:
+        if history.is_stored:
             self.table.records[history.slot, HEADER] = history.address
             self.num_bytes += history.allocated_bytes - num_bytes
 
@@ -134,7 +134,7 @@ class KeptHistories:
         remove(self.table, history.slot)
         self.by_slot[history.slot] = None
         self.num_bytes -= history.allocated_bytes
-        history.is_kept = False
+        history.is_stored = False
         self._on_removal(history.sequence_id)
 
     def check_integrity(self) -> None:
@@ -143,14 +143,14 @@ class KeptHistories:
         assert self.num_bytes == sum(history.allocated_bytes for history in histories)
         assert self.num_bytes <= self._max_bytes
         assert len(histories) <= self._max_sequences
-        slots = slots_in_order(self.table)
+        slots = slots_by_last_use(self.table)
         assert sorted(slots) == sorted(history.slot for history in histories)
         assert len(slots) == self.table.ends[COUNT]
         assert not slots or slots[-1] == self.table.ends[NEWEST]
         uses = self.table.last_used_s[slots].tolist()
         assert uses == sorted(uses), "histories are ordered by last use"
         for sequence_id, history in self.by_id.items():
-            assert history.is_kept
+            assert history.is_stored
             history.check_integrity()
             assert history.sequence_id == sequence_id
             assert slot_of(self.table, sequence_id) == history.slot
@@ -163,5 +163,5 @@ class KeptHistories:
             # Not the history itself, which fits if it is alone; unless it was not used for so long
             # that all others came after it, and they are more than it.
             self.evict(self.oldest(), EvictionReason.BYTES)
-            if not history.is_kept:
+            if not history.is_stored:
                 break

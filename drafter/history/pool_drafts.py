@@ -25,7 +25,7 @@ class PoolDrafts:
         self.store = store
         self._on_work = on_work
 
-    def see_to_work(self) -> None:
+    def start_work(self) -> None:
         """Has done what is to do, texts that expired included; returns at once."""
         if self.store.has_work:
             self._on_work()
@@ -72,10 +72,10 @@ class PoolDrafts:
         params = history.params
         num_fed = self.store.grow(
             params.pool_id,
-            history.token_ids[history.growing_from : end],
+            history.token_ids[history.feed_start : end],
             feed_id=history.sequence_id,
             num_fed=history.num_fed,
             ngram_mask=params.ngram_mask,
         )
-        history.note_fed(num_fed)
+        history.record_fed(num_fed)
         self._on_work()

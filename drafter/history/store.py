@@ -21,9 +21,9 @@ import numpy as np
 
 from drafter.history.delta import SequenceDelta
 from drafter.history.history import History
-from drafter.history.lru import EvictionReason, KeptHistories
+from drafter.history.lru import EvictionReason, StoredHistories
 from drafter.ngram.params import NgramParams
-from drafter.ngram.text import TOKEN_BYTES, most_tokens
+from drafter.ngram.text import TOKEN_BYTES, tokens_that_fit
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
 
 
@@ -58,7 +58,7 @@ class StoreLimits:
 
     def max_sequence_tokens(self, params: NgramParams) -> int:
         """How many tokens a sequence may have: so many that its index fits whatever they are."""
-        return most_tokens(params, self.max_sequence_bytes)
+        return tokens_that_fit(params, self.max_sequence_bytes)
 
 
 class StreamLease:
@@ -105,7 +105,7 @@ class HistoryStore:
         """
         self.limits = limits
         self._clock = clock
-        self._kept = KeptHistories(
+        self._kept = StoredHistories(
             max_sequences=limits.max_sequences,
             max_bytes=limits.max_history_bytes,
             on_removal=self._untie,

@@ -28,7 +28,7 @@ MAX_ARENA_BYTES = 1 << 34
 NEXT_FRESH = 0
 FREE = 1
 USED = 2
-MOST = 3
+MAX_BLOCKS = 3
 """No more blocks than this are taken, whatever the arena could hold."""
 KEY_MASK = 4
 """Bits that are kept of an n-gram's hash: all, but for tests of what collides."""
@@ -37,7 +37,7 @@ SEED_HIGH = 6
 
 # Words of a pool's header.
 POOL_BLOCKS = 0
-POOL_MOST = 1
+MAX_POOL_BLOCKS = 1
 DEPTH = 2
 NGRAM_MASK = 3
 """Bit n - 1: n-grams of n tokens are indexed."""
@@ -45,7 +45,7 @@ HEAD = 4
 """Position of the oldest token."""
 TAIL = 5
 """One past the position of the newest token."""
-NUM_TOKENS = 6
+POOL_TOKENS = 6
 HEAD_INDEX = 7
 """How many tokens were ever evicted, modulo 2^32: gives positions an order."""
 CURSORS = 8
@@ -54,7 +54,7 @@ CURSOR_INDICES = 40
 """32 counts: the cursors' places in the order of `HEAD_INDEX`."""
 HEAD_OVERLAP = 72
 """How many tokens from the oldest on are there only to be matched, see `pool_tokens.py`."""
-DIRECTORY = 73
+DIRECTORY_BLOCKS = 73
 """Block numbers of the directory's parts, see `pool_table.py`."""
 DIRECTORY_PARTS = 512
 
@@ -71,7 +71,7 @@ def make_arena(num_bytes: int, *, seed: int, key_bits: int = 27) -> Arena:
     arena = np.zeros(capacity * BLOCK_WORDS, dtype=np.uint32)
     arena[NEXT_FRESH] = 1
     arena[USED] = 1
-    arena[MOST] = capacity
+    arena[MAX_BLOCKS] = capacity
     arena[KEY_MASK] = ((1 << key_bits) - 1) << (32 - key_bits) | 31
     arena[SEED_LOW] = seed & 0xFFFFFFFF
     arena[SEED_HIGH] = seed >> 32
@@ -88,14 +88,14 @@ def word(arena: Arena, at: int) -> int:
 @kernel
 def has_room(arena: Arena, pool: int, num_blocks: int) -> bool:
     """Whether a pool may take this many blocks; pool 0: one that is yet to be made."""
-    if arena[USED] + num_blocks > arena[MOST]:
+    if arena[USED] + num_blocks > arena[MAX_BLOCKS]:
         return False
     header = pool << BLOCK_BITS
-    return pool == 0 or arena[header + POOL_BLOCKS] + num_blocks <= arena[header + POOL_MOST]
+    return pool == 0 or arena[header + POOL_BLOCKS] + num_blocks <= arena[header + MAX_POOL_BLOCKS]
 
 
 @kernel
-def take_block(arena: Arena, pool: int) -> int:
+def allocate_block(arena: Arena, pool: int) -> int:
     """Returns a block of zeros that is the pool's from now on; 0 if there is no room.
 
     Pool 0: the block becomes a pool's header, and counts as its own first.
@@ -118,7 +118,7 @@ def take_block(arena: Arena, pool: int) -> int:
 
 
 @kernel
-def give_back(arena: Arena, pool: int, block: int) -> None:
+def free_block(arena: Arena, pool: int, block: int) -> None:
     """Frees a block of the pool."""
     arena[(pool << BLOCK_BITS) + POOL_BLOCKS] -= 1
     arena[block << BLOCK_BITS] = arena[FREE]

@@ -25,16 +25,16 @@ from drafter.pool_index.arena import (
     HEAD_INDEX,
     HEAD_OVERLAP,
     NGRAM_MASK,
-    NUM_TOKENS,
+    POOL_TOKENS,
     TAIL,
     Arena,
     word,
 )
 from drafter.pool_index.table import (
     empty_slot,
+    extend_hash,
     fill_slot,
     first_slot,
-    hash_further,
     key_of,
     may_fill,
     next_slot,
@@ -49,10 +49,10 @@ from drafter.pool_index.tokens import (
     LONGEST_NGRAM,
     OWNERS,
     begins_at,
-    beside,
     position_after,
     position_before,
-    set_beside,
+    set_side_word,
+    side_word,
 )
 
 _MODULUS = 0xFFFFFFFF
@@ -97,7 +97,7 @@ def index(arena: Arena, pool: int, most: int) -> int:
             if num_overlapping > 0:
                 # Their n-grams are those of the text before. If not all are there, it waits.
                 at = header + CURSOR_INDICES + n - 1
-                tail_index = word(arena, header + HEAD_INDEX) + word(arena, header + NUM_TOKENS)
+                tail_index = word(arena, header + HEAD_INDEX) + word(arena, header + POOL_TOKENS)
                 if (tail_index - word(arena, at)) & _MODULUS <= num_overlapping:
                     break
                 for _ in range(num_overlapping):
@@ -155,7 +155,7 @@ def _overlap_at(arena: Arena, header: int, position: int) -> int:
     """How many tokens from the position on are only there to be matched."""
     if position == word(arena, header + HEAD):
         return word(arena, header + HEAD_OVERLAP)
-    return beside(arena, position, JOINTS) if begins_at(arena, position) else 0
+    return side_word(arena, position, JOINTS) if begins_at(arena, position) else 0
 
 
 @kernel
@@ -166,7 +166,7 @@ def _key_before(arena: Arena, position: int, n: int) -> int:
         if begins_at(arena, position):
             return -1
         position = position_before(arena, position)
-        ngram_hash = hash_further(ngram_hash, word(arena, position))
+        ngram_hash = extend_hash(ngram_hash, word(arena, position))
     return key_of(arena, ngram_hash, n)
 
 
@@ -209,13 +209,13 @@ def _insert(arena: Arena, pool: int, position: int, n: int) -> bool:
 def _link(arena: Arena, pool: int, latest: int, position: int, n: int) -> bool:
     """Links what was the latest occurrence of an n-gram to the next; False: no room."""
     side = LINKS + n - 1
-    owner = beside(arena, position, OWNERS)
+    owner = side_word(arena, position, OWNERS)
     if owner != 0:
-        is_of_owner = beside(arena, latest, OWNERS) == owner
-        foreign = beside(arena, latest, side) if is_of_owner else latest
-        if not set_beside(arena, pool, position, side, foreign):
+        is_of_owner = side_word(arena, latest, OWNERS) == owner
+        foreign = side_word(arena, latest, side) if is_of_owner else latest
+        if not set_side_word(arena, pool, position, side, foreign):
             return False
-    return set_beside(arena, pool, latest, side, position)
+    return set_side_word(arena, pool, latest, side, position)
 
 
 @kernel
@@ -232,6 +232,6 @@ def _remove(arena: Arena, pool: int, position: int, n: int) -> None:
         empty_slot(arena, pool, page, at)
         return
     side = LINKS + n - 1
-    arena[at + 1] = beside(arena, position, side)
-    if beside(arena, latest, side) == position:
-        set_beside(arena, pool, latest, side, 0)
+    arena[at + 1] = side_word(arena, position, side)
+    if side_word(arena, latest, side) == position:
+        set_side_word(arena, pool, latest, side, 0)

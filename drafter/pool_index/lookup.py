@@ -10,8 +10,8 @@ from drafter.kernels.jit import kernel
 from drafter.ngram.table import EARLIEST, LONGEST
 from drafter.pool_index.arena import BLOCK_BITS, TAIL, Arena, word
 from drafter.pool_index.table import (
+    extend_hash,
     first_slot,
-    hash_further,
     key_of,
     next_slot,
     page_of,
@@ -23,9 +23,9 @@ from drafter.pool_index.tokens import (
     LINKS,
     OWNERS,
     begins_at,
-    beside,
     position_after,
     position_before,
+    side_word,
 )
 
 
@@ -81,7 +81,7 @@ def find_in_pool(
     earliest, latest = 0, 0
     ngram_hash = seed_of(arena)
     for n in range(1, min(max_ngram, num_tokens) + 1):
-        ngram_hash = hash_further(ngram_hash, buffer[num_tokens - n])
+        ngram_hash = extend_hash(ngram_hash, buffer[num_tokens - n])
         if n < min_ngram:
             continue
         key = key_of(arena, ngram_hash, n)
@@ -94,12 +94,12 @@ def find_in_pool(
         if arena[at + 2] == 0:
             break
         last = word(arena, at + 2)
-        if own != 0 and beside(arena, last, OWNERS) == own:
-            last = beside(arena, last, LINKS + n - 1)
+        if own != 0 and side_word(arena, last, OWNERS) == own:
+            last = side_word(arena, last, LINKS + n - 1)
             if last == 0:
                 break
         earliest, latest = word(arena, at + 1), last
-        if own != 0 and beside(arena, earliest, OWNERS) == own:
+        if own != 0 and side_word(arena, earliest, OWNERS) == own:
             earliest = last
     if latest == 0:
         return 0, 0
@@ -129,7 +129,7 @@ def copy_from_pool(
         count += 1
         following = position_after(arena, position)
         if following == tail or begins_at(arena, following):
-            following = beside(arena, position, JOINTS)
+            following = side_word(arena, position, JOINTS)
             if following == 0:
                 break
         position = following

@@ -14,10 +14,10 @@ from drafter.pool_index.arena import (
     BLOCK_BITS,
     BLOCK_BYTES,
     HEAD,
-    MOST,
-    NUM_TOKENS,
+    MAX_BLOCKS,
+    MAX_POOL_BLOCKS,
     POOL_BLOCKS,
-    POOL_MOST,
+    POOL_TOKENS,
     TAIL,
     USED,
     has_room,
@@ -34,7 +34,7 @@ from drafter.pool_index.records import (
     owner_tag_of,
 )
 from drafter.pool_index.text import NEW_POOL_BLOCKS, append_tokens, evict, free_pool, make_pool
-from drafter.pool_index.tokens import JOINTS, position_after, set_beside
+from drafter.pool_index.tokens import JOINTS, position_after, set_side_word
 
 # Fewer free blocks than this, and the arena counts as full.
 _SPARE_BLOCKS = 8
@@ -74,7 +74,7 @@ class PoolMemory:
 
     def num_tokens(self, pool: Pool) -> int:
         """How many tokens are in the pool."""
-        return self._header(pool, NUM_TOKENS) if pool.block else 0
+        return self._header(pool, POOL_TOKENS) if pool.block else 0
 
     def add(self, text: Text) -> bool:
         """Makes the record of a text, and its pool if it is the first; False: there is no room."""
@@ -98,7 +98,7 @@ class PoolMemory:
             token_ids: [n] uint32.
         """
         pool = text.pool
-        tail, was_empty = self._header(pool, TAIL), self._header(pool, NUM_TOKENS) == 0
+        tail, was_empty = self._header(pool, TAIL), self._header(pool, POOL_TOKENS) == 0
         begins = text.num_tokens == 0
         owner = owner_tag_of(text.feed_key) if text.end else 0
         num_overlapping = max(0, text.num_overlap - text.num_tokens)
@@ -153,10 +153,10 @@ class PoolMemory:
             return False
         if not has_room(self.arena, pool.block, 2) and self._header(
             pool, POOL_BLOCKS
-        ) + 2 > self._header(pool, POOL_MOST):
+        ) + 2 > self._header(pool, MAX_POOL_BLOCKS):
             return True
         # If the arena is not full either, the pool's table has come to its end.
-        return int(self.arena[USED]) + _SPARE_BLOCKS <= int(self.arena[MOST])
+        return int(self.arena[USED]) + _SPARE_BLOCKS <= int(self.arena[MAX_BLOCKS])
 
     def evict(self, text: Text, most: int) -> None:
         """Forgets up to `most` tokens of the oldest text of its pool, from its beginning."""
@@ -194,18 +194,18 @@ class PoolMemory:
 
     def _join(self, text: Text, position: int) -> bool:
         """Puts down where the text goes on behind its last token; False: there is no room."""
-        return set_beside(self.arena, text.pool.block, text.last, JOINTS, position)
+        return set_side_word(self.arena, text.pool.block, text.last, JOINTS, position)
 
     def _count_records(self, pool: Pool | None, num_bytes: int) -> None:
         """Leaves to blocks what records do not take, in the arena and in the pool."""
         limits = self._limits
         self._record_bytes += num_bytes
         for_blocks = limits.max_pools_bytes - limits.max_waiting_bytes - self._record_bytes
-        self.arena[MOST] = for_blocks // BLOCK_BYTES
+        self.arena[MAX_BLOCKS] = for_blocks // BLOCK_BYTES
         if pool is not None and pool.block:
             of_pool = POOL_RECORD_BYTES + pool.num_kept * TEXT_RECORD_BYTES
             header = pool.block << BLOCK_BITS
-            self.arena[header + POOL_MOST] = (limits.max_pool_bytes - of_pool) // BLOCK_BYTES
+            self.arena[header + MAX_POOL_BLOCKS] = (limits.max_pool_bytes - of_pool) // BLOCK_BYTES
 
     def _header(self, pool: Pool, word: int) -> int:
         return int(self.arena[(pool.block << BLOCK_BITS) + word])

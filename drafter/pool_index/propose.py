@@ -21,7 +21,7 @@ from numba import carray  # type: ignore[attr-defined]
 from drafter.kernels.jit import kernel
 from drafter.kernels.memory import as_pointer, load_i64
 from drafter.ngram.index import DONE
-from drafter.ngram.match import MAX_REACH_TOKENS
+from drafter.ngram.match import MAX_MATCH_LENGTH
 from drafter.ngram.table import LENGTH, LONGEST, MAX_NGRAM, MIN_NGRAM, TIE, TOKENS, TOKENS_PER_MATCH
 from drafter.pool_index.arena import Arena
 from drafter.pool_index.link import own_tag_of, pool_block_of, pool_min_ngram_of
@@ -73,7 +73,7 @@ def propose_from_pools(
             load_i64(header + 8 * MIN_NGRAM),
             load_i64(header + 8 * MAX_NGRAM),
             tie,
-            MAX_REACH_TOKENS,
+            MAX_MATCH_LENGTH,
             own_tag_of(header),
         )
         if position == 0 or reach <= own_length:

@@ -91,7 +91,7 @@ def owner_tag_of(feed_key: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptText:
+class TextCopy:
     """A copy of one text; what a snapshot is made of."""
 
     pool_id: str

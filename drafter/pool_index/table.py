@@ -23,15 +23,15 @@ from drafter.pool_index.arena import (
     BLOCK_BITS,
     BLOCK_WORDS,
     DEPTH,
-    DIRECTORY,
+    DIRECTORY_BLOCKS,
     DIRECTORY_PARTS,
     KEY_MASK,
     SEED_HIGH,
     SEED_LOW,
     Arena,
-    give_back,
+    allocate_block,
+    free_block,
     has_room,
-    take_block,
     word,
 )
 
@@ -64,7 +64,7 @@ def seed_of(arena: Arena) -> np.uint64:
 
 
 @kernel
-def hash_further(ngram_hash: np.uint64, token: int | np.uint32) -> np.uint64:
+def extend_hash(ngram_hash: np.uint64, token: int | np.uint32) -> np.uint64:
     """The hash of an n-gram with one more token before it: n-grams are hashed backwards."""
     ngram_hash = (ngram_hash ^ np.uint64(token)) * _MULTIPLIER
     return ngram_hash ^ (ngram_hash >> _SHIFT)
@@ -86,7 +86,7 @@ def first_slot(key: int) -> int:
 @kernel
 def _entry(arena: Arena, pool: int, index: int) -> int:
     """Where in the arena the directory's entry of this index is."""
-    part = word(arena, (pool << BLOCK_BITS) + DIRECTORY + (index >> BLOCK_BITS))
+    part = word(arena, (pool << BLOCK_BITS) + DIRECTORY_BLOCKS + (index >> BLOCK_BITS))
     return (part << BLOCK_BITS) + (index & (BLOCK_WORDS - 1))
 
 
@@ -100,9 +100,9 @@ def page_of(arena: Arena, pool: int, key: int) -> int:
 @kernel
 def make_table(arena: Arena, pool: int) -> bool:
     """Gives a new pool an empty table; needs room for two blocks."""
-    part = take_block(arena, pool)
-    page = take_block(arena, pool)
-    arena[(pool << BLOCK_BITS) + DIRECTORY] = part
+    part = allocate_block(arena, pool)
+    page = allocate_block(arena, pool)
+    arena[(pool << BLOCK_BITS) + DIRECTORY_BLOCKS] = part
     arena[part << BLOCK_BITS] = page
     return page != 0
 
@@ -170,13 +170,13 @@ def _double_directory(arena: Arena, pool: int) -> bool:
     if not has_room(arena, pool, num_parts + 1):
         return False
     for i in range(num_parts):
-        copy = take_block(arena, pool)
-        original = word(arena, header + DIRECTORY + i)
-        arena[header + DIRECTORY + num_parts + i] = copy
+        copy = allocate_block(arena, pool)
+        original = word(arena, header + DIRECTORY_BLOCKS + i)
+        arena[header + DIRECTORY_BLOCKS + num_parts + i] = copy
         for k in range(BLOCK_WORDS):
             arena[(copy << BLOCK_BITS) + k] = arena[(original << BLOCK_BITS) + k]
     if num_parts == 0:
-        part = word(arena, header + DIRECTORY) << BLOCK_BITS
+        part = word(arena, header + DIRECTORY_BLOCKS) << BLOCK_BITS
         for i in range(size):
             arena[part + size + i] = arena[part + i]
     arena[header + DEPTH] = depth + 1
@@ -192,7 +192,7 @@ def split_page(arena: Arena, pool: int, page: int) -> bool:
         return False
     if local_depth == arena[(pool << BLOCK_BITS) + DEPTH] and not _double_directory(arena, pool):
         return False
-    other = take_block(arena, pool)
+    other = allocate_block(arena, pool)
     bit = 1 << local_depth
     prefix = word(arena, base + _PREFIX)
     arena[(other << BLOCK_BITS) + _LOCAL_DEPTH] = local_depth + 1
@@ -269,7 +269,7 @@ def _join_pages(arena: Arena, pool: int, page: int) -> None:
         arena[base + _LOCAL_DEPTH] = local_depth - 1
         for index in range(prefix | bit, 1 << word(arena, (pool << BLOCK_BITS) + DEPTH), 2 * bit):
             arena[_entry(arena, pool, index)] = page
-        give_back(arena, pool, other)
+        free_block(arena, pool, other)
 
 
 @kernel
@@ -281,6 +281,6 @@ def free_table(arena: Arena, pool: int) -> None:
         page = word(arena, _entry(arena, pool, index))
         # Each page once: at the first index that leads to it.
         if arena[(page << BLOCK_BITS) + _PREFIX] == index:
-            give_back(arena, pool, page)
+            free_block(arena, pool, page)
     for i in range(max(1, size >> BLOCK_BITS)):
-        give_back(arena, pool, word(arena, header + DIRECTORY + i))
+        free_block(arena, pool, word(arena, header + DIRECTORY_BLOCKS + i))

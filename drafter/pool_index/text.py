@@ -14,12 +14,12 @@ from drafter.pool_index.arena import (
     HEAD,
     HEAD_INDEX,
     HEAD_OVERLAP,
-    NUM_TOKENS,
-    POOL_MOST,
+    MAX_POOL_BLOCKS,
+    POOL_TOKENS,
     TAIL,
     Arena,
-    give_back,
-    take_block,
+    allocate_block,
+    free_block,
     word,
 )
 from drafter.pool_index.index import move_cursors, unindex_head
@@ -29,12 +29,12 @@ from drafter.pool_index.tokens import (
     JOINTS,
     OFFSET,
     OWNERS,
-    beside,
     chain_block,
     free_token_block,
     position_after,
     set_begins,
-    set_beside,
+    set_side_word,
+    side_word,
 )
 
 NEW_POOL_BLOCKS = 4
@@ -49,11 +49,11 @@ def make_pool(arena: Arena, most_blocks: int) -> int:
         arena: all pools.
         most_blocks: how many the pool may take, >= NEW_POOL_BLOCKS.
     """
-    pool = take_block(arena, 0)
+    pool = allocate_block(arena, 0)
     header = pool << BLOCK_BITS
-    arena[header + POOL_MOST] = most_blocks
+    arena[header + MAX_POOL_BLOCKS] = most_blocks
     make_table(arena, pool)
-    start = (take_block(arena, pool) << BLOCK_BITS) + FIRST
+    start = (allocate_block(arena, pool) << BLOCK_BITS) + FIRST
     arena[header + HEAD] = start
     arena[header + TAIL] = start
     return pool
@@ -65,7 +65,7 @@ def free_pool(arena: Arena, pool: int) -> None:
     head = word(arena, (pool << BLOCK_BITS) + HEAD)
     free_token_block(arena, pool, (head - 1) >> BLOCK_BITS)
     free_table(arena, pool)
-    give_back(arena, pool, pool)
+    free_block(arena, pool, pool)
 
 
 @kernel
@@ -101,17 +101,17 @@ def append_tokens(
                 free_token_block(arena, pool, last)
             arena[header + TAIL] = start
             tail = start
-        if not set_beside(arena, pool, tail, OWNERS, owner):
+        if not set_side_word(arena, pool, tail, OWNERS, owner):
             return i
         if begins and i == 0:
-            if not set_beside(arena, pool, tail, JOINTS, num_overlapping):
+            if not set_side_word(arena, pool, tail, JOINTS, num_overlapping):
                 return 0
-            if arena[header + NUM_TOKENS] == 0:
+            if arena[header + POOL_TOKENS] == 0:
                 arena[header + HEAD_OVERLAP] = num_overlapping
             set_begins(arena, tail)
         arena[tail] = token_ids[i]
         arena[header + TAIL] = tail + 1
-        arena[header + NUM_TOKENS] += 1
+        arena[header + POOL_TOKENS] += 1
     return len(token_ids)
 
 
@@ -133,14 +133,14 @@ def evict(arena: Arena, pool: int, num_text_tokens: int, most: int) -> int:
         after_head = position_after(arena, head)
         arena[header + HEAD] = after_head
         arena[header + HEAD_INDEX] += 1
-        arena[header + NUM_TOKENS] -= 1
+        arena[header + POOL_TOKENS] -= 1
         if after_head & OFFSET == FIRST:
             free_token_block(arena, pool, head >> BLOCK_BITS)
         num_overlapping = 0
         if i + 1 < num_text_tokens:
             set_begins(arena, after_head)
             num_overlapping = max(0, word(arena, header + HEAD_OVERLAP) - 1)
-        elif arena[header + NUM_TOKENS] > 0:
-            num_overlapping = beside(arena, after_head, JOINTS)
+        elif arena[header + POOL_TOKENS] > 0:
+            num_overlapping = side_word(arena, after_head, JOINTS)
         arena[header + HEAD_OVERLAP] = num_overlapping
     return count

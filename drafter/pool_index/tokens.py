@@ -15,7 +15,14 @@ that lie beside the tokens (`pool_index.py`).
 """
 
 from drafter.kernels.jit import kernel
-from drafter.pool_index.arena import BLOCK_BITS, BLOCK_WORDS, Arena, give_back, take_block, word
+from drafter.pool_index.arena import (
+    BLOCK_BITS,
+    BLOCK_WORDS,
+    Arena,
+    allocate_block,
+    free_block,
+    word,
+)
 
 LONGEST_NGRAM = 32
 
@@ -71,20 +78,20 @@ def set_begins(arena: Arena, position: int) -> None:
 
 
 @kernel
-def beside(arena: Arena, position: int, side: int) -> int:
+def side_word(arena: Arena, position: int, side: int) -> int:
     """The word beside a token; 0 unless it was set."""
     block = word(arena, ((position >> BLOCK_BITS) << BLOCK_BITS) + _SIDES + side)
     return 0 if block == 0 else word(arena, (block << BLOCK_BITS) + (position & OFFSET))
 
 
 @kernel
-def set_beside(arena: Arena, pool: int, position: int, side: int, value: int) -> bool:
+def set_side_word(arena: Arena, pool: int, position: int, side: int, value: int) -> bool:
     """Sets the word beside a token; False: there is no room."""
     at = ((position >> BLOCK_BITS) << BLOCK_BITS) + _SIDES + side
     if arena[at] == 0:
         if value == 0:
             return True
-        arena[at] = take_block(arena, pool)
+        arena[at] = allocate_block(arena, pool)
         if arena[at] == 0:
             return False
     arena[(word(arena, at) << BLOCK_BITS) + (position & OFFSET)] = value
@@ -94,7 +101,7 @@ def set_beside(arena: Arena, pool: int, position: int, side: int, value: int) ->
 @kernel
 def chain_block(arena: Arena, pool: int, last: int) -> int:
     """Puts a new token block behind the last one; returns its first position, 0: no room."""
-    block = take_block(arena, pool)
+    block = allocate_block(arena, pool)
     if block == 0:
         return 0
     arena[(last << BLOCK_BITS) + _NEXT] = block
@@ -108,5 +115,5 @@ def free_token_block(arena: Arena, pool: int, block: int) -> None:
     start = (block << BLOCK_BITS) + _SIDES
     for at in range(start, start + _NUM_SIDES):
         if arena[at] != 0:
-            give_back(arena, pool, word(arena, at))
-    give_back(arena, pool, block)
+            free_block(arena, pool, word(arena, at))
+    free_block(arena, pool, block)

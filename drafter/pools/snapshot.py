@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from drafter.pool_index.records import MAX_POOL_BYTES, KeptText
+from drafter.pool_index.records import MAX_POOL_BYTES, TextCopy
 
 MAGIC = b"TNDMPOOL"
 VERSION = 2
@@ -69,7 +69,7 @@ def path_of(folder: Path, pool_id: str, taken: Iterable[Path] = ()) -> Path:
     return path
 
 
-def write_pool(folder: Path, texts: Sequence[KeptText], taken: Iterable[Path] = ()) -> Path:
+def write_pool(folder: Path, texts: Sequence[TextCopy], taken: Iterable[Path] = ()) -> Path:
     """Writes the texts of one pool, at least one, in place of what was there before.
 
     Args:
@@ -125,7 +125,7 @@ def snapshots_in(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
-def read_pool(path: Path) -> list[KeptText]:
+def read_pool(path: Path) -> list[TextCopy]:
     """Returns the texts of one pool.
 
     Raises:
@@ -153,7 +153,7 @@ def read_pool(path: Path) -> list[KeptText]:
         raise DamagedSnapshotError(path, f"its header is wrong: {error}") from None
 
 
-def _header_of(texts: Sequence[KeptText]) -> bytes:
+def _header_of(texts: Sequence[TextCopy]) -> bytes:
     pool_id, ngram_mask = texts[0].pool_id, texts[0].ngram_mask
     head = json.dumps({"pool_id": pool_id, "ngram_mask": ngram_mask})
     records = (
@@ -175,7 +175,7 @@ def _header_of(texts: Sequence[KeptText]) -> bytes:
     return f'{head[:-1]}, "texts": [{joined}]}}'.encode()
 
 
-def _parse(body: memoryview, header_bytes: int) -> list[KeptText]:
+def _parse(body: memoryview, header_bytes: int) -> list[TextCopy]:
     header = json.loads(bytes(body[:header_bytes]))
     token_ids = np.frombuffer(body[header_bytes:], dtype="<u4").astype(np.uint32, copy=False)
     pool_id, ngram_mask = str(header["pool_id"]), int(header["ngram_mask"])
@@ -190,7 +190,7 @@ def _parse(body: memoryview, header_bytes: int) -> list[KeptText]:
         if not (0 <= num_overlap <= num_tokens and text_end >= 0):
             raise ValueError(f"{num_overlap} of {num_tokens} tokens overlap, up to {text_end}")
         texts.append(
-            KeptText(
+            TextCopy(
                 pool_id=pool_id,
                 token_ids=token_ids[start:end],
                 feed_key=bytes.fromhex(feed_key),

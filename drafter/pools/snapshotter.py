@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from drafter.failures import Failure
-from drafter.pool_index.records import FeedOutcome, KeptText
+from drafter.pool_index.records import FeedOutcome, TextCopy
 from drafter.pools.snapshot import (
     read_pool,
     remove,
@@ -91,7 +91,7 @@ class Snapshotter:
 
         Called once, off the event loop, before anything else has to do with the store.
         """
-        texts: list[KeptText] = []
+        texts: list[TextCopy] = []
         for path in snapshots_in(self._folder):
             try:
                 texts += read_pool(path)
@@ -172,7 +172,7 @@ class Snapshotter:
             and now_s - written.at_s < self._store.limits.pool_ttl_s / REWRITES_PER_TTL
         ):
             return
-        texts: list[KeptText] = []
+        texts: list[TextCopy] = []
         slice_end_s = time.perf_counter() + SLICE_S
         for text in self._store.texts_of(pool_id):
             texts.append(text)

@@ -21,14 +21,14 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from drafter.ngram.match import MAX_REACH_TOKENS
+from drafter.ngram.match import MAX_MATCH_LENGTH
 from drafter.pool_index.memory import PoolMemory
 from drafter.pool_index.records import (
     FeedOutcome,
-    KeptText,
     Pool,
     PoolLimits,
     Text,
+    TextCopy,
     TextEviction,
     feed_key_of,
 )
@@ -160,7 +160,7 @@ class PoolStore:
             num_fed = max(num_fed, known.end or len(token_ids))
         if len(token_ids) <= num_fed:
             return num_fed
-        num_overlap = min(num_fed, MAX_REACH_TOKENS)
+        num_overlap = min(num_fed, MAX_MATCH_LENGTH)
         outcome = self._feed(
             pool_id,
             token_ids[num_fed - num_overlap :],
@@ -173,7 +173,7 @@ class PoolStore:
         self._on_feed(outcome)
         return num_fed if outcome is FeedOutcome.TOO_SHORT else len(token_ids)
 
-    def restore(self, text: KeptText) -> FeedOutcome:
+    def restore(self, text: TextCopy) -> FeedOutcome:
         """Keeps a text of a snapshot; the oldest first, and before any is fed."""
         if text.age_s >= self.limits.pool_ttl_s:
             return FeedOutcome.DROPPED
@@ -233,7 +233,7 @@ class PoolStore:
         pool = self._pools.get(pool_id)
         return -1 if pool is None else pool.version
 
-    def texts_of(self, pool_id: str) -> Iterator[KeptText]:
+    def texts_of(self, pool_id: str) -> Iterator[TextCopy]:
         """Copies the texts of a pool one by one, the oldest first; the store may change between.
 
         A text that is evicted meanwhile is left out, of one that is evicted in part the rest comes.
@@ -250,7 +250,7 @@ class PoolStore:
             if text.waiting is not None:
                 token_ids = np.concatenate((token_ids, text.waiting))
             if len(token_ids) >= MIN_TEXT_TOKENS:
-                yield KeptText(
+                yield TextCopy(
                     pool_id=pool_id,
                     token_ids=token_ids,
                     feed_key=text.feed_key,

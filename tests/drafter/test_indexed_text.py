@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
-from drafter.ngram.text import IndexedText, most_tokens
+from drafter.ngram.table import ENTRIES, TABLE_WORDS, TABLES
+from drafter.ngram.text import IndexedText, tokens_that_fit
 from tests.drafter.asked_text import MAX_TOKENS, ask, text_of
 from tests.volume import examples
 
@@ -27,6 +28,11 @@ def text_that_fills_tables(num_tokens: int) -> npt.NDArray[np.uint32]:
     pieces = np.array_split(first, max(1, len(first) // 40))
     random.Random(1).shuffle(pieces)
     return np.concatenate([first, *pieces])
+
+
+def num_entries(text: IndexedText, n: int) -> int:
+    """How many n-grams of a size are in the index."""
+    return text._words[TABLES + TABLE_WORDS * (n - text.params.min_ngram) + ENTRIES]
 
 
 @pytest.mark.parametrize("repeats", [False, True])
@@ -52,7 +58,7 @@ def test_at_no_length_a_token_takes_more_than_promised(
 @pytest.mark.parametrize("max_bytes", [5_000, 50_000, 1 << 20, 3 << 20])
 def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_bytes: int) -> None:
     params = NgramParams(tie=tie)
-    num_tokens = most_tokens(params, max_bytes)
+    num_tokens = tokens_that_fit(params, max_bytes)
     assert num_tokens > max_bytes / 130 - 40
     text = IndexedText(params=params, max_tokens=num_tokens)
     tokens = text_that_fills_tables(num_tokens)
@@ -89,7 +95,7 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
     for n in range(smallest, largest + 1):
         shorter = Counter(that_count(n - 1))
         kinds = {ngram for ngram in that_count(n) if n == smallest or shorter[ngram[1:]] > 1}
-        assert text.num_entries(n) == len(kinds), f"{n}-grams of {context}"
+        assert num_entries(text, n) == len(kinds), f"{n}-grams of {context}"
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
@@ -105,7 +111,7 @@ def test_ngrams_that_differ_in_one_token_only_are_not_taken_for_each_other(size:
         text = text_of(context, params)
         ask([text], [0])
         kinds = {tuple(context[end - size : end]) for end in range(size, len(context))}
-        assert text.num_entries(size) == len(kinds)
+        assert num_entries(text, size) == len(kinds)
 
 
 @pytest.mark.parametrize("num_tokens", [100, 1000, 5000])
@@ -140,7 +146,7 @@ def test_a_text_that_goes_on_to_repeat_does_not_grow_doubling_by_doubling(
 
 
 def test_nothing_fits_into_nothing() -> None:
-    assert most_tokens(NgramParams(), 100) == -1
+    assert tokens_that_fit(NgramParams(), 100) == -1
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)

@@ -152,9 +152,9 @@ def test_when_all_pools_are_full_the_oldest_text_of_all_goes() -> None:
         for pool_id in store.pool_ids()
         for text in store.texts_of(pool_id)
     }
-    is_kept = [(pool_id, token_ids[-1]) in kept for pool_id, token_ids in fed]
-    assert is_kept == sorted(is_kept), "what is gone was fed before what is left"
-    assert 5 < sum(is_kept) < 60
+    is_stored = [(pool_id, token_ids[-1]) in kept for pool_id, token_ids in fed]
+    assert is_stored == sorted(is_stored), "what is gone was fed before what is left"
+    assert 5 < sum(is_stored) < 60
 
 
 def test_more_text_than_may_wait_is_dropped_and_counted() -> None:

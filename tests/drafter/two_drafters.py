@@ -11,7 +11,7 @@ import drafter.batch.engine
 from drafter.batch.batch import Batch
 from drafter.config import DrafterConfig
 from drafter.errors import MalformedBatchError
-from drafter.history.id_table import slots_in_order
+from drafter.history.id_table import slots_by_last_use
 from drafter.server import DrafterServer
 from servicekit.logs import get_logger
 from tandem.v1 import drafter_pb2 as pb
@@ -149,7 +149,8 @@ class TwoDrafters:
         one.check_integrity()
         other.check_integrity()
         order = [
-            [store.by_slot[slot] for slot in slots_in_order(store.table)] for store in (one, other)
+            [store.by_slot[slot] for slot in slots_by_last_use(store.table)]
+            for store in (one, other)
         ]
         for mine, theirs in zip(*order, strict=True):
             assert mine is not None
