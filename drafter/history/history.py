@@ -1,12 +1,11 @@
-"""One sequence's known tokens, as an indexed text, and how many of them are its prompt.
+"""The known tokens of one sequence: an indexed text, its prompt length, and its use of a pool.
 
-Does not know why tokens are appended or refused, nor that there are other sequences
-(`history_store.py`).
+Does not know why tokens are appended or refused, nor that there are other sequences (`store.py`).
 """
 
 from drafter.ngram.params import Keep, NgramParams
 from drafter.ngram.text import IndexedText
-from drafter.pool_index.link import NEVER, is_feed_due, link_to_pool, set_pool_use
+from drafter.pool_index.link import NEVER, link_to_pool, set_pool_use
 from drafter.pool_index.records import feed_key_of, owner_tag_of
 
 
@@ -14,11 +13,11 @@ class History(IndexedText):
     """The known tokens of one sequence; owned by the event loop, through the store.
 
     Attributes:
-        sequence_id: whose they are.
-        prompt_length: how many of its tokens are prompt, once all of that has arrived.
-        slot: its place in the store's table while it is kept; set by the store.
-        is_stored: whether the store still knows it; set by the store.
-        num_fed: of the text that feeds its pool while it grows, how many tokens have.
+        sequence_id: of the sequence.
+        prompt_length: how many of its tokens are prompt, once the prompt has arrived whole.
+        slot: its place in the store's table; set by the store.
+        is_stored: whether the store still holds it; set by the store.
+        num_fed: how many tokens, from `feed_start` on, have been fed to its pool.
     """
 
     __slots__ = ("is_stored", "num_fed", "prompt_length", "sequence_id", "slot")
@@ -37,17 +36,12 @@ class History(IndexedText):
             self.record_fed(0)
 
     @property
-    def is_feed_due(self) -> bool:
-        """Whether it has grown so long that its pool is to be fed."""
-        return is_feed_due(self.address)
-
-    @property
     def feed_start(self) -> int:
-        """Where the text begins that feeds its pool while it grows."""
+        """Start of the text that feeds its pool while it grows."""
         return self.prompt_length if self.params.pool_keep is Keep.OUTPUT else 0
 
     def record_fed(self, num_fed: int) -> None:
-        """Puts down how much of the text its pool has been fed, of a sequence that names one."""
+        """Records how much of the text its pool has been fed; for a sequence that names one."""
         self.num_fed = num_fed
         params = self.params
         feed_at = tag = 0

@@ -1,6 +1,6 @@
-"""What a context may be continued with from one pool: look-up and copy. Kernels only.
+"""Finds and copies from one pool the tokens that may continue a context. Kernels only.
 
-Where tokens lie is known to `pool_tokens.py`, what is in the table to `pool_index.py`.
+Where tokens lie is known to `tokens.py`, which n-grams are in the table to `index.py`.
 """
 
 import numpy as np
@@ -30,18 +30,18 @@ from drafter.pool_index.tokens import (
 
 
 @kernel
-def _reach(
-    arena: Arena, position: int, buffer: npt.NDArray[np.uint32], num_tokens: int, most: int
+def _measure_match(
+    arena: Arena, position: int, buffer: npt.NDArray[np.uint32], num_tokens: int, max_length: int
 ) -> int:
-    """How many tokens before the position agree with the end of the context, within its text."""
-    most = min(most, num_tokens)
-    reach = 0
-    while reach < most and not begins_at(arena, position):
+    """How many tokens before the position, in its text, equal the end of the context."""
+    max_length = min(max_length, num_tokens)
+    count = 0
+    while count < max_length and not begins_at(arena, position):
         position = position_before(arena, position)
-        if arena[position] != buffer[num_tokens - 1 - reach]:
+        if arena[position] != buffer[num_tokens - 1 - count]:
             break
-        reach += 1
-    return reach
+        count += 1
+    return count
 
 
 @kernel
@@ -53,30 +53,29 @@ def find_in_pool(
     min_ngram: int,
     max_ngram: int,
     tie: int,
-    max_reach: int,
+    max_length: int,
     own: int,
 ) -> tuple[int, int]:
-    """Finds the place in a pool's text that a context may be continued from.
+    """Finds the place in a pool's texts that a context may be continued from.
 
-    An n-gram that is not there has no longer one, so the sizes are tried from the shortest on: a
-    context that the pool knows nothing of costs one look-up.
+    If an n-gram is not there, no longer one is, so the sizes are tried from the shortest on: a
+    context that does not occur in the pool costs one lookup.
 
     Args:
         arena: all pools.
-        pool: the one that is looked into; its index must cover the sizes.
+        pool: the pool, whose index must cover the sizes.
         buffer: the context is its first `num_tokens` tokens, [capacity] uint32.
         num_tokens: of the context.
         min_ngram: shortest n-gram that counts.
         max_ngram: longest that is looked up; the longest that is found wins.
-        tie: EARLIEST or LATEST occurrence, or LONGEST: whichever of the two reaches further back,
-            the latest if both do.
-        max_reach: how far back the match is followed, >= max_ngram.
-        own: the owner whose tokens do not count as occurrences; 0: none. Where the earliest one
-            does not count, the latest of those that do takes its place.
+        tie: EARLIEST or LATEST occurrence, or LONGEST: the longer match of the two, the latest if
+            they are equal.
+        max_length: how far back the match is followed, >= max_ngram.
+        own: the owner whose tokens do not count as occurrences; 0: none. If the earliest does not
+            count, the latest that does takes its place.
 
     Returns:
-        (position, reach): of the draft's first token, and how many tokens before it agree with the
-        end of the context. (0, 0): nothing.
+        (position of the draft's first token, length of the match); (0, 0): nothing matches.
     """
     earliest, latest = 0, 0
     ngram_hash = seed_of(arena)
@@ -88,7 +87,7 @@ def find_in_pool(
         page = page_of(arena, pool, key)
         at = next_slot(arena, page, first_slot(key), key)
         while arena[at + 2] != 0:
-            if _reach(arena, word(arena, at + 2), buffer, num_tokens, n) == n:
+            if _measure_match(arena, word(arena, at + 2), buffer, num_tokens, n) == n:
                 break
             at = next_slot(arena, page, slot_after(page, at), key)
         if arena[at + 2] == 0:
@@ -104,27 +103,26 @@ def find_in_pool(
     if latest == 0:
         return 0, 0
     position = earliest if tie == EARLIEST else latest
-    reach = _reach(arena, position, buffer, num_tokens, max_reach)
+    match_length = _measure_match(arena, position, buffer, num_tokens, max_length)
     if tie == LONGEST and earliest != latest:
-        reach_of_earliest = _reach(arena, earliest, buffer, num_tokens, max_reach)
-        if reach_of_earliest > reach:
-            return earliest, reach_of_earliest
-    return position, reach
+        length_of_earliest = _measure_match(arena, earliest, buffer, num_tokens, max_length)
+        if length_of_earliest > match_length:
+            return earliest, length_of_earliest
+    return position, match_length
 
 
 @kernel
 def copy_from_pool(
-    arena: Arena, pool: int, position: int, out: npt.NDArray[np.uint32], most: int
+    arena: Arena, pool: int, position: int, out: npt.NDArray[np.uint32], max_tokens: int
 ) -> int:
-    """Copies the tokens from a position on to `out`, at most to the end of their text, and of those
-    that continue it.
+    """Copies tokens from a position on, up to the end of the last text that continues theirs.
 
     Returns:
         How many.
     """
     tail = word(arena, (pool << BLOCK_BITS) + TAIL)
     count = 0
-    while count < most:
+    while count < max_tokens:
         out[count] = arena[position]
         count += 1
         following = position_after(arena, position)

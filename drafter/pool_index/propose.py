@@ -1,17 +1,16 @@
-"""Proposes from pools for many texts in one kernel call.
+"""Drafts from pools for many texts in one kernel call.
 
-Owns when a pool is looked into and when its draft wins over the sequence's own:
+Owns when a pool is searched and when its draft replaces the sequence's own:
 
-- With `TIE_EARLIEST` and `TIE_LATEST` the pool is looked into when the sequence's own match is
-  shorter than `pool_min_ngram`, or when there is none; with `TIE_LONGEST` always.
-- In the pool, the longest n-gram at the end of the context that occurs in a kept text, and is
-  continued there, wins: its earliest or its latest occurrence in the order of feeding, or the one
-  of both with the longer match.
-- The pool's draft wins if its match is longer than the sequence's own.
-- `tokens_per_match` bounds it as it bounds the sequence's own; it is never chained.
-- A match ends where a kept text begins, and a draft where it ends.
-- What a sequence feeds while it grows is no occurrence for itself: its own last tokens would hide
-  what others have.
+- With `TIE_EARLIEST` and `TIE_LATEST` the pool is searched if the sequence's own match is shorter
+  than `pool_min_ngram`, or if there is none; with `TIE_LONGEST` always.
+- Of the pool, the longest n-gram at the end of the context that some text contains and continues
+  wins: its earliest or its latest occurrence in the order of feeding, or the longer match of both.
+- The pool's draft replaces the sequence's own if its match is longer.
+- `tokens_per_match` limits it like the sequence's own; it is never chained.
+- A match does not extend past the beginning of a text, nor a draft past its end.
+- A sequence does not draft from what it fed itself while it grows: its own last tokens would hide
+  those of others.
 """
 
 import numpy as np
@@ -40,18 +39,18 @@ def propose_from_pools(
     match_lengths: npt.NDArray[np.int64],
     is_from_pool: npt.NDArray[np.bool_],
 ) -> None:
-    """Puts the pool's draft in the place of a text's own where the law says so.
+    """Replaces a text's own draft by its pool's where the rules above say so.
 
     Args:
         arena: all pools.
-        headers: addresses of the texts, whose links are of the arena's generation, [num_texts].
+        headers: addresses of the texts, with links of the arena's generation, [num_texts].
         rooms: how long each draft may be, [num_texts].
-        statuses: only what is `DONE` is looked at, [num_texts].
+        statuses: those that are not `DONE` are skipped, [num_texts].
         draft_starts: where in `drafts` each draft lies, [num_texts].
-        drafts: the drafts, with room for as many tokens as each may have.
+        drafts: the drafts, each with all of its room.
         draft_lengths: their lengths; 0: nothing matched, [num_texts].
-        match_lengths: how many tokens agree before their sources, [num_texts].
-        is_from_pool: takes whether the draft is the pool's, [num_texts].
+        match_lengths: the lengths of their matches, [num_texts].
+        is_from_pool: receives whether the draft is the pool's, [num_texts].
     """
     for t in range(len(headers)):
         is_from_pool[t] = False
@@ -65,7 +64,7 @@ def propose_from_pools(
             continue
         length = load_i64(header + 8 * LENGTH)
         text = carray(as_pointer(load_i64(header + 8 * TOKENS)), (length,), np.uint32)
-        position, reach = find_in_pool(
+        position, match_length = find_in_pool(
             arena,
             pool,
             text,
@@ -76,13 +75,13 @@ def propose_from_pools(
             MAX_MATCH_LENGTH,
             own_tag_of(header),
         )
-        if position == 0 or reach <= own_length:
+        if position == 0 or match_length <= own_length:
             continue
-        most = rooms[t]
+        room = rooms[t]
         tokens_per_match = load_i64(header + 8 * TOKENS_PER_MATCH)
         if tie == LONGEST and tokens_per_match > 0:
-            most = min(most, tokens_per_match * reach)
+            room = min(room, tokens_per_match * match_length)
         start = draft_starts[t]
-        draft_lengths[t] = copy_from_pool(arena, pool, position, drafts[start : start + most], most)
-        match_lengths[t] = reach
+        draft_lengths[t] = copy_from_pool(arena, pool, position, drafts[start : start + room], room)
+        match_lengths[t] = match_length
         is_from_pool[t] = True

@@ -1,8 +1,8 @@
-"""One pool's texts, as tokens: made, appended at the tail, evicted from the head, freed.
+"""One pool's texts, as tokens: appended at the tail, evicted from the head.
 
-Owns from where to where a pool's chain of tokens is filled. Does not know why a text comes or goes
-(`pool_store.py`), where tokens lie (`pool_tokens.py`), which n-grams are indexed (`pool_index.py`)
-nor what is looked for (`pool_lookup.py`). The work goes token by token, so it can stop after any.
+Owns which part of a pool's chain of tokens is filled. Does not know why a text comes or goes
+(`drafter.pools`), where tokens lie (`tokens.py`) nor which n-grams are indexed (`index.py`). It
+works token by token, so it can stop after any.
 """
 
 import numpy as np
@@ -42,16 +42,11 @@ NEW_POOL_BLOCKS = 4
 
 
 @kernel
-def make_pool(arena: Arena, most_blocks: int) -> int:
-    """Returns the header of a new, empty pool; needs room for `NEW_POOL_BLOCKS`.
-
-    Args:
-        arena: all pools.
-        most_blocks: how many the pool may take, >= NEW_POOL_BLOCKS.
-    """
+def make_pool(arena: Arena, max_blocks: int) -> int:
+    """Returns the header of a new pool of at most so many blocks; needs `NEW_POOL_BLOCKS`."""
     pool = allocate_block(arena, 0)
     header = pool << BLOCK_BITS
-    arena[header + MAX_POOL_BLOCKS] = most_blocks
+    arena[header + MAX_POOL_BLOCKS] = max_blocks
     make_table(arena, pool)
     start = (allocate_block(arena, pool) << BLOCK_BITS) + FIRST
     arena[header + HEAD] = start
@@ -61,7 +56,7 @@ def make_pool(arena: Arena, most_blocks: int) -> int:
 
 @kernel
 def free_pool(arena: Arena, pool: int) -> None:
-    """Gives back all that an emptied pool still holds."""
+    """Frees the blocks of an emptied pool."""
     head = word(arena, (pool << BLOCK_BITS) + HEAD)
     free_token_block(arena, pool, (head - 1) >> BLOCK_BITS)
     free_table(arena, pool)
@@ -77,15 +72,15 @@ def append_tokens(
     num_overlapping: int,
     owner: int,
 ) -> int:
-    """Appends tokens of one text for as long as there is room; returns how many.
+    """Appends tokens of one text as long as there is room; returns how many.
 
     Args:
         arena: all pools.
-        pool: whose tail they go to.
+        pool: the pool.
         token_ids: [n] uint32.
-        begins: whether a text begins with them.
-        num_overlapping: then, how many of the text's tokens are there only to be matched.
-        owner: see `pool_tokens.py`.
+        begins: whether they begin the text.
+        num_overlapping: then, how many of the text's tokens are overlap.
+        owner: see `tokens.py`.
     """
     header = pool << BLOCK_BITS
     for i in range(len(token_ids)):
@@ -116,17 +111,13 @@ def append_tokens(
 
 
 @kernel
-def evict(arena: Arena, pool: int, num_text_tokens: int, most: int) -> int:
-    """Forgets the oldest tokens, with every n-gram that begins at them; returns how many.
+def evict(arena: Arena, pool: int, num_text_tokens: int, max_tokens: int) -> int:
+    """Evicts up to so many tokens, and the n-grams that begin at them; returns how many.
 
-    Args:
-        arena: all pools.
-        pool: whose.
-        num_text_tokens: how many tokens of the oldest text are there; no more are evicted.
-        most: how many to evict.
+    They are those of the oldest text, of which `num_text_tokens` are in the pool.
     """
     header = pool << BLOCK_BITS
-    count = min(most, num_text_tokens)
+    count = min(max_tokens, num_text_tokens)
     for i in range(count):
         head = word(arena, header + HEAD)
         unindex_head(arena, pool, num_text_tokens - i)

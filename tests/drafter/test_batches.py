@@ -41,7 +41,7 @@ async def test_short_tails_are_left_until_they_are_worth_indexing() -> None:
     side = Side()
     await append_two(side, 0)
     await side.settle()
-    history = side.drafter.store._kept.by_id["a"]
+    history = side.drafter.store._stored.by_id["a"]
     for base in range(2, MIN_UNINDEXED - 2, 2):
         await append_two(side, base)
         await side.settle()
@@ -65,7 +65,7 @@ async def test_batches_of_several_streams_are_all_counted_and_indexed() -> None:
         side.engine.finish(batch)
     await side.settle()
     assert sum(number or 0 for number in side.num_proposals()) == 2
-    assert [store._kept.by_id[id_].num_unindexed for id_ in "ab"] == [0, 0]
+    assert [store._stored.by_id[id_].num_unindexed for id_ in "ab"] == [0, 0]
 
 
 async def test_who_asks_while_texts_are_indexed_does_not_wait_until_all_are() -> None:
@@ -84,7 +84,7 @@ async def test_who_asks_while_texts_are_indexed_does_not_wait_until_all_are() ->
         )
 
     def num_unindexed() -> list[int]:
-        return [h.num_unindexed for h in side.drafter.store._kept.by_id.values()]
+        return [h.num_unindexed for h in side.drafter.store._stored.by_id.values()]
 
     await append_to_all(0, range(MIN_UNINDEXED - 1))
     assert side.engine.indexer.task is None, "so few are left"
@@ -110,7 +110,7 @@ async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
             ]
         )
     )
-    short, long = (side.drafter.store._kept.by_id[id_] for id_ in ("short", "long"))
+    short, long = (side.drafter.store._stored.by_id[id_] for id_ in ("short", "long"))
     async with asyncio.timeout(20):
         while long.num_unindexed > 5:
             # As though new text came faster than it is entered.

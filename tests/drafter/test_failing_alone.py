@@ -62,7 +62,7 @@ async def test_a_text_whose_index_fails_is_forgotten_and_the_others_are_indexed(
     await running.indexed()
     assert a.token_ids == b.token_ids == [6, 0]
     assert bad.status == pb.STATUS_OUT_OF_SYNC
-    assert store._kept.by_id["a"].num_unindexed == store._kept.by_id["b"].num_unindexed == 0
+    assert store._stored.by_id["a"].num_unindexed == store._stored.by_id["b"].num_unindexed == 0
     assert_failed_once(running, "sequence_failed", "sequence")
 
 

@@ -93,7 +93,7 @@ async def test_tokens_that_do_not_fit_where_the_others_are_move_the_text() -> No
         assert proposal.status == pb.STATUS_OK
         await side.settle()
         known += count
-        history = side.drafter.store._kept.by_id["a"]
+        history = side.drafter.store._stored.by_id["a"]
         assert len(history.buffer) == capacity
         assert history.token_ids.tolist() == list(range(known))
         assert len(side.batch._odd) == num_odd
@@ -111,7 +111,7 @@ async def test_a_text_that_grows_makes_room_like_any_other() -> None:
     store = side.drafter.store
     # No room is left but for what is there.
     held = store.history_bytes
-    store._kept._max_bytes = held
+    store._stored._max_bytes = held
     request = pb.ProposeRequest(
         sequences=[
             pb.SequenceDelta(
@@ -169,7 +169,7 @@ async def test_a_pure_batch_follows_its_pool_as_that_comes_and_goes() -> None:
     await feed("mine", [300, *known[-3:], 7, 8, 9, 9])
     found, source = await ask_live()
     assert (found, source) == ([9, 9], pb.SOURCE_POOL)
-    history = side.drafter.store._kept.by_id["asks"]
+    history = side.drafter.store._stored.by_id["asks"]
     assert pool_block_of(history.address) != 0
 
     side.clock.now_s += 6

@@ -18,7 +18,7 @@ from drafter.pool_index.lookup import copy_from_pool, find_in_pool
 from drafter.pool_index.records import (
     FeedOutcome,
     PoolLimits,
-    TextCopy,
+    PoolText,
     TextEviction,
     feed_key_of,
     owner_tag_of,
@@ -304,7 +304,7 @@ class PoolStoreMachine(RuleBasedStateMachine):
     def forget_what_is_gone(self) -> None:
         """Takes from the model what is gone: only ever the oldest, from its beginning."""
         for pool_id, texts in self.model.items():
-            kept: list[TextCopy] = list(self.store.texts_of(pool_id))
+            kept: list[PoolText] = list(self.store.texts_of(pool_id))
             gone = len(texts) - len(kept)
             assert gone >= 0
             # Of the oldest one a single token may be left, which texts_of does not tell.

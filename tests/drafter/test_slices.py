@@ -48,7 +48,7 @@ async def test_text_that_nobody_waits_for_is_answered_at_once_and_indexed_in_the
     assert running.drafter.servicer.engine.indexer.task is not None
     await running.indexed()
     assert not running.drafter.servicer.engine.indexer.has_work
-    history = running.drafter.store._kept.by_id["a"]
+    history = running.drafter.store._stored.by_id["a"]
     assert history.num_unindexed <= 5
     running.drafter.store.check_integrity()
 
@@ -108,7 +108,7 @@ async def test_a_text_that_cannot_be_indexed_in_the_background_stops_no_other(
         await running.propose(*parts(sequence_id, list(range(8_000))))
     await running.indexed()
     assert store.num_sequences == 1
-    assert store._kept.by_id["good"].num_unindexed <= 5
+    assert store._stored.by_id["good"].num_unindexed <= 5
     [entry] = running.log
     assert (entry["event"], entry["sequence_id"]) == ("sequence_failed", "bad")
     store.check_integrity()
@@ -163,7 +163,7 @@ async def test_rows_follow_their_texts_when_others_make_these_grow_or_go(
     assert engine._append_run(batch, 0, 2) == 2
 
     batch.hold(2)  # as before every pause
-    grows = store._kept.by_id["grows"]
+    grows = store._stored.by_id["grows"]
     old = grows.address
     while grows.address == old:
         store.grow_table(grows, 0)
