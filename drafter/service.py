@@ -17,9 +17,9 @@ from drafter.batch.batch import Batch
 from drafter.batch.budgets import FORGOTTEN_AT_ONCE
 from drafter.batch.engine import DraftEngine
 from drafter.errors import NotServingError, UnsupportedFieldError
-from drafter.failures import Failure
 from drafter.metrics import DrafterMetrics
 from drafter.open_streams import OpenStreams
+from drafter.refusals import Failure
 from servicekit.errors import MalformedRequestError
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc

@@ -27,13 +27,12 @@ from drafter.batch.budgets import (
 from drafter.batch.indexer import Indexer
 from drafter.batch.scan import FEED, INVALID, LONG_TAIL, OUT_OF_SYNC, SHORT_TAIL, TEXT
 from drafter.batch.time_slices import TimeSlice, TimeSlices
-from drafter.failures import Failure
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
 from drafter.history.store import HistoryStore
 from drafter.ngram.index import MUST_GROW, MUST_SCAN
 from drafter.ngram.text import HASH_BASE
-from drafter.refusals import InvalidDeltaError, OutOfSyncError
+from drafter.refusals import Failure, InvalidDeltaError, OutOfSyncError
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2
 

@@ -7,8 +7,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from drafter.failures import Failure
 from drafter.pools.store import PoolStore
+from drafter.refusals import Failure
 from servicekit.logs import Logger
 
 PIECE_S = 0.0003

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from drafter.failures import Failure
 from drafter.pool_index.records import FeedOutcome, PoolText
 from drafter.pools.snapshot import (
     read_pool,
@@ -23,6 +22,7 @@ from drafter.pools.snapshot import (
     write_pool,
 )
 from drafter.pools.store import PoolStore
+from drafter.refusals import Failure
 from servicekit.logs import Logger
 
 SLICE_S = 0.0005

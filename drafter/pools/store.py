@@ -298,7 +298,8 @@ class PoolStore:
 
     def _end_wait(self, text: Text) -> None:
         """Removes the first of the waiting texts."""
-        assert self._waiting.popleft() is text
+        first = self._waiting.popleft()
+        assert first is text
         self._waiting_bytes -= text.waiting_bytes
         text.waiting = None
 
