@@ -6,7 +6,6 @@ sync, invalid); `source` is where its draft was copied from, `none` without one.
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -25,8 +24,6 @@ from drafter.pool_index.records import FeedOutcome, TextEviction
 from drafter.pools.snapshotter import SnapshotOutcome
 from drafter.pools.store import PoolStore
 from drafter.refusals import Failure
-
-_E = TypeVar("_E", bound=Enum)
 
 # From one short history to a batch of thousands.
 _DURATION_BUCKETS_S = (
@@ -51,7 +48,9 @@ class DrafterMetrics:
         def gauge(name: str, help_text: str) -> Gauge:
             return Gauge(f"tandem_drafter_{name}", help_text, registry=registry)
 
-        def counters(name: str, help_text: str, label: str, values: type[_E]) -> dict[_E, Counter]:
+        def counters(
+            name: str, help_text: str, label: str, values: type[Enum]
+        ) -> dict[Enum, Counter]:
             """Makes a counter per value of an enum."""
             counter = Counter(f"tandem_drafter_{name}", help_text, [label], registry=registry)
             return {value: counter.labels(value.value) for value in values}
@@ -73,9 +72,6 @@ class DrafterMetrics:
             registry=registry,
             buckets=_DURATION_BUCKETS_S,
         )
-        self._evictions = counters(
-            "evictions", "Sequences forgotten that nobody released.", "reason", EvictionReason
-        )
         self._failures = counters(
             "internal_errors",
             "What failed while everything else went on, by what it was; the log says more.",
@@ -87,18 +83,24 @@ class DrafterMetrics:
         )
         self._pools = gauge("pools", "Shared pools.")
         self._pool_texts = gauge("pool_texts", "Texts kept in shared pools.")
-        self._feeds = counters(
-            "pool_feeds",
-            "Texts that were to be kept in a shared pool, by what became of them.",
-            "outcome",
-            FeedOutcome,
-        )
-        self._text_evictions = counters(
-            "pool_evictions", "Texts of shared pools that were forgotten.", "reason", TextEviction
-        )
-        self._snapshots = counters(
-            "snapshots", "Snapshots of all shared pools.", "outcome", SnapshotOutcome
-        )
+        self._events = {
+            **counters(
+                "evictions", "Sequences forgotten that nobody released.", "reason", EvictionReason
+            ),
+            **counters(
+                "pool_feeds",
+                "Texts that were to be kept in a shared pool, by what became of them.",
+                "outcome",
+                FeedOutcome,
+            ),
+            **counters(
+                "pool_evictions",
+                "Texts of shared pools that were forgotten.",
+                "reason",
+                TextEviction,
+            ),
+            **counters("snapshots", "Snapshots of all shared pools.", "outcome", SnapshotOutcome),
+        }
 
     def watch(self, store: HistoryStore, pools: PoolStore) -> None:
         """Reads the gauges from the stores when they are scraped.
@@ -115,25 +117,12 @@ class DrafterMetrics:
     def count_failure(self, failure: Failure, count: int = 1) -> None:
         self._failures[failure].inc(count)
 
-    def count_feed(self, outcome: FeedOutcome) -> None:
-        self._feeds[outcome].inc()
-
-    def count_text_eviction(self, reason: TextEviction) -> None:
-        self._text_evictions[reason].inc()
-
-    def count_snapshot(self, outcome: SnapshotOutcome) -> None:
-        self._snapshots[outcome].inc()
-
-    def count_eviction(self, reason: EvictionReason) -> None:
-        self._evictions[reason].inc()
+    def count(self, event: Enum) -> None:
+        """Counts a feeding, an eviction or a snapshot by its outcome or reason."""
+        self._events[event].inc()
 
     def observe_batch(self, num_by_outcome: Sequence[int], duration_s: float) -> None:
-        """Counts the answers of one batch.
-
-        Args:
-            num_by_outcome: how many sequences had which outcome, see `scan.OPEN`.
-            duration_s: how long it took, without long text's wait.
-        """
+        """Counts the answers of one batch by their outcomes, see `scan.OPEN`."""
         # One lock per outcome, not per sequence.
         for outcome, counter in self._proposals.items():
             if num_by_outcome[outcome] > 0:

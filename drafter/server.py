@@ -45,15 +45,13 @@ class DrafterServer:
     ) -> None:
         """Builds it; no port is bound before `start`. `clock` returns seconds, monotonic."""
         metrics = DrafterMetrics(registry)
-        self.store = HistoryStore(
-            config.store_limits(), clock=clock, on_eviction=metrics.count_eviction
-        )
+        self.store = HistoryStore(config.store_limits(), clock=clock, on_eviction=metrics.count)
         self.pools = PoolStore(
             config.pool_limits(),
             clock=clock,
             seed=secrets.randbits(64),
-            on_feed=metrics.count_feed,
-            on_eviction=metrics.count_text_eviction,
+            on_feed=metrics.count,
+            on_eviction=metrics.count,
         )
         metrics.watch(self.store, self.pools)
         self.pool_keeper = PoolKeeper(self.pools, logger=logger, on_failure=metrics.count_failure)
@@ -64,7 +62,7 @@ class DrafterServer:
                 self.pools,
                 folder=config.snapshot_dir,
                 logger=logger,
-                on_snapshot=metrics.count_snapshot,
+                on_snapshot=metrics.count,
                 on_failure=metrics.count_failure,
                 clock=clock,
             )

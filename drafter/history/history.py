@@ -1,12 +1,35 @@
-"""The known tokens of one sequence: an indexed text, its prompt length, and its use of a pool.
+"""The known tokens of one sequence, and the delta that brings it new ones.
 
 Does not know why tokens are appended or refused, nor that there are other sequences (`store.py`).
 """
 
-from drafter.ngram.params import Keep, NgramParams
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drafter.ngram.params import DEFAULT_PARAMS, Keep, NgramParams
 from drafter.ngram.text import IndexedText
 from drafter.pool_index.link import NEVER, link_to_pool, set_pool_use
 from drafter.pool_index.records import feed_key_of, owner_tag_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceDelta:
+    """New tokens of one sequence, and how long its draft may be."""
+
+    sequence_id: str
+    base_length: int
+    """Tokens of the sequence before `token_ids[0]`. 0 creates the sequence, or re-creates it."""
+    token_ids: npt.NDArray[np.uint32]
+    prompt_length: int = 0
+    """How many of the sequence's tokens are prompt; used at creation only."""
+    max_draft_tokens: int = 0
+    """Most tokens of the draft; 0 appends only."""
+    max_length: int = 0
+    """No draft makes the sequence longer than this; 0: no limit."""
+    params: NgramParams = DEFAULT_PARAMS
+    """Used at creation only."""
 
 
 class History(IndexedText):

@@ -149,13 +149,9 @@ def touch(table: SequenceTable, slot: int, now_s: float) -> None:
 
 @kernel
 def add(table: SequenceTable, data: npt.NDArray[np.uint8], header: int, now_s: float) -> int:
-    """Adds a sequence, for which there is room, as the most recently used; returns its slot.
+    """Adds a sequence, which is not there yet, as the most recently used; returns its slot.
 
-    Args:
-        table: does not hold it yet.
-        data: its id, [1..MAX_ID_BYTES] uint8.
-        header: address of its text's header.
-        now_s: the time.
+    There must be room for it. `data` is its id, [1..MAX_ID_BYTES] uint8.
     """
     slot = table.ends[_FREE]
     if slot >= 0:

@@ -15,12 +15,11 @@ Positions (`base_length`) make deltas idempotent. With K known tokens and a delt
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from drafter.history.delta import SequenceDelta
-from drafter.history.history import History
+from drafter.history.history import History, SequenceDelta
 from drafter.history.lru import EvictionReason, StoredHistories
 from drafter.ngram.text import TOKEN_BYTES, tokens_that_fit
 from drafter.refusals import InvalidDeltaError, OutOfSyncError
@@ -56,19 +55,14 @@ class StoreLimits:
             )
 
 
+@dataclass(slots=True, eq=False)
 class StreamLease:
-    """The store's record of a stream: which sequences it created.
+    """The store's record of a stream: which sequences it created."""
 
-    Attributes:
-        sequence_ids: created on this stream, still known, and not created again elsewhere.
-        expires_at_s: when they are forgotten; None while the stream is open.
-    """
-
-    __slots__ = ("expires_at_s", "sequence_ids")
-
-    def __init__(self) -> None:
-        self.sequence_ids: set[str] = set()
-        self.expires_at_s: float | None = None
+    sequence_ids: set[str] = field(default_factory=set)
+    """Created on this stream, still known, and not created again elsewhere."""
+    expires_at_s: float | None = None
+    """When they are forgotten; None while the stream is open."""
 
 
 class HistoryStore:

@@ -140,15 +140,7 @@ def fetch_known(header: int, n: int, slot_bits: int, count: int, mixed: int, chu
 
 @kernel
 def extend_hash(tokens: int, hash_: np.uint64, end: int, n: int, power: np.uint64) -> int:
-    """Returns the polynomial of an n-gram, which ends at `end`, with the token before it.
-
-    Args:
-        tokens: address of the tokens of the text.
-        hash_: polynomial of the n-gram.
-        end: where it ends, > n.
-        n: its size.
-        power: the base to the power of n + 1.
-    """
+    """Returns the polynomial of an n-gram with the token before it; power: the base to n + 1."""
     return signed(hash_ + np.uint64(load_u32(tokens + 4 * (end - n - 1))) * power)
 
 

@@ -35,13 +35,7 @@ SCAN_WORDS = 4
 
 @kernel
 def begin_scan(scan: int, end: int, min_ngram: int) -> None:
-    """Sets a scan to its beginning.
-
-    Args:
-        scan: address of `SCAN_WORDS` words.
-        end: how many tokens the context has, L.
-        min_ngram: shortest pattern, >= 1.
-    """
+    """Sets `SCAN_WORDS` words to the beginning of a scan of a context of `end` tokens."""
     store_i64(scan + 8 * _NEXT, end - 2)
     store_i64(scan + 8 * _MATCHED, 0)
     store_i64(scan + 8 * _BEST, min_ngram - 1)

@@ -90,44 +90,6 @@ def choose(
 
 
 @kernel
-def add_unindexed_matches(
-    candidates: npt.NDArray[np.int64],
-    num_candidates: int,
-    n: int,
-    first_end: int,
-    last_end: int,
-    tie: int,
-    first: int,
-    second: int,
-) -> tuple[int, int]:
-    """Adds the occurrences that are not indexed yet to those that the index found.
-
-    Args:
-        candidates: ends whose last token is that of the text, ascending, and the lengths of their
-            matches, [2, >= num_candidates].
-        num_candidates: how many.
-        n: size of the n-gram.
-        first_end: first end that is not indexed.
-        last_end: last end that counts.
-        tie: which policy.
-        first: an end that the index found; 0: none.
-        second: the latest such end.
-
-    Returns:
-        (end, latest end).
-    """
-    for i in range(num_candidates):
-        other = candidates[0, i]
-        if candidates[1, i] >= n and first_end <= other <= last_end:
-            if first == 0 or tie == LATEST:
-                first = other
-            second = other
-            if tie == EARLIEST:
-                break
-    return first, second
-
-
-@kernel
 def match(
     header: int,
     base: np.uint64,
@@ -188,6 +150,7 @@ def match_sizes(
     disjoint = load_i64(header + 8 * DISJOINT) != 0
     tie = load_i64(header + 8 * TIE)
     slot_words = 2 if tie == LONGEST else 1
+    # Of the occurrences that are not indexed: ends, ascending, and lengths of the matches.
     last_token = token_at(tokens, length, draft, end - 1)
     num_candidates = 0
     for other in range(max(1, indexed + 1 - lag_of(longest, disjoint)), end):
@@ -224,9 +187,14 @@ def match_sizes(
         if earliest != 0:
             known, known_size = earliest, n
         if num_candidates > 0 and (earliest == 0 or tie != EARLIEST):
-            earliest, latest = add_unindexed_matches(
-                candidates, num_candidates, n, indexed + 1 - lag, end - lag, tie, earliest, latest
-            )
+            for i in range(num_candidates):  # occurrences that are not indexed yet
+                other = candidates[0, i]
+                if candidates[1, i] >= n and indexed + 1 - lag <= other <= end - lag:
+                    if earliest == 0 or tie == LATEST:
+                        earliest = other
+                    latest = other
+                    if tie == EARLIEST:
+                        break
         if earliest == 0:
             break
         size, first, second = n, earliest, latest

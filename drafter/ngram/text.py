@@ -68,16 +68,9 @@ class IndexedText:
     """
 
     __slots__ = (
-        "_chunks",
-        "_directory_capacity",
-        "_header",
-        "_words",
-        "address",
-        "allocated_bytes",
-        "buffer",
-        "max_tokens",
-        "params",
-    )
+        "_chunks", "_directory_capacity", "_header", "_words", "address", "allocated_bytes",
+        "buffer", "max_tokens", "params",
+    )  # fmt: skip
 
     def __init__(self, *, params: NgramParams, max_tokens: int) -> None:
         self.params = params
@@ -165,13 +158,11 @@ class IndexedText:
         """Makes room for more n-grams; moves at most `CHUNK_SLOTS` of them."""
         chunks = self._chunks[index]
         added = _new_slots(self._slots_after_growth(index), self.params)
-        self.allocated_bytes += added.nbytes
         if len(chunks) == 1 and added.nbytes > chunks[0].nbytes:
             old = chunks[0]
-            chunks[0] = added
-            self.allocated_bytes -= old.nbytes
-            self._write_chunk(index, 0)
+            self._replace_chunk(index, added)
         else:
+            self.allocated_bytes += added.nbytes
             old = chunks[len(chunks) - (1 << (len(chunks).bit_length() - 1))]
             chunks.append(added)
             if len(chunks) > self._directory_capacity:
@@ -199,10 +190,13 @@ class IndexedText:
         """Gives the tables, which are empty, the size that so many tokens will probably need."""
         for index, slots in enumerate(_first_slots(num_tokens, len(self._chunks))):
             if slots > MIN_SLOTS:
-                chunk = _new_slots(slots, self.params)
-                self.allocated_bytes += chunk.nbytes - self._chunks[index][0].nbytes
-                self._chunks[index][0] = chunk
-                self._write_chunk(index, 0)
+                self._replace_chunk(index, _new_slots(slots, self.params))
+
+    def _replace_chunk(self, index: int, chunk: npt.NDArray[np.uint32]) -> None:
+        """Replaces the only chunk of a table."""
+        self.allocated_bytes += chunk.nbytes - self._chunks[index][0].nbytes
+        self._chunks[index][0] = chunk
+        self._write_chunk(index, 0)
 
     def _slots_after_growth(self, index: int) -> int:
         slots = self._chunks[index][0].nbytes // _slot_bytes(self.params)

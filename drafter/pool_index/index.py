@@ -32,12 +32,12 @@ from drafter.pool_index.arena import (
     word,
 )
 from drafter.pool_index.table import (
+    MAX_FILLED,
     empty_slot,
     extend_hash,
     fill_slot,
     first_slot,
     key_of,
-    may_fill,
     next_slot,
     page_of,
     seed_of,
@@ -122,10 +122,7 @@ def move_cursors(arena: Arena, pool: int, position: int, to: int) -> None:
 def unindex_head(arena: Arena, pool: int, num_text_tokens: int) -> None:
     """Removes every n-gram that begins at the oldest token, before that is evicted.
 
-    Args:
-        arena: all pools.
-        pool: the pool.
-        num_text_tokens: how many tokens of the oldest text are in it.
+    Of the oldest text, `num_text_tokens` tokens are in the pool.
     """
     header = pool << BLOCK_BITS
     ngram_mask = word(arena, header + NGRAM_MASK)
@@ -194,7 +191,7 @@ def _insert(arena: Arena, pool: int, position: int, n: int) -> bool:
                 arena[at + 2] = position
                 return True
             at = next_slot(arena, page, slot_after(page, at), key)
-        if may_fill(arena, page):
+        if word(arena, page << BLOCK_BITS) < MAX_FILLED:
             fill_slot(arena, page, at, key, position, position)
             return True
         if not split_page(arena, pool, page):

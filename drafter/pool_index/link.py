@@ -31,26 +31,14 @@ MAX_TAG = (1 << 31) - 1
 
 @kernel
 def link_to_pool(header: int, generation: int, block: int) -> None:
-    """Writes the block of a text's pool.
-
-    Args:
-        header: address of the text.
-        generation: of the store, >= 1; `NEVER`: the block is not known yet.
-        block: of the pool; 0: it holds nothing.
-    """
+    """Writes the block of a text's pool, 0 if that holds nothing; `NEVER`: it is not known yet."""
     store_i64(header + 8 * _POOL, generation << _BLOCK_BITS | block)
 
 
 @kernel
 def set_pool_use(header: int, pool_min_ngram: int, feed_at: int, tag: int) -> None:
-    """Writes when a text searches its pool and feeds it.
-
-    Args:
-        header: address of the text.
-        pool_min_ngram: see above; no match is longer than 8 bits can say.
-        feed_at: see above; no text is longer than 24 bits can say.
-        tag: see above, at most `MAX_TAG`.
-    """
+    """Writes when a text searches its pool and feeds it; the tag is at most `MAX_TAG`."""
+    # No match is longer than 8 bits can say, and no text than 24 bits.
     low = min(pool_min_ngram, _MIN_NGRAM_MASK) | min(feed_at, MAX_TEXT_TOKENS + 1) << _FEED_SHIFT
     store_i64(header + 8 * _POOL_WORD, low | tag << _TAG_SHIFT)
 

@@ -24,7 +24,7 @@ from drafter.pool_index.arena import (
     make_arena,
 )
 from drafter.pool_index.index import index, index_ngrams_of
-from drafter.pool_index.lookup import copy_from_pool
+from drafter.pool_index.propose import copy_from_pool
 from drafter.pool_index.records import (
     POOL_RECORD_BYTES,
     TEXT_RECORD_BYTES,

@@ -5,7 +5,7 @@ Changed by `PoolStore`, and by `PoolMemory` where its docstring says so.
 
 import hashlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -85,7 +85,7 @@ def feed_key_of(feed_id: str) -> bytes:
 def owner_tag_of(feed_key: bytes) -> int:
     """The owner's tag of a growing text, in [1, `MAX_TAG`].
 
-    Two sequences have the same one with a chance of 2^-31, and then do not share drafts.
+    Two sequences with the same tag, a chance of 2^-31, do not draft from each other.
     """
     return int.from_bytes(feed_key[:4]) & MAX_TAG or 1
 
@@ -105,6 +105,7 @@ class PoolText:
     """See `Text`."""
 
 
+@dataclass(slots=True, eq=False)
 class Pool:
     """The record of one pool; its tokens and its index are in `block`, 0: not allocated yet.
 
@@ -112,18 +113,13 @@ class Pool:
     change that a snapshot would show raises `version`.
     """
 
-    __slots__ = (
-        "block", "newest", "ngram_mask", "num_kept", "pool_id", "texts", "version",
-    )  # fmt: skip
-
-    def __init__(self, pool_id: str, *, version: int = 0) -> None:
-        self.pool_id = pool_id
-        self.block = 0
-        self.ngram_mask = 0
-        self.texts: deque[Text] = deque()
-        self.newest: dict[bytes, Text] = {}
-        self.num_kept = 0
-        self.version = version
+    pool_id: str
+    version: int
+    block: int = 0
+    ngram_mask: int = 0
+    num_kept: int = 0
+    texts: "deque[Text]" = field(default_factory=deque)
+    newest: "dict[bytes, Text]" = field(default_factory=dict)
 
     def add(self, text: "Text") -> None:
         self.texts.append(text)
@@ -138,6 +134,7 @@ class Pool:
             del self.newest[text.feed_key]
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Text:
     """One text, or a piece of one that is fed while it grows.
 
@@ -147,31 +144,14 @@ class Text:
     in the pool, and `last` the position of its last token there.
     """
 
-    __slots__ = (
-        "end", "fed_at_s", "feed_key", "last", "num_overlap", "num_tokens", "pool", "previous",
-        "start", "waiting", "waiting_bytes",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        pool: Pool,
-        token_ids: npt.NDArray[np.uint32],
-        feed_key: bytes,
-        fed_at_s: float,
-        *,
-        num_overlap: int = 0,
-        end: int = 0,
-    ) -> None:
-        self.pool = pool
-        self.feed_key = feed_key
-        self.fed_at_s = fed_at_s
-        self.num_overlap = num_overlap
-        self.end = end
-        self.last = 0
-        known = pool.newest.get(feed_key)
-        num_before = end - (len(token_ids) - num_overlap)
-        self.previous = known if known is not None and 0 < known.end == num_before else None
-        self.num_tokens = 0
-        self.start = 0
-        self.waiting: npt.NDArray[np.uint32] | None = token_ids
-        self.waiting_bytes = 0
+    pool: Pool
+    feed_key: bytes
+    fed_at_s: float
+    waiting: npt.NDArray[np.uint32] | None
+    waiting_bytes: int
+    num_overlap: int
+    end: int
+    previous: "Text | None"
+    num_tokens: int = 0
+    start: int = 0
+    last: int = 0

@@ -125,12 +125,6 @@ def slot_after(page: int, at: int) -> int:
 
 
 @kernel
-def may_fill(arena: Arena, page: int) -> bool:
-    """Whether one more entry fits into the page."""
-    return word(arena, page << BLOCK_BITS) < MAX_FILLED
-
-
-@kernel
 def fill_slot(arena: Arena, page: int, at: int, key: int, earliest: int, latest: int) -> None:
     """Writes an entry into an empty slot."""
     arena[at] = key

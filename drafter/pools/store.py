@@ -284,13 +284,21 @@ class PoolStore:
             return FeedOutcome.DROPPED
         waiting = fed.token_ids.copy()  # first of all: there may be no memory left
         if pool is None:
-            pool = self._pools[fed.pool_id] = Pool(fed.pool_id, version=self._num_pools_made << 32)
+            pool = self._pools[fed.pool_id] = Pool(fed.pool_id, self._num_pools_made << 32)
             self._num_pools_made += 1
-        fed_at_s = self._clock() - fed.age_s
-        text = Text(pool, waiting, fed.feed_key, fed_at_s, num_overlap=fed.num_overlap, end=fed.end)
+        num_before = fed.end - (len(waiting) - fed.num_overlap)
+        text = Text(
+            pool=pool,
+            feed_key=fed.feed_key,
+            fed_at_s=self._clock() - fed.age_s,
+            waiting=waiting,
+            waiting_bytes=waiting_bytes,
+            num_overlap=fed.num_overlap,
+            end=fed.end,
+            previous=known if known is not None and 0 < known.end == num_before else None,
+        )
         pool.add(text)
         self._num_texts += 1
-        text.waiting_bytes = waiting_bytes
         self._waiting_bytes += waiting_bytes
         self._waiting.append(text)
         self._cover(pool, fed.ngram_mask)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from drafter.ngram.table import EARLIEST, LATEST, LONGEST
-from drafter.pool_index.lookup import copy_from_pool, find_in_pool
+from drafter.pool_index.propose import copy_from_pool, find_in_pool
 from drafter.pool_index.records import PoolLimits, feed_key_of, owner_tag_of
 from drafter.pools.store import PoolStore
 from tests.drafter.running_drafter import FakeClock

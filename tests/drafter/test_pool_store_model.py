@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from drafter.ngram.table import EARLIEST, LATEST, LONGEST
 from drafter.pool_index.arena import Arena
-from drafter.pool_index.lookup import copy_from_pool, find_in_pool
+from drafter.pool_index.propose import copy_from_pool, find_in_pool
 from drafter.pool_index.records import (
     FeedOutcome,
     PoolLimits,

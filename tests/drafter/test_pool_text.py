@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from drafter.pool_index.arena import BLOCK_BITS, BLOCK_WORDS, DEPTH
-from drafter.pool_index.lookup import copy_from_pool, find_in_pool
+from drafter.pool_index.propose import copy_from_pool, find_in_pool
 from drafter.pool_index.records import FeedOutcome, PoolLimits
 from drafter.pool_index.tokens import FIRST
 from drafter.pools.store import PoolStore
