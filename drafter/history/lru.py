@@ -104,10 +104,7 @@ class StoredHistories:
         self.num_bytes += history.allocated_bytes - num_bytes
 
     def grow_table(self, history: History, index: int) -> None:
-        """Grows a table of a history's index, evicting others to make room.
-
-        A history that was evicted, before or now, grows without being counted.
-        """
+        """Grows a table of a history's index, evicting others to make room; see the store."""
         num_bytes = history.allocated_bytes
         if history.is_stored:
             self._make_room(history, history.table_growth_bytes(index))

@@ -127,8 +127,7 @@ class HistoryStore:
 
         Args:
             delta: its position must fit the known tokens, see above.
-            lease: of its stream; None: it came by a unary call, and a sequence that it creates
-                belongs to no stream.
+            lease: of the stream that a sequence which it creates belongs to; None: of none.
 
         Raises:
             OutOfSyncError: the delta leaves a gap or contradicts the known tokens.
@@ -160,7 +159,7 @@ class HistoryStore:
     def grow_table(self, history: History, index: int) -> None:
         """Grows a table of a history's index, evicting others to make room.
 
-        The history may have been forgotten meanwhile, with its last answer still to be made.
+        A history that was forgotten, maybe just now, grows uncounted: its last answer needs it.
         """
         self._stored.grow_table(history, index)
 
@@ -172,12 +171,10 @@ class HistoryStore:
         return history
 
     def forget_expired(self, max_sequences: int) -> int:
-        """Forgets up to so many sequences that are idle too long or whose stream is gone.
+        """Forgets up to so many expired sequences; returns how many.
 
-        Other expired ones stay counted until a later call, but are not used any more.
-
-        Returns:
-            How many were forgotten; fewer than `max_sequences`: no expired ones are left.
+        Fewer than `max_sequences`: none are left. Otherwise the others stay counted until a later
+        call, but are not used any more.
         """
         now_s = self._clock()
         num_forgotten = 0

@@ -81,8 +81,7 @@ def continue_scan(
         length: of the text.
         draft: address of the draft.
         end: length of the text and the draft, L.
-        min_ngram: shortest pattern, >= 1.
-        max_ngram: longest pattern, >= min_ngram.
+        min_ngram, max_ngram: shortest and longest pattern.
         disjoint: whether an occurrence must not overlap the suffix that it matches.
         latest: whether the latest occurrence wins; else the earliest.
         max_tokens: how many tokens to examine.

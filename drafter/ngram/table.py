@@ -295,7 +295,7 @@ def move_entries(header: int, index: int, base: np.uint64, source: int, source_s
         header: address of the text.
         index: of the table, whose directory and shape are the new ones.
         base: of the polynomial.
-        source: address of the chunk; the table may go on using it.
+        source: address of the chunk; the table may continue to use it.
         source_slots: how many slots it has.
     """
     n = load_i64(header + 8 * MIN_NGRAM) + index

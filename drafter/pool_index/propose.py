@@ -146,10 +146,8 @@ def find_in_pool(
     context that does not occur in the pool costs one lookup.
 
     Args:
-        arena: all pools.
-        pool: the pool, whose index must cover the sizes.
-        buffer: the context is its first `num_tokens` tokens, [capacity] uint32.
-        num_tokens: of the context.
+        arena, pool: the pool, whose index must cover the sizes.
+        buffer, num_tokens: the context is its first `num_tokens` tokens, [capacity] uint32.
         min_ngram: shortest n-gram that counts.
         max_ngram: longest that is looked up; the longest that is found wins.
         tie: EARLIEST or LATEST occurrence, or LONGEST: the longer match of the two, the latest if

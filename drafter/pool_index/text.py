@@ -75,8 +75,7 @@ def append_tokens(
     """Appends tokens of one text as long as there is room; returns how many.
 
     Args:
-        arena: all pools.
-        pool: the pool.
+        arena, pool: the pool.
         token_ids: [n] uint32.
         begins: whether they begin the text.
         num_overlapping: then, how many of the text's tokens are overlap.

@@ -9,9 +9,9 @@ copied on the event loop, one at a time, and written by a thread. Does not know 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from drafter.pool_index.records import FeedOutcome, PoolText
 from drafter.pools.snapshot import (
@@ -40,8 +40,7 @@ class SnapshotOutcome(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
+class _Written(NamedTuple):
     """The version of a pool that its file holds, and when it was written."""
 
     path: Path

@@ -142,11 +142,10 @@ class PoolStore:
         """Feeds the new tokens of a growing text to a pool; `work` will append them.
 
         Args:
-            pool_id: of the pool, which is made if there is none.
+            pool_id, ngram_mask: see `feed`.
             token_ids: the whole text, [n] uint32; the new tokens are copied.
             feed_id: id of the text, not empty; tokens that were fed under it are not fed again.
             num_fed: how many tokens were fed before, as far as the caller knows.
-            ngram_mask: see `feed`.
 
         Returns:
             How many tokens have been fed now, dropped ones included.
