@@ -14,11 +14,11 @@ from servicekit.process import run, serve_until_signalled
 
 
 async def serve(config: DrafterConfig) -> None:
-    """Serves until signalled, or until what must run for ever fails."""
+    """Serves until signalled, or until the upkeep fails."""
     drafter = DrafterServer(config, registry=CollectorRegistry(), logger=get_logger(SERVICE))
     await drafter.start()
-    # The compiler's hundred thousand objects live as long as the process: looking through them
-    # again and again would stop the event loop for tens of milliseconds each time.
+    # The compiler's hundred thousand objects live as long as the process: each collection would
+    # traverse them and stop the event loop for tens of milliseconds.
     gc.freeze()
     upkeep = asyncio.create_task(drafter.run_forever())
     try:

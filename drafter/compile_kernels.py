@@ -3,20 +3,11 @@
 python -m drafter.compile_kernels
 """
 
-import asyncio
-
-from prometheus_client import CollectorRegistry
-
-from drafter.config import DrafterConfig
-from drafter.server import DrafterServer
-from servicekit.logs import get_logger
+from drafter.batch.warm_up import warm_up
 
 
 def main() -> None:
-    drafter = DrafterServer(
-        DrafterConfig(), registry=CollectorRegistry(), logger=get_logger("drafter")
-    )
-    asyncio.run(drafter.warm_up())
+    warm_up()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The drafter's configuration. Where the values come from is known to `servicekit.config`."""
+"""The drafter's configuration; `servicekit.config` reads the values."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ SERVICE = "drafter"
 class DrafterConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """What `python -m drafter` runs with."""
 
-    # Loopback only: any other address needs TLS or --allow-plaintext, which is the operator's say.
+    # Loopback only: any other address needs TLS or --allow-plaintext, which the operator chooses.
     server: ServerOptions = ServerOptions(listen="127.0.0.1:50051", metrics_listen="127.0.0.1:9101")
 
     max_sequences: int = pydantic.Field(default=16_384, ge=1, le=1 << 20)
@@ -53,16 +53,12 @@ class DrafterConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """How often shared pools are written to the snapshot folder, beside at the end, in seconds."""
 
     @pydantic.model_validator(mode="after")
-    def _pools_fit(self) -> "DrafterConfig":
+    def _bounds_fit(self) -> "DrafterConfig":
         if self.max_pools_bytes < 2 * self.max_pool_bytes:
             raise ValueError(
                 f"--max-pools-bytes {self.max_pools_bytes} is under twice "
                 f"--max-pool-bytes {self.max_pool_bytes}"
             )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _one_sequence_fits(self) -> "DrafterConfig":
         if self.max_history_bytes < self.max_sequence_bytes:
             raise ValueError(
                 f"--max-history-bytes {self.max_history_bytes} is under "
@@ -71,7 +67,6 @@ class DrafterConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
         return self
 
     def store_limits(self) -> StoreLimits:
-        """Returns the bounds of the history store."""
         return StoreLimits(
             max_sequences=self.max_sequences,
             max_sequence_bytes=self.max_sequence_bytes,
@@ -80,7 +75,6 @@ class DrafterConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
         )
 
     def pool_limits(self) -> PoolLimits:
-        """Returns the bounds of the shared pools."""
         return PoolLimits(
             max_pool_bytes=self.max_pool_bytes,
             max_pools_bytes=self.max_pools_bytes,

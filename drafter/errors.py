@@ -6,7 +6,7 @@
     ├── UnreadAnswersError     RESOURCE_EXHAUSTED: the client does not read its stream
     └── NotServingError        UNAVAILABLE: starting, or shutting down
 
-What goes wrong with one sequence is a status of its proposal, see `refusals.py`.
+What fails for one sequence is a status of its proposal, see `refusals.py`.
 """
 
 import grpc

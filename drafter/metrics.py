@@ -1,11 +1,11 @@
-"""What the drafter measures. Registers in the registry that it is given; knows no RPCs.
+"""The drafter's metrics, in a given registry. Does not know RPCs.
 
-Labels: `outcome` is what became of a delta (a draft, no match, still indexing, appended without
-asking for one, out of sync, invalid); `source` is where the draft was copied from, `none` without
-one.
+Labels: `outcome` is the result of a delta (a draft, no match, still indexing, appended only, out of
+sync, invalid); `source` is where its draft was copied from, `none` without one.
 """
 
 from collections.abc import Sequence
+from enum import Enum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -18,12 +18,12 @@ from drafter.batch.scan import (
     OUT_OF_SYNC,
     POOL_DRAFT,
 )
-from drafter.failures import Failure
 from drafter.history.lru import EvictionReason
 from drafter.history.store import HistoryStore
 from drafter.pool_index.records import FeedOutcome, TextEviction
 from drafter.pools.snapshotter import SnapshotOutcome
 from drafter.pools.store import PoolStore
+from drafter.refusals import Failure
 
 # From one short history to a batch of thousands.
 _DURATION_BUCKETS_S = (
@@ -45,12 +45,18 @@ class DrafterMetrics:
     """The drafter's metrics in one registry; used by the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._sequences = Gauge(
-            "tandem_drafter_sequences", "Sequences whose history is known.", registry=registry
-        )
-        self._history_bytes = Gauge(
-            "tandem_drafter_history_bytes", "Bytes held for histories.", registry=registry
-        )
+        def gauge(name: str, help_text: str) -> Gauge:
+            return Gauge(f"tandem_drafter_{name}", help_text, registry=registry)
+
+        def counters(
+            name: str, help_text: str, label: str, values: type[Enum]
+        ) -> dict[Enum, Counter]:
+            """Makes a counter per value of an enum."""
+            counter = Counter(f"tandem_drafter_{name}", help_text, [label], registry=registry)
+            return {value: counter.labels(value.value) for value in values}
+
+        self._sequences = gauge("sequences", "Sequences whose history is known.")
+        self._history_bytes = gauge("history_bytes", "Bytes held for histories.")
         proposals = Counter(
             "tandem_drafter_proposals",
             "Answers to deltas, by what became of them.",
@@ -66,92 +72,58 @@ class DrafterMetrics:
             registry=registry,
             buckets=_DURATION_BUCKETS_S,
         )
-        evictions = Counter(
-            "tandem_drafter_evictions",
-            "Sequences forgotten that nobody released.",
-            ["reason"],
-            registry=registry,
-        )
-        self._evictions = {reason: evictions.labels(reason.value) for reason in EvictionReason}
-        failures = Counter(
-            "tandem_drafter_internal_errors",
+        self._failures = counters(
+            "internal_errors",
             "What failed while everything else went on, by what it was; the log says more.",
-            ["reason"],
-            registry=registry,
+            "reason",
+            Failure,
         )
-        self._failures = {failure: failures.labels(failure.value) for failure in Failure}
-
-        self._pool_bytes = Gauge(
-            "tandem_drafter_pool_bytes",
-            "Bytes held for shared pools, their indexes included.",
-            registry=registry,
+        self._pool_bytes = gauge(
+            "pool_bytes", "Bytes held for shared pools, their indexes included."
         )
-        self._pools = Gauge("tandem_drafter_pools", "Shared pools.", registry=registry)
-        self._pool_texts = Gauge(
-            "tandem_drafter_pool_texts", "Texts kept in shared pools.", registry=registry
-        )
-        feeds = Counter(
-            "tandem_drafter_pool_feeds",
-            "Texts that were to be kept in a shared pool, by what became of them.",
-            ["outcome"],
-            registry=registry,
-        )
-        self._feeds = {outcome: feeds.labels(outcome.value) for outcome in FeedOutcome}
-        text_evictions = Counter(
-            "tandem_drafter_pool_evictions",
-            "Texts of shared pools that were forgotten.",
-            ["reason"],
-            registry=registry,
-        )
-        self._text_evictions = {
-            reason: text_evictions.labels(reason.value) for reason in TextEviction
+        self._pools = gauge("pools", "Shared pools.")
+        self._pool_texts = gauge("pool_texts", "Texts kept in shared pools.")
+        self._events = {
+            **counters(
+                "evictions", "Sequences forgotten that nobody released.", "reason", EvictionReason
+            ),
+            **counters(
+                "pool_feeds",
+                "Texts that were to be kept in a shared pool, by what became of them.",
+                "outcome",
+                FeedOutcome,
+            ),
+            **counters(
+                "pool_evictions",
+                "Texts of shared pools that were forgotten.",
+                "reason",
+                TextEviction,
+            ),
+            **counters("snapshots", "Snapshots of all shared pools.", "outcome", SnapshotOutcome),
         }
-        snapshots = Counter(
-            "tandem_drafter_snapshots",
-            "Snapshots of all shared pools.",
-            ["outcome"],
-            registry=registry,
-        )
-        self._snapshots = {outcome: snapshots.labels(outcome.value) for outcome in SnapshotOutcome}
+
+    def watch(self, store: HistoryStore, pools: PoolStore) -> None:
+        """Reads the gauges from the stores when they are scraped.
+
+        The thread of the metrics endpoint does so: only numbers that the stores keep are read, none
+        that would be counted from their contents.
+        """
+        self._sequences.set_function(lambda: store.num_sequences)
+        self._history_bytes.set_function(lambda: store.history_bytes)
+        self._pool_bytes.set_function(lambda: pools.occupied_bytes)
+        self._pools.set_function(lambda: pools.num_pools)
+        self._pool_texts.set_function(lambda: pools.num_texts)
 
     def count_failure(self, failure: Failure, count: int = 1) -> None:
         self._failures[failure].inc(count)
 
-    def watch_pools(self, store: PoolStore) -> None:
-        """Reads the gauges from the store whenever they are scraped.
-
-        That is in a thread of its own: what is read is a number that the store keeps, never one
-        that is counted from its texts.
-        """
-        self._pool_bytes.set_function(lambda: store.occupied_bytes)
-        self._pools.set_function(lambda: store.num_pools)
-        self._pool_texts.set_function(lambda: store.num_texts)
-
-    def count_feed(self, outcome: FeedOutcome) -> None:
-        self._feeds[outcome].inc()
-
-    def count_text_eviction(self, reason: TextEviction) -> None:
-        self._text_evictions[reason].inc()
-
-    def count_snapshot(self, outcome: SnapshotOutcome) -> None:
-        self._snapshots[outcome].inc()
-
-    def watch(self, store: HistoryStore) -> None:
-        """Reads the gauges from the store whenever they are scraped, see `watch_pools`."""
-        self._sequences.set_function(lambda: store.num_sequences)
-        self._history_bytes.set_function(lambda: store.history_bytes)
-
-    def count_eviction(self, reason: EvictionReason) -> None:
-        self._evictions[reason].inc()
+    def count(self, event: Enum) -> None:
+        """Counts a feeding, an eviction or a snapshot by its outcome or reason."""
+        self._events[event].inc()
 
     def observe_batch(self, num_by_outcome: Sequence[int], duration_s: float) -> None:
-        """Counts the answers of one batch.
-
-        Args:
-            num_by_outcome: how many sequences came to what, by `scan.OPEN` and so on.
-            duration_s: how long it took, without long text's wait.
-        """
-        # One lock and one float per kind of outcome, not per sequence.
+        """Counts the answers of one batch by their outcomes, see `scan.OPEN`."""
+        # One lock per outcome, not per sequence.
         for outcome, counter in self._proposals.items():
             if num_by_outcome[outcome] > 0:
                 counter.inc(num_by_outcome[outcome])

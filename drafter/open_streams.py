@@ -1,9 +1,9 @@
-"""The streams that are open: what each waits for, and what ends such a wait.
+"""The open streams: what each of them waits for, and what ends such a wait.
 
 A wait for the client's next message ends when the service drains; a wait for the client to read
-ends after a time. Messages are many, and a timer for each would cost as much as a small answer: a
-stream only puts down what it waits for, and one timer looks at all streams now and then. Owned by
-the event loop. Does not know what streams carry.
+ends after a timeout. A timer per message would cost as much as a small answer, so a stream only
+records what it waits for, and one timer checks all streams from time to time. Owned by the event
+loop. Does not know what streams carry.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator
 
 from drafter.errors import NotServingError, UnreadAnswersError
 
-_LOOKS_PER_TIMEOUT = 8
+_CHECKS_PER_TIMEOUT = 8
 
 
 class OpenStream:
-    """What one stream waits for; put down by its own task.
+    """What one stream waits for; recorded by its own task.
 
     Attributes:
-        is_waiting: for the client's next message.
-        writing_since_s: since when for the transport to take an answer, by the loop's clock; None:
-            it does not.
+        is_waiting: whether it waits for the client's next message.
+        writing_since_s: since when it waits for the transport to accept an answer, by the loop's
+            clock; None: it does not.
     """
 
     def __init__(self, limit: asyncio.Timeout, loop: asyncio.AbstractEventLoop) -> None:
@@ -32,15 +32,15 @@ class OpenStream:
         self._is_ending = False
 
     def begin_wait(self) -> None:
-        """What is awaited next is the client's message."""
+        """Records that the client's message is awaited next."""
         self.is_waiting = True
 
     def begin_write(self) -> None:
-        """What is awaited next is that the transport takes an answer."""
+        """Records that an answer is written next."""
         self.writing_since_s = self._loop.time()
 
     def go_on(self) -> None:
-        """What was awaited has come; what was to end the wait is too late."""
+        """Records that the wait is over; cancels `end_wait` if that was too late."""
         self.is_waiting = False
         self.writing_since_s = None
         if self._is_ending:
@@ -48,26 +48,20 @@ class OpenStream:
             self._limit.reschedule(None)
 
     def end_wait(self) -> None:
-        """Ends the stream, if what it waits for does not come before the loop's next turn."""
+        """Ends the stream, unless its wait is over before the loop's next iteration."""
         if not self._is_ending:
             self._is_ending = True
             self._limit.reschedule(self._loop.time())
 
 
 class OpenStreams:
-    """All streams of a service.
+    """All streams of a service. One may leave an answer unread for the timeout and an eighth.
 
     Attributes:
         all_closed: set while there are none.
     """
 
     def __init__(self, *, unread_timeout_s: float) -> None:
-        """There are none.
-
-        Args:
-            unread_timeout_s: how long a stream may leave an answer unread; an eighth more may pass
-                until that is seen.
-        """
         self.all_closed = asyncio.Event()
         self.all_closed.set()
         self._unread_timeout_s = unread_timeout_s
@@ -79,10 +73,10 @@ class OpenStreams:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[OpenStream]:
-        """A stream, for as long as the context lasts.
+        """Opens a stream for the duration of the context.
 
         Raises:
-            NotServingError: `end_waits` has ended it.
+            NotServingError: `end_waits` ended it.
             UnreadAnswersError: its client does not read.
         """
         loop = asyncio.get_running_loop()
@@ -91,7 +85,7 @@ class OpenStreams:
         self._streams.add(stream)
         self.all_closed.clear()
         if self._timer is None:
-            self._look(loop)
+            self._check(loop)
         try:
             async with limit:
                 yield stream
@@ -112,13 +106,13 @@ class OpenStreams:
             if stream.is_waiting:
                 stream.end_wait()
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ends the streams whose clients have not read for too long, now and ever again."""
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ends streams whose clients have not read for too long; repeats while any is open."""
         latest_s = loop.time() - self._unread_timeout_s
         for stream in self._streams:
             if stream.writing_since_s is not None and stream.writing_since_s <= latest_s:
                 stream.end_wait()
         self._timer = None
         if self._streams:
-            pause_s = self._unread_timeout_s / _LOOKS_PER_TIMEOUT
-            self._timer = loop.call_later(pause_s, self._look, loop)
+            pause_s = self._unread_timeout_s / _CHECKS_PER_TIMEOUT
+            self._timer = loop.call_later(pause_s, self._check, loop)

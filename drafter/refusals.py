@@ -1,19 +1,14 @@
-"""Why one sequence's delta was not taken. The rest of its batch is answered as ever.
+"""What fails alone, while the rest of a batch or of the drafter goes on.
 
-    RefusedDeltaError
-    ├── OutOfSyncError     the delta does not continue what is known
-    └── InvalidDeltaError  a field is wrong, or asks for what this server does not offer
-
-These become statuses of one proposal, never statuses of an RPC (those are in `errors.py`).
+A refused delta becomes a status of its proposal, never the status of an RPC (`errors.py`). An
+internal failure is logged and counted.
 """
 
-
-class RefusedDeltaError(Exception):
-    """One sequence's delta was not taken; nothing of it was applied."""
+from enum import Enum
 
 
-class OutOfSyncError(RefusedDeltaError):
-    """The delta leaves a gap after the known tokens, or contradicts them.
+class OutOfSyncError(Exception):
+    """The delta leaves a gap after the known tokens, or contradicts them; nothing was applied.
 
     Attributes:
         known_length: from where the client must send again. 0: from the beginning.
@@ -24,8 +19,8 @@ class OutOfSyncError(RefusedDeltaError):
         self.known_length = known_length
 
 
-class InvalidDeltaError(RefusedDeltaError):
-    """A field of the delta is wrong. Sending it again will not help.
+class InvalidDeltaError(Exception):
+    """A field of the delta is wrong, or not offered; nothing was applied. A retry will not help.
 
     Attributes:
         field: its path in the delta, e.g. "params.min_ngram".
@@ -34,3 +29,18 @@ class InvalidDeltaError(RefusedDeltaError):
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
         self.field = field
+
+
+class Failure(Enum):
+    """An internal failure; logged where it is counted, or once for several in a row."""
+
+    SEQUENCE = "sequence"
+    """A sequence could not be appended to, indexed or drafted for; it was forgotten."""
+    RELEASE = "release"
+    """A release on a stream named no possible sequence, or its text could not be fed to a pool."""
+    POOLS = "pools"
+    """The work on the pools; they were emptied."""
+    SNAPSHOT = "snapshot"
+    """A snapshot file could not be read or restored."""
+    UPKEEP = "upkeep"
+    """The search for expired sequences; it is repeated."""

@@ -1,4 +1,4 @@
-"""Builds a drafter from its configuration."""
+"""Builds a drafter from its configuration: the server and everything behind it."""
 
 import asyncio
 import secrets
@@ -29,10 +29,10 @@ class DrafterServer:
     Attributes:
         server: the gRPC server, with health, reflection and the metrics endpoint.
         servicer: the RPCs.
-        store: the histories; for tests to look into.
-        pools: the shared pools; likewise.
+        store: the histories.
+        pools: the shared pools.
         pool_keeper: does the pools' work.
-        snapshotter: writes the pools to disk; None: there is no folder for them.
+        snapshotter: writes the pools to disk; None: no folder is configured.
     """
 
     def __init__(
@@ -43,27 +43,17 @@ class DrafterServer:
         logger: Logger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Builds it; nothing is bound before `start`.
-
-        Args:
-            config: what to run with.
-            registry: where the metrics go.
-            logger: where the logs go.
-            clock: seconds, monotonic; sequences age by it.
-        """
+        """Builds it; no port is bound before `start`. `clock` returns seconds, monotonic."""
         metrics = DrafterMetrics(registry)
-        self.store = HistoryStore(
-            config.store_limits(), clock=clock, on_eviction=metrics.count_eviction
-        )
-        metrics.watch(self.store)
+        self.store = HistoryStore(config.store_limits(), clock=clock, on_eviction=metrics.count)
         self.pools = PoolStore(
             config.pool_limits(),
             clock=clock,
             seed=secrets.randbits(64),
-            on_feed=metrics.count_feed,
-            on_eviction=metrics.count_text_eviction,
+            on_feed=metrics.count,
+            on_eviction=metrics.count,
         )
-        metrics.watch_pools(self.pools)
+        metrics.watch(self.store, self.pools)
         self.pool_keeper = PoolKeeper(self.pools, logger=logger, on_failure=metrics.count_failure)
         self._snapshot_interval_s = config.snapshot_interval_s
         self.snapshotter: Snapshotter | None = None
@@ -72,7 +62,7 @@ class DrafterServer:
                 self.pools,
                 folder=config.snapshot_dir,
                 logger=logger,
-                on_snapshot=metrics.count_snapshot,
+                on_snapshot=metrics.count,
                 on_failure=metrics.count_failure,
                 clock=clock,
             )
@@ -101,26 +91,26 @@ class DrafterServer:
         self.servicer.add_to_server(self.server.grpc)
 
     async def start(self) -> None:
-        """Binds every port, then gets ready; meanwhile RPCs are refused."""
+        """Binds every port, then warms up; meanwhile RPCs are refused."""
         await self.server.start()
         await self.warm_up()
 
     async def warm_up(self) -> None:
-        """Compiles what needs it, and begins to take requests."""
+        """Loads or compiles the kernels, restores the pools, and begins to accept requests."""
         await asyncio.to_thread(warm_up)
         if self.snapshotter is not None:
             await asyncio.to_thread(self.snapshotter.restore)
         self.servicer.open()
 
     async def run_forever(self) -> None:
-        """Forgets what expires and takes snapshots, until cancelled."""
+        """Forgets expired sequences and takes snapshots, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.servicer.sweep_forever())
             if self.snapshotter is not None:
                 tasks.create_task(self.snapshotter.write_forever(self._snapshot_interval_s))
 
     async def drain(self) -> None:
-        """Answers what has been read, ends all streams, and takes a last snapshot."""
+        """Answers the batches read so far, ends all streams, and takes a last snapshot."""
         await self.servicer.drain()
         if self.snapshotter is not None:
             await self.snapshotter.write()

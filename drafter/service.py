@@ -16,9 +16,9 @@ from drafter.batch.batch import Batch
 from drafter.batch.budgets import FORGOTTEN_AT_ONCE
 from drafter.batch.engine import DraftEngine
 from drafter.errors import NotServingError, UnsupportedFieldError
-from drafter.failures import Failure
 from drafter.metrics import DrafterMetrics
 from drafter.open_streams import OpenStreams
+from drafter.refusals import Failure
 from servicekit.errors import MalformedRequestError
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc
@@ -96,7 +96,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             await asyncio.sleep(pause_s)
             pause_s = SWEEP_INTERVAL_S
             try:
-                self.engine.pools.see_to_work()
+                self.engine.pools.start_work()
                 if self._store.forget_expired(FORGOTTEN_AT_ONCE) == FORGOTTEN_AT_ONCE:
                     pause_s = 0.0
             except Exception:

@@ -32,7 +32,7 @@ from drafter.batch.scan import (
 from drafter.history.id_table import HEADER, SequenceTable, find_slot, home_bucket, touch
 from drafter.kernels.jit import kernel
 from drafter.kernels.memory import load_i64, load_u8, prefetch, signed, store_i64, store_u32
-from drafter.ngram.index import lacks
+from drafter.ngram.index import count_unindexed
 from drafter.ngram.table import CAPACITY, LENGTH, TABLE_WORDS, TABLES, TOKENS
 
 _GROUP = 16
@@ -102,7 +102,7 @@ def append_rows(
             if (
                 rows[i, BASE] != length
                 or length + count > load_i64(header + 8 * CAPACITY)
-                or lacks(header) + count > max_unindexed
+                or count_unindexed(header) + count > max_unindexed
             ):
                 return i
             at = rows[i, TOKENS_START]

@@ -27,13 +27,12 @@ from drafter.batch.budgets import (
 from drafter.batch.indexer import Indexer
 from drafter.batch.scan import FEED, INVALID, LONG_TAIL, OUT_OF_SYNC, SHORT_TAIL, TEXT
 from drafter.batch.time_slices import TimeSlice, TimeSlices
-from drafter.failures import Failure
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
 from drafter.history.store import HistoryStore
 from drafter.ngram.index import MUST_GROW, MUST_SCAN
 from drafter.ngram.text import HASH_BASE
-from drafter.refusals import InvalidDeltaError, OutOfSyncError
+from drafter.refusals import Failure, InvalidDeltaError, OutOfSyncError
 from servicekit.logs import Logger
 from tandem.v1 import drafter_pb2
 
@@ -103,7 +102,7 @@ class DraftEngine:
                 long_tails=batch.slots_with(LONG_TAIL),
                 feeding=batch.slots_with(FEED),
             )
-        self.pools.see_to_work()
+        self.pools.start_work()
 
     async def release(self, releases: Sequence[drafter_pb2.Release]) -> None:
         """Forgets sequences."""
@@ -230,7 +229,7 @@ class DraftEngine:
     def _forget(self, history: History) -> None:
         """Forgets a sequence after a failure; called while the exception is handled."""
         self._count_failure(history.sequence_id)
-        if history.is_kept:
+        if history.is_stored:
             self.store.release(history.sequence_id)
 
     def _count_failure(self, sequence_id: str) -> None:

@@ -4,11 +4,11 @@ import asyncio
 
 from drafter.batch.batch import Batch
 from drafter.batch.engine import DraftEngine
-from drafter.failures import Failure
 from drafter.history.pool_drafts import PoolDrafts
 from drafter.history.store import HistoryStore, StoreLimits
 from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
+from drafter.refusals import Failure
 from servicekit.logs import get_logger
 from tandem.v1 import drafter_pb2 as pb
 

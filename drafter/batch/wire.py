@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError as DecodeError
 
 from drafter.batch.scan import OUT_OF_SYNC
 from drafter.errors import MalformedBatchError
-from drafter.history.delta import SequenceDelta
+from drafter.history.history import SequenceDelta
 from drafter.history.id_table import MAX_ID_BYTES
 from drafter.ngram.params import (
     DEFAULT_PARAMS,

@@ -50,7 +50,7 @@ from drafter.kernels.memory import (
     store_u8,
     store_unaligned_u64,
 )
-from drafter.ngram.index import lacks
+from drafter.ngram.index import count_unindexed
 from drafter.pool_index.link import is_feed_due
 
 PROPOSAL_BYTES = 40
@@ -218,7 +218,7 @@ def write_response(
             )
             continue
         header = rows[i, TEXT]
-        num_unindexed, left = lacks(header), 0
+        num_unindexed, left = count_unindexed(header), 0
         if num_unindexed >= short_tail:
             left = SHORT_TAIL if num_unindexed <= long_tail else LONG_TAIL
         if is_feed_due(header):

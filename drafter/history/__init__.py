@@ -1,5 +1,5 @@
-"""Token histories: what is known of each sequence, by position, and for how long.
+"""Token histories: the known tokens of each sequence, by position, and how long they are stored.
 
-Owns creating, appending, eviction and release, the table in which kernels find sequences, and what
-a sequence does with its pool. Does not know batches, streams or the wire.
+Owns creation, appending, eviction and release (`store.py`), the table in which kernels find
+sequences, and how a sequence uses its pool. Does not know batches, RPCs or the wire.
 """

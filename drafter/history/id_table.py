@@ -1,39 +1,39 @@
-"""Which sequences there are, in an order of use, in a form that kernels read and write.
+"""The table of known sequences, in order of use, in a form that kernels read and write.
 
-Owns, per known sequence, a *slot*: its id, the address of its text's header, when it was last used,
-and its place among all by last use. A batch's kernel finds sequences by their ids' bytes and moves
-them to the end of that order without any Python object. Does not know texts, nor why a sequence
-comes or goes (`kept_histories.py`).
+Owns a *slot* per sequence: its id, the address of its text's header, when it was last used, and its
+place in the order of last use. Kernels find sequences by the bytes of their ids and update the
+order without any Python object. Does not know texts, nor why sequences come and go (`lru.py`).
 
-    buckets   [2^k] int32: slot + 1, or 0; linear probing from the id's hash, closed up at removal;
-              half of them are empty at least, so that every search ends
+    buckets   [2^k] int32: slot + 1, or 0; linear probing from the id's hash; removal closes gaps;
+              at least half are empty, so that every search ends
     ids       [capacity, MAX_ID_BYTES] uint8, zeros after the id's end
-    records   [capacity, 8] int64: hash, id bytes, address of the header, previous slot, next slot
+    records   [capacity, 8] int64: hash, id length, address of the header, previous slot, next slot
     last_used_s  [capacity] float64
-    ends      int64: least recently used slot, most recently used, first free slot, sequences; -1:
-              none. Free slots are linked by `NEXT`; beyond `FRESH` none was ever used
+    ends      int64: least recently used slot, most recently used, first free slot, number of
+              sequences, number of slots ever used; -1: none. `NEXT` links free slots
 """
 
+import secrets
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from drafter.kernels.jit import kernel
-from drafter.kernels.memory import load_u8, load_unaligned_u64, signed, whole_lines
-from drafter.ngram.text import HASH_BASE
+from drafter.kernels.memory import address_of, load_u8, load_unaligned_u64, signed, whole_lines
 
 MAX_ID_BYTES = 64
 
-HASH, ID_BYTES, HEADER, PREVIOUS, NEXT = range(5)
+HASH, ID_LENGTH, HEADER, PREVIOUS, NEXT = range(5)
 RECORD_WORDS = 8
 OLDEST, NEWEST, _FREE, COUNT, _FRESH = range(5)
 
+_SEED = np.uint64(secrets.randbits(64) | 1)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class SequenceTable(NamedTuple):
-    """The arrays; see the module's docstring. Owned by the event loop, through the store."""
+    """The arrays, see above; owned by the event loop, through the store."""
 
     buckets: npt.NDArray[np.int32]
     ids: npt.NDArray[np.uint8]
@@ -44,30 +44,24 @@ class SequenceTable(NamedTuple):
 
 
 def make_table(capacity: int) -> SequenceTable:
-    """Returns an empty table; memory of slots that were never used is not touched."""
+    """Returns an empty table; memory of unused slots is not touched."""
     num_buckets = 1 << (2 * capacity - 1).bit_length()
-    ends = np.array([-1, -1, -1, 0, 0], dtype=np.int64)
     return SequenceTable(
         buckets=np.zeros(num_buckets, dtype=np.int32),
         ids=whole_lines(capacity, RECORD_WORDS).view(np.uint8),
         records=whole_lines(capacity, RECORD_WORDS),
         last_used_s=np.zeros(capacity, dtype=np.float64),
-        ends=ends,
-        seed=HASH_BASE,
+        ends=np.array([-1, -1, -1, 0, 0], dtype=np.int64),
+        seed=_SEED,
     )
 
 
 @kernel
 def hash_id(address: int, num_bytes: int, seed: np.uint64) -> int:
-    """Returns the hash of an id, whose bytes begin at an address.
+    """Returns the hash of the id at an address; the seed is odd and secret.
 
-    Two secret multiplications per word: with a single one the next word could take back what a few
-    high bits of this one change, whatever the seed is.
-
-    Args:
-        address: of the id.
-        num_bytes: its length.
-        seed: odd, and secret.
+    Each word is multiplied twice: with one multiplication the next word could undo a change of a
+    few high bits, whatever the seed is.
     """
     hash_ = seed ^ np.uint64(num_bytes)
     whole = num_bytes & ~7
@@ -83,7 +77,7 @@ def hash_id(address: int, num_bytes: int, seed: np.uint64) -> int:
 
 @kernel
 def same_bytes(first: int, second: int, num_bytes: int) -> bool:
-    """Whether the bytes at two addresses agree."""
+    """Whether the bytes at two addresses are equal."""
     whole = num_bytes & ~7
     for i in range(0, whole, 8):
         if load_unaligned_u64(first + i) != load_unaligned_u64(second + i):
@@ -96,20 +90,20 @@ def same_bytes(first: int, second: int, num_bytes: int) -> bool:
 
 @kernel
 def home_bucket(table: SequenceTable, hash_: int) -> int:
-    """Returns where the search for an id begins."""
+    """Returns the bucket at which the search for an id begins."""
     return (hash_ >> 20) & (len(table.buckets) - 1)
 
 
 @kernel
 def find_slot(table: SequenceTable, hash_: int, address: int, num_bytes: int) -> int:
-    """Returns the slot of the sequence whose id the bytes at an address are; -1: it is unknown."""
-    ids = signed(table.ids.ctypes.data)
+    """Returns the slot of the sequence with the id at an address; -1: it is unknown."""
+    ids = address_of(table.ids)
     bucket = home_bucket(table, hash_)
     while table.buckets[bucket] != 0:
         slot = table.buckets[bucket] - 1
         if (
             table.records[slot, HASH] == hash_
-            and table.records[slot, ID_BYTES] == num_bytes
+            and table.records[slot, ID_LENGTH] == num_bytes
             and same_bytes(ids + MAX_ID_BYTES * slot, address, num_bytes)
         ):
             return signed(slot)
@@ -155,16 +149,9 @@ def touch(table: SequenceTable, slot: int, now_s: float) -> None:
 
 @kernel
 def add(table: SequenceTable, data: npt.NDArray[np.uint8], header: int, now_s: float) -> int:
-    """Enters a sequence, which is not there yet, as the most recently used one.
+    """Adds a sequence, which is not there yet, as the most recently used; returns its slot.
 
-    Args:
-        table: with room for one more.
-        data: its id, [1..MAX_ID_BYTES] uint8.
-        header: address of its text's header.
-        now_s: when it is used.
-
-    Returns:
-        Its slot.
+    There must be room for it. `data` is its id, [1..MAX_ID_BYTES] uint8.
     """
     slot = table.ends[_FREE]
     if slot >= 0:
@@ -173,11 +160,11 @@ def add(table: SequenceTable, data: npt.NDArray[np.uint8], header: int, now_s: f
         slot = table.ends[_FRESH]
         table.ends[_FRESH] = slot + 1
     num_bytes = len(data)
-    hash_ = hash_id(data.ctypes.data, num_bytes, table.seed)
+    hash_ = hash_id(address_of(data), num_bytes, table.seed)
     table.ids[slot, :num_bytes] = data
     table.ids[slot, num_bytes:] = 0
     table.records[slot, HASH] = hash_
-    table.records[slot, ID_BYTES] = num_bytes
+    table.records[slot, ID_LENGTH] = num_bytes
     table.records[slot, HEADER] = header
     bucket = home_bucket(table, hash_)
     while table.buckets[bucket] != 0:
@@ -201,7 +188,7 @@ def remove(table: SequenceTable, slot: int) -> None:
         other = table.buckets[bucket] - 1
         if other < 0:
             break
-        # It may move back to the hole unless its search begins after the hole.
+        # It may move to the hole unless its search begins after the hole.
         home = home_bucket(table, table.records[other, HASH])
         if (bucket - home) & mask >= (bucket - hole) & mask:
             table.buckets[hole] = other + 1
@@ -214,7 +201,7 @@ def remove(table: SequenceTable, slot: int) -> None:
     table.ends[COUNT] -= 1
 
 
-def slots_in_order(table: SequenceTable) -> list[int]:
+def slots_by_last_use(table: SequenceTable) -> list[int]:
     """Returns the slots, the least recently used first; for tests."""
     slots = []
     slot = int(table.ends[OLDEST])
@@ -227,5 +214,5 @@ def slots_in_order(table: SequenceTable) -> list[int]:
 def slot_of(table: SequenceTable, sequence_id: str) -> int:
     """Returns a sequence's slot; -1: it is unknown. For tests."""
     data = np.frombuffer(sequence_id.encode(), dtype=np.uint8)
-    hash_ = hash_id(data.ctypes.data, len(data), table.seed)
-    return find_slot(table, hash_, data.ctypes.data, len(data))
+    hash_ = hash_id(address_of(data), len(data), table.seed)
+    return find_slot(table, hash_, address_of(data), len(data))

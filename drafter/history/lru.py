@@ -1,8 +1,8 @@
-"""The histories that are kept: found by id and by slot, in the order of their last use, in bounds.
+"""The stored histories: found by id and by slot, ordered by last use, within bounds.
 
-Owns the table that kernels find sequences in, what all histories occupy, and making room: the least
-recently used goes. Does not know what a delta may say, whose stream it came on, nor how long a
-history may be kept (`history_store.py`).
+Owns the table in which kernels find sequences, the count of all histories' bytes, and eviction of
+the least recently used. Does not know deltas, streams, nor how long a history may be stored
+(`store.py`).
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ from drafter.history.id_table import (
     make_table,
     remove,
     slot_of,
-    slots_in_order,
+    slots_by_last_use,
     touch,
 )
 
 
 class EvictionReason(Enum):
-    """Why a sequence was forgotten that nobody released."""
+    """Why a sequence was forgotten that no client released."""
 
     SEQUENCES = "sequences"
     BYTES = "bytes"
@@ -35,16 +35,17 @@ class EvictionReason(Enum):
     STREAM_ENDED = "stream_ended"
 
 
-class KeptHistories:
+class StoredHistories:
     """Owned by the event loop, through the store.
 
-    The only one that changes a history's `slot` and `is_kept`. Invariants (see `check_integrity`):
-    the table holds the histories, in the order of their last use; `num_bytes` is the sum of what
-    their texts occupy and never above its bound.
+    Alone changes a history's `slot` and `is_stored`. Invariants (see `check_integrity`): the table
+    holds the histories in the order of their last use; `num_bytes` is the sum of their bytes and
+    never above `max_bytes`, which any single history fits into. `on_removal` is called with the id
+    of every sequence that is removed, and `on_eviction` after that if it was evicted.
 
     Attributes:
-        num_bytes: what all histories occupy.
-        table: the sequences as kernels see them, which may append what fits where it is.
+        num_bytes: memory of all histories.
+        table: the sequences as kernels see them; kernels append tokens that fit the buffers.
         by_slot: the histories by their slots in the table; None: the slot is free.
         by_id: the histories by their sequences' ids.
     """
@@ -57,14 +58,6 @@ class KeptHistories:
         on_removal: Callable[[str], None],
         on_eviction: Callable[[EvictionReason], None],
     ) -> None:
-        """Makes an empty one.
-
-        Args:
-            max_sequences: how many are kept.
-            max_bytes: of all together; any one of them fits.
-            on_removal: called with the id of every sequence that is kept no more.
-            on_eviction: called after that for those that were evicted.
-        """
         self._max_sequences = max_sequences
         self._max_bytes = max_bytes
         self._on_removal = on_removal
@@ -75,17 +68,17 @@ class KeptHistories:
         self.by_id: dict[str, History] = {}
 
     def oldest(self) -> History:
-        """The least recently used of those that there are."""
+        """Returns the least recently used; there must be one."""
         history = self.by_slot[int(self.table.ends[OLDEST])]
         assert history is not None, "there is one"
         return history
 
     def last_used_s(self, history: History) -> float:
-        """When a history was last used, by the clock of `add` and `touch`."""
+        """Returns the time of a history's last `add` or `touch`."""
         return float(self.table.last_used_s[history.slot])
 
     def add(self, history: History, now_s: float) -> None:
-        """Keeps a history, whose id is not there, as the most recently used, evicting others."""
+        """Stores a history, whose id is not there, as the most recently used, evicting others."""
         while len(self.by_id) >= self._max_sequences:
             self.evict(self.oldest(), EvictionReason.SEQUENCES)
         id_bytes = np.frombuffer(history.sequence_id.encode(), dtype=np.uint8)
@@ -95,7 +88,7 @@ class KeptHistories:
         else:
             self.by_slot[slot] = history
         self.by_id[history.sequence_id] = history
-        history.is_kept = True
+        history.is_stored = True
         self._make_room(history, history.allocated_bytes)
         self.num_bytes += history.allocated_bytes
 
@@ -111,30 +104,27 @@ class KeptHistories:
         self.num_bytes += history.allocated_bytes - num_bytes
 
     def grow_table(self, history: History, index: int) -> None:
-        """Makes room in a table of a history's index, evicting others if need be.
-
-        The history may not be kept any more, or be evicted for it; then it alone grows.
-        """
+        """Grows a table of a history's index, evicting others to make room; see the store."""
         num_bytes = history.allocated_bytes
-        if history.is_kept:
+        if history.is_stored:
             self._make_room(history, history.table_growth_bytes(index))
         history.grow_table(index)
-        if history.is_kept:
+        if history.is_stored:
             self.table.records[history.slot, HEADER] = history.address
             self.num_bytes += history.allocated_bytes - num_bytes
 
     def evict(self, history: History, reason: EvictionReason) -> None:
-        """Removes a history that nobody released."""
+        """Removes a history that no client released."""
         self.remove(history)
         self._on_eviction(reason)
 
     def remove(self, history: History) -> None:
-        """Keeps a history no more."""
+        """Removes a history."""
         del self.by_id[history.sequence_id]
         remove(self.table, history.slot)
         self.by_slot[history.slot] = None
         self.num_bytes -= history.allocated_bytes
-        history.is_kept = False
+        history.is_stored = False
         self._on_removal(history.sequence_id)
 
     def check_integrity(self) -> None:
@@ -143,14 +133,14 @@ class KeptHistories:
         assert self.num_bytes == sum(history.allocated_bytes for history in histories)
         assert self.num_bytes <= self._max_bytes
         assert len(histories) <= self._max_sequences
-        slots = slots_in_order(self.table)
+        slots = slots_by_last_use(self.table)
         assert sorted(slots) == sorted(history.slot for history in histories)
         assert len(slots) == self.table.ends[COUNT]
         assert not slots or slots[-1] == self.table.ends[NEWEST]
         uses = self.table.last_used_s[slots].tolist()
         assert uses == sorted(uses), "histories are ordered by last use"
         for sequence_id, history in self.by_id.items():
-            assert history.is_kept
+            assert history.is_stored
             history.check_integrity()
             assert history.sequence_id == sequence_id
             assert slot_of(self.table, sequence_id) == history.slot
@@ -160,8 +150,7 @@ class KeptHistories:
     def _make_room(self, history: History, num_new_bytes: int) -> None:
         """Evicts others before a history grows."""
         while self.num_bytes + num_new_bytes > self._max_bytes:
-            # Not the history itself, which fits if it is alone; unless it was not used for so long
-            # that all others came after it, and they are more than it.
+            # The history itself fits alone, but is evicted if all others were used later.
             self.evict(self.oldest(), EvictionReason.BYTES)
-            if not history.is_kept:
+            if not history.is_stored:
                 break

@@ -1,6 +1,6 @@
-"""What a sequence does with its pool: it is linked to it, and feeds it its text.
+"""How a sequence uses its pool: it is linked to it, and feeds it its text.
 
-When a draft comes from a pool is known to `drafter.pool_index.propose`, how pools are kept to
+When a draft comes from a pool is known to `drafter.pool_index`, how texts are stored to
 `drafter.pools`.
 """
 
@@ -8,42 +8,36 @@ from collections.abc import Callable
 
 from drafter.history.history import History
 from drafter.ngram.params import Keep
-from drafter.pool_index.link import link_to_pool
+from drafter.pool_index.link import is_feed_due, link_to_pool
 from drafter.pools.store import PoolStore
 
 
 class PoolDrafts:
-    """Owned by the event loop, like the store that it uses."""
+    """Owned by the event loop. `on_work` is called when the store may have work to do."""
 
     def __init__(self, store: PoolStore, *, on_work: Callable[[], None]) -> None:
-        """Wires it up.
-
-        Args:
-            store: all pools.
-            on_work: called when the store may have work to do.
-        """
         self.store = store
         self._on_work = on_work
 
-    def see_to_work(self) -> None:
-        """Has done what is to do, texts that expired included; returns at once."""
+    def start_work(self) -> None:
+        """Starts the store's work, eviction of expired texts included; returns at once."""
         if self.store.has_work:
             self._on_work()
 
     def feed(self, history: History) -> None:
-        """Feeds its pool what a sequence has grown by, if it has by enough."""
-        if history.is_feed_due:
+        """Feeds its pool the new tokens of a sequence, if there are enough."""
+        if is_feed_due(history.address):
             self._grow(history, history.length)
 
     def keep(self, history: History, keep: Keep, feed_id: str, length: int = 0) -> None:
-        """Leaves a finished sequence's text in its pool, if it names one.
+        """Feeds its pool the text of a finished sequence, if it names one.
 
         Args:
-            history: of a sequence that is not known any more.
-            keep: what of its text. Of one that has fed its pool while it grew, what is left of
-                the same text, unless nothing is to be kept.
-            feed_id: see `PoolStore.feed`; that of one that fed its pool is its own id.
-            length: its text ends there; 0: at its last token.
+            history: of a sequence that was released.
+            keep: which part of its text. If it fed its pool while it grew, the rest of the same
+                text is fed, unless this is `NOTHING`.
+            feed_id: see `PoolStore.feed`; if it fed its pool, its own id is used.
+            length: where its text ends; 0: at its last token.
         """
         params = history.params
         if keep is Keep.NOTHING or not params.pool_id:
@@ -62,7 +56,7 @@ class PoolDrafts:
         self._on_work()
 
     def link(self, history: History) -> None:
-        """Writes into a text where its pool is now, if it names one."""
+        """Writes the present block of its pool into a text, if it names one."""
         params = history.params
         if params.pool_id:
             block = self.store.block_of(params.pool_id, params.ngram_mask)
@@ -72,10 +66,10 @@ class PoolDrafts:
         params = history.params
         num_fed = self.store.grow(
             params.pool_id,
-            history.token_ids[history.growing_from : end],
+            history.token_ids[history.feed_start : end],
             feed_id=history.sequence_id,
             num_fed=history.num_fed,
             ngram_mask=params.ngram_mask,
         )
-        history.note_fed(num_fed)
+        history.record_fed(num_fed)
         self._on_work()

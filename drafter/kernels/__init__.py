@@ -1,4 +1,4 @@
-"""How kernels are compiled, and how they read and write memory.
+"""How kernels are compiled (`jit.py`), and how they access memory by address (`memory.py`).
 
-Knows nothing of what any kernel computes.
+Does not know what any kernel computes.
 """

@@ -1,16 +1,15 @@
-"""Compiles the numeric kernels: machine code that runs without the GIL.
+"""Compiles the numeric kernels to machine code, which runs without the GIL.
 
-What was compiled is kept on disk, so that the next start is quick: beside the source, where an
-image has it from its build (`compile_kernels.py`), or where numba keeps it (`NUMBA_CACHE_DIR`, the
-user's cache folder) if nothing can be written there. Only where nothing can be written at all and
-nothing was kept, it is compiled at every start. That the disk is full costs no more than that.
+Machine code is cached on disk: beside the source, where an image has it from its build
+(`compile_kernels.py`), else where numba stores it (`NUMBA_CACHE_DIR`, or the user's cache folder).
+A disk that is full or read-only only means that kernels are compiled at every start.
 
-A kernel holds the code of the kernels that it calls, in other files too. So cached machine code is
-valid as long as no file of the package changes that has kernels; kernels take their constants from
+A kernel's machine code contains that of the kernels it calls, in other files too. So it is valid
+only as long as no file of the package that has kernels changes; kernels take their constants from
 such files only.
 
-On x86-64 with AVX2 the machine code is made for all such processors, not for the one that compiles:
-an image's kernels then run on all nodes of a cluster.
+On x86-64 with AVX2, code is generated for that level, not for this processor alone, so an image's
+kernels run on all nodes of a cluster.
 """
 
 import contextlib
@@ -28,33 +27,33 @@ from numba.core import caching
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The level of x86-64 with AVX2, and what a processor of it has.
-_COMMON_PROCESSOR = "x86-64-v3"
-_ITS_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+# The level of x86-64 with AVX2, and the features that it requires.
+_LEVEL = "x86-64-v3"
+_LEVEL_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 
 
-def _compile_for_all_processors() -> None:
-    """Has numba make code for every processor of the level, if this one is of it."""
+def _target_level() -> None:
+    """Makes numba target the level, if this processor has its features."""
     config: Any = numba.config
     if platform.machine() not in ("x86_64", "AMD64") or config.CPU_NAME is not None:
         return
     features = llvmlite.binding.get_host_cpu_features()
-    if all(features.get(feature, False) for feature in _ITS_FEATURES):
-        config.CPU_NAME, config.CPU_FEATURES = _COMMON_PROCESSOR, ""
+    if all(features.get(feature, False) for feature in _LEVEL_FEATURES):
+        config.CPU_NAME, config.CPU_FEATURES = _LEVEL, ""
 
 
 # Before anything is compiled.
-_compile_for_all_processors()
+_target_level()
 
 
 class _BesideSource(caching.InTreeCacheLocator):
-    """The folder beside the source, also where it can only be read."""
+    """The folder beside the source, even where it is read-only."""
 
     def ensure_cache_path(self) -> None:
         pass
 
 
-# The last one that numba tries.
+# Numba tries it last.
 caching.CompileResultCacheImpl._locator_classes = [
     *caching.CompileResultCacheImpl._locator_classes,
     _BesideSource,
@@ -65,16 +64,16 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compiles `function` at its first call for each new set of argument types."""
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
-        _keep_by_contents(compiled, Path(function.__code__.co_filename))
-        _keep_if_possible(compiled)
+        _stamp_by_contents(compiled, Path(function.__code__.co_filename))
+        _tolerate_unwritable(compiled)
     except RuntimeError:
-        # What numba raises when it finds no source file.
+        # Numba found no place for its cache.
         compiled = numba.njit(nogil=True)(function)
     return cast(Callable[P, R], compiled)
 
 
 def _package_of(source: Path) -> Path:
-    """Returns the folder of the outermost package that a source file is in."""
+    """Returns the folder of the outermost package of a source file."""
     folder = source.parent
     while (folder.parent / "__init__.py").exists():
         folder = folder.parent
@@ -83,7 +82,7 @@ def _package_of(source: Path) -> Path:
 
 @functools.cache
 def _digest_of(package: Path) -> str:
-    """Returns a digest of all source files of the package that have kernels."""
+    """Returns the digest of all source files of a package that have kernels."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         source = path.read_bytes()
@@ -92,28 +91,28 @@ def _digest_of(package: Path) -> str:
     return digest.hexdigest()
 
 
-def _keep_by_contents(compiled: Any, source: Path) -> None:
+def _stamp_by_contents(compiled: Any, source: Path) -> None:
     """Invalidates a kernel's cached machine code when any kernel of its package changes.
 
-    The cache beside the source is read first, even where it cannot be written to.
+    The cache beside the source is read first, even where it is read-only.
     """
-    kept = compiled._cache._cache_file
-    assert hasattr(kept, "_source_stamp"), "numba keeps its stamp elsewhere now"
-    kept._source_stamp = _digest_of(_package_of(source))
+    own = compiled._cache._cache_file
+    assert hasattr(own, "_source_stamp"), "numba keeps its stamp elsewhere now"
+    own._source_stamp = _digest_of(_package_of(source))
     beside = source.parent / "__pycache__"
-    if Path(kept._cache_path) == beside:
+    if Path(own._cache_path) == beside:
         return
-    shipped = type(kept)(
+    shipped = type(own)(
         cache_path=str(beside),
         filename_base=compiled._cache._impl.filename_base,
-        source_stamp=kept._source_stamp,
+        source_stamp=own._source_stamp,
     )
-    load = kept.load
-    kept.load = lambda key: shipped.load(key) or load(key)
+    load = own.load
+    own.load = lambda key: shipped.load(key) or load(key)
 
 
-def _keep_if_possible(compiled: Any) -> None:
-    """Makes a kernel serve that cannot be kept: the disk is full, or can only be read."""
+def _tolerate_unwritable(compiled: Any) -> None:
+    """Lets a kernel run whose machine code cannot be saved: the disk is full or read-only."""
     save = compiled._cache.save_overload
 
     def save_if_possible(signature: object, result: object) -> None:

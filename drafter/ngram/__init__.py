@@ -1,5 +1,5 @@
-"""Drafting from one text: the text, its n-gram index, and the proposal it gives.
+"""Drafting from one text: the text, its n-gram index, and the draft that it gives.
 
-Owns what a proposal is (`draft.py`), the index and KMP, which must give the same answers, and the
+Owns the rules of a draft (`draft.py`), the index and KMP, which give the same drafts, and the
 memory of a text. Does not know whose text it is, nor batches, pools or messages.
 """

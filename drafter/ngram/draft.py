@@ -1,19 +1,18 @@
-"""The draft of one text: from its index in one go, or from scans that may be made in pieces.
+"""The draft of one text: from its index at once, or from scans that may be made in pieces.
 
-Owns the law of a proposal beyond finding the longest n-gram's occurrences: how far a match reaches,
-which candidate wins under `TIE_LONGEST`, how long the draft is, and how a chained one goes on.
-Where occurrences are found is known to `match_kernel.py` (the index) and `kmp.py` (the scan): both
-give the same.
+Owns the rules of a draft once the occurrences of the longest n-gram are known: which of them is
+continued, for how many tokens, and how a chained draft goes on. Occurrences are found by `match.py`
+(the index) or `kmp.py` (a scan), with the same result.
 
-`TIE_LONGEST`. Of the longest matching n-gram, three places compete: its earliest end, its latest
-end, and the place where the source of the last accepted draft has arrived by now (that draft was
-copied from `distance` tokens before the end of the text; so is this place). The one that agrees
-with the end of the text for most tokens wins, counted up to 64; of equals the latest in the text. A
-draft counts as accepted when the text went on with its first token. The place counts only if it
-reaches at least as far as the n-gram and, under disjoint, lies at least n tokens back.
+`TIE_LONGEST`. Three places compete: the earliest end of the longest matching n-gram, its latest
+end, and the place that the running copy has reached: the last accepted draft was copied from
+`distance` tokens before the end of the text, and so is this place. The one with the longest match
+wins, counted up to 64 tokens; of equal ones the latest in the text. A draft counts as accepted when
+the text went on with its first token. Under disjoint, the running copy must lie at least n tokens
+before the end.
 
-Chained. A draft that has reached the end of the text goes on as though it had been accepted and
-asked for again: text + draft is matched anew, under the same options, up to 64 tokens past the end.
+Chained. When a draft has been copied up to the end of the text, text + draft is matched again under
+the same options, as though the draft had been accepted, up to 64 tokens past the end of the text.
 """
 
 import numpy as np
@@ -21,14 +20,8 @@ import numpy.typing as npt
 
 from drafter.kernels.jit import kernel
 from drafter.kernels.memory import load_i64, load_u32, store_i64, store_u32
-from drafter.ngram.index import lacks
-from drafter.ngram.kmp import (
-    SCAN_WORDS,
-    begin_scan,
-    found_by,
-    go_on_with_scan,
-    has_ended,
-)
+from drafter.ngram.index import count_unindexed
+from drafter.ngram.kmp import SCAN_WORDS, begin_scan, continue_scan, is_scan_done, scan_result
 from drafter.ngram.match import choose, match, token_at
 from drafter.ngram.table import (
     ACCEPTED_DISTANCE,
@@ -49,41 +42,39 @@ from drafter.ngram.table import (
 MAX_CHAINED_TOKENS = 64
 """How far past the end of the text a chained draft goes."""
 
-# What matching text + draft once more costs, in n-grams entered, beside looking through the tokens
-# that the index does not know.
+# Cost of matching text + draft once more, in n-grams entered, beside scanning unindexed tokens.
 _MATCH_COST = 16
 
-# Words of a scanned draft, after those of its scan: how long the text was when it was begun, plus
-# 1; tokens of it that there are; most that there may be; the first match's reach; how far back the
-# last piece was copied from; the earliest end of the longest n-gram, once the latest is looked for.
-_CONTEXT, _COUNT, _MOST, _REACH, _COPY_DISTANCE, _EARLIEST_END, _IS_DONE = range(
+# Words of a scanned draft, after those of its scan: length of the text when it was begun, plus 1;
+# number of its tokens; most that it may have; length of the first match; distance of the last
+# piece's source; the earliest end of the longest n-gram, while its latest end is searched for.
+_CONTEXT, _COUNT, _ROOM, _MATCH_LENGTH, _COPY_DISTANCE, _EARLIEST_END, _IS_DONE = range(
     SCAN_WORDS, SCAN_WORDS + 7
 )
 SCANNED_DRAFT_WORDS = SCAN_WORDS + 7
-"""Of int64, that hold how far a scanned draft has come."""
+"""Int64 words that hold the progress of a scanned draft."""
 
 
 @kernel
 def begin_draft(
-    header: int, size: int, first: int, second: int, most: int, draft: int
+    header: int, size: int, first: int, second: int, room: int, draft: int
 ) -> tuple[int, int, int, int]:
-    """Writes the first piece of a draft: what follows the first match.
+    """Writes the first piece of a draft: the tokens after the first match.
 
     Args:
         header: address of the text.
         size: n of the longest match; 0: nothing matches.
         first: an end of it; the earliest with `TIE_LONGEST`.
         second: the latest, with `TIE_LONGEST`.
-        most: most tokens wanted, >= 1.
+        room: most tokens of a draft, >= 1.
         draft: address that the tokens are written to.
 
     Returns:
-        (number of tokens; reach of the match; how many tokens the draft may have in all; how far
-        back the piece was copied from).
+        (number of tokens; length of the match; most tokens that the whole draft may have; distance
+        of the piece's source from the end of the text).
     """
     tokens = load_i64(header + 8 * TOKENS)
     length = load_i64(header + 8 * LENGTH)
-    disjoint = load_i64(header + 8 * DISJOINT) != 0
     tie = load_i64(header + 8 * TIE)
     copy_distance = 0
     if tie == LONGEST:
@@ -98,24 +89,22 @@ def begin_draft(
             store_i64(header + 8 * DRAFT_DISTANCE, 0)
     if size == 0:
         return 0, 0, 0, 0
-    place, reach = choose(
-        tokens, length, draft, length, size, first, second, copy_distance, disjoint, tie
-    )
+    place, match_length = choose(header, draft, length, size, first, second, copy_distance)
     if tie == LONGEST:
         store_i64(header + 8 * DRAFT_DISTANCE, length - place)
         store_i64(header + 8 * DRAFT_LENGTH, length)
         tokens_per_match = load_i64(header + 8 * TOKENS_PER_MATCH)
         if tokens_per_match > 0:
-            most = min(most, tokens_per_match * reach)
+            room = min(room, tokens_per_match * match_length)
 
-    count = min(most, length - place)
+    count = min(room, length - place)
     for i in range(count):
         store_u32(draft + 4 * i, load_u32(tokens + 4 * (place + i)))
     if load_i64(header + 8 * CHAINED) != 0:
-        most = min(most, count + MAX_CHAINED_TOKENS)
+        room = min(room, count + MAX_CHAINED_TOKENS)
     else:
-        most = count
-    return count, reach, most, length - place
+        room = count
+    return count, match_length, room, length - place
 
 
 @kernel
@@ -124,31 +113,27 @@ def add_piece(
     size: int,
     first: int,
     second: int,
-    most: int,
+    room: int,
     draft: int,
     count: int,
     copy_distance: int,
 ) -> tuple[int, int]:
-    """Writes the next piece of a draft: what follows a match at the end of text + draft.
+    """Writes the next piece of a draft: the tokens after a match at the end of text + draft.
 
     Args:
         header, size, first, second, draft: see `begin_draft`.
-        most: how many tokens the draft may have in all.
+        room: most tokens that the whole draft may have.
         count: how many it has.
-        copy_distance: how far back the piece before was copied from.
+        copy_distance: distance of the last piece's source.
 
     Returns:
         (count, copy_distance) with this piece.
     """
     tokens = load_i64(header + 8 * TOKENS)
     length = load_i64(header + 8 * LENGTH)
-    disjoint = load_i64(header + 8 * DISJOINT) != 0
-    tie = load_i64(header + 8 * TIE)
     end = length + count
-    source, _ = choose(
-        tokens, length, draft, end, size, first, second, copy_distance, disjoint, tie
-    )
-    piece = min(most - count, end - source)
+    source, _ = choose(header, draft, end, size, first, second, copy_distance)
+    piece = min(room - count, end - source)
     for i in range(piece):
         store_u32(draft + 4 * (count + i), token_at(tokens, length, draft, source + i))
     return count + piece, end - source
@@ -158,22 +143,22 @@ def add_piece(
 def draft_of(
     header: int,
     base: np.uint64,
-    most: int,
+    room: int,
     draft: int,
     pattern: npt.NDArray[np.uint32],
-    alike: npt.NDArray[np.int64],
+    candidates: npt.NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Writes what may come next, from the index.
+    """Writes a draft from the index of a text.
 
     Args:
-        header: address of the text, which is indexed.
+        header: address of the text, which has an index.
         base: of the polynomial.
-        most: most tokens wanted, >= 1.
+        room: most tokens of the draft, >= 1.
         draft: address that the tokens are written to.
-        pattern, alike: scratch, see `match`.
+        pattern, candidates: scratch, see `match`.
 
     Returns:
-        (number of tokens, reach of the first match, what all further matches cost in n-grams
+        (number of tokens, length of the first match, cost of all further matches in n-grams
         entered); (0, 0, 0): nothing matches.
     """
     length = load_i64(header + 8 * LENGTH)
@@ -182,33 +167,33 @@ def draft_of(
     if longest < load_i64(header + 8 * MIN_NGRAM):
         return 0, 0, 0
 
-    size, first, second = match(header, base, draft, length, pattern, alike)
-    count, reach, most, copy_distance = begin_draft(header, size, first, second, most, draft)
+    size, first, second = match(header, base, draft, length, pattern, candidates)
+    count, match_length, room, copy_distance = begin_draft(header, size, first, second, room, draft)
     cost = 0
-    while count < most:
-        cost += _MATCH_COST + lacks(header) + count
-        size, first, second = match(header, base, draft, length + count, pattern, alike)
+    while count < room:
+        cost += _MATCH_COST + count_unindexed(header) + count
+        size, first, second = match(header, base, draft, length + count, pattern, candidates)
         if size == 0:
             break
         count, copy_distance = add_piece(
-            header, size, first, second, most, draft, count, copy_distance
+            header, size, first, second, room, draft, count, copy_distance
         )
-    return count, reach, cost
+    return count, match_length, cost
 
 
 @kernel
-def scan_draft(header: int, most: int, draft: int, progress: int, budget: int) -> int:
-    """Goes on to write what may come next, by scans of the text.
+def scan_draft(header: int, room: int, draft: int, progress: int, budget: int) -> int:
+    """Continues to write a draft by scans of the text.
 
     Args:
-        header: address of the text. If it has grown since the last call, all begins anew.
-        most: most tokens wanted, >= 1.
+        header: address of the text. If it has grown since the last call, the draft begins anew.
+        room: most tokens of the draft, >= 1.
         draft: address that the tokens are written to.
         progress: address of `SCANNED_DRAFT_WORDS` words; zeros in the first call.
-        budget: how many tokens to look at, >= 1.
+        budget: how many tokens to examine, >= 1.
 
     Returns:
-        How many were looked at.
+        How many were examined.
     """
     tokens = load_i64(header + 8 * TOKENS)
     length = load_i64(header + 8 * LENGTH)
@@ -226,13 +211,13 @@ def scan_draft(header: int, most: int, draft: int, progress: int, budget: int) -
         count = load_i64(progress + 8 * _COUNT)
         end = length + count
         earliest = load_i64(progress + 8 * _EARLIEST_END)
-        spent += 1 + go_on_with_scan(
+        spent += 1 + continue_scan(
             progress, tokens, length, draft, end, min_ngram, max_ngram, disjoint,
             tie == LATEST or earliest != 0, budget - spent,
         )  # fmt: skip
-        if not has_ended(progress):
+        if not is_scan_done(progress):
             break
-        second, size = found_by(progress, end)
+        second, size = scan_result(progress, end)
         if tie == LONGEST and size != 0 and earliest == 0:
             store_i64(progress + 8 * _EARLIEST_END, second)
             begin_scan(progress, end, min_ngram)
@@ -240,20 +225,20 @@ def scan_draft(header: int, most: int, draft: int, progress: int, budget: int) -
         first = second if earliest == 0 else earliest
         copy_distance = load_i64(progress + 8 * _COPY_DISTANCE)
         if count == 0:
-            count, reach, most_tokens, copy_distance = begin_draft(
-                header, size, first, second, most, draft
+            count, match_length, whole_room, copy_distance = begin_draft(
+                header, size, first, second, room, draft
             )
-            store_i64(progress + 8 * _REACH, reach)
-            store_i64(progress + 8 * _MOST, most_tokens)
+            store_i64(progress + 8 * _MATCH_LENGTH, match_length)
+            store_i64(progress + 8 * _ROOM, whole_room)
         elif size != 0:
-            most_tokens = load_i64(progress + 8 * _MOST)
+            whole_room = load_i64(progress + 8 * _ROOM)
             count, copy_distance = add_piece(
-                header, size, first, second, most_tokens, draft, count, copy_distance
+                header, size, first, second, whole_room, draft, count, copy_distance
             )
         store_i64(progress + 8 * _COUNT, count)
         store_i64(progress + 8 * _COPY_DISTANCE, copy_distance)
         store_i64(progress + 8 * _EARLIEST_END, 0)
-        if size == 0 or count == load_i64(progress + 8 * _MOST):
+        if size == 0 or count == load_i64(progress + 8 * _ROOM):
             store_i64(progress + 8 * _IS_DONE, 1)
         else:
             begin_scan(progress, length + count, min_ngram)
@@ -261,11 +246,10 @@ def scan_draft(header: int, most: int, draft: int, progress: int, budget: int) -
 
 
 @kernel
-def scanned_draft(progress: int) -> tuple[bool, int, int, int]:
-    """Returns (whether it is done, length of the text, number of tokens, reach) of a draft."""
+def scanned_draft(progress: int) -> tuple[bool, int, int]:
+    """Returns (whether a draft is done, its number of tokens, length of its first match)."""
     return (
         load_i64(progress + 8 * _IS_DONE) != 0,
-        load_i64(progress + 8 * _CONTEXT) - 1,
         load_i64(progress + 8 * _COUNT),
-        load_i64(progress + 8 * _REACH),
+        load_i64(progress + 8 * _MATCH_LENGTH),
     )

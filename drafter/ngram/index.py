@@ -1,26 +1,33 @@
-"""Which n-grams of a text are in its index, and how the index follows the text. Kernels only; where
-they lie is known to `ngram_table.py`.
+"""Which n-grams of a text are in its index, and how the index follows the text. Kernels only.
 
-An n-gram that occurs once is found by any part of it. So the table of the smallest size holds every
-n-gram of that size, and each larger size only those whose last n - 1 tokens were met before: when
-an (n-1)-gram is met for the second time, what ends at the first goes into the table of n, and so
-does what ends at the second, and so on from size to size. Text that does not repeat costs one entry
-per token, whatever sizes are asked for; and of what repeats, that (`match_kernel.py` reads it from
-the smallest size on):
+There is a table per n-gram size (`table.py`). That of the smallest size holds every n-gram of the
+size. A larger n-gram is entered only if its last n - 1 tokens occur more than once. So a text that
+does not repeat itself costs one entry per token, however many sizes are matched.
 
-- An (n-1)-gram that is not in its table has no n-gram in the next one.
-- One that was met once has one n-gram that it can belong to: the tokens before it say which.
-- All n-grams that end in one that was met again are in the table of n.
+When an (n-1)-gram occurs for the second time, the n-grams that end with its two occurrences enter
+the table of n; so does the n-gram that ends with each later occurrence. For sizes 1 to 3, when all
+of a b c a b is indexed:
 
-An n-gram that ends at `end` counts when the text has `end + lag` tokens: lag n where an occurrence
-may not overlap the suffix that it matches, else 1. The index is always that of one length of the
-text, `INDEXED_LENGTH`, in all sizes: the latest end in a table is one that counts. With lag n the
-sizes are one token apart, so that the last of the smaller one's ends has yet to go into the larger
-one's table: a table's `PENDING` word says whether it is to.
+    size 1   a, b, c
+    size 2   c a   because a is repeated; its first occurrence begins the text
+             a b   because b is repeated; both occurrences are entered, so a b is repeated too
+    size 3   c a b because a b is repeated; its first occurrence begins the text
 
-A text whose n-grams collide so much that a table has no slot for one is not indexed any more: it is
-scanned from then on, as with `ALGORITHM_KMP`, and the answers are the same. With a secret hash that
-does not happen by chance; whoever brings it about gets what is anyone's for the asking.
+A lookup (`match.py`) begins with the smallest size. Let an (n-1)-gram be at the end of the text:
+
+- If it is not in its table, no n-gram that ends with it occurs earlier.
+- If it occurred once, the token before that occurrence says whether the n-gram occurred.
+- If it is repeated, the table of n holds every n-gram that ends with it.
+
+An occurrence [end - n, end) counts once the text has `end + lag` tokens: lag n where an occurrence
+must not overlap the suffix that it matches, else 1. The tables of all sizes hold the occurrences
+that count at one length of the text, `INDEXED_LENGTH`. With lag n the last (n-1)-gram that counts
+ends one token later than the last n-gram. If that (n-1)-gram is repeated, its n-gram is entered
+with the next token: the `PENDING` word of the table of n says so.
+
+If n-grams collide so much that a table has no slot for one, the text loses its index: it is scanned
+from then on, as with `ALGORITHM_KMP`, and its drafts stay the same. The hash is secret, so this
+does not happen by chance; who forces it gets what any client may ask for.
 """
 
 import numpy as np
@@ -49,34 +56,35 @@ from drafter.ngram.table import (
     TOKENS,
     chunk_number,
     enter,
-    enter_new,
+    free_slot,
     hash_at,
     home_of,
     mix,
     room_in,
     slot_bits_of,
+    write_new,
 )
 
-DONE, BEHIND, MUST_SCAN, MUST_GROW = range(4)
-"""What became of a text: all is entered; the budget ran out; it has to be scanned for its draft for
-longer than one call may take; its table `status - MUST_GROW` must grow first."""
+DONE, BUDGET_SPENT, MUST_SCAN, MUST_GROW = range(4)
+"""Status of a text: the kernel did all it was asked for; the budget was spent first; the text must
+be scanned for longer than one call may; its table `status - MUST_GROW` must grow first."""
 
 BLOCK = 32
-"""Ends that are entered together: their slots are fetched before the first is looked at."""
+"""Ends that are entered together: their slots are fetched before the first is examined."""
 
 SCRATCH_WORDS = 8 * BLOCK + 1
-"""Of int64, that the entering of a block works on."""
+"""Int64 words that entering a block works on."""
 
 
 @kernel
 def lag_of(n: int, disjoint: bool) -> int:
-    """Returns by how much an n-gram lies before the end of the text when it counts."""
+    """Returns how far before the end of the text an n-gram must end to count."""
     return n if disjoint else 1
 
 
 @kernel
-def lacks(header: int) -> int:
-    """Returns how many of a text's last tokens its index does not know."""
+def count_unindexed(header: int) -> int:
+    """Returns how many of a text's last tokens are not indexed yet; 0 if it has no index."""
     if load_i64(header + 8 * INDEXED) == 0:
         return 0
     return load_i64(header + 8 * LENGTH) - load_i64(header + 8 * INDEXED_LENGTH)
@@ -84,27 +92,27 @@ def lacks(header: int) -> int:
 
 @kernel
 def room_for_block(header: int) -> tuple[int, int]:
-    """Returns (how many ends may be entered, the table that says so)."""
+    """Returns (how many ends may be entered, the table that allows no more)."""
     num_tables = load_i64(header + 8 * MAX_NGRAM) - load_i64(header + 8 * MIN_NGRAM) + 1
-    most, fullest = room_in(header + 8 * TABLES), 0
+    max_ends, fullest = room_in(header + 8 * TABLES), 0
     for index in range(1, num_tables):
         room = room_in(header + 8 * (TABLES + TABLE_WORDS * index)) // 2
-        if room < most:
-            most, fullest = room, index
-    return most, fullest
+        if room < max_ends:
+            max_ends, fullest = room, index
+    return max_ends, fullest
 
 
 @kernel
 def fetch_slots(header: int, index: int, count: int, hashes: int, mixed: int, chunks: int) -> None:
-    """Asks for the slots at which the probing for n-grams of one size begins.
+    """Prefetches the slots at which the probing for n-grams of one size begins.
 
     Args:
         header: address of the text.
         index: of the table.
         count: how many n-grams.
         hashes: address of their polynomials.
-        mixed: address that takes their mixed hashes.
-        chunks: address that takes the addresses of their chunks.
+        mixed: address that receives their mixed hashes.
+        chunks: address that receives the addresses of their chunks.
     """
     table = header + 8 * (TABLES + TABLE_WORDS * index)
     slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
@@ -112,16 +120,16 @@ def fetch_slots(header: int, index: int, count: int, hashes: int, mixed: int, ch
     slot_bits = slot_bits_of(shape)
     directory = load_i64(table + 8 * DIRECTORY)
     for i in range(count):
-        spread = mix(np.uint64(load_i64(hashes + 8 * i)))
-        chunk = load_i64(directory + 8 * chunk_number(shape, spread))
-        store_i64(mixed + 8 * i, signed(spread))
+        mixed_hash = mix(np.uint64(load_i64(hashes + 8 * i)))
+        chunk = load_i64(directory + 8 * chunk_number(shape, mixed_hash))
+        store_i64(mixed + 8 * i, signed(mixed_hash))
         store_i64(chunks + 8 * i, chunk)
-        prefetch(chunk + slot_bytes * home_of(spread, slot_bits))
+        prefetch(chunk + slot_bytes * home_of(mixed_hash, slot_bits))
 
 
 @kernel
 def fetch_known(header: int, n: int, slot_bits: int, count: int, mixed: int, chunks: int) -> None:
-    """Asks for the tokens that n-grams will be compared with, see `fetch_slots`."""
+    """Prefetches the tokens that n-grams will be compared with, after `fetch_slots`."""
     slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
     tokens = load_i64(header + 8 * TOKENS)
     for i in range(count):
@@ -131,33 +139,23 @@ def fetch_known(header: int, n: int, slot_bits: int, count: int, mixed: int, chu
 
 
 @kernel
-def lengthen(tokens: int, hash_: np.uint64, end: int, n: int, power: np.uint64) -> int:
-    """Returns the polynomial of an n-gram with the token before it.
-
-    Args:
-        tokens: address of the tokens of the text.
-        hash_: polynomial of the n-gram.
-        end: where it ends, over n.
-        n: its size.
-        power: the base to the power of n + 1.
-    """
+def extend_hash(tokens: int, hash_: np.uint64, end: int, n: int, power: np.uint64) -> int:
+    """Returns the polynomial of an n-gram with the token before it; power: the base to n + 1."""
     return signed(hash_ + np.uint64(load_u32(tokens + 4 * (end - n - 1))) * power)
 
 
 @kernel
 def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
-    """Brings the index of a text on by up to `BLOCK` tokens, or ends it: a table has no slot.
-
-    Size by size: what was met before goes on to the next one, and so does the first of its kind.
+    """Indexes the next tokens of a text, size by size; ends its index if a table has no slot.
 
     Args:
-        header: address of the text; every table has room, and so many tokens are not indexed.
+        header: address of the text, whose tables all have room for the block.
         base: of the polynomial.
-        block: how many tokens.
+        block: how many tokens, at most `BLOCK`.
         scratch: address of `SCRATCH_WORDS` words.
 
     Returns:
-        What that cost, in n-grams entered.
+        The cost, in n-grams entered.
     """
     min_ngram = load_i64(header + 8 * MIN_NGRAM)
     max_ngram = load_i64(header + 8 * MAX_NGRAM)
@@ -165,16 +163,17 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
     indexed = load_i64(header + 8 * INDEXED_LENGTH)
     tokens = load_i64(header + 8 * TOKENS)
     tie = load_i64(header + 8 * TIE)
-    # Where n-grams of this size end, and their polynomials; those of the next size; and those that
-    # were the first of a kind that has been met again: no other of that is in their table yet.
+    slot_words = 2 if tie == LONGEST else 1
+    # Ends and polynomials of the n-grams to enter: of this size, of the next size, and first
+    # occurrences of n-grams that are repeated now. Those are not in their table yet, nor any equal.
     ends, hashes = scratch, scratch + 8 * BLOCK
     next_ends, next_hashes = scratch + 16 * BLOCK, scratch + 24 * BLOCK
     first_ends, first_hashes = scratch + 32 * BLOCK, scratch + 40 * BLOCK
     mixed, chunks = scratch + 48 * BLOCK, scratch + 56 * BLOCK
-    effort = scratch + 64 * BLOCK
-    store_i64(effort, 0)
+    num_probes = scratch + 64 * BLOCK
+    store_i64(num_probes, 0)
 
-    # The last end of this size that comes to count.
+    # The last end of this size that counts.
     last = indexed + block - lag_of(min_ngram, disjoint)
     count, num_first, num_entered = 0, 0, 0
     for end in range(max(min_ngram, last - block + 1), last + 1):
@@ -190,10 +189,13 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
         slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
         fetch_slots(header, index, num_first, first_hashes, mixed, chunks)
         for i in range(num_first):
-            spread = np.uint64(load_i64(mixed + 8 * i))
-            end = load_i64(first_ends + 8 * i)
-            if not enter_new(load_i64(chunks + 8 * i), slot_bits, tie, spread, end, effort):
-                return end_index(header, num_entered, effort)
+            mixed_hash = np.uint64(load_i64(mixed + 8 * i))
+            slot = free_slot(
+                load_i64(chunks + 8 * i), slot_bits, slot_words, mixed_hash, num_probes
+            )
+            if slot == 0:
+                return end_index(header, num_entered, num_probes)
+            write_new(slot, slot_words, mixed_hash, load_i64(first_ends + 8 * i))
         num_entered += num_first + count
         num_new, num_first, num_next = num_first, 0, 0
 
@@ -209,26 +211,27 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
             store_i64(pending, 0)
         for i in range(count):
             end = load_i64(ends + 8 * i)
-            spread = np.uint64(load_i64(mixed + 8 * i))
-            known = enter(load_i64(chunks + 8 * i), slot_bits, tie, tokens, spread, end, n, effort)
+            mixed_hash = np.uint64(load_i64(mixed + 8 * i))
+            chunk = load_i64(chunks + 8 * i)
+            known = enter(chunk, slot_bits, tie, tokens, mixed_hash, end, n, num_probes)
             if known == NO_SLOT:
-                return end_index(header, num_entered, effort)
+                return end_index(header, num_entered, num_probes)
             if known == ENTERED:
                 num_new += 1
             elif n < max_ngram:
                 hash_ = np.uint64(load_i64(hashes + 8 * i))
-                # One that begins the text has no larger one.
+                # An occurrence that begins the text is part of no larger n-gram.
                 if known > n:
                     store_i64(first_ends + 8 * num_first, known)
-                    further = lengthen(tokens, hash_, known, n, power)
-                    store_i64(first_hashes + 8 * num_first, further)
+                    extended = extend_hash(tokens, hash_, known, n, power)
+                    store_i64(first_hashes + 8 * num_first, extended)
                     num_first += 1
                 if disjoint and end == last:
                     store_i64(pending, 1)
                 else:
                     store_i64(next_ends + 8 * num_next, end)
-                    further = lengthen(tokens, hash_, end, n, power)
-                    store_i64(next_hashes + 8 * num_next, further)
+                    extended = extend_hash(tokens, hash_, end, n, power)
+                    store_i64(next_hashes + 8 * num_next, extended)
                     num_next += 1
         store_i64(table + 8 * ENTRIES, load_i64(table + 8 * ENTRIES) + num_new)
         if disjoint:
@@ -238,35 +241,34 @@ def enter_block(header: int, base: np.uint64, block: int, scratch: int) -> int:
         hashes, next_hashes = next_hashes, hashes
         count = num_next
     store_i64(header + 8 * INDEXED_LENGTH, indexed + block)
-    return num_entered + load_i64(effort) // PROBES_PER_ENTRY
+    return num_entered + load_i64(num_probes) // PROBES_PER_ENTRY
 
 
 @kernel
-def end_index(header: int, num_entered: int, effort: int) -> int:
-    """Says that a text is scanned from now on; returns what `enter_block` does."""
+def end_index(header: int, num_entered: int, num_probes: int) -> int:
+    """Ends the index of a text; returns the cost as `enter_block` does."""
     store_i64(header + 8 * INDEXED, 0)
-    return num_entered + load_i64(effort) // PROBES_PER_ENTRY
+    return num_entered + load_i64(num_probes) // PROBES_PER_ENTRY
 
 
 @kernel
 def catch_up(header: int, base: np.uint64, budget: int, scratch: int) -> tuple[int, int]:
-    """Enters what a text's index lacks, and returns (status, what that cost in n-grams entered).
+    """Indexes all tokens of a text; returns (status, cost in n-grams entered).
 
     Args:
         header: address of the text.
         base: of the polynomial.
-        budget: no block begins after that cost so much.
+        budget: once the cost has reached it, no further block begins.
         scratch: address of `SCRATCH_WORDS` words.
     """
     spent = 0
-    lacking = lacks(header)
-    while lacking > 0:
+    num_unindexed = count_unindexed(header)
+    while num_unindexed > 0:
         if spent >= budget:
-            return BEHIND, spent
+            return BUDGET_SPENT, spent
         room, fullest = room_for_block(header)
         if room == 0:
             return MUST_GROW + fullest, spent
-        block = min(BLOCK, lacking, room)
-        spent += enter_block(header, base, block, scratch)
-        lacking = lacks(header)
+        spent += enter_block(header, base, min(BLOCK, num_unindexed, room), scratch)
+        num_unindexed = count_unindexed(header)
     return DONE, spent

@@ -1,9 +1,9 @@
-"""The law of a proposal by Knuth-Morris-Pratt: one backward scan of the history.
+"""Finds the longest matching n-gram by Knuth-Morris-Pratt: one backward scan of the history.
 
-The law. Of a context of L tokens, for n from max_ngram down to min_ngram, the pattern is the last
+The rule. Of a context of L tokens, for n from max_ngram down to min_ngram, the pattern is the last
 n tokens. An earlier occurrence [s, s + n) counts if s + n <= L - n (disjoint) or s + n < L
-(allowed). The first n with one wins, the earliest or the latest occurrence is taken, and the draft
-is what followed it.
+(allowed). The first n with one wins; its earliest or its latest occurrence is continued: the draft
+is the tokens that followed it.
 
 The scan. Read the context backwards: r[j] is the token j places before the last. The patterns of
 all n are then prefixes of one pattern, r[0:max_ngram], so one Knuth-Morris-Pratt pass finds, at
@@ -14,8 +14,8 @@ the context: larger j is earlier, and disjoint means n <= distance.
     context  1 2 3 4 2 3    r = 3 2 4 3 2 1    pattern of n = 2: r[0:2] = 3 2
     at j = 4 the scan has matched r[3:5] = 3 2: distance 3, the draft starts at 6 - 3: 4 2 3
 
-A scan of a long text takes milliseconds, so it can be made in pieces: where it stands lies in a few
-words, its *scan*, and whoever goes on with it says for how many tokens.
+A scan of a long text takes milliseconds, so it can be made in pieces: its progress lies in a few
+words, the *scan*, and each call examines a given number of tokens.
 
 Source: Knuth, Morris, Pratt, "Fast pattern matching in strings", SIAM J. Comput. 6 (1977).
 """
@@ -26,23 +26,16 @@ import numpy.typing as npt
 from drafter.kernels.jit import kernel
 from drafter.kernels.memory import load_i64, load_u32, store_i64
 
-# Words of a scan: the place of the token that is looked at next, under 0 at the end; how many
-# tokens of the pattern are matched before it; the longest match so far, and how far back it is, 0:
-# none.
+# Words of a scan: the place of the next token, under 0 at the end; how many tokens of the pattern
+# are matched before it; the longest match so far; its distance, 0: none.
 _NEXT, _MATCHED, _BEST, _DISTANCE = range(4)
 SCAN_WORDS = 4
-"""Of int64, that hold where a scan stands."""
+"""Int64 words that hold the progress of a scan."""
 
 
 @kernel
 def begin_scan(scan: int, end: int, min_ngram: int) -> None:
-    """Makes a scan stand at its beginning.
-
-    Args:
-        scan: address of `SCAN_WORDS` words.
-        end: how many tokens the context has, L.
-        min_ngram: shortest pattern, >= 1.
-    """
+    """Sets `SCAN_WORDS` words to the beginning of a scan of a context of `end` tokens."""
     store_i64(scan + 8 * _NEXT, end - 2)
     store_i64(scan + 8 * _MATCHED, 0)
     store_i64(scan + 8 * _BEST, min_ngram - 1)
@@ -50,18 +43,16 @@ def begin_scan(scan: int, end: int, min_ngram: int) -> None:
 
 
 @kernel
-def has_ended(scan: int) -> bool:
-    """Whether a scan has nothing left to look at."""
+def is_scan_done(scan: int) -> bool:
+    """Whether a scan has examined all that it needs."""
     return load_i64(scan + 8 * _NEXT) < 0
 
 
 @kernel
-def found_by(scan: int, end: int) -> tuple[int, int]:
-    """Returns what a scan that has ended found.
+def scan_result(scan: int, end: int) -> tuple[int, int]:
+    """Returns (start, n) of a scan that is done; (0, 0): nothing matches.
 
-    Returns:
-        (start, n): where the draft starts, 0 < start < L, and how many tokens the pattern has;
-        (0, 0): nothing matches.
+    The draft starts at `start`, 0 < start < L, and the pattern has n tokens.
     """
     distance = load_i64(scan + 8 * _DISTANCE)
     if distance == 0:
@@ -70,7 +61,7 @@ def found_by(scan: int, end: int) -> tuple[int, int]:
 
 
 @kernel
-def go_on_with_scan(
+def continue_scan(
     scan: int,
     tokens: int,
     length: int,
@@ -80,24 +71,23 @@ def go_on_with_scan(
     max_ngram: int,
     disjoint: bool,
     latest: bool,
-    most: int,
+    max_tokens: int,
 ) -> int:
-    """Goes on to find the place that the law of a proposal copies from.
+    """Continues a scan under the options, and for the context, that it was begun with.
 
     Args:
-        scan: address of where it stands; the context and the options are those it was begun with.
-        tokens: address of a text; the context is this text and a draft that follows it.
-        length: how many tokens the text has.
+        scan: its address.
+        tokens: address of a text; the context is the text and a draft that follows it.
+        length: of the text.
         draft: address of the draft.
-        end: how many tokens text and draft have, L.
-        min_ngram: shortest pattern, >= 1.
-        max_ngram: longest pattern, >= min_ngram.
+        end: length of the text and the draft, L.
+        min_ngram, max_ngram: shortest and longest pattern.
         disjoint: whether an occurrence must not overlap the suffix that it matches.
         latest: whether the latest occurrence wins; else the earliest.
-        most: how many tokens to look at.
+        max_tokens: how many tokens to examine.
 
     Returns:
-        How many were looked at; fewer, if the scan has ended.
+        How many were examined; fewer if the scan is done.
     """
     # No longer pattern leaves room for an earlier occurrence.
     longest = min(max_ngram, end // 2 if disjoint else end - 1)
@@ -123,17 +113,17 @@ def go_on_with_scan(
         border[k + 1] = matched
 
     first = load_i64(scan + 8 * _NEXT)
-    stop = max(first - most, -1)
-    looked_at = 0
+    stop = max(first - max_tokens, -1)
+    num_examined = 0
     if first >= length:
-        # Where the text would begin if it lay right before the draft.
+        # Where the text would begin if the draft lay right behind it.
         before = draft - 4 * length
-        looked_at += _scan_part(
+        num_examined += _scan_part(
             scan, before, max(stop, length - 1), end, pattern, border, disjoint, latest
         )
-    if stop < length - 1 and not has_ended(scan):
-        looked_at += _scan_part(scan, tokens, stop, end, pattern, border, disjoint, latest)
-    return looked_at
+    if stop < length - 1 and not is_scan_done(scan):
+        num_examined += _scan_part(scan, tokens, stop, end, pattern, border, disjoint, latest)
+    return num_examined
 
 
 @kernel
@@ -147,7 +137,7 @@ def _scan_part(
     disjoint: bool,
     latest: bool,
 ) -> int:
-    """Goes on with a scan until the next token is at `stop`, see `go_on_with_scan`."""
+    """Continues a scan until the next token is at `stop`, see `continue_scan`."""
     longest = len(pattern)
     matched = load_i64(scan + 8 * _MATCHED)
     best = load_i64(scan + 8 * _BEST)
@@ -157,7 +147,7 @@ def _scan_part(
     is_settled = False
     while at > stop:
         if matched == 0:
-            # Where a scan spends its time. Eight at a go: one branch instead of eight.
+            # Most of the time is spent here: one branch for eight tokens.
             place = tokens + 4 * at
             while at - 8 > stop and not (
                 (load_u32(place) == first)

@@ -1,6 +1,6 @@
-"""The options of the law of a proposal: which n-grams are matched, where, and which match wins.
+"""The options of a proposal: which n-grams are matched, where, and which match wins.
 
-Knows nothing of how matches are found (`ngram_index.py`, `kmp.py`) or of the wire (`wire.py`).
+Does not know how matches are found (`index.py`, `kmp.py`), nor the wire.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from drafter.refusals import InvalidDeltaError
 MAX_NGRAM = 32
 MAX_POOL_ID_BYTES = 256
 MIN_POOL_FEED_TOKENS = 16
-"""A pool that is fed fewer tokens at a time is kept busy by the tokens around them."""
+"""With fewer tokens per feeding, a pool's work would go mostly into the overlap between pieces."""
 
 
 class Overlap(Enum):
@@ -29,32 +29,32 @@ class Tie(Enum):
     EARLIEST = "earliest"
     LATEST = "latest"
     LONGEST = "longest"
-    """The earliest, the latest and where the running copy has arrived compete by how far back they
-    match (`draft_kernel.py`)."""
+    """The one with the longest match, of the earliest, the latest and the place that the running
+    copy has reached (`draft.py`)."""
 
 
 class Algorithm(Enum):
-    """How occurrences are found; the answers are the same."""
+    """How occurrences are found; the drafts are the same."""
 
     INDEX = "index"
     """A hash index, updated as tokens arrive: the same cost at every length."""
     KMP = "kmp"
-    """A scan of the history: no memory beside the tokens, a cost linear in their number."""
+    """A scan of the history: no memory beside the tokens, but a cost linear in their number."""
 
 
 class Keep(Enum):
-    """What becomes of a finished sequence's text."""
+    """Which part of a finished sequence's text goes to its pool."""
 
     NOTHING = "nothing"
     OUTPUT = "output"
-    """What followed its prompt goes to its pool."""
+    """What followed its prompt."""
     ALL = "all"
-    """Its prompt and output go to its pool."""
+    """Its prompt and its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramParams:
-    """How one sequence is drafted for, from its creation on.
+    """The options of one sequence, from its creation on.
 
     Raises:
         InvalidDeltaError: n-gram sizes out of 1 <= min_ngram <= max_ngram <= 32,
@@ -68,21 +68,19 @@ class NgramParams:
     overlap: Overlap = Overlap.DISJOINT
     tie: Tie = Tie.EARLIEST
     tokens_per_match: int = 0
-    """With `Tie.LONGEST`: most draft tokens per token of the match's reach; 0: no such limit."""
+    """With `Tie.LONGEST`: most draft tokens per token of the match; 0: no such limit."""
     algorithm: Algorithm = Algorithm.INDEX
     chained: bool = False
-    """Whether a draft goes on past the end of the known tokens by matching again."""
+    """Whether a draft continues past the end of the known tokens by matching again."""
     pool_id: str = ""
-    """The pool of other sequences' texts that is drafted from too, and that this one's text may be
-    kept in; empty: none."""
+    """The pool of texts that is drafted from too, and that this sequence may feed; empty: none."""
     pool_min_ngram: int = 0
-    """The pool is looked into when the sequence's own match reaches less far; 0: when there is
-    none."""
+    """The pool is searched when the sequence's own match is shorter; 0: when there is none."""
     pool_feed_tokens: int = 0
-    """Every so many tokens the sequence feeds its pool while it grows; 0: only when it is
+    """The sequence feeds its pool each time it has grown by so many tokens; 0: only when it is
     released."""
     pool_keep: Keep = Keep.OUTPUT
-    """What of its text it then feeds."""
+    """Which part of its text it then feeds."""
 
     def __post_init__(self) -> None:
         if self.min_ngram < 1:
@@ -100,11 +98,8 @@ class NgramParams:
                 "params.pool_id",
                 f"{len(self.pool_id.encode())} bytes are over {MAX_POOL_ID_BYTES}",
             )
-
-        if self.pool_feed_tokens > 0:
-            self._check_feeding()
-
-    def _check_feeding(self) -> None:
+        if self.pool_feed_tokens == 0:
+            return
         if not self.pool_id:
             raise InvalidDeltaError("params.pool_feed_tokens", "there is no pool_id")
         if self.pool_feed_tokens < MIN_POOL_FEED_TOKENS:
@@ -117,7 +112,7 @@ class NgramParams:
 
     @property
     def ngram_mask(self) -> int:
-        """Bit n - 1 is set for each n-gram size."""
+        """Bit n - 1 for each n-gram size n."""
         return (1 << self.max_ngram) - (1 << (self.min_ngram - 1))
 
     @property
@@ -129,4 +124,4 @@ class NgramParams:
 DEFAULT_PARAMS = NgramParams()
 
 DEFAULT_TOKENS_PER_MATCH = 2
-"""What `tokens_per_match` is with `Tie.LONGEST` where a request does not say."""
+"""`tokens_per_match` with `Tie.LONGEST`, where a request does not set it."""

@@ -1,9 +1,12 @@
-"""Asks for the memory that a look-up is going to need. Kernels only.
+"""Prefetches the memory that lookups are going to read. Kernels only.
 
-The work on one text waits for memory in several steps that depend on each other: header, tokens,
-directory, slot, directories and slots of the larger sizes, tokens again. Texts are taken in groups,
-and each step asks for the next one's cache lines of the whole group: the waits overlap. What is
-asked for here is a guess, and changes no answer.
+The work on one text waits for memory in several dependent steps: header, tokens, directory, slot,
+directories and slots of the larger sizes, tokens again. Texts are processed in groups, and each
+step prefetches the next one's cache lines for the whole group, so that the waits overlap. The
+addresses are guesses that change no result.
+
+Measured (`benchmarks.drafter_kernels`, AMD EPYC, cold histories), nanoseconds per proposal, without
+and with it: no match, 541 and 288 at 1,000 tokens, 828 and 348 at 131,000; a match, 1,278 and 492.
 """
 
 import numpy as np
@@ -38,14 +41,14 @@ from drafter.ngram.table import (
 
 @kernel
 def prefetch_header(header: int) -> None:
-    """Asks for a text's header, with four tables and the beginning of their directories."""
+    """Prefetches a text's header: four tables and the beginning of their directories."""
     for line in range(0, TABLES + 4 * TABLE_WORDS + 8, 8):
         prefetch(header + 8 * line)
 
 
 @kernel
 def prefetch_end(header: int) -> None:
-    """Asks for the end of a text, and for the places where a running copy may have arrived."""
+    """Prefetches the end of a text, and the places that a running copy may have reached."""
     tokens = load_i64(header + 8 * TOKENS)
     length = load_i64(header + 8 * LENGTH)
     prefetch(tokens + 4 * length - 4)
@@ -59,14 +62,14 @@ def prefetch_end(header: int) -> None:
 
 @kernel
 def hash_end(header: int, n: int, base: np.uint64) -> np.uint64:
-    """Returns the mixed hash of the last n tokens of a text that has as many."""
+    """Returns the mixed hash of the last n tokens of a text, which has as many."""
     tokens = load_i64(header + 8 * TOKENS)
     return mix(hash_at(tokens, load_i64(header + 8 * LENGTH), n, base))
 
 
 @kernel
-def slot_of(header: int, n: int, mixed: np.uint64) -> int:
-    """Returns the address of the slot at which the look-up of an n-gram begins."""
+def home_slot(header: int, n: int, mixed: np.uint64) -> int:
+    """Returns the address of the slot at which the lookup of an n-gram begins."""
     table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
     slot_bytes = 8 if load_i64(header + 8 * TIE) == LONGEST else 4
     slot = home_of(mixed, slot_bits_of(load_i64(table + 8 * SHAPE)))
@@ -75,13 +78,13 @@ def slot_of(header: int, n: int, mixed: np.uint64) -> int:
 
 @kernel
 def prefetch_directory(header: int, n: int, mixed: np.uint64) -> None:
-    """Asks for what names the chunk that an n-gram belongs to."""
+    """Prefetches the directory's entry for the chunk that an n-gram belongs to."""
     table = header + 8 * (TABLES + TABLE_WORDS * (n - load_i64(header + 8 * MIN_NGRAM)))
     prefetch(directory_entry(table, mixed))
 
 
 @kernel
-def is_alike(slot: int, mixed: np.uint64) -> bool:
+def has_tag(slot: int, mixed: np.uint64) -> bool:
     """Whether the hash bits in a slot are those of an n-gram."""
     word = signed(load_u32(slot))
     return word != 0 and word >> (END_BITS + 1) == tag_of(mixed)
@@ -89,7 +92,7 @@ def is_alike(slot: int, mixed: np.uint64) -> bool:
 
 @kernel
 def prefetch_source(header: int, slot: int) -> None:
-    """Asks for the text that a slot's n-gram will be compared with, and copied from."""
+    """Prefetches the tokens around a slot's end: they are compared, and copied from."""
     tokens = load_i64(header + 8 * TOKENS)
     end = signed(load_u32(slot)) & END_MASK
     prefetch(tokens + 4 * end - 32)
@@ -103,27 +106,27 @@ def prefetch_source(header: int, slot: int) -> None:
 @kernel
 def prefetch_matches(
     headers: npt.NDArray[np.int64],
-    is_asked: npt.NDArray[np.bool_],
+    is_looked_up: npt.NDArray[np.bool_],
     base: np.uint64,
     mixed: npt.NDArray[np.uint64],
     slots: npt.NDArray[np.int64],
 ) -> None:
-    """Asks for what the look-ups at the ends of a group of texts are going to read.
+    """Prefetches what the lookups at the ends of a group of texts are going to read.
 
     Args:
-        headers: addresses of the texts; their headers and ends are at hand, [num_texts].
-        is_asked: which of them count, [>= num_texts].
+        headers: addresses of the texts, whose headers and ends are in the cache, [num_texts].
+        is_looked_up: which of them are looked up, [>= num_texts].
         base: of the polynomial.
         mixed: scratch, [>= num_texts, 33].
         slots: scratch, [>= num_texts].
     """
     num_texts = len(headers)
     for t in range(num_texts):
-        # The slot at which the look-up begins; 0: there is none.
+        # The slot at which the lookup begins; 0: there is none.
         slots[t] = 0
         header = headers[t]
         if (
-            is_asked[t]
+            is_looked_up[t]
             and load_i64(header + 8 * INDEXED) != 0
             and load_i64(header + 8 * LENGTH) > load_i64(header + 8 * MAX_NGRAM)
         ):
@@ -134,9 +137,9 @@ def prefetch_matches(
     for t in range(num_texts):
         if slots[t] != 0:
             min_ngram = load_i64(headers[t] + 8 * MIN_NGRAM)
-            slots[t] = slot_of(headers[t], min_ngram, mixed[t, min_ngram])
+            slots[t] = home_slot(headers[t], min_ngram, mixed[t, min_ngram])
             prefetch(slots[t])
-    # Most n-grams are in their first slots: what those say is believed.
+    # Most n-grams are in their first slots: others are not probed here.
     for t in range(num_texts):
         slot = slots[t]
         slots[t] = 0
@@ -144,7 +147,7 @@ def prefetch_matches(
             continue
         header = headers[t]
         min_ngram = load_i64(header + 8 * MIN_NGRAM)
-        if not is_alike(slot, mixed[t, min_ngram]):
+        if not has_tag(slot, mixed[t, min_ngram]):
             continue
         if signed(load_u32(slot)) & REPEATED == 0:
             prefetch_source(header, slot)
@@ -158,14 +161,14 @@ def prefetch_matches(
             header = headers[t]
             min_ngram = load_i64(header + 8 * MIN_NGRAM)
             for n in range(min_ngram + 1, load_i64(header + 8 * MAX_NGRAM) + 1):
-                prefetch(slot_of(header, n, mixed[t, n]))
+                prefetch(home_slot(header, n, mixed[t, n]))
     for t in range(num_texts):
         if slots[t] != 0:
             header = headers[t]
             min_ngram = load_i64(header + 8 * MIN_NGRAM)
             for n in range(min_ngram + 1, load_i64(header + 8 * MAX_NGRAM) + 1):
-                slot = slot_of(header, n, mixed[t, n])
-                if not is_alike(slot, mixed[t, n]):
+                slot = home_slot(header, n, mixed[t, n])
+                if not has_tag(slot, mixed[t, n]):
                     break
                 slots[t] = slot
             prefetch_source(header, slots[t])

@@ -1,21 +1,28 @@
-"""Proposes for many texts in one kernel call, and brings their indexes up to date.
+"""Drafts for many texts in one kernel call, and brings their indexes up to date.
 
-Owns what one call does of that: what costs more than its budget is left to later calls. What a
-draft is, is known to `draft.py`.
+Owns the budget of a call: work beyond it is left to later calls. What a draft is, is known to
+`draft.py`.
 """
 
 import numpy as np
 import numpy.typing as npt
 
 from drafter.kernels.jit import kernel
-from drafter.kernels.memory import load_i64, signed
+from drafter.kernels.memory import address_of, load_i64
 from drafter.ngram.draft import SCANNED_DRAFT_WORDS, draft_of, scan_draft, scanned_draft
-from drafter.ngram.index import BEHIND, DONE, MUST_SCAN, SCRATCH_WORDS, catch_up, lacks
+from drafter.ngram.index import (
+    BUDGET_SPENT,
+    DONE,
+    MUST_SCAN,
+    SCRATCH_WORDS,
+    catch_up,
+    count_unindexed,
+)
 from drafter.ngram.prefetch import prefetch_end, prefetch_header, prefetch_matches
 from drafter.ngram.table import CHAINED, INDEXED, LENGTH
 
 SCANNED_PER_ENTRY = 16
-"""So many tokens are scanned in the time in which one n-gram is entered."""
+"""So many tokens are scanned in the time that it takes to enter one n-gram."""
 
 _GROUP = 32
 _MAX_SIZES = 32
@@ -36,25 +43,25 @@ def propose_all(
     match_lengths: npt.NDArray[np.int64],
     statuses: npt.NDArray[np.int64],
 ) -> int:
-    """Proposes for the texts whose index is up to date, or nearly so; indexes the others.
+    """Drafts for the texts whose index is up to date, or nearly so; indexes the others.
 
     Args:
         headers: addresses of the texts, each once, [num_texts].
         rooms: how long each draft may be; 0: only the index is brought up to date, [num_texts].
         base: of the n-grams' hashes.
-        budget: how many n-grams may be entered in all; what is left over is `BEHIND`. Scans, and
-            the further matches of chained drafts, count too.
-        max_unindexed: a text with at most so many unindexed tokens, of which a draft is asked for,
-            is answered as it is: they are scanned, and stay to be entered.
+        budget: how many n-grams may be entered in all. Scans, and the further matches of chained
+            drafts, count too. A text that it does not suffice for is `BUDGET_SPENT`.
+        max_unindexed: a text with at most so many unindexed tokens gets its draft at once: those
+            tokens are scanned, and stay unindexed.
         draft_starts: where in `drafts` each draft goes, [num_texts].
-        drafts: takes the drafts.
-        scans: addresses of `SCANNED_DRAFT_WORDS` words each, zeros at first, in which a scan goes
-            on from call to call; 0: there is none, and a text that needs one is `MUST_SCAN`,
+        drafts: receives the drafts.
+        scans: addresses of `SCANNED_DRAFT_WORDS` words each, zeros at first, in which a scan
+            continues from call to call; 0: there is none, and a text that needs one is `MUST_SCAN`,
             [num_texts].
-        lengths: takes how many tokens each text has, [num_texts].
-        draft_lengths: takes the drafts' lengths; 0: nothing matched, [num_texts].
-        match_lengths: takes how many tokens agree before the drafts' sources, [num_texts].
-        statuses: takes what became of each text, see `index.py`, [num_texts].
+        lengths: receives the number of tokens of each text, [num_texts].
+        draft_lengths: receives the drafts' lengths; 0: nothing matched, [num_texts].
+        match_lengths: receives the lengths of the drafts' matches, [num_texts].
+        statuses: receives the texts' statuses, see `index.py`, [num_texts].
 
     Returns:
         How much of the budget was used.
@@ -62,15 +69,15 @@ def propose_all(
     spent = 0
     mixed = np.empty((_GROUP, _MAX_SIZES + 1), dtype=np.uint64)
     slots = np.empty(_GROUP, dtype=np.int64)
-    is_asked = np.zeros(_GROUP, dtype=np.bool_)
+    is_looked_up = np.zeros(_GROUP, dtype=np.bool_)
     scratch = np.empty(SCRATCH_WORDS, dtype=np.int64)
     progress = np.empty(SCANNED_DRAFT_WORDS, dtype=np.int64)
     pattern = np.empty(_MAX_SIZES, dtype=np.uint32)
     # A chained draft is matched again on up to all of its tokens.
     longest = 0
-    for t in range(len(headers)):
-        longest = max(longest, rooms[t])
-    alike = np.empty((2, max_unindexed + longest + _MAX_SIZES), dtype=np.int64)
+    for room in rooms:
+        longest = max(longest, room)
+    candidates = np.empty((2, max_unindexed + longest + _MAX_SIZES), dtype=np.int64)
     num_texts = len(headers)
     for t in range(min(_GROUP, num_texts)):
         prefetch_header(headers[t])
@@ -84,40 +91,40 @@ def propose_all(
             header = headers[t]
             length = load_i64(header + 8 * LENGTH)
             statuses[t] = DONE
-            if rooms[t] == 0 or lacks(header) > max_unindexed:
-                statuses[t], cost = catch_up(header, base, budget - spent, scratch.ctypes.data)
+            if rooms[t] == 0 or count_unindexed(header) > max_unindexed:
+                statuses[t], cost = catch_up(header, base, budget - spent, address_of(scratch))
                 spent += cost
             lengths[t] = length
             draft_lengths[t] = 0
             match_lengths[t] = 0
-            is_asked[t - group] = statuses[t] == DONE and rooms[t] > 0
-            if not is_asked[t - group]:
+            is_looked_up[t - group] = statuses[t] == DONE and rooms[t] > 0
+            if not is_looked_up[t - group]:
                 continue
             if load_i64(header + 8 * INDEXED) == 0:
-                is_asked[t - group] = False
+                is_looked_up[t - group] = False
                 if spent > 0 and spent >= budget:
-                    statuses[t] = BEHIND
+                    statuses[t] = BUDGET_SPENT
                     continue
                 progress[:] = 0
-                scan = scans[t] if scans[t] != 0 else signed(progress.ctypes.data)
+                scan = scans[t] if scans[t] != 0 else address_of(progress)
                 allowed = max(budget - spent, 1) * SCANNED_PER_ENTRY
-                draft = signed(drafts.ctypes.data) + 4 * draft_starts[t]
+                draft = address_of(drafts) + 4 * draft_starts[t]
                 num_scanned = scan_draft(header, rooms[t], draft, scan, allowed)
                 spent += 1 + num_scanned // SCANNED_PER_ENTRY
-                is_done, _, count, match_length = scanned_draft(scan)
+                is_done, count, match_length = scanned_draft(scan)
                 if is_done:
                     draft_lengths[t], match_lengths[t] = count, match_length
                 else:
                     statuses[t] = MUST_SCAN
-        prefetch_matches(headers[group:stop], is_asked, base, mixed, slots)
+        prefetch_matches(headers[group:stop], is_looked_up, base, mixed, slots)
         for t in range(group, stop):
-            if is_asked[t - group]:
+            if is_looked_up[t - group]:
                 if spent > 0 and spent >= budget and load_i64(headers[t] + 8 * CHAINED) != 0:
-                    statuses[t] = BEHIND
+                    statuses[t] = BUDGET_SPENT
                     continue
-                draft = signed(drafts.ctypes.data) + 4 * draft_starts[t]
+                draft = address_of(drafts) + 4 * draft_starts[t]
                 draft_lengths[t], match_lengths[t], cost = draft_of(
-                    headers[t], base, rooms[t], draft, pattern, alike
+                    headers[t], base, rooms[t], draft, pattern, candidates
                 )
                 spent += cost
     return spent

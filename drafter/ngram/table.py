@@ -1,44 +1,44 @@
-"""The tables of a text's hash index: how they lie in memory, look-up, entry, growth. Kernels only;
-the arrays they work on belong to `indexed_text.py`. Which n-grams are entered when is decided in
-`ngram_index.py`.
+"""The hash tables of a text's n-gram index: memory layout, lookup, entry, growth. Kernels only.
 
-An occurrence is named by its *end*: the n-gram is tokens [end - n, end), and a draft from it starts
-at token `end`. A table's slot holds one end, whether the n-gram was met again, and 9 bits of its
-hash,
+The arrays belong to `text.py`; which n-grams are entered, and when, is decided in `index.py`.
 
-    bit  31 ... 23 | 22             | 21 ...... 0      TIE_LONGEST: a second word, the latest end
-         hash      | met repeatedly | end (> 0)        0: an empty slot
+An occurrence is named by its *end*: the n-gram is tokens [end - n, end), and a draft copied from it
+starts at token `end`. A slot of a table holds one end, whether the n-gram occurred again, and 9
+bits of its hash:
 
-and what the bits let through is confirmed against the tokens, so that a collision never changes an
-answer. Slots are probed linearly within a chunk, `MAX_PROBES` of them at most: an n-gram that finds
-no slot so near ends the index of its text (`ngram_index.py`). A table is one chunk that doubles up
-to `CHUNK_SLOTS`, and from then on linear hashing over chunks: one chunk is split at a time, in
-order (chunk s into s and s + 2^d), so growing moves a few thousand n-grams at most and the memory
-per n-gram stays the same at every size.
+    bit  31 ... 23 | 22       | 21 ...... 0      TIE_LONGEST: a second word, the latest end
+         hash      | repeated | end (> 0)        0: an empty slot
 
-A text's header, words of int64, from its address on:
+A match of the hash bits is confirmed by comparing tokens, so a collision never changes an answer.
+Slots are probed linearly within a chunk, at most `MAX_PROBES` of them; if an n-gram finds no slot,
+the index of its text ends (`index.py`). A table is one chunk that doubles up to `CHUNK_SLOTS`; then
+it grows by linear hashing over chunks: one chunk is split at a time, in order (chunk s into s and
+s + 2^d). So growing moves at most a few thousand n-grams, and the memory per n-gram stays constant.
+
+The header of a text, int64 words:
 
     0  address of the tokens, uint32       8   distance of the last draft's source (0: none)
-    1  length: how many are known          9   text length at which that draft was made
+    1  length: number of tokens            9   text length at which that draft was made
     2  min_ngram                           10  distance of the last accepted draft's source
-    3  max_ngram                           11  how long the text was that the index is of
-    4  disjoint: 0 or 1                    12  indexed: 1; else scanned (KMP)
-    5  tie: 0 earliest 1 latest 2 longest  13  how many tokens fit where they are
-    6  tokens_per_match                   14, 15  its pool, see `pool_link.py`
+    3  max_ngram                           11  indexed length: the index covers so many tokens
+    4  disjoint: 0 or 1                    12  1: there is an index; 0: the text is scanned (KMP)
+    5  tie: 0 earliest 1 latest 2 longest  13  capacity: how many tokens fit in the buffer
+    6  tokens_per_match                   14, 15  its pool, see `pool_index/link.py`
     7  chained: 0 or 1
-    16 + 4 j, for n = min_ngram + j: address of the chunks' addresses; shape (number of chunks,
-       the least 2^d - 1 that numbers them all << 24, log2(slots per chunk) << 48); entries;
-       whether the next n-gram of this size is to be entered
+    16 + 4 j, for n = min_ngram + j: address of the directory, which is the list of the chunks'
+       addresses; shape (number of chunks, the least 2^d - 1 that numbers them all << 24,
+       log2(slots per chunk) << 48); entries; whether the next n-gram of this size is to be entered
 
-Source of the growth: Litwin, "Linear hashing", VLDB 1980. Hash: a polynomial over the n-gram's
-tokens with a secret odd base, mod 2^64, then multiplied and shifted. The last token has the power
-1, so that no n-gram's hash is known to who does not know the base, not even that of one token.
+Growth: Litwin, "Linear hashing", VLDB 1980. Hash: a polynomial over the n-gram's tokens with a
+secret odd base, mod 2^64, then multiplied and shifted. The last token has the power 1, so that
+without the base nobody knows the hash of any n-gram, not even of one token.
 """
 
 import numpy as np
 
 from drafter.kernels.jit import kernel
 from drafter.kernels.memory import (
+    address_of,
     load_i64,
     load_u32,
     load_unaligned_u64,
@@ -57,44 +57,35 @@ DIRECTORY, SHAPE, ENTRIES, PENDING = range(4)
 EARLIEST, LATEST, LONGEST = range(3)
 
 END_BITS = 22
-MAX_TEXT_TOKENS = (1 << END_BITS) - 1
-"""Longest text that can be indexed."""
+END_MASK = MAX_TEXT_TOKENS = (1 << END_BITS) - 1
+"""Longest text that can be indexed; the bits of a slot that hold an end."""
+REPEATED = 1 << END_BITS
 
 MIN_SLOTS = 64
 """Slots of a new table."""
-
 CHUNK_SLOTS = 8192
 MAX_LOAD_PERCENT = 80
-"""Entries per slot at which a single chunk is doubled; the fullest chunk of several."""
+"""Entries per slot at which a single chunk is doubled; of several chunks, in the fullest one."""
 
-END_MASK = (1 << END_BITS) - 1
-REPEATED = 1 << END_BITS
 ENTERED, MET_BEFORE, NO_SLOT = 0, -1, -2
 
 MAX_PROBES = 1024
-"""How many slots are looked at for one n-gram. By chance none needs as many: in a chunk at its
-highest load the longest run of full slots has some 400."""
+"""Slots examined for one n-gram. By chance none needs as many: in a chunk at its highest load the
+longest run of full slots has some 400."""
 PROBES_PER_ENTRY = 16
-"""So many probes cost as much as entering one n-gram does; so many are free with each."""
+"""So many probes cost as much as entering one n-gram, and so many are free with each."""
 
 MOVED_TOGETHER = 32
 """Entries of a chunk whose tokens are fetched while those before them are entered."""
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_U0 = np.uint64(0)
 
 
 @kernel
 def mix(hash_: np.uint64) -> np.uint64:
-    """Spreads a polynomial's bits over the word."""
+    """Spreads the bits of a polynomial over the word."""
     mixed = (hash_ ^ (hash_ >> np.uint64(32))) * _MULTIPLIER
     return mixed ^ (mixed >> np.uint64(29))
-
-
-@kernel
-def num_chunks_of(shape: int) -> int:
-    """Returns how many chunks a table of this shape has."""
-    return shape & 0xFFFFFF
 
 
 @kernel
@@ -111,7 +102,7 @@ def shape_of(num_chunks: int, num_slots: int) -> int:
 
 @kernel
 def chunk_number(shape: int, mixed: np.uint64) -> int:
-    """Returns which chunk of a table an n-gram belongs to."""
+    """Returns the number of the chunk that an n-gram belongs to."""
     # The number of chunks lies in [2^d, 2^(d + 1)): those already split use one more bit.
     mask = (shape >> 24) & 0xFFFFFF
     chunk = signed(mixed & np.uint64(0xFFFFFF)) & mask
@@ -122,14 +113,14 @@ def chunk_number(shape: int, mixed: np.uint64) -> int:
 
 @kernel
 def directory_entry(table: int, mixed: np.uint64) -> int:
-    """Returns the address of the address of the chunk that an n-gram belongs to."""
+    """Returns the address of the directory's entry for the chunk that an n-gram belongs to."""
     number = chunk_number(load_i64(table + 8 * SHAPE), mixed)
     return load_i64(table + 8 * DIRECTORY) + 8 * number
 
 
 @kernel
 def home_of(mixed: np.uint64, slot_bits: int) -> int:
-    """Returns the slot of a chunk at which an n-gram's probing begins."""
+    """Returns the slot of a chunk at which the probing for an n-gram begins."""
     return signed(mixed >> np.uint64(26)) & ((1 << slot_bits) - 1)
 
 
@@ -141,7 +132,7 @@ def tag_of(mixed: np.uint64) -> int:
 
 @kernel
 def equal_tokens(first: int, second: int, count: int) -> bool:
-    """Whether the tokens at two addresses agree."""
+    """Whether the tokens at two addresses are equal."""
     at = 4 * count
     while at >= 8:
         at -= 8
@@ -153,7 +144,7 @@ def equal_tokens(first: int, second: int, count: int) -> bool:
 @kernel
 def hash_at(tokens: int, end: int, n: int, base: np.uint64) -> np.uint64:
     """Returns the polynomial of tokens [end - n, end): the last token has the power 1."""
-    hash_ = _U0
+    hash_ = np.uint64(0)
     for i in range(end - n, end):
         hash_ = (hash_ + np.uint64(load_u32(tokens + 4 * i))) * base
     return hash_
@@ -163,20 +154,20 @@ def hash_at(tokens: int, end: int, n: int, base: np.uint64) -> np.uint64:
 def find(
     table: int, slot_words: int, mixed: np.uint64, tokens: int, pattern: int, n: int
 ) -> tuple[int, int, bool]:
-    """Looks an n-gram up.
+    """Looks up an n-gram.
 
     Args:
         table: address of the table's words.
         slot_words: words per slot: 2 with `TIE_LONGEST`, else 1.
         mixed: the n-gram's mixed hash.
         tokens: address of the tokens of the text.
-        pattern: address of the n-gram's own tokens; 0: the hash bits in a slot are believed, and
-            what is found may be another n-gram; but what is there is never missed.
+        pattern: address of the n-gram's tokens; 0: the hash bits are not confirmed, so another
+            n-gram may be found, but none that is there is missed.
         n: its size.
 
     Returns:
-        (end, latest end, whether it was met again): the ends are the same without a second word;
-        0 if it is not there.
+        (end, latest end, whether it is repeated); the ends are equal where a slot has one word,
+        and 0 if the n-gram is not there.
     """
     chunk = load_i64(directory_entry(table, mixed))
     slot_bits = slot_bits_of(load_i64(table + 8 * SHAPE))
@@ -198,45 +189,35 @@ def find(
 
 
 @kernel
-def _write_new(address: int, slot_words: int, tag: int, end: int) -> None:
-    store_u32(address, np.uint32(tag << (END_BITS + 1) | end))
+def write_new(address: int, slot_words: int, mixed: np.uint64, end: int) -> None:
+    """Writes the only occurrence of an n-gram into an empty slot."""
+    store_u32(address, np.uint32(tag_of(mixed) << (END_BITS + 1) | end))
     if slot_words == 2:
         store_u32(address + 4, np.uint32(end))
 
 
 @kernel
-def count_probes(effort: int, probes: int) -> None:
-    """Adds to the number at an address what was probed for one n-gram beyond what is free."""
+def count_probes(num_probes: int, probes: int) -> None:
+    """Adds the probes for one n-gram to the number at an address, if they are over the free."""
     if probes > PROBES_PER_ENTRY:
-        store_i64(effort, load_i64(effort) + probes)
+        store_i64(num_probes, load_i64(num_probes) + probes)
 
 
 @kernel
-def free_slot(chunk: int, slot_bits: int, slot_words: int, mixed: np.uint64, effort: int) -> int:
-    """Returns the address of the empty slot that an n-gram goes to; 0: there is none near."""
+def free_slot(
+    chunk: int, slot_bits: int, slot_words: int, mixed: np.uint64, num_probes: int
+) -> int:
+    """Returns the address of the empty slot for an n-gram, see `enter`; 0: none is near."""
     slot_mask = (1 << slot_bits) - 1
     slot = home_of(mixed, slot_bits)
     for probes in range(MAX_PROBES):
         address = chunk + 4 * slot_words * slot
         if load_u32(address) == 0:
-            count_probes(effort, probes)
+            count_probes(num_probes, probes)
             return address
         slot = (slot + 1) & slot_mask
-    count_probes(effort, MAX_PROBES)
+    count_probes(num_probes, MAX_PROBES)
     return 0
-
-
-@kernel
-def enter_new(
-    chunk: int, slot_bits: int, tie: int, mixed: np.uint64, end: int, effort: int
-) -> bool:
-    """Enters an n-gram of which none of its kind was entered, see `enter`; False: no slot."""
-    slot_words = 2 if tie == LONGEST else 1
-    address = free_slot(chunk, slot_bits, slot_words, mixed, effort)
-    if address == 0:
-        return False
-    _write_new(address, slot_words, tag_of(mixed), end)
-    return True
 
 
 @kernel
@@ -248,24 +229,23 @@ def enter(
     mixed: np.uint64,
     end: int,
     n: int,
-    effort: int,
+    num_probes: int,
 ) -> int:
-    """Enters an n-gram that ends later than all of its kind that were entered.
+    """Enters an occurrence of an n-gram that is later than all that were entered.
 
     Args:
         chunk: address of its chunk.
         slot_bits: log2 of the slots per chunk.
-        tie: which of its ends are kept.
+        tie: which of its ends are stored.
         tokens: address of the tokens of the text.
         mixed: its mixed hash.
         end: where it ends.
         n: its size.
-        effort: address of a number, to which many probes are added.
+        num_probes: address of a number to which costly probing is added, see `count_probes`.
 
     Returns:
-        `ENTERED` if it is the first of its kind; the end of that if it is the second;
-        `MET_BEFORE` if there are more; `NO_SLOT` if it is not known whether there are, and there is
-        no slot for it.
+        `ENTERED` if it is the first; the first one's end if it is the second; `MET_BEFORE` if it
+        is a later one; `NO_SLOT` if there is no slot for it.
     """
     slot_words = 2 if tie == LONGEST else 1
     tag = tag_of(mixed)
@@ -275,8 +255,8 @@ def enter(
         address = chunk + 4 * slot_words * slot
         word = signed(load_u32(address))
         if word == 0:
-            _write_new(address, slot_words, tag, end)
-            count_probes(effort, probes)
+            write_new(address, slot_words, mixed, end)
+            count_probes(num_probes, probes)
             return ENTERED
         if word >> (END_BITS + 1) == tag:
             known = word & END_MASK
@@ -287,10 +267,10 @@ def enter(
                     store_u32(address, np.uint32(word | REPEATED))
                 if slot_words == 2:
                     store_u32(address + 4, np.uint32(end))
-                count_probes(effort, probes)
+                count_probes(num_probes, probes)
                 return MET_BEFORE if word & REPEATED != 0 else known
         slot = (slot + 1) & slot_mask
-    count_probes(effort, MAX_PROBES)
+    count_probes(num_probes, MAX_PROBES)
     return NO_SLOT
 
 
@@ -298,23 +278,24 @@ def enter(
 def room_in(table: int) -> int:
     """Returns how many n-grams may be entered before the table must grow."""
     shape = load_i64(table + 8 * SHAPE)
-    # So much that the chunks of which none was split yet reach the highest load just before the
-    # last of them is: the others hold half as much.
-    most = ((1 << slot_bits_of(shape)) * (num_chunks_of(shape) + 1) * MAX_LOAD_PERCENT) // 200
-    return most - load_i64(table + 8 * ENTRIES)
+    # Chunks that are not split yet reach the highest load just before the last of them is split:
+    # the others hold half as much.
+    num_chunks = shape & 0xFFFFFF
+    max_entries = ((1 << slot_bits_of(shape)) * (num_chunks + 1) * MAX_LOAD_PERCENT) // 200
+    return max_entries - load_i64(table + 8 * ENTRIES)
 
 
 @kernel
 def move_entries(header: int, index: int, base: np.uint64, source: int, source_slots: int) -> None:
-    """Enters what one chunk held, once the table has its new shape; the chunk is emptied.
+    """Empties a chunk and enters its n-grams again, after the table got a new shape.
 
-    If there is no slot for an n-gram, the index of the text ends.
+    If there is no slot for one, the index of the text ends.
 
     Args:
         header: address of the text.
-        index: which table; its directory and shape are the new ones.
+        index: of the table, whose directory and shape are the new ones.
         base: of the polynomial.
-        source: address of the chunk; it may be one that the table goes on using.
+        source: address of the chunk; the table may continue to use it.
         source_slots: how many slots it has.
     """
     n = load_i64(header + 8 * MIN_NGRAM) + index
@@ -324,10 +305,9 @@ def move_entries(header: int, index: int, base: np.uint64, source: int, source_s
     directory = load_i64(table + 8 * DIRECTORY)
     shape = load_i64(table + 8 * SHAPE)
     slot_bits = slot_bits_of(shape)
-    effort = np.zeros(1, dtype=np.int64)
+    num_probes = np.zeros(1, dtype=np.int64)
 
-    # Step by step over all of them, so that neither a branch that cannot be predicted nor a wait
-    # for memory holds up what comes after it.
+    # One pass per step, so that neither mispredicted branches nor waits for memory add up.
     words = np.empty(source_slots * slot_words, dtype=np.uint32)
     count = 0
     for slot in range(source_slots):
@@ -345,9 +325,9 @@ def move_entries(header: int, index: int, base: np.uint64, source: int, source_s
             prefetch(tokens + 4 * ((signed(words[i * slot_words]) & END_MASK) - n))
         for i in range(first, stop):
             word = words[i * slot_words]
-            spread = mix(hash_at(tokens, signed(word) & END_MASK, n, base))
-            chunk = load_i64(directory + 8 * chunk_number(shape, spread))
-            address = free_slot(chunk, slot_bits, slot_words, spread, effort.ctypes.data)
+            mixed = mix(hash_at(tokens, signed(word) & END_MASK, n, base))
+            chunk = load_i64(directory + 8 * chunk_number(shape, mixed))
+            address = free_slot(chunk, slot_bits, slot_words, mixed, address_of(num_probes))
             if address == 0:
                 store_i64(header + 8 * INDEXED, 0)
                 return

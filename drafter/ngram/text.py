@@ -1,10 +1,11 @@
-"""One text and its index: an append-only buffer of tokens, and a table over it per n-gram size.
+"""One text and its index: an append-only buffer of tokens, and a table per n-gram size.
 
-Owns the arrays whose addresses the kernels are given, their growth, and what they occupy. Does not
-know whose text it is, nor which n-grams are entered (`ngram_index.py`). How the tables are laid out
-is written in `ngram_table.py`.
+Owns the arrays whose addresses kernels are given, their growth, and the count of their bytes. Does
+not know whose text it is, nor which n-grams are entered (`index.py`). The layout of the tables is
+described in `table.py`.
 """
 
+import bisect
 import functools
 import math
 import secrets
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from drafter.kernels.memory import address_of
 from drafter.ngram import table as ngram_table
+from drafter.ngram.index import count_unindexed
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from drafter.ngram.table import (
     CHUNK_SLOTS,
@@ -27,19 +29,19 @@ TOKEN_BYTES = 4
 MIN_CAPACITY_TOKENS = 256
 
 HASH_BASE = np.uint64(secrets.randbits(64) | 1)
-"""Of every hash of n-grams and sequence ids in this process; secret, so that who does not know it
-cannot choose a text of which half is in one chunk. Texts of long n-grams can be made that collide
-whatever it is: those cost a bounded time, see `ngram_index.py`."""
+"""Base of all n-gram hashes of this process. It is secret, so that nobody can choose a text whose
+n-grams crowd into one chunk. Some texts collide under every base: they cost a bounded time, see
+`index.py`."""
 
 OBJECT_BYTES = 1700
-"""What a text occupies beside its arrays' contents: the objects around them, as measured."""
+"""Memory of a text beside the contents of its arrays, as measured."""
 
-# From here on a buffer grows by a quarter instead of doubling.
+# A larger buffer grows by a quarter instead of doubling.
 _DOUBLING_TOKENS = 8192
 
-# A buffer that was outgrown leaves a hole in the heap, which tables' chunks shall fill: each takes
-# the allocator's 16 bytes more than its slots do, and so must the hole have per chunk. Without them
-# a text of 32,000 tokens left an eighth of what it takes unused.
+# An outgrown buffer leaves a hole in the heap for chunks to fill. The allocator adds 16 bytes to
+# each chunk, so the hole needs as many per chunk. Without them a text of 32,000 tokens left an
+# eighth of its memory unused.
 _SPARE_TOKENS = 16 // TOKEN_BYTES
 
 _TIES = {
@@ -54,28 +56,21 @@ class IndexedText:
 
     Owned by the event loop. A kernel that was given `address` reads and writes what is behind it,
     so nothing here may be called while it runs. Invariants: `length <= len(buffer) <= max_tokens`;
-    tokens below `length` never change, so a slice of them stays true for ever; the index is that
-    of the text's first tokens, see `ngram_index.py`.
+    tokens below `length` never change, so a slice of them stays valid; the index covers the first
+    tokens of the text (`index.py`).
 
     Attributes:
-        params: how this text is drafted from.
+        params: the options.
         buffer: the tokens and the free room after them, [capacity] uint32.
         max_tokens: how many it may have.
-        address: of the header that `ngram_table.py` describes; growing a table may change it.
-        allocated_bytes: what all of it occupies, free room included.
+        address: of the header (`table.py`); changes when a directory grows.
+        allocated_bytes: memory of the text, free room included.
     """
 
     __slots__ = (
-        "_chunks",
-        "_directory_capacity",
-        "_header",
-        "_words",
-        "address",
-        "allocated_bytes",
-        "buffer",
-        "max_tokens",
-        "params",
-    )
+        "_chunks", "_directory_capacity", "_header", "_words", "address", "allocated_bytes",
+        "buffer", "max_tokens", "params",
+    )  # fmt: skip
 
     def __init__(self, *, params: NgramParams, max_tokens: int) -> None:
         self.params = params
@@ -100,28 +95,26 @@ class IndexedText:
 
     @property
     def length(self) -> int:
-        """How many tokens of the buffer are known; kernels append too."""
+        """How many tokens the text has; kernels append too."""
         return self._words[ngram_table.LENGTH]
 
     @property
     def token_ids(self) -> npt.NDArray[np.uint32]:
-        """The known tokens, [length] uint32; a view."""
+        """The tokens, [length] uint32; a view."""
         return self.buffer[: self.length]
 
     @property
     def is_indexed(self) -> bool:
-        """Whether there is an index; else the text is scanned. A kernel may end the index."""
+        """Whether there is an index, which a kernel may end; else the text is scanned."""
         return self._words[ngram_table.INDEXED] != 0
 
     @property
     def num_unindexed(self) -> int:
-        """How many of the last tokens the index does not know; none, if there is no index."""
-        if not self.is_indexed:
-            return 0
-        return self.length - self._words[ngram_table.INDEXED_LENGTH]
+        """How many of the last tokens are not indexed yet; 0 if there is no index."""
+        return count_unindexed(self.address)
 
     def bytes_after(self, num_new_tokens: int) -> int:
-        """What `allocated_bytes` will be after this many more tokens, before the index grows."""
+        """Returns `allocated_bytes` after so many more tokens, before they are indexed."""
         known = self.length
         capacity = _capacity_for(known + num_new_tokens, len(self.buffer), self.max_tokens)
         num_bytes = self.allocated_bytes + (capacity - len(self.buffer)) * TOKEN_BYTES
@@ -132,7 +125,7 @@ class IndexedText:
         return num_bytes
 
     def append(self, token_ids: npt.NDArray[np.uint32]) -> None:
-        """Appends tokens, [n] uint32, in O(n) amortised; the index catches up in the kernel."""
+        """Appends tokens, [n] uint32, in O(n) amortised; a kernel indexes them later."""
         known = self.length
         length = known + len(token_ids)
         assert length <= self.max_tokens, "the store refuses what is too long"
@@ -151,7 +144,7 @@ class IndexedText:
         self._words[ngram_table.LENGTH] = length
 
     def table_growth_bytes(self, index: int) -> int:
-        """What `allocated_bytes` will rise by when this table grows."""
+        """Returns by how much `grow_table` raises `allocated_bytes`."""
         chunks = self._chunks[index]
         slots = self._slots_after_growth(index)
         new_bytes = slots * _slot_bytes(self.params)
@@ -162,16 +155,14 @@ class IndexedText:
         return new_bytes + self._directory_capacity * len(self._chunks) * 8
 
     def grow_table(self, index: int) -> None:
-        """Makes room for more n-grams; moves `CHUNK_SLOTS` of them at most."""
+        """Makes room for more n-grams; moves at most `CHUNK_SLOTS` of them."""
         chunks = self._chunks[index]
         added = _new_slots(self._slots_after_growth(index), self.params)
-        self.allocated_bytes += added.nbytes
         if len(chunks) == 1 and added.nbytes > chunks[0].nbytes:
             old = chunks[0]
-            chunks[0] = added
-            self.allocated_bytes -= old.nbytes
-            self._write_chunk(index, 0)
+            self._replace_chunk(index, added)
         else:
+            self.allocated_bytes += added.nbytes
             old = chunks[len(chunks) - (1 << (len(chunks).bit_length() - 1))]
             chunks.append(added)
             if len(chunks) > self._directory_capacity:
@@ -180,10 +171,6 @@ class IndexedText:
             self._write_chunk(index, len(chunks) - 1)
         old_slots = old.nbytes // _slot_bytes(self.params)
         ngram_table.move_entries(self.address, index, HASH_BASE, address_of(old), old_slots)
-
-    def num_entries(self, n: int) -> int:
-        """How many n-grams of a size are in the index; for tests."""
-        return self._words[_word(n - self.params.min_ngram, ngram_table.ENTRIES)]
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""
@@ -200,20 +187,23 @@ class IndexedText:
             assert entries == self._words[_word(index, ngram_table.ENTRIES)]
 
     def _size_tables(self, num_tokens: int) -> None:
-        """Makes the tables, which are empty, as large as so many tokens will probably need."""
+        """Gives the tables, which are empty, the size that so many tokens will probably need."""
         for index, slots in enumerate(_first_slots(num_tokens, len(self._chunks))):
             if slots > MIN_SLOTS:
-                chunk = _new_slots(slots, self.params)
-                self.allocated_bytes += chunk.nbytes - self._chunks[index][0].nbytes
-                self._chunks[index][0] = chunk
-                self._write_chunk(index, 0)
+                self._replace_chunk(index, _new_slots(slots, self.params))
+
+    def _replace_chunk(self, index: int, chunk: npt.NDArray[np.uint32]) -> None:
+        """Replaces the only chunk of a table."""
+        self.allocated_bytes += chunk.nbytes - self._chunks[index][0].nbytes
+        self._chunks[index][0] = chunk
+        self._write_chunk(index, 0)
 
     def _slots_after_growth(self, index: int) -> int:
         slots = self._chunks[index][0].nbytes // _slot_bytes(self.params)
         if slots == CHUNK_SLOTS:
             return CHUNK_SLOTS
-        # A long text that has just arrived is not followed doubling by doubling: where a table has
-        # filled up, the text goes on to repeat itself as a rule.
+        # A long text that has just arrived would double a table again and again: where one has
+        # filled up, the rest of the text usually repeats itself as well.
         entries = self._words[_word(index, ngram_table.ENTRIES)]
         expected = entries + self.num_unindexed // 2
         slots *= 2
@@ -230,9 +220,9 @@ class IndexedText:
         self._set_header(header)
 
     def _set_header(self, header: npt.NDArray[np.int64]) -> None:
-        """Takes a header whose directories are still to be written."""
+        """Replaces the header; the directories of the new one are not written yet."""
         self._header = header
-        # Reads and writes single words faster than the array does.
+        # Reads and writes single words faster than the array.
         self._words = header.data
         self.address = address_of(header)
         for index, chunks in enumerate(self._chunks):
@@ -242,7 +232,7 @@ class IndexedText:
                 self._write_chunk(index, i)
 
     def _write_chunk(self, index: int, i: int) -> None:
-        """Puts down where a chunk is, which is the table's last."""
+        """Writes the address of a chunk, which is the table's last, and the table's shape."""
         chunk = self._chunks[index][i]
         self._words[self._directory_start(index) + i] = address_of(chunk)
         slots = chunk.nbytes // _slot_bytes(self.params)
@@ -252,38 +242,27 @@ class IndexedText:
         return _header_words(len(self._chunks), 0) + self._directory_capacity * index
 
 
-def most_tokens(params: NgramParams, max_bytes: int) -> int:
-    """Returns how many tokens certainly fit into so many bytes, index included; -1: none, not 0."""
-    return _most_tokens(params.algorithm, params.num_sizes, params.tie, max_bytes)
+def tokens_that_fit(params: NgramParams, max_bytes: int) -> int:
+    """Returns how many tokens certainly fit, index included; -1: not even an empty text does."""
+    return _tokens_that_fit(params.algorithm, params.num_sizes, params.tie, max_bytes)
 
 
 @functools.lru_cache(maxsize=1024)
-def _most_tokens(algorithm: Algorithm, num_sizes: int, tie: Tie, max_bytes: int) -> int:
-    low, high = -1, MAX_TEXT_TOKENS + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _worst_bytes(algorithm, num_sizes, tie, middle) <= max_bytes:
-            low = middle
-        else:
-            high = middle
-    return low
+def _tokens_that_fit(algorithm: Algorithm, num_sizes: int, tie: Tie, max_bytes: int) -> int:
+    def max_bytes_of(num_tokens: int) -> int:
+        """The buffer's free room is left out: `max_tokens` bounds it."""
+        num_bytes = OBJECT_BYTES + TABLES * 8 + num_tokens * TOKEN_BYTES
+        if algorithm is Algorithm.KMP:
+            return num_bytes
+        # A table has at most 2.5 slots per entry (see `room_in`), or per entry that was expected.
+        slots_per_entry = 200 / MAX_LOAD_PERCENT
+        num_slots = MIN_SLOTS + slots_per_entry * (num_tokens + 2)
+        directory = 2 * (1 + num_tokens * slots_per_entry / CHUNK_SLOTS)
+        slot_bytes = 8 if tie is Tie.LONGEST else 4
+        table_bytes = num_slots * slot_bytes + (ngram_table.TABLE_WORDS + directory) * 8
+        return num_bytes + math.ceil(num_sizes * table_bytes)
 
-
-def _worst_bytes(algorithm: Algorithm, num_sizes: int, tie: Tie, num_tokens: int) -> int:
-    """Returns what a text occupies at most, whatever its tokens are.
-
-    The buffer's free room is left out: the text's own limit cuts that.
-    """
-    num_bytes = OBJECT_BYTES + TABLES * 8 + num_tokens * TOKEN_BYTES
-    if algorithm is Algorithm.KMP:
-        return num_bytes
-    # A table has at most 2.5 slots per entry, see `room_in`, or per entry that was expected.
-    slots_per_entry = 200 / MAX_LOAD_PERCENT
-    num_slots = MIN_SLOTS + slots_per_entry * (num_tokens + 2)
-    directory = 2 * (1 + num_tokens * slots_per_entry / CHUNK_SLOTS)
-    slot_bytes = 8 if tie is Tie.LONGEST else 4
-    table_bytes = num_slots * slot_bytes + (ngram_table.TABLE_WORDS + directory) * 8
-    return num_bytes + math.ceil(num_sizes * table_bytes)
+    return bisect.bisect_right(range(MAX_TEXT_TOKENS + 1), max_bytes, key=max_bytes_of) - 1
 
 
 def _capacity_for(num_tokens: int, capacity: int, max_tokens: int) -> int:
@@ -298,9 +277,9 @@ def _capacity_for(num_tokens: int, capacity: int, max_tokens: int) -> int:
 
 
 def _first_slots(num_tokens: int, num_tables: int) -> list[int]:
-    """Returns how many slots the tables of a text get that begins with so many tokens.
+    """Returns the slots per table of a text that begins with so many tokens.
 
-    Every n-gram of the smallest size is entered, of the larger ones those that repeat: some.
+    All n-grams of the smallest size are entered, but of the larger ones only some.
     """
     needed = num_tokens * 100 // MAX_LOAD_PERCENT
     slots = [1 << needed.bit_length()] + [1 << (needed // 4).bit_length()] * (num_tables - 1)

@@ -1,19 +1,20 @@
 """Which n-grams of one pool's texts are in its table, and where each occurs again.
 
-Owns the links from occurrence to occurrence and, for each n, a *cursor*: n-grams that end before it
-are indexed, and `index` catches up behind the tail in small pieces. Does not know when tokens come
-and go (`pool_text.py`), nor how the table is laid out (`pool_table.py`).
+Owns the links from occurrence to occurrence and a *cursor* per n: n-grams that end before it are
+indexed, and `index` moves it towards the tail in small steps. Does not know when tokens come and go
+(`text.py`), nor the layout of the table (`table.py`).
 
     n-gram  of n tokens, named by the position of the token that follows it in the same text
-    link    in the link block of n, at the offset of a position: the position of the next occurrence
-            of the n-gram that ends before it
+    link    in the side block of n, at a position: the next occurrence of the n-gram that ends
+            before that position
 
-Occurrences of an n-gram are linked from the earliest to the latest, and the oldest token goes
-first: so when an occurrence is evicted it is the earliest one, and its link is the next. What the
-table says of the tokens that remain stays exact.
+Occurrences of an n-gram are linked from the earliest to the latest, and the oldest token is evicted
+first. So an evicted occurrence is the earliest one, and its link names the new earliest: the table
+stays exact.
 
-The latest occurrence has no next one. If a growing sequence owns it, its link is the latest
-occurrence that this sequence does not own: who is not to draft from itself finds it in one step.
+The latest occurrence has no next one. If a growing sequence owns it, its link names the latest
+occurrence that this sequence does not own: a sequence that must not draft from itself finds that in
+one step.
 """
 
 from drafter.kernels.jit import kernel
@@ -25,18 +26,18 @@ from drafter.pool_index.arena import (
     HEAD_INDEX,
     HEAD_OVERLAP,
     NGRAM_MASK,
-    NUM_TOKENS,
+    POOL_TOKENS,
     TAIL,
     Arena,
     word,
 )
 from drafter.pool_index.table import (
+    MAX_FILLED,
     empty_slot,
+    extend_hash,
     fill_slot,
     first_slot,
-    hash_further,
     key_of,
-    may_fill,
     next_slot,
     page_of,
     seed_of,
@@ -49,10 +50,10 @@ from drafter.pool_index.tokens import (
     LONGEST_NGRAM,
     OWNERS,
     begins_at,
-    beside,
     position_after,
     position_before,
-    set_beside,
+    set_side_word,
+    side_word,
 )
 
 _MODULUS = 0xFFFFFFFF
@@ -60,7 +61,7 @@ _MODULUS = 0xFFFFFFFF
 
 @kernel
 def index_ngrams_of(arena: Arena, pool: int, ngram_mask: int) -> None:
-    """Makes the pool's index cover more sizes of n-grams; `index` then does the work."""
+    """Adds n-gram sizes to the pool's index; `index` does the work later."""
     header = pool << BLOCK_BITS
     for n in range(1, LONGEST_NGRAM + 1):
         bit = 1 << (n - 1)
@@ -71,16 +72,11 @@ def index_ngrams_of(arena: Arena, pool: int, ngram_mask: int) -> None:
 
 
 @kernel
-def index(arena: Arena, pool: int, most: int) -> int:
-    """Indexes n-grams behind the tail, the shortest first.
-
-    Args:
-        arena: all pools.
-        pool: whose.
-        most: how many n-grams to index.
+def index(arena: Arena, pool: int, max_ngrams: int) -> int:
+    """Indexes up to so many n-grams of a pool, the shortest first.
 
     Returns:
-        How many are done, fewer than `most`: none are left; -1: there is no room.
+        How many; fewer than `max_ngrams`: none are left; -1: there is no room.
     """
     header = pool << BLOCK_BITS
     num_indexed = 0
@@ -91,13 +87,13 @@ def index(arena: Arena, pool: int, most: int) -> int:
             continue
         position = word(arena, header + CURSORS + n - 1)
         while position != tail:
-            if num_indexed == most:
+            if num_indexed == max_ngrams:
                 return num_indexed
             num_overlapping = _overlap_at(arena, header, position)
             if num_overlapping > 0:
-                # Their n-grams are those of the text before. If not all are there, it waits.
+                # Its n-grams are those of the text before. The cursor waits until all have arrived.
                 at = header + CURSOR_INDICES + n - 1
-                tail_index = word(arena, header + HEAD_INDEX) + word(arena, header + NUM_TOKENS)
+                tail_index = word(arena, header + HEAD_INDEX) + word(arena, header + POOL_TOKENS)
                 if (tail_index - word(arena, at)) & _MODULUS <= num_overlapping:
                     break
                 for _ in range(num_overlapping):
@@ -115,7 +111,7 @@ def index(arena: Arena, pool: int, most: int) -> int:
 
 @kernel
 def move_cursors(arena: Arena, pool: int, position: int, to: int) -> None:
-    """Moves the cursors that are at a position to another name of the same place."""
+    """Moves the cursors at a position to another position that names the same place."""
     header = pool << BLOCK_BITS
     for at in range(header + CURSORS, header + CURSORS + LONGEST_NGRAM):
         if arena[at] == position:
@@ -124,12 +120,9 @@ def move_cursors(arena: Arena, pool: int, position: int, to: int) -> None:
 
 @kernel
 def unindex_head(arena: Arena, pool: int, num_text_tokens: int) -> None:
-    """Takes out every n-gram that begins at the oldest token, which is about to go.
+    """Removes every n-gram that begins at the oldest token, before that is evicted.
 
-    Args:
-        arena: all pools.
-        pool: whose.
-        num_text_tokens: how many tokens of the oldest text are there.
+    Of the oldest text, `num_text_tokens` tokens are in the pool.
     """
     header = pool << BLOCK_BITS
     ngram_mask = word(arena, header + NGRAM_MASK)
@@ -141,7 +134,7 @@ def unindex_head(arena: Arena, pool: int, num_text_tokens: int) -> None:
         position = position_after(arena, position)
         if (ngram_mask >> (n - 1)) & 1 and n >= num_overlapping:
             cursor_index = word(arena, header + CURSOR_INDICES + n - 1)
-            # The cursor is n tokens past the head, or nearer: not indexed yet.
+            # With the cursor at most n tokens past the head it is not indexed yet.
             if (cursor_index - head_index) & _MODULUS > n:
                 _remove(arena, pool, position, n)
     for k in range(LONGEST_NGRAM):
@@ -152,27 +145,27 @@ def unindex_head(arena: Arena, pool: int, num_text_tokens: int) -> None:
 
 @kernel
 def _overlap_at(arena: Arena, header: int, position: int) -> int:
-    """How many tokens from the position on are only there to be matched."""
+    """How many tokens from the position on are overlap."""
     if position == word(arena, header + HEAD):
         return word(arena, header + HEAD_OVERLAP)
-    return beside(arena, position, JOINTS) if begins_at(arena, position) else 0
+    return side_word(arena, position, JOINTS) if begins_at(arena, position) else 0
 
 
 @kernel
 def _key_before(arena: Arena, position: int, n: int) -> int:
-    """The key of the n tokens before the position; -1 if its text has fewer before it."""
+    """The key of the n tokens before a position; -1 if its text has fewer."""
     ngram_hash = seed_of(arena)
     for _ in range(n):
         if begins_at(arena, position):
             return -1
         position = position_before(arena, position)
-        ngram_hash = hash_further(ngram_hash, word(arena, position))
+        ngram_hash = extend_hash(ngram_hash, word(arena, position))
     return key_of(arena, ngram_hash, n)
 
 
 @kernel
 def _same_before(arena: Arena, one: int, other: int, n: int) -> bool:
-    """Whether the n tokens before two positions, which have as many, agree."""
+    """Whether the n tokens before two positions are equal; their texts have as many."""
     for _ in range(n):
         one = position_before(arena, one)
         other = position_before(arena, other)
@@ -183,7 +176,7 @@ def _same_before(arena: Arena, one: int, other: int, n: int) -> bool:
 
 @kernel
 def _insert(arena: Arena, pool: int, position: int, n: int) -> bool:
-    """Adds the latest occurrence of the n-gram before the position; False: no room."""
+    """Adds the latest occurrence of the n-gram before a position; False: no room."""
     key = _key_before(arena, position, n)
     if key < 0:
         return True
@@ -198,8 +191,8 @@ def _insert(arena: Arena, pool: int, position: int, n: int) -> bool:
                 arena[at + 2] = position
                 return True
             at = next_slot(arena, page, slot_after(page, at), key)
-        if may_fill(arena, page):
-            fill_slot(arena, page, at, key, position)
+        if word(arena, page << BLOCK_BITS) < MAX_FILLED:
+            fill_slot(arena, page, at, key, position, position)
             return True
         if not split_page(arena, pool, page):
             return False
@@ -207,20 +200,20 @@ def _insert(arena: Arena, pool: int, position: int, n: int) -> bool:
 
 @kernel
 def _link(arena: Arena, pool: int, latest: int, position: int, n: int) -> bool:
-    """Links what was the latest occurrence of an n-gram to the next; False: no room."""
+    """Links the latest occurrence of an n-gram to the next one; False: no room."""
     side = LINKS + n - 1
-    owner = beside(arena, position, OWNERS)
+    owner = side_word(arena, position, OWNERS)
     if owner != 0:
-        is_of_owner = beside(arena, latest, OWNERS) == owner
-        foreign = beside(arena, latest, side) if is_of_owner else latest
-        if not set_beside(arena, pool, position, side, foreign):
+        is_of_owner = side_word(arena, latest, OWNERS) == owner
+        foreign = side_word(arena, latest, side) if is_of_owner else latest
+        if not set_side_word(arena, pool, position, side, foreign):
             return False
-    return set_beside(arena, pool, latest, side, position)
+    return set_side_word(arena, pool, latest, side, position)
 
 
 @kernel
 def _remove(arena: Arena, pool: int, position: int, n: int) -> None:
-    """Takes the earliest occurrence of the n-gram before the position out of the index."""
+    """Removes the earliest occurrence, at a position, of the n-gram before it."""
     key = _key_before(arena, position, n)
     page = page_of(arena, pool, key)
     at = next_slot(arena, page, first_slot(key), key)
@@ -232,6 +225,6 @@ def _remove(arena: Arena, pool: int, position: int, n: int) -> None:
         empty_slot(arena, pool, page, at)
         return
     side = LINKS + n - 1
-    arena[at + 1] = beside(arena, position, side)
-    if beside(arena, latest, side) == position:
-        set_beside(arena, pool, latest, side, 0)
+    arena[at + 1] = side_word(arena, position, side)
+    if side_word(arena, latest, side) == position:
+        set_side_word(arena, pool, latest, side, 0)

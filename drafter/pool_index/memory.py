@@ -1,8 +1,8 @@
-"""What pools occupy: the blocks of their tokens and indexes, and the records of what is kept.
+"""The bytes of all pools: blocks of tokens and indexes in the arena, and records of texts.
 
-Owns the arena and the count of records, and holds both together under the bounds: what records take
-is not left to blocks. Does not know which text goes when there is no room, nor why one comes
-(`pool_store.py`).
+Owns the arena and the count of records, and holds their sum under the bounds: blocks may use what
+records leave. Does not know which text is evicted when there is no room, nor why one is fed
+(`drafter.pools`).
 """
 
 from collections.abc import Iterable
@@ -14,17 +14,17 @@ from drafter.pool_index.arena import (
     BLOCK_BITS,
     BLOCK_BYTES,
     HEAD,
-    MOST,
-    NUM_TOKENS,
+    MAX_BLOCKS,
+    MAX_POOL_BLOCKS,
     POOL_BLOCKS,
-    POOL_MOST,
+    POOL_TOKENS,
     TAIL,
     USED,
     has_room,
     make_arena,
 )
 from drafter.pool_index.index import index, index_ngrams_of
-from drafter.pool_index.lookup import copy_from_pool
+from drafter.pool_index.propose import copy_from_pool
 from drafter.pool_index.records import (
     POOL_RECORD_BYTES,
     TEXT_RECORD_BYTES,
@@ -34,32 +34,26 @@ from drafter.pool_index.records import (
     owner_tag_of,
 )
 from drafter.pool_index.text import NEW_POOL_BLOCKS, append_tokens, evict, free_pool, make_pool
-from drafter.pool_index.tokens import JOINTS, position_after, set_beside
+from drafter.pool_index.tokens import JOINTS, position_after, set_side_word
 
-# Fewer free blocks than this, and the arena counts as full.
+# With fewer free blocks the arena counts as full.
 _SPARE_BLOCKS = 8
 
 
 class PoolMemory:
     """Owned by the event loop, through the store.
 
-    The only one that changes a pool's `block` and `num_kept`, and a text's `start`, `last`,
-    `num_tokens`, `num_overlap` and `previous`. Invariants (see `check_integrity`): `occupied_bytes`
-    is never above `max_pools_bytes` without what may wait, nor what a pool occupies above
-    `max_pool_bytes`; every block but the arena's own belongs to a pool.
+    Alone changes a pool's `block` and `num_kept`, and a text's `start`, `last`, `num_tokens`,
+    `num_overlap` and `previous`. Invariants (see `check_integrity`): `occupied_bytes` is never
+    above `max_pools_bytes - max_waiting_bytes`, nor are a pool's bytes above `max_pool_bytes`;
+    every block but the arena's first belongs to a pool.
 
     Attributes:
-        arena: all pools' memory; what a kernel looks pools up in.
+        arena: the memory of all pools, for kernels.
     """
 
     def __init__(self, limits: PoolLimits, *, seed: int, key_bits: int) -> None:
-        """Makes it empty.
-
-        Args:
-            limits: the bounds.
-            seed: 64 secret bits, see `make_arena`.
-            key_bits: see `make_arena`.
-        """
+        """Makes it empty; `seed` and `key_bits` as in `make_arena`."""
         self._limits = limits
         self.arena = make_arena(limits.max_pools_bytes, seed=seed, key_bits=key_bits)
         self._record_bytes = 0
@@ -67,17 +61,17 @@ class PoolMemory:
 
     @property
     def occupied_bytes(self) -> int:
-        """What all pools occupy, their indexes and records included."""
-        # The arena's own block is there without any pool.
+        """Memory of all pools, their indexes and records included."""
+        # The arena's first block belongs to no pool.
         num_blocks = int(self.arena[USED]) - 1
         return num_blocks * BLOCK_BYTES + self._record_bytes
 
     def num_tokens(self, pool: Pool) -> int:
         """How many tokens are in the pool."""
-        return self._header(pool, NUM_TOKENS) if pool.block else 0
+        return self._header(pool, POOL_TOKENS) if pool.block else 0
 
     def add(self, text: Text) -> bool:
-        """Makes the record of a text, and its pool if it is the first; False: there is no room."""
+        """Adds a text, and its pool if it is the first; False: there is no room."""
         pool = text.pool
         needed = TEXT_RECORD_BYTES + (0 if pool.block else POOL_RECORD_BYTES)
         needed_blocks = 1 - (-needed // BLOCK_BYTES) + (0 if pool.block else NEW_POOL_BLOCKS)
@@ -91,19 +85,14 @@ class PoolMemory:
         return True
 
     def append(self, text: Text, token_ids: npt.NDArray[np.uint32]) -> int:
-        """Appends tokens to the newest text of its pool; returns for how many there was room.
-
-        Args:
-            text: added, and the last that was added of its pool.
-            token_ids: [n] uint32.
-        """
+        """Appends tokens, [n] uint32, to the text added last to its pool; returns how many fit."""
         pool = text.pool
-        tail, was_empty = self._header(pool, TAIL), self._header(pool, NUM_TOKENS) == 0
+        tail, was_empty = self._header(pool, TAIL), self._header(pool, POOL_TOKENS) == 0
         begins = text.num_tokens == 0
         owner = owner_tag_of(text.feed_key) if text.end else 0
         num_overlapping = max(0, text.num_overlap - text.num_tokens)
         if num_overlapping > 0:
-            # Nobody drafts what is only there to be matched: it needs no owner.
+            # Overlap is never drafted: it needs no owner.
             token_ids, owner = token_ids[:num_overlapping], 0
         previous = None if num_overlapping > 0 else text.previous
         if previous is not None and previous.num_tokens == 0:
@@ -136,41 +125,37 @@ class PoolMemory:
         return out
 
     def cover(self, pool: Pool) -> None:
-        """Makes the pool's index cover its n-gram sizes, once `index` has caught up."""
+        """Makes the pool's index cover its n-gram sizes; `index` does the work later."""
         index_ngrams_of(self.arena, pool.block, pool.ngram_mask)
 
-    def index(self, pool: Pool, most: int) -> int:
-        """Indexes n-grams of a pool.
-
-        Returns:
-            How many are done, fewer than `most`: none are left; -1: there is no room.
-        """
-        return index(self.arena, pool.block, most)
+    def index(self, pool: Pool, max_ngrams: int) -> int:
+        """Indexes n-grams of a pool; returns as `index` does."""
+        return index(self.arena, pool.block, max_ngrams)
 
     def is_at_bound(self, pool: Pool) -> bool:
-        """Whether a pool that has no room makes some by losing text of its own, not of others."""
+        """Whether a pool without room must evict its own text, not that of other pools."""
         if pool.block == 0:
             return False
         if not has_room(self.arena, pool.block, 2) and self._header(
             pool, POOL_BLOCKS
-        ) + 2 > self._header(pool, POOL_MOST):
+        ) + 2 > self._header(pool, MAX_POOL_BLOCKS):
             return True
-        # If the arena is not full either, the pool's table has come to its end.
-        return int(self.arena[USED]) + _SPARE_BLOCKS <= int(self.arena[MOST])
+        # If the arena is not full either, the pool's table cannot grow.
+        return int(self.arena[USED]) + _SPARE_BLOCKS <= int(self.arena[MAX_BLOCKS])
 
-    def evict(self, text: Text, most: int) -> None:
-        """Forgets up to `most` tokens of the oldest text of its pool, from its beginning."""
-        num_evicted = evict(self.arena, text.pool.block, text.num_tokens, most)
+    def evict(self, text: Text, max_tokens: int) -> None:
+        """Evicts up to so many tokens of the oldest text of its pool, from its beginning."""
+        num_evicted = evict(self.arena, text.pool.block, text.num_tokens, max_tokens)
         text.num_tokens -= num_evicted
         text.num_overlap = max(0, text.num_overlap - num_evicted)
 
     def remove(self, text: Text) -> None:
-        """Removes the record of a text that was added and has no tokens any more."""
+        """Removes the record of an added text that has no tokens any more."""
         text.pool.num_kept -= 1
         self._count_records(text.pool, -TEXT_RECORD_BYTES)
 
     def free(self, pool: Pool) -> None:
-        """Gives back what a pool without any text still holds."""
+        """Frees the blocks of a pool without texts."""
         if pool.block:
             free_pool(self.arena, pool.block)
             pool.block = 0
@@ -189,23 +174,22 @@ class PoolMemory:
                 record_bytes += of_pool
         assert int(self.arena[USED]) == blocks, "every block has one owner"
         assert self._record_bytes == record_bytes
-        most_bytes = self._limits.max_pools_bytes - self._limits.max_waiting_bytes
-        assert self.occupied_bytes <= most_bytes
+        assert self.occupied_bytes <= self._limits.max_pools_bytes - self._limits.max_waiting_bytes
 
     def _join(self, text: Text, position: int) -> bool:
-        """Puts down where the text goes on behind its last token; False: there is no room."""
-        return set_beside(self.arena, text.pool.block, text.last, JOINTS, position)
+        """Writes where the text continues after its last token; False: there is no room."""
+        return set_side_word(self.arena, text.pool.block, text.last, JOINTS, position)
 
     def _count_records(self, pool: Pool | None, num_bytes: int) -> None:
-        """Leaves to blocks what records do not take, in the arena and in the pool."""
+        """Counts bytes of records, and bounds the blocks of the arena and the pool by the rest."""
         limits = self._limits
         self._record_bytes += num_bytes
         for_blocks = limits.max_pools_bytes - limits.max_waiting_bytes - self._record_bytes
-        self.arena[MOST] = for_blocks // BLOCK_BYTES
+        self.arena[MAX_BLOCKS] = for_blocks // BLOCK_BYTES
         if pool is not None and pool.block:
             of_pool = POOL_RECORD_BYTES + pool.num_kept * TEXT_RECORD_BYTES
             header = pool.block << BLOCK_BITS
-            self.arena[header + POOL_MOST] = (limits.max_pool_bytes - of_pool) // BLOCK_BYTES
+            self.arena[header + MAX_POOL_BLOCKS] = (limits.max_pool_bytes - of_pool) // BLOCK_BYTES
 
     def _header(self, pool: Pool, word: int) -> int:
         return int(self.arena[(pool.block << BLOCK_BITS) + word])

@@ -1,17 +1,16 @@
-"""Proposes from pools for many texts in one kernel call.
+"""Drafts from pools for many texts in one kernel call.
 
-Owns when a pool is looked into and when its draft wins over the sequence's own:
+Owns when a pool is searched and when its draft replaces the sequence's own:
 
-- With `TIE_EARLIEST` and `TIE_LATEST` the pool is looked into when the sequence's own match is
-  shorter than `pool_min_ngram`, or when there is none; with `TIE_LONGEST` always.
-- In the pool, the longest n-gram at the end of the context that occurs in a kept text, and is
-  continued there, wins: its earliest or its latest occurrence in the order of feeding, or the one
-  of both with the longer match.
-- The pool's draft wins if its match is longer than the sequence's own.
-- `tokens_per_match` bounds it as it bounds the sequence's own; it is never chained.
-- A match ends where a kept text begins, and a draft where it ends.
-- What a sequence feeds while it grows is no occurrence for itself: its own last tokens would hide
-  what others have.
+- With `TIE_EARLIEST` and `TIE_LATEST` the pool is searched if the sequence's own match is shorter
+  than `pool_min_ngram`, or if there is none; with `TIE_LONGEST` always.
+- Of the pool, the longest n-gram at the end of the context that some text contains and continues
+  wins: its earliest or its latest occurrence in the order of feeding, or the longer match of both.
+- The pool's draft replaces the sequence's own if its match is longer.
+- `tokens_per_match` limits it like the sequence's own; it is never chained.
+- A match does not extend past the beginning of a text, nor a draft past its end.
+- A sequence does not draft from what it fed itself while it grows: its own last tokens would hide
+  those of others.
 """
 
 import numpy as np
@@ -21,11 +20,37 @@ from numba import carray  # type: ignore[attr-defined]
 from drafter.kernels.jit import kernel
 from drafter.kernels.memory import as_pointer, load_i64
 from drafter.ngram.index import DONE
-from drafter.ngram.match import MAX_REACH_TOKENS
-from drafter.ngram.table import LENGTH, LONGEST, MAX_NGRAM, MIN_NGRAM, TIE, TOKENS, TOKENS_PER_MATCH
-from drafter.pool_index.arena import Arena
+from drafter.ngram.match import MAX_MATCH_LENGTH
+from drafter.ngram.table import (
+    EARLIEST,
+    LENGTH,
+    LONGEST,
+    MAX_NGRAM,
+    MIN_NGRAM,
+    TIE,
+    TOKENS,
+    TOKENS_PER_MATCH,
+)
+from drafter.pool_index.arena import BLOCK_BITS, TAIL, Arena, word
 from drafter.pool_index.link import own_tag_of, pool_block_of, pool_min_ngram_of
-from drafter.pool_index.lookup import copy_from_pool, find_in_pool
+from drafter.pool_index.table import (
+    extend_hash,
+    first_slot,
+    key_of,
+    next_slot,
+    page_of,
+    seed_of,
+    slot_after,
+)
+from drafter.pool_index.tokens import (
+    JOINTS,
+    LINKS,
+    OWNERS,
+    begins_at,
+    position_after,
+    position_before,
+    side_word,
+)
 
 
 @kernel
@@ -40,18 +65,18 @@ def propose_from_pools(
     match_lengths: npt.NDArray[np.int64],
     is_from_pool: npt.NDArray[np.bool_],
 ) -> None:
-    """Puts the pool's draft in the place of a text's own where the law says so.
+    """Replaces a text's own draft by its pool's where the rules above say so.
 
     Args:
         arena: all pools.
-        headers: addresses of the texts, whose links are of the arena's generation, [num_texts].
+        headers: addresses of the texts, with links of the arena's generation, [num_texts].
         rooms: how long each draft may be, [num_texts].
-        statuses: only what is `DONE` is looked at, [num_texts].
+        statuses: those that are not `DONE` are skipped, [num_texts].
         draft_starts: where in `drafts` each draft lies, [num_texts].
-        drafts: the drafts, with room for as many tokens as each may have.
+        drafts: the drafts, each with all of its room.
         draft_lengths: their lengths; 0: nothing matched, [num_texts].
-        match_lengths: how many tokens agree before their sources, [num_texts].
-        is_from_pool: takes whether the draft is the pool's, [num_texts].
+        match_lengths: the lengths of their matches, [num_texts].
+        is_from_pool: receives whether the draft is the pool's, [num_texts].
     """
     for t in range(len(headers)):
         is_from_pool[t] = False
@@ -65,7 +90,7 @@ def propose_from_pools(
             continue
         length = load_i64(header + 8 * LENGTH)
         text = carray(as_pointer(load_i64(header + 8 * TOKENS)), (length,), np.uint32)
-        position, reach = find_in_pool(
+        position, match_length = find_in_pool(
             arena,
             pool,
             text,
@@ -73,16 +98,119 @@ def propose_from_pools(
             load_i64(header + 8 * MIN_NGRAM),
             load_i64(header + 8 * MAX_NGRAM),
             tie,
-            MAX_REACH_TOKENS,
+            MAX_MATCH_LENGTH,
             own_tag_of(header),
         )
-        if position == 0 or reach <= own_length:
+        if position == 0 or match_length <= own_length:
             continue
-        most = rooms[t]
+        room = rooms[t]
         tokens_per_match = load_i64(header + 8 * TOKENS_PER_MATCH)
         if tie == LONGEST and tokens_per_match > 0:
-            most = min(most, tokens_per_match * reach)
+            room = min(room, tokens_per_match * match_length)
         start = draft_starts[t]
-        draft_lengths[t] = copy_from_pool(arena, pool, position, drafts[start : start + most], most)
-        match_lengths[t] = reach
+        draft_lengths[t] = copy_from_pool(arena, pool, position, drafts[start : start + room], room)
+        match_lengths[t] = match_length
         is_from_pool[t] = True
+
+
+@kernel
+def _measure_match(
+    arena: Arena, position: int, buffer: npt.NDArray[np.uint32], num_tokens: int, max_length: int
+) -> int:
+    """How many tokens before the position, in its text, equal the end of the context."""
+    max_length = min(max_length, num_tokens)
+    count = 0
+    while count < max_length and not begins_at(arena, position):
+        position = position_before(arena, position)
+        if arena[position] != buffer[num_tokens - 1 - count]:
+            break
+        count += 1
+    return count
+
+
+@kernel
+def find_in_pool(
+    arena: Arena,
+    pool: int,
+    buffer: npt.NDArray[np.uint32],
+    num_tokens: int,
+    min_ngram: int,
+    max_ngram: int,
+    tie: int,
+    max_length: int,
+    own: int,
+) -> tuple[int, int]:
+    """Finds the place in a pool's texts that a context may be continued from.
+
+    If an n-gram is not there, no longer one is, so the sizes are tried from the shortest on: a
+    context that does not occur in the pool costs one lookup.
+
+    Args:
+        arena, pool: the pool, whose index must cover the sizes.
+        buffer, num_tokens: the context is its first `num_tokens` tokens, [capacity] uint32.
+        min_ngram: shortest n-gram that counts.
+        max_ngram: longest that is looked up; the longest that is found wins.
+        tie: EARLIEST or LATEST occurrence, or LONGEST: the longer match of the two, the latest if
+            they are equal.
+        max_length: how far back the match is followed, >= max_ngram.
+        own: the owner whose tokens do not count as occurrences; 0: none. If the earliest does not
+            count, the latest that does takes its place.
+
+    Returns:
+        (position of the draft's first token, length of the match); (0, 0): nothing matches.
+    """
+    earliest, latest = 0, 0
+    ngram_hash = seed_of(arena)
+    for n in range(1, min(max_ngram, num_tokens) + 1):
+        ngram_hash = extend_hash(ngram_hash, buffer[num_tokens - n])
+        if n < min_ngram:
+            continue
+        key = key_of(arena, ngram_hash, n)
+        page = page_of(arena, pool, key)
+        at = next_slot(arena, page, first_slot(key), key)
+        while arena[at + 2] != 0:
+            if _measure_match(arena, word(arena, at + 2), buffer, num_tokens, n) == n:
+                break
+            at = next_slot(arena, page, slot_after(page, at), key)
+        if arena[at + 2] == 0:
+            break
+        last = word(arena, at + 2)
+        if own != 0 and side_word(arena, last, OWNERS) == own:
+            last = side_word(arena, last, LINKS + n - 1)
+            if last == 0:
+                break
+        earliest, latest = word(arena, at + 1), last
+        if own != 0 and side_word(arena, earliest, OWNERS) == own:
+            earliest = last
+    if latest == 0:
+        return 0, 0
+    position = earliest if tie == EARLIEST else latest
+    match_length = _measure_match(arena, position, buffer, num_tokens, max_length)
+    if tie == LONGEST and earliest != latest:
+        length_of_earliest = _measure_match(arena, earliest, buffer, num_tokens, max_length)
+        if length_of_earliest > match_length:
+            return earliest, length_of_earliest
+    return position, match_length
+
+
+@kernel
+def copy_from_pool(
+    arena: Arena, pool: int, position: int, out: npt.NDArray[np.uint32], max_tokens: int
+) -> int:
+    """Copies tokens from a position on, up to the end of the last text that continues theirs.
+
+    Returns:
+        How many.
+    """
+    tail = word(arena, (pool << BLOCK_BITS) + TAIL)
+    count = 0
+    while count < max_tokens:
+        out[count] = arena[position]
+        count += 1
+        following = position_after(arena, position)
+        if following == tail or begins_at(arena, following):
+            following = side_word(arena, position, JOINTS)
+            if following == 0:
+                break
+        position = following
+    return count

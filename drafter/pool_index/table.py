@@ -1,17 +1,16 @@
-"""From an n-gram to its earliest and its latest occurrence in one pool's text.
+"""The hash table of one pool: from an n-gram to its earliest and its latest occurrence.
 
-Owns the hash table: extendible hashing over the arena's blocks, so that growing or shrinking by one
-page moves a few hundred entries and never more. Does not know texts: an occurrence is the position
-of the token that follows the n-gram, and the tokens before it are read to confirm every hit, so a
-collision never changes an answer.
+Owns extendible hashing over the arena's blocks: growing or shrinking by one page moves only a few
+hundred entries. Does not know texts: an occurrence is the position of the token after the n-gram.
+Users confirm every hit by the tokens before it, so a collision never changes an answer.
 
     key        27 bits of the n-gram's hash, then n - 1 in 5 bits
     directory  2^depth page numbers, by the low bits of the hash
     page       count, local depth, prefix, -, then 340 slots of (key, earliest, latest); latest 0:
-               the slot is empty. Linear probing, starting at the high bits of the hash. A page
-               that is full is split; one that cannot be counts as the pool's being full.
+               the slot is empty. Linear probing from the high bits of the hash. A full page is
+               split; if that is impossible, the pool is full.
 
-The hash begins with the arena's secret seed, so that no n-gram's is known, whatever its size.
+The hash begins with the arena's secret seed, so that the hash of no n-gram is known.
 
 Source: Fagin, Nievergelt, Pippenger, Strong, "Extendible hashing", ACM TODS 4 (1979).
 """
@@ -23,24 +22,24 @@ from drafter.pool_index.arena import (
     BLOCK_BITS,
     BLOCK_WORDS,
     DEPTH,
-    DIRECTORY,
+    DIRECTORY_BLOCKS,
     DIRECTORY_PARTS,
     KEY_MASK,
     SEED_HIGH,
     SEED_LOW,
     Arena,
-    give_back,
+    allocate_block,
+    free_block,
     has_room,
-    take_block,
     word,
 )
 
 NUM_SLOTS = 340
 MAX_FILLED = 272
-"""Entries of a page, at most: it always has empty slots, at which every search ends."""
+"""Most entries of a page: every search ends at an empty slot."""
 assert MAX_FILLED < NUM_SLOTS
-# A page this empty looks whether it and its other half fit in one, with room to spare: a page just
-# split holds more, so that nothing is split and joined over and over.
+# A page with fewer entries is joined with its other half if both together have at most so many: a
+# page that was just split has more, so pages are not split and joined over and over.
 _JOIN_BELOW = 128
 _JOINED_AT_MOST = 200
 
@@ -64,7 +63,7 @@ def seed_of(arena: Arena) -> np.uint64:
 
 
 @kernel
-def hash_further(ngram_hash: np.uint64, token: int | np.uint32) -> np.uint64:
+def extend_hash(ngram_hash: np.uint64, token: int | np.uint32) -> np.uint64:
     """The hash of an n-gram with one more token before it: n-grams are hashed backwards."""
     ngram_hash = (ngram_hash ^ np.uint64(token)) * _MULTIPLIER
     return ngram_hash ^ (ngram_hash >> _SHIFT)
@@ -72,21 +71,21 @@ def hash_further(ngram_hash: np.uint64, token: int | np.uint32) -> np.uint64:
 
 @kernel
 def key_of(arena: Arena, ngram_hash: np.uint64, n: int) -> int:
-    """What is kept in a slot of an n-gram."""
+    """The key that a slot holds of an n-gram."""
     high = int(np.int64((ngram_hash * _MULTIPLIER) >> np.uint64(37)))
     return ((high << 5) | (n - 1)) & word(arena, KEY_MASK)
 
 
 @kernel
 def first_slot(key: int) -> int:
-    """Where probing begins, by the bits that the directory does not use."""
+    """The slot at which probing begins, by the bits that the directory does not use."""
     return ((key >> 23) * NUM_SLOTS) >> 9
 
 
 @kernel
 def _entry(arena: Arena, pool: int, index: int) -> int:
-    """Where in the arena the directory's entry of this index is."""
-    part = word(arena, (pool << BLOCK_BITS) + DIRECTORY + (index >> BLOCK_BITS))
+    """The place in the arena of the directory's entry of this index."""
+    part = word(arena, (pool << BLOCK_BITS) + DIRECTORY_BLOCKS + (index >> BLOCK_BITS))
     return (part << BLOCK_BITS) + (index & (BLOCK_WORDS - 1))
 
 
@@ -99,10 +98,10 @@ def page_of(arena: Arena, pool: int, key: int) -> int:
 
 @kernel
 def make_table(arena: Arena, pool: int) -> bool:
-    """Gives a new pool an empty table; needs room for two blocks."""
-    part = take_block(arena, pool)
-    page = take_block(arena, pool)
-    arena[(pool << BLOCK_BITS) + DIRECTORY] = part
+    """Makes the empty table of a new pool; needs room for two blocks."""
+    part = allocate_block(arena, pool)
+    page = allocate_block(arena, pool)
+    arena[(pool << BLOCK_BITS) + DIRECTORY_BLOCKS] = part
     arena[part << BLOCK_BITS] = page
     return page != 0
 
@@ -115,9 +114,7 @@ def next_slot(arena: Arena, page: int, slot: int, key: int) -> int:
         at = base + slot * _SLOT_WORDS
         if arena[at + 2] == 0 or arena[at] == key:
             return at
-        slot += 1
-        if slot == NUM_SLOTS:
-            slot = 0
+        slot = slot + 1 if slot + 1 < NUM_SLOTS else 0
 
 
 @kernel
@@ -128,34 +125,22 @@ def slot_after(page: int, at: int) -> int:
 
 
 @kernel
-def may_fill(arena: Arena, page: int) -> bool:
-    """Whether the page takes one more entry without being split."""
-    return word(arena, page << BLOCK_BITS) < MAX_FILLED
-
-
-@kernel
-def fill_slot(arena: Arena, page: int, at: int, key: int, position: int) -> None:
-    """Makes the empty slot an entry whose only occurrence is at `position`."""
+def fill_slot(arena: Arena, page: int, at: int, key: int, earliest: int, latest: int) -> None:
+    """Writes an entry into an empty slot."""
     arena[at] = key
-    arena[at + 1] = position
-    arena[at + 2] = position
+    arena[at + 1] = earliest
+    arena[at + 2] = latest
     arena[page << BLOCK_BITS] += 1
 
 
 @kernel
 def _put(arena: Arena, page: int, key: int, earliest: int, latest: int) -> None:
-    """Adds an entry that is known not to be there."""
+    """Adds an entry to a page; there may be others with its key."""
     base = (page << BLOCK_BITS) + _SLOTS
     slot = first_slot(key)
     while arena[base + slot * _SLOT_WORDS + 2] != 0:
-        slot += 1
-        if slot == NUM_SLOTS:
-            slot = 0
-    at = base + slot * _SLOT_WORDS
-    arena[at] = key
-    arena[at + 1] = earliest
-    arena[at + 2] = latest
-    arena[page << BLOCK_BITS] += 1
+        slot = slot + 1 if slot + 1 < NUM_SLOTS else 0
+    fill_slot(arena, page, base + slot * _SLOT_WORDS, key, earliest, latest)
 
 
 @kernel
@@ -170,13 +155,13 @@ def _double_directory(arena: Arena, pool: int) -> bool:
     if not has_room(arena, pool, num_parts + 1):
         return False
     for i in range(num_parts):
-        copy = take_block(arena, pool)
-        original = word(arena, header + DIRECTORY + i)
-        arena[header + DIRECTORY + num_parts + i] = copy
+        copy = allocate_block(arena, pool)
+        original = word(arena, header + DIRECTORY_BLOCKS + i)
+        arena[header + DIRECTORY_BLOCKS + num_parts + i] = copy
         for k in range(BLOCK_WORDS):
             arena[(copy << BLOCK_BITS) + k] = arena[(original << BLOCK_BITS) + k]
     if num_parts == 0:
-        part = word(arena, header + DIRECTORY) << BLOCK_BITS
+        part = word(arena, header + DIRECTORY_BLOCKS) << BLOCK_BITS
         for i in range(size):
             arena[part + size + i] = arena[part + i]
     arena[header + DEPTH] = depth + 1
@@ -185,14 +170,14 @@ def _double_directory(arena: Arena, pool: int) -> bool:
 
 @kernel
 def split_page(arena: Arena, pool: int, page: int) -> bool:
-    """Divides a page's entries over two by one more bit of their keys; False: no room."""
+    """Splits a page into two by one more bit of the keys; False: no room."""
     base = page << BLOCK_BITS
     local_depth = word(arena, base + _LOCAL_DEPTH)
     if not has_room(arena, pool, 1):
         return False
     if local_depth == arena[(pool << BLOCK_BITS) + DEPTH] and not _double_directory(arena, pool):
         return False
-    other = take_block(arena, pool)
+    other = allocate_block(arena, pool)
     bit = 1 << local_depth
     prefix = word(arena, base + _PREFIX)
     arena[(other << BLOCK_BITS) + _LOCAL_DEPTH] = local_depth + 1
@@ -215,19 +200,17 @@ def split_page(arena: Arena, pool: int, page: int) -> bool:
 
 @kernel
 def empty_slot(arena: Arena, pool: int, page: int, at: int) -> None:
-    """Removes an entry, closes the gap, and joins the page with its other half if both fit."""
+    """Removes an entry, closes the gap, and joins the page with its other half if possible."""
     base = (page << BLOCK_BITS) + _SLOTS
     hole = (at - base) // _SLOT_WORDS
     slot = hole
     while True:
-        slot += 1
-        if slot == NUM_SLOTS:
-            slot = 0
+        slot = slot + 1 if slot + 1 < NUM_SLOTS else 0
         at_slot = base + slot * _SLOT_WORDS
         if arena[at_slot + 2] == 0:
             break
         home = first_slot(word(arena, at_slot))
-        # It may move back to the hole unless its probing begins after the hole.
+        # It may move to the hole unless its probing begins after the hole.
         if hole <= slot:
             begins_after = hole < home <= slot
         else:
@@ -269,18 +252,18 @@ def _join_pages(arena: Arena, pool: int, page: int) -> None:
         arena[base + _LOCAL_DEPTH] = local_depth - 1
         for index in range(prefix | bit, 1 << word(arena, (pool << BLOCK_BITS) + DEPTH), 2 * bit):
             arena[_entry(arena, pool, index)] = page
-        give_back(arena, pool, other)
+        free_block(arena, pool, other)
 
 
 @kernel
 def free_table(arena: Arena, pool: int) -> None:
-    """Gives back what the table of an emptied pool still holds."""
+    """Frees the table of an emptied pool."""
     header = pool << BLOCK_BITS
     size = 1 << word(arena, header + DEPTH)
     for index in range(size):
         page = word(arena, _entry(arena, pool, index))
         # Each page once: at the first index that leads to it.
         if arena[(page << BLOCK_BITS) + _PREFIX] == index:
-            give_back(arena, pool, page)
+            free_block(arena, pool, page)
     for i in range(max(1, size >> BLOCK_BITS)):
-        give_back(arena, pool, word(arena, header + DIRECTORY + i))
+        free_block(arena, pool, word(arena, header + DIRECTORY_BLOCKS + i))

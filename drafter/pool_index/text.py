@@ -1,8 +1,8 @@
-"""One pool's texts, as tokens: made, appended at the tail, evicted from the head, freed.
+"""One pool's texts, as tokens: appended at the tail, evicted from the head.
 
-Owns from where to where a pool's chain of tokens is filled. Does not know why a text comes or goes
-(`pool_store.py`), where tokens lie (`pool_tokens.py`), which n-grams are indexed (`pool_index.py`)
-nor what is looked for (`pool_lookup.py`). The work goes token by token, so it can stop after any.
+Owns which part of a pool's chain of tokens is filled. Does not know why a text comes or goes
+(`drafter.pools`), where tokens lie (`tokens.py`) nor which n-grams are indexed (`index.py`). It
+works token by token, so it can stop after any.
 """
 
 import numpy as np
@@ -14,12 +14,12 @@ from drafter.pool_index.arena import (
     HEAD,
     HEAD_INDEX,
     HEAD_OVERLAP,
-    NUM_TOKENS,
-    POOL_MOST,
+    MAX_POOL_BLOCKS,
+    POOL_TOKENS,
     TAIL,
     Arena,
-    give_back,
-    take_block,
+    allocate_block,
+    free_block,
     word,
 )
 from drafter.pool_index.index import move_cursors, unindex_head
@@ -29,12 +29,12 @@ from drafter.pool_index.tokens import (
     JOINTS,
     OFFSET,
     OWNERS,
-    beside,
     chain_block,
     free_token_block,
     position_after,
     set_begins,
-    set_beside,
+    set_side_word,
+    side_word,
 )
 
 NEW_POOL_BLOCKS = 4
@@ -42,18 +42,13 @@ NEW_POOL_BLOCKS = 4
 
 
 @kernel
-def make_pool(arena: Arena, most_blocks: int) -> int:
-    """Returns the header of a new, empty pool; needs room for `NEW_POOL_BLOCKS`.
-
-    Args:
-        arena: all pools.
-        most_blocks: how many the pool may take, >= NEW_POOL_BLOCKS.
-    """
-    pool = take_block(arena, 0)
+def make_pool(arena: Arena, max_blocks: int) -> int:
+    """Returns the header of a new pool of at most so many blocks; needs `NEW_POOL_BLOCKS`."""
+    pool = allocate_block(arena, 0)
     header = pool << BLOCK_BITS
-    arena[header + POOL_MOST] = most_blocks
+    arena[header + MAX_POOL_BLOCKS] = max_blocks
     make_table(arena, pool)
-    start = (take_block(arena, pool) << BLOCK_BITS) + FIRST
+    start = (allocate_block(arena, pool) << BLOCK_BITS) + FIRST
     arena[header + HEAD] = start
     arena[header + TAIL] = start
     return pool
@@ -61,11 +56,11 @@ def make_pool(arena: Arena, most_blocks: int) -> int:
 
 @kernel
 def free_pool(arena: Arena, pool: int) -> None:
-    """Gives back all that an emptied pool still holds."""
+    """Frees the blocks of an emptied pool."""
     head = word(arena, (pool << BLOCK_BITS) + HEAD)
     free_token_block(arena, pool, (head - 1) >> BLOCK_BITS)
     free_table(arena, pool)
-    give_back(arena, pool, pool)
+    free_block(arena, pool, pool)
 
 
 @kernel
@@ -77,15 +72,14 @@ def append_tokens(
     num_overlapping: int,
     owner: int,
 ) -> int:
-    """Appends tokens of one text for as long as there is room; returns how many.
+    """Appends tokens of one text as long as there is room; returns how many.
 
     Args:
-        arena: all pools.
-        pool: whose tail they go to.
+        arena, pool: the pool.
         token_ids: [n] uint32.
-        begins: whether a text begins with them.
-        num_overlapping: then, how many of the text's tokens are there only to be matched.
-        owner: see `pool_tokens.py`.
+        begins: whether they begin the text.
+        num_overlapping: then, how many of the text's tokens are overlap.
+        owner: see `tokens.py`.
     """
     header = pool << BLOCK_BITS
     for i in range(len(token_ids)):
@@ -101,46 +95,42 @@ def append_tokens(
                 free_token_block(arena, pool, last)
             arena[header + TAIL] = start
             tail = start
-        if not set_beside(arena, pool, tail, OWNERS, owner):
+        if not set_side_word(arena, pool, tail, OWNERS, owner):
             return i
         if begins and i == 0:
-            if not set_beside(arena, pool, tail, JOINTS, num_overlapping):
+            if not set_side_word(arena, pool, tail, JOINTS, num_overlapping):
                 return 0
-            if arena[header + NUM_TOKENS] == 0:
+            if arena[header + POOL_TOKENS] == 0:
                 arena[header + HEAD_OVERLAP] = num_overlapping
             set_begins(arena, tail)
         arena[tail] = token_ids[i]
         arena[header + TAIL] = tail + 1
-        arena[header + NUM_TOKENS] += 1
+        arena[header + POOL_TOKENS] += 1
     return len(token_ids)
 
 
 @kernel
-def evict(arena: Arena, pool: int, num_text_tokens: int, most: int) -> int:
-    """Forgets the oldest tokens, with every n-gram that begins at them; returns how many.
+def evict(arena: Arena, pool: int, num_text_tokens: int, max_tokens: int) -> int:
+    """Evicts up to so many tokens, and the n-grams that begin at them; returns how many.
 
-    Args:
-        arena: all pools.
-        pool: whose.
-        num_text_tokens: how many tokens of the oldest text are there; no more are evicted.
-        most: how many to evict.
+    They are those of the oldest text, of which `num_text_tokens` are in the pool.
     """
     header = pool << BLOCK_BITS
-    count = min(most, num_text_tokens)
+    count = min(max_tokens, num_text_tokens)
     for i in range(count):
         head = word(arena, header + HEAD)
         unindex_head(arena, pool, num_text_tokens - i)
         after_head = position_after(arena, head)
         arena[header + HEAD] = after_head
         arena[header + HEAD_INDEX] += 1
-        arena[header + NUM_TOKENS] -= 1
+        arena[header + POOL_TOKENS] -= 1
         if after_head & OFFSET == FIRST:
             free_token_block(arena, pool, head >> BLOCK_BITS)
         num_overlapping = 0
         if i + 1 < num_text_tokens:
             set_begins(arena, after_head)
             num_overlapping = max(0, word(arena, header + HEAD_OVERLAP) - 1)
-        elif arena[header + NUM_TOKENS] > 0:
-            num_overlapping = beside(arena, after_head, JOINTS)
+        elif arena[header + POOL_TOKENS] > 0:
+            num_overlapping = side_word(arena, after_head, JOINTS)
         arena[header + HEAD_OVERLAP] = num_overlapping
     return count

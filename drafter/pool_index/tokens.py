@@ -1,26 +1,33 @@
 """Where the tokens of one pool's texts lie: in a chain of blocks, oldest first.
 
-Owns the layout of a token block: the order of positions, where texts begin, and what is written
-beside tokens. Does not know how far the chain is filled (`pool_text.py`), nor what the links say
-that lie beside the tokens (`pool_index.py`).
+Owns the layout of a token block: the order of positions, where texts begin, and the words beside
+tokens. Does not know which part of the chain is filled (`text.py`), nor what links mean
+(`index.py`).
 
-    token block  previous block, next block, 34 side blocks, 30 words of 32 bits (a text begins
-                 here), then 958 tokens
-    side block   a word beside each token of a token block, 0 until it is set; made with the first:
-                 32 of links, one per n; one of owners, one of joints
-    owner        the tag of the growing sequence that a token is of; 0: of none
-    joint        beside the first token of a text: how many of its tokens are there only to be
-                 matched, because they end the text that it continues. Beside the last token of a
-                 text: the position of the token that continues it. 0: neither
+    token block  previous block, next block, 34 side blocks, 30 words of bits (a text begins here),
+                 then 958 tokens
+    side block   a word for each token of a token block, 0 until it is set; allocated with the first
+                 one: 32 side blocks of links, one per n; one of owners; one of joints
+    owner        tag of the growing sequence that a token belongs to; 0: none
+    joint        of the first token of a text: how many of its tokens are *overlap*, copies of the
+                 last tokens of the text that it continues, so that matches reach back into it. Of
+                 the last token of a text: position of the token that continues it. 0: neither
 """
 
 from drafter.kernels.jit import kernel
-from drafter.pool_index.arena import BLOCK_BITS, BLOCK_WORDS, Arena, give_back, take_block, word
+from drafter.pool_index.arena import (
+    BLOCK_BITS,
+    BLOCK_WORDS,
+    Arena,
+    allocate_block,
+    free_block,
+    word,
+)
 
 LONGEST_NGRAM = 32
 
 LINKS = 0
-"""Of n-grams of n tokens: side `LINKS + n - 1`."""
+"""The side of the links of n is `LINKS + n - 1`."""
 OWNERS = 32
 JOINTS = 33
 _NUM_SIDES = 34
@@ -32,12 +39,12 @@ _BEGINS = _SIDES + _NUM_SIDES
 FIRST = _BEGINS + 30
 _LAST = BLOCK_WORDS - 1
 OFFSET = BLOCK_WORDS - 1
-"""Bits of a position that say where in its block it is."""
+"""Bits of a position that give its place in its block."""
 
 
 @kernel
 def position_before(arena: Arena, position: int) -> int:
-    """The position before; meaningless where a text begins, as one does at the oldest token."""
+    """Returns the position before; meaningless where a text begins."""
     if position & OFFSET == FIRST:
         previous = word(arena, ((position >> BLOCK_BITS) << BLOCK_BITS) + _PREVIOUS)
         return (previous << BLOCK_BITS) + _LAST
@@ -46,7 +53,7 @@ def position_before(arena: Arena, position: int) -> int:
 
 @kernel
 def position_after(arena: Arena, position: int) -> int:
-    """The position after; after the last token of all, the tail."""
+    """Returns the position after; after the last token, the tail."""
     if position & OFFSET == _LAST:
         following = word(arena, ((position >> BLOCK_BITS) << BLOCK_BITS) + _NEXT)
         if following != 0:
@@ -64,27 +71,27 @@ def begins_at(arena: Arena, position: int) -> bool:
 
 @kernel
 def set_begins(arena: Arena, position: int) -> None:
-    """Says that a text begins at the token."""
+    """Marks that a text begins at the token."""
     offset = (position & OFFSET) - FIRST
     at = ((position >> BLOCK_BITS) << BLOCK_BITS) + _BEGINS + (offset >> 5)
     arena[at] = word(arena, at) | (1 << (offset & 31))
 
 
 @kernel
-def beside(arena: Arena, position: int, side: int) -> int:
-    """The word beside a token; 0 unless it was set."""
+def side_word(arena: Arena, position: int, side: int) -> int:
+    """Returns the word of a token in a side block; 0 unless it was set."""
     block = word(arena, ((position >> BLOCK_BITS) << BLOCK_BITS) + _SIDES + side)
     return 0 if block == 0 else word(arena, (block << BLOCK_BITS) + (position & OFFSET))
 
 
 @kernel
-def set_beside(arena: Arena, pool: int, position: int, side: int, value: int) -> bool:
-    """Sets the word beside a token; False: there is no room."""
+def set_side_word(arena: Arena, pool: int, position: int, side: int, value: int) -> bool:
+    """Sets the word of a token in a side block; False: there is no room."""
     at = ((position >> BLOCK_BITS) << BLOCK_BITS) + _SIDES + side
     if arena[at] == 0:
         if value == 0:
             return True
-        arena[at] = take_block(arena, pool)
+        arena[at] = allocate_block(arena, pool)
         if arena[at] == 0:
             return False
     arena[(word(arena, at) << BLOCK_BITS) + (position & OFFSET)] = value
@@ -93,8 +100,8 @@ def set_beside(arena: Arena, pool: int, position: int, side: int, value: int) ->
 
 @kernel
 def chain_block(arena: Arena, pool: int, last: int) -> int:
-    """Puts a new token block behind the last one; returns its first position, 0: no room."""
-    block = take_block(arena, pool)
+    """Appends a token block to the chain; returns its first position, 0: no room."""
+    block = allocate_block(arena, pool)
     if block == 0:
         return 0
     arena[(last << BLOCK_BITS) + _NEXT] = block
@@ -104,9 +111,9 @@ def chain_block(arena: Arena, pool: int, last: int) -> int:
 
 @kernel
 def free_token_block(arena: Arena, pool: int, block: int) -> None:
-    """Gives back a token block and the side blocks of it."""
+    """Frees a token block and its side blocks."""
     start = (block << BLOCK_BITS) + _SIDES
     for at in range(start, start + _NUM_SIDES):
         if arena[at] != 0:
-            give_back(arena, pool, word(arena, at))
-    give_back(arena, pool, block)
+            free_block(arena, pool, word(arena, at))
+    free_block(arena, pool, block)

@@ -1,5 +1,5 @@
-"""Shared pools: which texts they keep, for how long, and their snapshots on disk.
+"""Shared pools: which texts they store, for how long, and their snapshots on disk.
 
-Owns feeding, limits, eviction, the order of work, and the snapshot format. Does not know how texts
-are indexed (`drafter.pool_index`), nor which sequence a text came from.
+Owns feeding, limits, eviction (`store.py`), the task that does this work (`keeper.py`), and the
+snapshots. Does not know how texts are indexed (`drafter.pool_index`), nor sequences.
 """

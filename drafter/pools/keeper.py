@@ -1,44 +1,37 @@
-"""Runs the pools' work on the event loop, a little at a time.
+"""Runs the work of the pool store on the event loop, a little at a time.
 
-Owns one task, which lives while there is work. Does not know what the work is (`pool_store.py`).
+Owns one task, which lives while there is work. Does not know what the work is (`store.py`).
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 
-from drafter.failures import Failure
 from drafter.pools.store import PoolStore
+from drafter.refusals import Failure
 from servicekit.logs import Logger
 
 PIECE_S = 0.0003
-"""How long the work keeps the event loop before others get a turn."""
+"""How long the work runs before others get the event loop."""
 
 
 class PoolKeeper:
-    """Owned by the event loop. What bounds the work: the bytes that may wait in the store."""
+    """Owned by the event loop. The work is bounded by the bytes that may wait in the store."""
 
     def __init__(
         self,
         store: PoolStore,
         *,
         logger: Logger,
-        on_failure: Callable[[Failure], None] = lambda failure: None,
+        on_failure: Callable[[Failure], None],
     ) -> None:
-        """Wires it up.
-
-        Args:
-            store: all pools.
-            logger: told when the work fails.
-            on_failure: likewise.
-        """
         self._store = store
         self._logger = logger
         self._on_failure = on_failure
         self._task: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """Sees to the work, if there is any; returns at once."""
+        """Starts the work, if there is any; returns at once."""
         if self._task is None and self._store.has_work:
             self._task = asyncio.create_task(self._work())
 
@@ -56,7 +49,7 @@ class PoolKeeper:
                     pass
                 await asyncio.sleep(0)
         except Exception:
-            # A mistake of ours, or no memory left: what is known of pools is in doubt.
+            # A mistake of ours, or no memory left: the state of the pools is in doubt.
             self._logger.exception("pools_failed", num_pools=self._store.num_pools)
             self._on_failure(Failure.POOLS)
             self._store.forget_all()

@@ -1,16 +1,16 @@
-"""Pools on disk: one file per pool, written whole or not at all.
+"""The format of pools on disk: one file per pool, written whole or not at all.
 
-Owns the format. Does not know when snapshots are taken (`snapshotter.py`). A file that is not as
-it was written is refused, whatever is wrong with it; how old a text is goes in as a duration, so
-clocks that differ do no harm, and time between two runs does not age it.
+A file is refused unless it is exactly as it was written. The age of a text is stored as a duration,
+so clocks may differ, and time between two runs does not age it. Does not know when snapshots are
+taken (`snapshotter.py`).
 
     "TNDMPOOL"  version  header length  header           token ids       BLAKE2b-256 of all before
     8 bytes     uint32   uint32         JSON, UTF-8      uint32 each     32 bytes
 
     header  {"pool_id", "ngram_mask", "texts": [record, ...]}
-    record  [num_tokens, age_s, feed_key in hex, num_overlap, end], see `pool_records.py`
+    record  [num_tokens, age_s, feed_key in hex, num_overlap, end], see `PoolText`
 
-Texts come in the order they were fed; numbers are little-endian.
+Texts are in the order of feeding; numbers are little-endian.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from drafter.pool_index.records import MAX_POOL_BYTES, KeptText
+from drafter.pool_index.records import MAX_POOL_BYTES, PoolText
 
 MAGIC = b"TNDMPOOL"
 VERSION = 2
@@ -34,31 +34,23 @@ _PARTIAL_SUFFIX = ".partial"
 
 _PREFIX = struct.Struct("<8sII")
 _DIGEST_BYTES = 32
-# So many texts' records are made into JSON at a time: the interpreter does nothing else meanwhile.
+# Texts whose records are encoded at a time: JSON encoding holds the interpreter's lock.
 _RECORDS_TOGETHER = 1024
-# Tokens of a pool are a part of its bound, the header of the shortest texts a few times that part.
+# Tokens use only a part of a pool's bytes; the header of very short texts a few times as much.
 _MAX_FILE_BYTES = 2 * MAX_POOL_BYTES
 
 
 class DamagedSnapshotError(Exception):
-    """A file is not a snapshot that this version wrote.
-
-    Attributes:
-        path: of the file.
-    """
+    """A file is not a snapshot that this version wrote."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
-        self.path = path
 
 
 def path_of(folder: Path, pool_id: str, taken: Iterable[Path] = ()) -> Path:
-    """Where a pool's snapshot lies; its id may hold anything, so it is hashed.
+    """Returns the path of a pool's snapshot, other than those that are taken.
 
-    Args:
-        folder: of the snapshots.
-        pool_id: of the pool.
-        taken: files that are to be left as they are: the snapshot lies beside them.
+    A pool's id may contain anything, so it is hashed.
     """
     digest = hashlib.blake2b(pool_id.encode(), digest_size=16).hexdigest()
     path = folder / f"{digest}{SUFFIX}"
@@ -69,26 +61,26 @@ def path_of(folder: Path, pool_id: str, taken: Iterable[Path] = ()) -> Path:
     return path
 
 
-def write_pool(folder: Path, texts: Sequence[KeptText], taken: Iterable[Path] = ()) -> Path:
-    """Writes the texts of one pool, at least one, in place of what was there before.
+def write_pool(folder: Path, texts: Sequence[PoolText], taken: Iterable[Path] = ()) -> Path:
+    """Replaces the snapshot of one pool.
 
     Args:
         folder: of the snapshots.
-        texts: of the pool, in the order they were fed.
+        texts: of the pool, at least one, in the order of feeding.
         taken: see `path_of`.
 
     Raises:
-        OSError: the disk does not take it; what was there before is untouched.
+        OSError: it could not be written; the old snapshot is unchanged.
     """
     header = _header_of(texts)
     path = path_of(folder, texts[0].pool_id, taken)
     partial = path.with_suffix(_PARTIAL_SUFFIX)
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    # Others' prompts may be in it: for this user's eyes only.
+    # It may contain prompts: only this user may read it.
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         parts: list[Any] = [_PREFIX.pack(MAGIC, VERSION, len(header)), header]
-        # Not copied: the interpreter would do nothing else meanwhile.
+        # Not copied, which would hold the interpreter's lock.
         arrays = (np.ascontiguousarray(text.token_ids, dtype="<u4") for text in texts)
         for part in itertools.chain(parts, arrays):
             digest.update(part)
@@ -101,7 +93,7 @@ def write_pool(folder: Path, texts: Sequence[KeptText], taken: Iterable[Path] = 
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns when the names in the folder are on the disk."""
+    """Makes the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -109,27 +101,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove(paths: Iterable[Path]) -> None:
-    """Removes snapshots; one that is not there is fine."""
-    for path in paths:
+def remove(folder: Path, paths: Iterable[Path]) -> None:
+    """Removes snapshots from a folder, which may be gone, and files left half-written."""
+    for path in (*paths, *folder.glob(f"*{_PARTIAL_SUFFIX}")):
         path.unlink(missing_ok=True)
 
 
-def remove_partial(folder: Path) -> None:
-    """Removes what was left half-written."""
-    remove(folder.glob(f"*{_PARTIAL_SUFFIX}"))
-
-
 def snapshots_in(folder: Path) -> list[Path]:
-    """The snapshots in a folder; none if there is no such folder."""
+    """Returns the snapshots in a folder; none if there is no such folder."""
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
-def read_pool(path: Path) -> list[KeptText]:
+def read_pool(path: Path) -> list[PoolText]:
     """Returns the texts of one pool.
 
     Raises:
-        DamagedSnapshotError: it is not what was written, or by another version.
+        DamagedSnapshotError: the file is damaged, or of another version.
     """
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
@@ -153,19 +140,13 @@ def read_pool(path: Path) -> list[KeptText]:
         raise DamagedSnapshotError(path, f"its header is wrong: {error}") from None
 
 
-def _header_of(texts: Sequence[KeptText]) -> bytes:
+def _header_of(texts: Sequence[PoolText]) -> bytes:
     pool_id, ngram_mask = texts[0].pool_id, texts[0].ngram_mask
     head = json.dumps({"pool_id": pool_id, "ngram_mask": ngram_mask})
     records = (
         json.dumps(
             [
-                [
-                    len(text.token_ids),
-                    text.age_s,
-                    text.feed_key.hex(),
-                    text.num_overlap,
-                    text.end,
-                ]
+                [len(text.token_ids), text.age_s, text.feed_key.hex(), text.num_overlap, text.end]
                 for text in texts[first : first + _RECORDS_TOGETHER]
             ]
         )
@@ -175,7 +156,7 @@ def _header_of(texts: Sequence[KeptText]) -> bytes:
     return f'{head[:-1]}, "texts": [{joined}]}}'.encode()
 
 
-def _parse(body: memoryview, header_bytes: int) -> list[KeptText]:
+def _parse(body: memoryview, header_bytes: int) -> list[PoolText]:
     header = json.loads(bytes(body[:header_bytes]))
     token_ids = np.frombuffer(body[header_bytes:], dtype="<u4").astype(np.uint32, copy=False)
     pool_id, ngram_mask = str(header["pool_id"]), int(header["ngram_mask"])
@@ -190,7 +171,7 @@ def _parse(body: memoryview, header_bytes: int) -> list[KeptText]:
         if not (0 <= num_overlap <= num_tokens and text_end >= 0):
             raise ValueError(f"{num_overlap} of {num_tokens} tokens overlap, up to {text_end}")
         texts.append(
-            KeptText(
+            PoolText(
                 pool_id=pool_id,
                 token_ids=token_ids[start:end],
                 feed_key=bytes.fromhex(feed_key),

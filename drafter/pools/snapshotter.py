@@ -1,37 +1,36 @@
-"""When pools are written to disk, and how without anyone waiting for it.
+"""When pools are written to disk, without anyone waiting for it.
 
-Owns the schedule and the folder: the files that it has written or restored, and no others. A file
-that could not be restored (it is damaged, or of another version) stays as it is: whoever can read
-it may come back. Texts are copied on the event loop, one at a time with a turn for others between;
-a thread writes them. Does not know the format (`snapshot.py`).
+Owns the schedule, and the files that it has written or restored, but no others: a file that could
+not be restored (damaged, or of another version) stays, since another version may read it. Texts are
+copied on the event loop, one at a time, and written by a thread. Does not know the format
+(`snapshot.py`).
 """
 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
-from drafter.failures import Failure
-from drafter.pool_index.records import FeedOutcome, KeptText
+from drafter.pool_index.records import FeedOutcome, PoolText
 from drafter.pools.snapshot import (
     read_pool,
     remove,
-    remove_partial,
     snapshots_in,
     sync_folder,
     write_pool,
 )
 from drafter.pools.store import PoolStore
+from drafter.refusals import Failure
 from servicekit.logs import Logger
 
 SLICE_S = 0.0005
-"""How long copying keeps the event loop before others get a turn."""
+"""How long copying runs before others get the event loop."""
 
 REWRITES_PER_TTL = 16
-"""A pool that does not change is written again so often in the time that a text is kept: its file
-says how old the texts were, and does not age by itself."""
+"""How often an unchanged pool is written within the lifetime of a text: the ages in its file are
+those of the time of writing."""
 
 
 class SnapshotOutcome(Enum):
@@ -41,9 +40,8 @@ class SnapshotOutcome(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """What a pool's file holds: this version of it, as old as it was at this time."""
+class _Written(NamedTuple):
+    """The version of a pool that its file holds, and when it was written."""
 
     path: Path
     version: int
@@ -51,7 +49,11 @@ class _Written:
 
 
 class Snapshotter:
-    """Writes one snapshot at a time. Owned by the event loop."""
+    """Writes one snapshot at a time. Owned by the event loop; `clock` is the store's.
+
+    `on_snapshot` is called after each attempt to write, `on_failure` for each file that could not
+    be restored.
+    """
 
     def __init__(
         self,
@@ -59,20 +61,10 @@ class Snapshotter:
         *,
         folder: Path,
         logger: Logger,
-        on_snapshot: Callable[[SnapshotOutcome], None] = lambda outcome: None,
-        on_failure: Callable[[Failure], None] = lambda failure: None,
-        clock: Callable[[], float] = time.monotonic,
+        on_snapshot: Callable[[SnapshotOutcome], None],
+        on_failure: Callable[[Failure], None],
+        clock: Callable[[], float],
     ) -> None:
-        """Wires it up.
-
-        Args:
-            store: all pools.
-            folder: of one drafter alone; made when it is first needed.
-            logger: told what could not be written or read.
-            on_snapshot: called after each attempt to write.
-            on_failure: called for each file that could not be restored.
-            clock: seconds, monotonic; the store's.
-        """
         self._store = store
         self._folder = folder
         self._logger = logger
@@ -80,22 +72,19 @@ class Snapshotter:
         self._on_failure = on_failure
         self._clock = clock
         self._turn = asyncio.Lock()
-        # Files that could not be restored; not ours to change.
+        # Files that could not be restored; they are never changed.
         self._skipped: set[Path] = set()
-        # Files that were restored, until the first snapshot holds what they did.
+        # Files that were restored, until the first snapshot replaces them.
         self._restored: set[Path] = set()
         self._written: dict[str, _Written] = {}
 
     def restore(self) -> None:
-        """Keeps what was kept when the last snapshot was taken.
-
-        Called once, off the event loop, before anything else has to do with the store.
-        """
-        texts: list[KeptText] = []
+        """Restores the last snapshot; called once, off the event loop, before the store is used."""
+        texts: list[PoolText] = []
         for path in snapshots_in(self._folder):
             try:
                 texts += read_pool(path)
-            except Exception as error:  # whatever is wrong with a file, it fails alone
+            except Exception as error:  # each file fails alone
                 self._skipped.add(path)
                 self._logger.warning("snapshot_skipped", path=str(path), reason=str(error))
                 self._on_failure(Failure.SNAPSHOT)
@@ -110,8 +99,7 @@ class Snapshotter:
                 self._store.finish()
                 num_kept += outcome is FeedOutcome.KEPT
         except Exception:
-            # A mistake of ours, or no memory left: what is in the pools is in doubt, the files are
-            # not.
+            # A mistake of ours, or no memory left: the pools are in doubt, the files are not.
             self._logger.exception("restore_failed", num_texts=len(texts))
             self._on_failure(Failure.SNAPSHOT)
             self._store.forget_all()
@@ -122,7 +110,7 @@ class Snapshotter:
             self._logger.info("pools_restored", num_pools=self._store.num_pools, num_texts=num_kept)
 
     async def write(self) -> None:
-        """Takes a snapshot of all pools. What goes wrong is logged; the next one may succeed."""
+        """Takes a snapshot of all pools; a failure is logged, and the next one may succeed."""
         async with self._turn:
             try:
                 num_failed, first_error = await self._write()
@@ -136,7 +124,7 @@ class Snapshotter:
                 folder=str(self._folder),
                 reason=str(first_error),
                 num_failed=num_failed,
-                # What a disk does is no mistake of ours, and needs no traceback.
+                # A failing disk needs no traceback.
                 exc_info=None if isinstance(first_error, OSError) else first_error,
             )
             self._on_snapshot(SnapshotOutcome.FAILED)
@@ -148,7 +136,7 @@ class Snapshotter:
             await self.write()
 
     async def _write(self) -> tuple[int, Exception | None]:
-        """Writes what has changed; returns how many pools that failed for, and the first reason."""
+        """Writes pools that changed; returns how many failed, and the first reason."""
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
         num_failed, first_error = 0, None
         for pool_id in self._store.pool_ids():
@@ -163,7 +151,7 @@ class Snapshotter:
         return num_failed, first_error
 
     async def _write_pool(self, pool_id: str) -> None:
-        """Writes a pool, if its file does not hold it as it is."""
+        """Writes a pool, unless its file is up to date."""
         version, now_s = self._store.version_of(pool_id), self._clock()
         written = self._written.get(pool_id)
         if (
@@ -172,7 +160,7 @@ class Snapshotter:
             and now_s - written.at_s < self._store.limits.pool_ttl_s / REWRITES_PER_TTL
         ):
             return
-        texts: list[KeptText] = []
+        texts: list[PoolText] = []
         slice_end_s = time.perf_counter() + SLICE_S
         for text in self._store.texts_of(pool_id):
             texts.append(text)
@@ -184,12 +172,11 @@ class Snapshotter:
             self._written[pool_id] = _Written(path=path, version=version, at_s=now_s)
 
     def _remove_obsolete(self, pool_ids: set[str]) -> None:
-        """Removes our files of pools that are no more, and what was left half-written."""
+        """Removes the files of pools that are gone, and files left half-written."""
         gone = [pool_id for pool_id in self._written if pool_id not in pool_ids]
         obsolete = {self._written[pool_id].path for pool_id in gone}
         obsolete |= self._restored - {written.path for written in self._written.values()}
-        remove(obsolete)
-        remove_partial(self._folder)
+        remove(self._folder, obsolete)
         for pool_id in gone:
             del self._written[pool_id]
         self._restored.clear()

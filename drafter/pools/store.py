@@ -1,57 +1,59 @@
-"""All pools: which texts are kept, in which pool, for how long, within which bounds.
+"""All pools: which texts are stored, in which pool, for how long, within which bounds.
 
-Owns feeding, the order of texts and every reason to forget one: the pool is full, all pools
-together are, the text is too old. Does not know why a text is fed, who runs the work, nor how
-memory is laid out and counted (`pool_memory.py`).
+Owns feeding, the order of texts and every reason to forget one: its pool is full, all pools
+together are, or it is too old. Does not know why a text is fed, who runs the work, nor how memory
+is laid out and counted (`drafter.pool_index`).
 
-A text is fed at once, but taken in by `work`, piece by piece, so that nobody waits for it: appended
-at the end of its pool, indexed, and drafted from up to where it is indexed. Where room is needed
-the oldest text goes, from its beginning, piece by piece as well: that of the same pool where the
-pool is at its bound, else the oldest of all.
+A fed text waits until `work` appends it to its pool and indexes it, piece by piece, so that nobody
+waits for it; drafts come from the part that is indexed. To make room the oldest text is evicted,
+piece by piece from its beginning: that of the same pool if the pool is at its bound, else the
+oldest of all.
 
-A text that is fed while it grows is kept as pieces, each a text of its own that begins with the
-last tokens of the one before. Of these tokens nothing is indexed again, and a draft goes on from
-piece to piece: so the pieces of a text serve as the whole of it does.
+A text that is fed while it grows is stored as pieces. Each begins with a copy of the last tokens of
+the piece before, which are not indexed again, and drafts continue from piece to piece. So the
+pieces give the same drafts as the whole text.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from drafter.ngram.match import MAX_REACH_TOKENS
+from drafter.ngram.match import MAX_MATCH_LENGTH
 from drafter.pool_index.memory import PoolMemory
 from drafter.pool_index.records import (
+    POOL_RECORD_BYTES,
+    TEXT_RECORD_BYTES,
     FeedOutcome,
-    KeptText,
     Pool,
     PoolLimits,
+    PoolText,
     Text,
     TextEviction,
     feed_key_of,
 )
-from drafter.pools.waiting import WaitingTexts
 
 MIN_TEXT_TOKENS = 2
-"""A shorter text continues nothing."""
+"""A shorter text has nothing to draft."""
 
-# What one call of `work` does at most: each about a hundred microseconds.
+# The most that one call of `work` does: each takes about a hundred microseconds.
 _NGRAMS_PER_PIECE = 256
 _TOKENS_PER_PIECE = 958
 
 
 class PoolStore:
-    """Owned by the event loop: every method runs to its end without an await.
+    """Owned by the event loop; no method awaits.
 
     Invariants (see `check_integrity`): `occupied_bytes` is never above `max_pools_bytes`; texts are
-    ordered by when they were fed, in each pool and over all; a pool without any text is not there.
+    in the order of feeding, in each pool and over all; a pool has a text. `on_feed` is called for
+    every text that is fed, `on_eviction` for every text that is forgotten.
 
     Attributes:
         limits: the bounds.
-        arena: all pools' memory; what a kernel looks pools up in.
-        generation: 1 or more; another after every change of what `block_of` may return.
+        arena: the memory of all pools, for kernels.
+        generation: >= 1; changes whenever a result of `block_of` may.
     """
 
     def __init__(
@@ -64,16 +66,7 @@ class PoolStore:
         on_eviction: Callable[[TextEviction], None] = lambda reason: None,
         key_bits: int = 27,
     ) -> None:
-        """Makes an empty store.
-
-        Args:
-            limits: the bounds.
-            clock: seconds, monotonic.
-            seed: 64 secret bits, see `make_arena`.
-            on_feed: called for every text that was to be kept.
-            on_eviction: called for every text that was forgotten.
-            key_bits: see `make_arena`; for tests.
-        """
+        """Makes an empty store; `seed` and `key_bits` as in `make_arena`."""
         self.limits = limits
         self._make_memory = partial(PoolMemory, limits, seed=seed, key_bits=key_bits)
         self._clock = clock
@@ -90,10 +83,11 @@ class PoolStore:
         self.generation += 1
         self._pools: dict[str, Pool] = {}
         self._num_texts = 0
-        # Texts of which something is in a pool, in the order they were fed; the last may be partly
-        # waiting. Then those of which nothing is.
+        # Texts that are in a pool, of the last one maybe only a part, in the order of feeding.
         self._texts: OrderedDict[Text, None] = OrderedDict()
-        self._waiting = WaitingTexts(self.limits.max_waiting_bytes)
+        # Texts of which tokens wait to be appended, in the order of feeding; the bytes they count.
+        self._waiting: deque[Text] = deque()
+        self._waiting_bytes = 0
         # In the order in which they are indexed.
         self._unindexed: dict[Pool, None] = {}
 
@@ -103,33 +97,38 @@ class PoolStore:
 
     @property
     def num_texts(self) -> int:
-        """Of all pools; any thread may ask."""
+        """Of all pools; any thread may read it."""
         return self._num_texts
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are in pools, not those that wait."""
+        """Tokens in pools, without those that wait."""
         return sum(self._memory.num_tokens(pool) for pool in self._pools.values())
 
     @property
     def occupied_bytes(self) -> int:
-        """What all pools occupy, their indexes, records and waiting texts included."""
-        return self._memory.occupied_bytes + self._waiting.num_bytes
+        """Memory of all pools, their indexes, records and waiting texts included."""
+        return self._memory.occupied_bytes + self._waiting_bytes
 
     def feed(
         self, pool_id: str, token_ids: npt.NDArray[np.uint32], *, feed_id: str, ngram_mask: int
     ) -> FeedOutcome:
-        """Keeps a text, once `work` has been done.
+        """Feeds a text to a pool; `work` will append it.
 
         Args:
-            pool_id: of the pool it goes to; made if there is none.
+            pool_id: of the pool, which is made if there is none.
             token_ids: [n] uint32; copied.
-            feed_id: feeding one that is kept again changes nothing. Empty: always a new text.
+            feed_id: a text whose id is in the pool is not fed again. Empty: always a new text.
             ngram_mask: bit n - 1 for each n-gram size that the pool's index must cover.
         """
-        outcome = self._feed(pool_id, token_ids, feed_key_of(feed_id), ngram_mask, self._clock())
-        self._on_feed(outcome)
-        return outcome
+        return self._feed(
+            PoolText(
+                pool_id=pool_id,
+                token_ids=token_ids,
+                feed_key=feed_key_of(feed_id),
+                ngram_mask=ngram_mask,
+            )
+        )
 
     def grow(
         self,
@@ -140,57 +139,46 @@ class PoolStore:
         num_fed: int,
         ngram_mask: int,
     ) -> int:
-        """Keeps what a text has grown by since it was fed last, once `work` has been done.
+        """Feeds the new tokens of a growing text to a pool; `work` will append them.
 
         Args:
-            pool_id: of the pool it goes to; made if there is none.
-            token_ids: all of the text, [n] uint32; what is new is copied.
-            feed_id: the text's name, not empty; what is kept under it is not fed again.
-            num_fed: how many of its tokens have been fed before, as far as the caller knows.
-            ngram_mask: see `feed`.
+            pool_id, ngram_mask: see `feed`.
+            token_ids: the whole text, [n] uint32; the new tokens are copied.
+            feed_id: id of the text, not empty; tokens that were fed under it are not fed again.
+            num_fed: how many tokens were fed before, as far as the caller knows.
 
         Returns:
-            How many of its tokens have been fed by now; those that were dropped count too.
+            How many tokens have been fed now, dropped ones included.
         """
         feed_key = feed_key_of(feed_id)
         pool = self._pools.get(pool_id)
         known = None if pool is None else pool.newest.get(feed_key)
         if known is not None:
-            # What was fed whole does not grow.
+            # A text that was fed whole does not grow.
             num_fed = max(num_fed, known.end or len(token_ids))
         if len(token_ids) <= num_fed:
             return num_fed
-        num_overlap = min(num_fed, MAX_REACH_TOKENS)
+        num_overlap = min(num_fed, MAX_MATCH_LENGTH)
         outcome = self._feed(
-            pool_id,
-            token_ids[num_fed - num_overlap :],
-            feed_key,
-            ngram_mask,
-            self._clock(),
-            num_overlap=num_overlap,
-            end=len(token_ids),
+            PoolText(
+                pool_id=pool_id,
+                token_ids=token_ids[num_fed - num_overlap :],
+                feed_key=feed_key,
+                ngram_mask=ngram_mask,
+                num_overlap=num_overlap,
+                end=len(token_ids),
+            )
         )
-        self._on_feed(outcome)
         return num_fed if outcome is FeedOutcome.TOO_SHORT else len(token_ids)
 
-    def restore(self, text: KeptText) -> FeedOutcome:
-        """Keeps a text of a snapshot; the oldest first, and before any is fed."""
-        if text.age_s >= self.limits.pool_ttl_s:
-            return FeedOutcome.DROPPED
-        return self._feed(
-            text.pool_id,
-            text.token_ids,
-            text.feed_key,
-            text.ngram_mask,
-            self._clock() - text.age_s,
-            num_overlap=text.num_overlap,
-            end=text.end,
-        )
+    def restore(self, text: PoolText) -> FeedOutcome:
+        """Adds a text of a snapshot; the oldest first, and before any is fed."""
+        return FeedOutcome.DROPPED if text.age_s >= self.limits.pool_ttl_s else self._add(text)
 
     def block_of(self, pool_id: str, ngram_mask: int) -> int:
-        """Returns what a kernel looks a pool up by; 0: there is nothing to find.
+        """Returns the block of a pool, for kernels; 0: the pool holds nothing.
 
-        n-gram sizes that the pool's index does not cover are indexed from now on, by `work`.
+        `work` will index the n-gram sizes that the pool's index does not cover yet.
         """
         pool = self._pools.get(pool_id)
         if pool is None:
@@ -202,10 +190,10 @@ class PoolStore:
     @property
     def has_work(self) -> bool:
         """Whether `work` has anything to do."""
-        return bool(self._unindexed or self._waiting.texts or self._has_expired())
+        return bool(self._unindexed or self._waiting or self._has_expired())
 
     def work(self) -> bool:
-        """Does one small piece of what is to do; returns `has_work`."""
+        """Does one small piece of the work; returns `has_work`."""
         if self._has_expired():
             self._evict_piece(next(iter(self._texts)), TextEviction.EXPIRED)
         elif self._unindexed:
@@ -215,8 +203,8 @@ class PoolStore:
                 self._make_room(pool)
             elif num_indexed < _NGRAMS_PER_PIECE:
                 del self._unindexed[pool]
-        elif self._waiting.texts:
-            self._take_in_piece(self._waiting.texts[0])
+        elif self._waiting:
+            self._append_piece(self._waiting[0])
         return self.has_work
 
     def finish(self) -> None:
@@ -229,14 +217,14 @@ class PoolStore:
         return list(self._pools)
 
     def version_of(self, pool_id: str) -> int:
-        """Another after every change of what a pool holds, also if it goes and comes again."""
+        """Returns a number that differs after every change of a pool, even if it is made anew."""
         pool = self._pools.get(pool_id)
         return -1 if pool is None else pool.version
 
-    def texts_of(self, pool_id: str) -> Iterator[KeptText]:
-        """Copies the texts of a pool one by one, the oldest first; the store may change between.
+    def texts_of(self, pool_id: str) -> Iterator[PoolText]:
+        """Copies the texts of a pool one by one, the oldest first; the store may change meanwhile.
 
-        A text that is evicted meanwhile is left out, of one that is evicted in part the rest comes.
+        Tokens that are evicted meanwhile are left out.
         """
         pool = self._pools.get(pool_id)
         if pool is None:
@@ -244,13 +232,12 @@ class PoolStore:
         now_s = self._clock()
         for text in list(pool.texts):
             if self._pools.get(pool_id) is not pool:
-                # Nothing of it is left, and in its place there may be text of others by now.
-                return
+                return  # the pool is gone; its blocks may hold other texts now
             token_ids = self._memory.copy(text)
             if text.waiting is not None:
                 token_ids = np.concatenate((token_ids, text.waiting))
             if len(token_ids) >= MIN_TEXT_TOKENS:
-                yield KeptText(
+                yield PoolText(
                     pool_id=pool_id,
                     token_ids=token_ids,
                     feed_key=text.feed_key,
@@ -265,7 +252,9 @@ class PoolStore:
         assert self.occupied_bytes <= self.limits.max_pools_bytes
         assert self.num_texts == sum(len(pool.texts) for pool in self._pools.values())
         self._memory.check_integrity(self._pools.values())
-        self._waiting.check_integrity()
+        assert all(text.waiting is not None and len(text.waiting) > 0 for text in self._waiting)
+        assert self._waiting_bytes == sum(text.waiting_bytes for text in self._waiting)
+        assert self._waiting_bytes <= self.limits.max_waiting_bytes
         for pool in self._pools.values():
             assert pool.texts, "a pool without text is not there"
             for feed_key, text in pool.newest.items():
@@ -273,38 +262,53 @@ class PoolStore:
             assert pool.num_kept == sum(text in self._texts for text in pool.texts)
             fed_at = [text.fed_at_s for text in pool.texts]
             assert fed_at == sorted(fed_at)
-        fed_at = [text.fed_at_s for text in (*self._texts, *self._waiting.texts)]
+        fed_at = [text.fed_at_s for text in (*self._texts, *self._waiting)]
         assert fed_at == sorted(fed_at)
 
-    def _feed(
-        self,
-        pool_id: str,
-        token_ids: npt.NDArray[np.uint32],
-        feed_key: bytes,
-        ngram_mask: int,
-        fed_at_s: float,
-        *,
-        num_overlap: int = 0,
-        end: int = 0,
-    ) -> FeedOutcome:
-        if len(token_ids) < MIN_TEXT_TOKENS:
+    def _feed(self, text: PoolText) -> FeedOutcome:
+        outcome = self._add(text)
+        self._on_feed(outcome)
+        return outcome
+
+    def _add(self, fed: PoolText) -> FeedOutcome:
+        if len(fed.token_ids) < MIN_TEXT_TOKENS:
             return FeedOutcome.TOO_SHORT
-        pool = self._pools.get(pool_id)
-        known = None if pool is None else pool.newest.get(feed_key)
-        if known is not None and end <= known.end:
+        pool = self._pools.get(fed.pool_id)
+        known = None if pool is None else pool.newest.get(fed.feed_key)
+        if known is not None and fed.end <= known.end:
             return FeedOutcome.DUPLICATE
-        if not self._waiting.has_room_for(token_ids):
+        # A waiting text counts with its record and a pool's: nothing else limits their number.
+        waiting_bytes = fed.token_ids.nbytes + TEXT_RECORD_BYTES + POOL_RECORD_BYTES
+        if self._waiting_bytes + waiting_bytes > self.limits.max_waiting_bytes:
             return FeedOutcome.DROPPED
-        waiting = token_ids.copy()  # there may be no memory: nothing is changed yet
+        waiting = fed.token_ids.copy()  # first of all: there may be no memory left
         if pool is None:
-            pool = self._pools[pool_id] = Pool(pool_id, version=self._num_pools_made << 32)
+            pool = self._pools[fed.pool_id] = Pool(fed.pool_id, self._num_pools_made << 32)
             self._num_pools_made += 1
-        text = Text(pool, waiting, feed_key, fed_at_s, num_overlap=num_overlap, end=end)
+        num_before = fed.end - (len(waiting) - fed.num_overlap)
+        text = Text(
+            pool=pool,
+            feed_key=fed.feed_key,
+            fed_at_s=self._clock() - fed.age_s,
+            waiting=waiting,
+            waiting_bytes=waiting_bytes,
+            num_overlap=fed.num_overlap,
+            end=fed.end,
+            previous=known if known is not None and 0 < known.end == num_before else None,
+        )
         pool.add(text)
         self._num_texts += 1
-        self._waiting.add(text)
-        self._cover(pool, ngram_mask)
+        self._waiting_bytes += waiting_bytes
+        self._waiting.append(text)
+        self._cover(pool, fed.ngram_mask)
         return FeedOutcome.KEPT
+
+    def _end_wait(self, text: Text) -> None:
+        """Removes the first of the waiting texts."""
+        first = self._waiting.popleft()
+        assert first is text
+        self._waiting_bytes -= text.waiting_bytes
+        text.waiting = None
 
     def _cover(self, pool: Pool, ngram_mask: int) -> None:
         if ngram_mask & ~pool.ngram_mask:
@@ -314,8 +318,8 @@ class PoolStore:
             self._memory.cover(pool)
             self._unindexed[pool] = None
 
-    def _take_in_piece(self, text: Text) -> None:
-        """Appends the next tokens of a text that waits, if there is room."""
+    def _append_piece(self, text: Text) -> None:
+        """Appends the next tokens of a waiting text, or makes room for them."""
         pool = text.pool
         if text not in self._texts:
             self.generation += pool.block == 0
@@ -331,7 +335,7 @@ class PoolStore:
         text.waiting = text.waiting[num_appended:]
         self._unindexed[pool] = None
         if len(text.waiting) == 0:
-            self._waiting.end(text)
+            self._end_wait(text)
 
     def _make_room(self, pool: Pool) -> None:
         """Evicts a piece of the oldest text: of the pool if that is at its bound, else of all."""
@@ -342,9 +346,9 @@ class PoolStore:
             reason = TextEviction.POOL_FULL if is_of_pool else TextEviction.POOLS_FULL
             self._evict_piece(oldest, reason)
         else:
-            # Nothing is left to go: the text would wait for ever.
-            text = self._waiting.texts[0]
-            self._waiting.end(text)
+            # There is nothing to evict: the text would wait for ever.
+            text = self._waiting[0]
+            self._end_wait(text)
             self._forget(text, TextEviction.POOLS_FULL)
 
     def _evict_piece(self, text: Text, reason: TextEviction) -> None:
@@ -354,7 +358,7 @@ class PoolStore:
             self._memory.evict(text, max(1, _NGRAMS_PER_PIECE // num_sizes))
             text.pool.version += 1
         if text.num_tokens == 0 and text.waiting is not None and reason is TextEviction.EXPIRED:
-            self._waiting.end(text)
+            self._end_wait(text)
         if text.num_tokens == 0 and text.waiting is None:
             self._forget(text, reason)
 

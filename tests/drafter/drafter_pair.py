@@ -13,7 +13,7 @@ from drafter.batch.batch import Batch
 from drafter.config import DrafterConfig
 from drafter.errors import MalformedBatchError
 from drafter.history.history import History
-from drafter.history.id_table import slots_in_order
+from drafter.history.id_table import slots_by_last_use
 from drafter.server import DrafterServer
 from servicekit.logs import get_logger
 from tandem.v1 import drafter_pb2 as pb
@@ -169,7 +169,8 @@ class DrafterPair:
         one.check_integrity()
         other.check_integrity()
         order = [
-            [store.by_slot[slot] for slot in slots_in_order(store.table)] for store in (one, other)
+            [store.by_slot[slot] for slot in slots_by_last_use(store.table)]
+            for store in (one, other)
         ]
         for mine, theirs in zip(*order, strict=True):
             assert mine is not None

@@ -1,4 +1,4 @@
-"""Prints the kernels that a warm drafter still compiles when it serves; a process of its own.
+"""Prints which kernels a warm drafter still compiles, and which take floats as addresses.
 
     python -m tests.drafter.late_compilations
 
@@ -7,22 +7,43 @@ Kernels belong to the process: one that any other test compiled would count as c
 
 import asyncio
 import importlib
+import inspect
 import pkgutil
+from typing import Any
+
+from numba import types
 
 import drafter
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.drafter_pair import LocalDrafter
 
 
-def compiled_kernels() -> dict[str, int]:
-    """How many versions of each kernel there are in this process."""
+def kernels() -> dict[str, Any]:
+    """All kernels by their names."""
     found = {}
     for module in pkgutil.walk_packages(drafter.__path__, "drafter."):
         if module.name != "drafter.__main__":
             for name, value in vars(importlib.import_module(module.name)).items():
                 if hasattr(value, "signatures"):
-                    found[f"{module.name}.{name}"] = len(value.signatures)
+                    found[f"{module.name}.{name}"] = value
     return found
+
+
+def compiled_kernels() -> dict[str, int]:
+    """How many versions of each kernel there are in this process."""
+    return {name: len(kernel.signatures) for name, kernel in kernels().items()}
+
+
+def float_parameters() -> list[str]:
+    """Kernels' parameters that are floats, but for seconds: an address plus an int64, say."""
+    return [
+        f"{name}: {parameter}"
+        for name, kernel in kernels().items()
+        for parameters in [inspect.signature(kernel.py_func).parameters]
+        for signature in kernel.nopython_signatures
+        for parameter, kind in zip(parameters, signature.args, strict=True)
+        if isinstance(kind, types.Float) and not parameter.endswith("_s")
+    ]
 
 
 def params_of(i: int) -> pb.NgramParams:
@@ -70,6 +91,8 @@ async def main() -> None:
     for name in sorted(after):
         if after[name] != before.get(name):
             print(name)
+    for parameter in float_parameters():
+        print(parameter)
     await local.engine.indexer.close()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from drafter.pool_index.arena import Arena
-from drafter.pool_index.lookup import copy_from_pool, find_in_pool
+from drafter.pool_index.propose import copy_from_pool, find_in_pool
 from drafter.pool_index.records import feed_key_of, owner_tag_of
 
 

@@ -17,7 +17,7 @@ from benchmarks.drafter_texts import Call
 from drafter.ngram import table as ngram_table
 from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm, NgramParams, Tie
-from drafter.ngram.text import HASH_BASE, IndexedText, most_tokens
+from drafter.ngram.text import HASH_BASE, IndexedText, tokens_that_fit
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
 from tests.drafter.drafter_process import drafter_process, read_line
@@ -78,7 +78,7 @@ def test_tokens_chosen_with_the_secret_base_turn_the_index_into_a_scan(
     monkeypatch.setattr("drafter.ngram.text.HASH_BASE", np.uint64(5))
     params = NgramParams(min_ngram=1, tie=tie)
     max_bytes = 1 << 20
-    text = IndexedText(params=params, max_tokens=most_tokens(params, max_bytes))
+    text = IndexedText(params=params, max_tokens=tokens_that_fit(params, max_bytes))
     tokens = tokens_in_even_chunks(5)
     for start in range(0, len(tokens), piece):
         text.append(tokens[start : start + piece])

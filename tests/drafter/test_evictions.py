@@ -102,14 +102,14 @@ async def test_expired_sequences_are_forgotten_without_requests(
     running = await start_drafter(idle_ttl_s=5)
     await running.propose(*[create(f"{i}") for i in range(300)])
     store, is_empty = running.drafter.store, asyncio.Event()
-    evict = store._kept._on_eviction
+    evict = store._stored._on_eviction
 
     def watch(reason: object) -> None:
         evict(reason)  # type: ignore[arg-type]
         if store.num_sequences == 0:
             is_empty.set()
 
-    monkeypatch.setattr(store._kept, "_on_eviction", watch)
+    monkeypatch.setattr(store._stored, "_on_eviction", watch)
     sweep = asyncio.create_task(running.drafter.servicer.sweep_forever())
     running.clock.now_s += 5
     try:

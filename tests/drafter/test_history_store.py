@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from drafter.history.delta import SequenceDelta
+from drafter.history.history import SequenceDelta
 from drafter.history.lru import EvictionReason
 from drafter.history.store import HistoryStore, StoreLimits, StreamLease
 from drafter.ngram.params import Algorithm, NgramParams, Overlap

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from drafter.history.delta import SequenceDelta
+from drafter.history.history import SequenceDelta
 from drafter.history.store import HistoryStore, StoreLimits, StreamLease
 from drafter.ngram.text import MIN_CAPACITY_TOKENS, TOKEN_BYTES
 from drafter.refusals import InvalidDeltaError, OutOfSyncError

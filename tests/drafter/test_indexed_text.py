@@ -16,7 +16,8 @@ from benchmarks.drafter_texts import Call
 from drafter.batch.budgets import NGRAMS_PER_ANSWER
 from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
-from drafter.ngram.text import IndexedText, most_tokens
+from drafter.ngram.table import ENTRIES, TABLE_WORDS, TABLES
+from drafter.ngram.text import IndexedText, tokens_that_fit
 from tests.drafter.texts import MAX_TOKENS, propose_for, text_of
 from tests.volume import examples
 
@@ -30,6 +31,11 @@ def text_that_fills_tables(num_tokens: int) -> npt.NDArray[np.uint32]:
     pieces = np.array_split(first, max(1, len(first) // 40))
     random.Random(1).shuffle(pieces)
     return np.concatenate([first, *pieces])
+
+
+def num_entries(text: IndexedText, n: int) -> int:
+    """How many n-grams of a size are in the index."""
+    return text._words[TABLES + TABLE_WORDS * (n - text.params.min_ngram) + ENTRIES]
 
 
 @pytest.mark.parametrize("repeats", [False, True])
@@ -55,7 +61,7 @@ def test_at_no_length_a_token_takes_more_than_promised(
 @pytest.mark.parametrize("max_bytes", [5_000, 50_000, 1 << 20, 3 << 20])
 def test_a_text_as_long_as_fits_occupies_no_more_than_its_bound(tie: Tie, max_bytes: int) -> None:
     params = NgramParams(tie=tie)
-    num_tokens = most_tokens(params, max_bytes)
+    num_tokens = tokens_that_fit(params, max_bytes)
     assert num_tokens > max_bytes / 130 - 40
     text = IndexedText(params=params, max_tokens=num_tokens)
     tokens = text_that_fills_tables(num_tokens)
@@ -92,7 +98,7 @@ def test_an_ngram_is_entered_only_where_its_shorter_one_was_met_again(
     for n in range(smallest, largest + 1):
         shorter = Counter(counted_ngrams(n - 1))
         kinds = {ngram for ngram in counted_ngrams(n) if n == smallest or shorter[ngram[1:]] > 1}
-        assert text.num_entries(n) == len(kinds), f"{n}-grams of {context}"
+        assert num_entries(text, n) == len(kinds), f"{n}-grams of {context}"
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
@@ -108,7 +114,7 @@ def test_ngrams_that_differ_in_one_token_have_separate_entries(size: int) -> Non
         text = text_of(context, params)
         propose_for([text], [0])
         kinds = {tuple(context[end - size : end]) for end in range(size, len(context))}
-        assert text.num_entries(size) == len(kinds)
+        assert num_entries(text, size) == len(kinds)
 
 
 @pytest.mark.parametrize("num_tokens", [100, 1000, 5000])
@@ -143,7 +149,7 @@ def test_a_long_append_grows_each_table_at_most_twice(
 
 
 def test_no_text_fits_into_too_few_bytes() -> None:
-    assert most_tokens(NgramParams(), 100) == -1
+    assert tokens_that_fit(NgramParams(), 100) == -1
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)

@@ -106,7 +106,7 @@ async def test_a_growing_text_may_evict_a_sequence_of_its_own_batch() -> None:
     await local.settle()
     store = local.drafter.store
     # The known sequences fill all the bytes.
-    store._kept._max_bytes = store.history_bytes
+    store._stored._max_bytes = store.history_bytes
     request = pb.ProposeRequest(
         sequences=[
             pb.SequenceDelta(

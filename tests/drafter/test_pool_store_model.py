@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from drafter.ngram.table import EARLIEST, LATEST, LONGEST
 from drafter.pool_index.records import (
     FeedOutcome,
-    KeptText,
     PoolLimits,
+    PoolText,
     TextEviction,
     feed_key_of,
 )
@@ -280,7 +280,7 @@ class PoolStoreMachine(RuleBasedStateMachine):
     def forget_evicted_texts(self) -> None:
         """Removes evicted tokens from the model: the oldest, from a text's beginning."""
         for pool_id, texts in self.model.items():
-            kept: list[KeptText] = list(self.store.texts_of(pool_id))
+            kept: list[PoolText] = list(self.store.texts_of(pool_id))
             num_evicted = len(texts) - len(kept)
             assert num_evicted >= 0
             # Of the oldest one a single token may be left, which `texts_of` leaves out.

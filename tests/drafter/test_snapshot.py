@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import drafter.pools.snapshotter
-from drafter.pool_index.records import KeptText, PoolLimits
+from drafter.pool_index.records import PoolLimits, PoolText
 from drafter.pools.snapshot import (
     MAGIC,
     SUFFIX,
@@ -29,8 +29,8 @@ from tests.drafter.pool_requests import NOTHING, draft_of, keep_in_pool
 from tests.drafter.running_drafter import StartDrafter
 
 
-def text(token_ids: list[int], *, pool_id: str = "p", age_s: float = 1.5) -> KeptText:
-    return KeptText(
+def text(token_ids: list[int], *, pool_id: str = "p", age_s: float = 1.5) -> PoolText:
+    return PoolText(
         pool_id=pool_id,
         token_ids=np.array(token_ids, dtype=np.uint32),
         feed_key=b"\x00\xff",
@@ -77,7 +77,7 @@ def test_any_damaged_byte_and_any_truncation_is_detected(tmp_path: Path) -> None
         path.write_bytes(damage)
         with pytest.raises(DamagedSnapshotError) as error:
             read_pool(path)
-        assert error.value.path == path
+        assert str(path) in str(error.value)
     path.write_bytes(content)
     assert len(read_pool(path)) == 1
 
@@ -247,7 +247,7 @@ async def test_only_pools_that_have_changed_are_written_again(
     running = await start_drafter(snapshot_dir=tmp_path, pool_ttl_s=1600.0)
     written: list[str] = []
 
-    def write(folder: Path, texts: list[KeptText], taken: set[Path]) -> Path:
+    def write(folder: Path, texts: list[PoolText], taken: set[Path]) -> Path:
         written.append(texts[0].pool_id)
         return write_pool(folder, texts, taken)
 
@@ -281,7 +281,7 @@ async def test_a_pool_that_cannot_be_written_fails_alone(
 ) -> None:
     running = await start_drafter(snapshot_dir=tmp_path)
 
-    def write(folder: Path, texts: list[KeptText], taken: set[Path]) -> Path:
+    def write(folder: Path, texts: list[PoolText], taken: set[Path]) -> Path:
         if texts[0].pool_id == "bad":
             raise ValueError("an error that no disk reports")
         return write_pool(folder, texts, taken)
@@ -339,7 +339,7 @@ async def test_snapshots_are_taken_on_schedule(
     has_written = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def write(folder: Path, texts: list[KeptText], taken: set[Path]) -> Path:
+    def write(folder: Path, texts: list[PoolText], taken: set[Path]) -> Path:
         loop.call_soon_threadsafe(has_written.set)
         return write_pool(folder, texts, taken)
 
@@ -362,7 +362,7 @@ async def test_sequences_are_answered_while_a_snapshot_is_written(
     loop = asyncio.get_running_loop()
     is_writing, answered = asyncio.Event(), asyncio.Event()
 
-    def write(folder: Path, texts: list[KeptText], taken: set[Path]) -> Path:
+    def write(folder: Path, texts: list[PoolText], taken: set[Path]) -> Path:
         loop.call_soon_threadsafe(is_writing.set)
         asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(10)
         return write_pool(folder, texts, taken)
