@@ -19,10 +19,10 @@ from benchmarks.drafter_texts import Call, propose
 from benchmarks.held_out_texts import held_out_texts
 from benchmarks.workloads import BUNDLED_MODEL
 from drafter.batch.budgets import MAX_UNINDEXED
-from drafter.batch.warm_up import warm_up
 from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm, NgramParams, Tie
 from drafter.ngram.text import IndexedText
+from drafter.warm_up import warm_up
 
 Tokens = npt.NDArray[np.uint32]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from drafter.batch.engine import DraftEngine
-from drafter.batch.warm_up import warm_up
 from drafter.config import DrafterConfig
 from drafter.errors import ERROR_TABLE
 from drafter.history.pool_drafts import PoolDrafts
@@ -18,6 +17,7 @@ from drafter.pools.keeper import PoolKeeper
 from drafter.pools.snapshotter import Snapshotter
 from drafter.pools.store import PoolStore
 from drafter.service import SERVICE_NAME, DrafterServicer
+from drafter.warm_up import warm_up
 from servicekit.logs import Logger
 from servicekit.server import Server
 from tandem.v1 import limits_pb2

@@ -7,7 +7,7 @@ numba keeps what it compiled beside the source, so a second run has nothing to d
 
 import numpy as np
 
-import drafter.compile_kernels
+import drafter.warm_up
 from verifier.sampling.philox import Purpose, exponential_noise, uniforms
 
 
@@ -15,7 +15,7 @@ def main() -> None:
     seeds, positions = np.zeros(1, np.uint64), np.zeros(1, np.int64)
     uniforms(seeds, positions, positions, Purpose.MATCH)
     exponential_noise(seeds, positions, np.ones((1, 1), np.bool_))
-    drafter.compile_kernels.main()
+    drafter.warm_up.warm_up()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ COPY drafter /opt/tandem/app/drafter
 # The root file system is read-only at run time. The kernels are compiled here, for every x86-64
 # processor with AVX2 (else for the processor of the build): a new container serves in about a second.
 WORKDIR /opt/tandem/app
-RUN python3 -m compileall -q . && /opt/tandem/bin/python -m drafter.compile_kernels
+RUN python3 -m compileall -q . && /opt/tandem/bin/python -m drafter.warm_up
 
 FROM ${BASE_IMAGE}
 ARG VERSION=0.1.0

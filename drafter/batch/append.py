@@ -8,27 +8,7 @@ odd: protobuf and `drafter.history` take it, see `engine.py`.
 import numpy as np
 import numpy.typing as npt
 
-from drafter.batch.scan import (
-    APPENDED,
-    BASE,
-    DRAFT_LENGTH,
-    DRAFT_LIMIT,
-    DRAFT_ROOM,
-    DRAFT_START,
-    ID_BYTES,
-    ID_HASH,
-    ID_START,
-    LENGTH_LIMIT,
-    NO_MATCH,
-    NUM_TOKENS,
-    ODD,
-    OUTCOME,
-    SCAN,
-    SLOT,
-    TEXT,
-    TEXT_LENGTH,
-    TOKENS_START,
-)
+from drafter.batch import scan
 from drafter.history.id_table import HEADER, SequenceTable, find_slot, home_bucket, touch
 from drafter.kernels.jit import kernel
 from drafter.kernels.memory import load_i64, load_u8, prefetch, signed, store_i64, store_u32
@@ -71,41 +51,44 @@ def append_rows(
     for group in range(first, stop, _GROUP):
         end = min(group + _GROUP, stop)
         for i in range(group, end):
-            prefetch(buckets + 4 * home_bucket(table, rows[i, ID_HASH]))
+            prefetch(buckets + 4 * home_bucket(table, rows[i, scan.ID_HASH]))
         for i in range(group, end):
-            slot = signed(table.buckets[home_bucket(table, rows[i, ID_HASH])]) - 1
+            slot = signed(table.buckets[home_bucket(table, rows[i, scan.ID_HASH])]) - 1
             if slot >= 0:
                 prefetch(records + 64 * slot)
                 prefetch(ids + 64 * slot)
         for i in range(group, end):
-            if rows[i, SLOT] != ODD:
+            if rows[i, scan.SLOT] != scan.ODD:
                 slot = find_slot(
-                    table, rows[i, ID_HASH], data + rows[i, ID_START], rows[i, ID_BYTES]
+                    table,
+                    rows[i, scan.ID_HASH],
+                    data + rows[i, scan.ID_START],
+                    rows[i, scan.ID_BYTES],
                 )
-                rows[i, SLOT] = slot
+                rows[i, scan.SLOT] = slot
                 if slot >= 0:
                     header = table.records[slot, HEADER]
-                    rows[i, TEXT] = header
+                    rows[i, scan.TEXT] = header
                     for line in range(0, TABLES + 4 * TABLE_WORDS, 8):
                         prefetch(header + 8 * line)
         for i in range(group, end):
-            if rows[i, SLOT] >= 0:
-                header = rows[i, TEXT]
+            if rows[i, scan.SLOT] >= 0:
+                header = rows[i, scan.TEXT]
                 tokens = load_i64(header + 8 * TOKENS)
                 prefetch(tokens + 4 * load_i64(header + 8 * LENGTH))
         for i in range(group, end):
-            if rows[i, SLOT] < 0:
+            if rows[i, scan.SLOT] < 0:
                 return i
-            header = rows[i, TEXT]
+            header = rows[i, scan.TEXT]
             length = load_i64(header + 8 * LENGTH)
-            count = rows[i, NUM_TOKENS]
+            count = rows[i, scan.NUM_TOKENS]
             if (
-                rows[i, BASE] != length
+                rows[i, scan.BASE] != length
                 or length + count > load_i64(header + 8 * CAPACITY)
                 or count_unindexed(header) + count > max_unindexed
             ):
                 return i
-            at = rows[i, TOKENS_START]
+            at = rows[i, scan.TOKENS_START]
             token_at = load_i64(header + 8 * TOKENS) + 4 * length
             for _ in range(count):
                 token = signed(load_u8(data + at))
@@ -124,7 +107,7 @@ def append_rows(
                 token_at += 4
             length += count
             store_i64(header + 8 * LENGTH, length)
-            touch(table, rows[i, SLOT], now_s)
+            touch(table, rows[i, scan.SLOT], now_s)
             make_draft_room(rows, i, length, max_draft_tokens)
     return stop
 
@@ -141,13 +124,15 @@ def make_draft_room(
         length: of its text, with the row's tokens.
         max_draft_tokens: what the answer has room for, per sequence.
     """
-    room = min(rows[i, DRAFT_LIMIT], max_draft_tokens)
-    if rows[i, LENGTH_LIMIT] > 0:
-        room = max(0, min(room, rows[i, LENGTH_LIMIT] - length))
-    rows[i, DRAFT_ROOM] = room
-    rows[i, DRAFT_START] = rows[i - 1, DRAFT_START] + rows[i - 1, DRAFT_ROOM] if i > 0 else 0
-    rows[i, TEXT_LENGTH] = length
-    rows[i, SCAN] = 0
-    rows[i, DRAFT_LENGTH] = 0
+    room = min(rows[i, scan.DRAFT_LIMIT], max_draft_tokens)
+    if rows[i, scan.LENGTH_LIMIT] > 0:
+        room = max(0, min(room, rows[i, scan.LENGTH_LIMIT] - length))
+    rows[i, scan.DRAFT_ROOM] = room
+    rows[i, scan.DRAFT_START] = (
+        rows[i - 1, scan.DRAFT_START] + rows[i - 1, scan.DRAFT_ROOM] if i > 0 else 0
+    )
+    rows[i, scan.TEXT_LENGTH] = length
+    rows[i, scan.SCAN] = 0
+    rows[i, scan.DRAFT_LENGTH] = 0
     if room == 0:
-        rows[i, OUTCOME] = NO_MATCH if rows[i, DRAFT_LIMIT] > 0 else APPENDED
+        rows[i, scan.OUTCOME] = scan.NO_MATCH if rows[i, scan.DRAFT_LIMIT] > 0 else scan.APPENDED

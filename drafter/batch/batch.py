@@ -9,27 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from drafter.batch import wire
+from drafter.batch import scan, wire
 from drafter.batch.append import make_draft_room
 from drafter.batch.budgets import MAX_APPENDED_UNINDEXED, MIN_UNINDEXED
-from drafter.batch.scan import (
-    DRAFT_ROOM,
-    END,
-    FIELDS,
-    INDEXING,
-    IRREGULAR,
-    NUM_OUTCOMES,
-    OPEN,
-    OUTCOME,
-    SCAN,
-    SLOT,
-    START,
-    TEXT,
-    TEXT_LENGTH,
-    UNKNOWN,
-    WHY_OPEN,
-    scan_request,
-)
+from drafter.batch.scan import scan_request
 from drafter.batch.write import write_response
 from drafter.history.history import History
 from drafter.history.store import HistoryStore, StreamLease
@@ -72,10 +55,10 @@ class Batch:
         self.num_rows = 0
         self.max_draft_tokens = 0
         self.releases: Sequence[drafter_pb2.Release] = ()
-        self.rows = whole_lines(wire.MAX_SEQUENCES_PER_BATCH, FIELDS)
+        self.rows = whole_lines(wire.MAX_SEQUENCES_PER_BATCH, scan.FIELDS)
         self.drafts = np.empty(wire.MAX_MESSAGE_BYTES // wire.MAX_TOKEN_BYTES, dtype=np.uint32)
         self.backlog: list[tuple[int, int]] = []
-        self.tally = np.zeros(NUM_OUTCOMES, dtype=np.int64)
+        self.tally = np.zeros(scan.NUM_OUTCOMES, dtype=np.int64)
         self.duration_s = 0.0
         self._store = store
         max_odd = wire.MAX_SEQUENCES_PER_BATCH + wire.MAX_RELEASES_PER_BATCH
@@ -121,7 +104,7 @@ class Batch:
     def delta(self, i: int) -> drafter_pb2.SequenceDelta:
         """Returns the delta of a row as protobuf parses it."""
         if i not in self._odd:
-            field = self._payload[self.rows[i, START] : self.rows[i, END]]
+            field = self._payload[self.rows[i, scan.START] : self.rows[i, scan.END]]
             self._odd[i] = drafter_pb2.ProposeRequest.FromString(field).sequences[0]
         return self._odd[i]
 
@@ -129,14 +112,14 @@ class Batch:
         """Opens a row that has been appended."""
         self.hold(i)
         self._histories.append(history)
-        self.rows[i, SLOT] = history.slot
-        self.rows[i, TEXT] = history.address
+        self.rows[i, scan.SLOT] = history.slot
+        self.rows[i, scan.TEXT] = history.address
         make_draft_room(self.rows, i, history.length, self.max_draft_tokens)
 
     def answer_indexing(self, i: int) -> None:
         """Answers an open row without a draft: its text is still to be indexed."""
-        self.rows[i, DRAFT_ROOM] = 0
-        self.rows[i, OUTCOME] = INDEXING
+        self.rows[i, scan.DRAFT_ROOM] = 0
+        self.rows[i, scan.OUTCOME] = scan.INDEXING
 
     def refuse(self, i: int, outcome: int, *, known_length: int = 0, message: str = "") -> None:
         """Answers a row, open or not appended, with a refusal.
@@ -153,8 +136,8 @@ class Batch:
             make_draft_room(self.rows, i, 0, 0)
         refusal = wire.refusal(self.delta(i).sequence_id, outcome, known_length, message)
         self._histories[i] = None
-        self.rows[i, [SLOT, OUTCOME]] = UNKNOWN, outcome
-        self.rows[i, [TEXT, TEXT_LENGTH]] = len(self._refusals), len(refusal)
+        self.rows[i, [scan.SLOT, scan.OUTCOME]] = scan.UNKNOWN, outcome
+        self.rows[i, [scan.TEXT, scan.TEXT_LENGTH]] = len(self._refusals), len(refusal)
         self._refusals += refusal
 
     def hold(self, stop: int) -> None:
@@ -162,13 +145,13 @@ class Batch:
         by_slot = self._store.by_slot
         first = len(self._histories)
         if first < stop:
-            self._histories += [by_slot[slot] for slot in self.rows[first:stop, SLOT].tolist()]
+            self._histories += [by_slot[slot] for slot in self.rows[first:stop, scan.SLOT].tolist()]
 
     def refresh(self) -> None:
         """Reads the addresses of held texts anew, which others may have made grow."""
         for i, history in enumerate(self._histories):
             if history is not None:
-                self.rows[i, TEXT] = history.address
+                self.rows[i, scan.TEXT] = history.address
 
     def history(self, i: int) -> History:
         """Returns the held history of an open row."""
@@ -178,19 +161,19 @@ class Batch:
 
     def is_open(self, i: int) -> bool:
         """Whether a row is not answered yet."""
-        return bool(self.rows[i, OUTCOME] == OPEN)
+        return bool(self.rows[i, scan.OUTCOME] == scan.OPEN)
 
     def open_rows(self, first: int, stop: int) -> list[tuple[int, int]]:
         """Returns (row, why it is open) of rows [first, stop)."""
         part = self.rows[first:stop]
-        found = np.flatnonzero(part[:, OUTCOME] == OPEN)
-        return list(zip((found + first).tolist(), part[found, WHY_OPEN].tolist(), strict=True))
+        found = np.flatnonzero(part[:, scan.OUTCOME] == scan.OPEN)
+        return list(zip((found + first).tolist(), part[found, scan.WHY_OPEN].tolist(), strict=True))
 
     def begin_scan(self, i: int) -> None:
         """Lets the scan for a row's draft go on from call to call."""
         if i not in self._scans:
             self._scans[i] = np.zeros(SCANNED_DRAFT_WORDS, dtype=np.int64)
-            self.rows[i, SCAN] = address_of(self._scans[i])
+            self.rows[i, scan.SCAN] = address_of(self._scans[i])
 
     def write(self) -> bytes:
         """Returns the answer, a ProposeResponse, once no row is open; its texts are let go."""
@@ -233,7 +216,7 @@ class Batch:
             self._head,
         )
         self.num_rows = max(count, 0)
-        return count != IRREGULAR
+        return count != scan.IRREGULAR
 
     def _parse_odd(self) -> None:
         """Parses the releases and the odd deltas; raises as `scan` does."""

@@ -6,7 +6,9 @@ holds more: a delta or a release that does is refused alone, else the batch is. 
 their limits do not come here.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 from google.protobuf.descriptor import EnumDescriptor
@@ -47,29 +49,25 @@ MAX_TOKEN_BYTES = 5
 # A proposal without its tokens: an id of the longest kind and every number at its longest.
 _PROPOSAL_OVERHEAD_BYTES = 112
 
-_OVERLAPS = {
-    drafter_pb2.OVERLAP_UNSPECIFIED: Overlap.DISJOINT,
-    drafter_pb2.OVERLAP_DISJOINT: Overlap.DISJOINT,
-    drafter_pb2.OVERLAP_ALLOWED: Overlap.ALLOWED,
-}
-_TIES = {
-    drafter_pb2.TIE_UNSPECIFIED: Tie.EARLIEST,
-    drafter_pb2.TIE_EARLIEST: Tie.EARLIEST,
-    drafter_pb2.TIE_LATEST: Tie.LATEST,
-    drafter_pb2.TIE_LONGEST: Tie.LONGEST,
-}
-_ALGORITHMS = {
-    drafter_pb2.ALGORITHM_UNSPECIFIED: Algorithm.INDEX,
-    drafter_pb2.ALGORITHM_INDEX: Algorithm.INDEX,
-    drafter_pb2.ALGORITHM_KMP: Algorithm.KMP,
-}
-_KEEPS = {
-    drafter_pb2.KEEP_UNSPECIFIED: Keep.NOTHING,
-    drafter_pb2.KEEP_NOTHING: Keep.NOTHING,
-    drafter_pb2.KEEP_OUTPUT: Keep.OUTPUT,
-    drafter_pb2.KEEP_ALL: Keep.ALL,
-}
+E = TypeVar("E", bound=Enum)
 
+
+def _by_number(wire: EnumDescriptor, own: type[E], *, unset: E) -> dict[int, E]:
+    """Returns the drafter's own value of each number of a wire enum: `Tie.LATEST`, `TIE_LATEST`."""
+    named = {value.number: value.name.split("_", 1)[1] for value in wire.values}
+    return {number: own[name] if number else unset for number, name in named.items()}
+
+
+_OVERLAPS = _by_number(drafter_pb2.Overlap.DESCRIPTOR, Overlap, unset=Overlap.DISJOINT)
+_TIES = _by_number(drafter_pb2.Tie.DESCRIPTOR, Tie, unset=Tie.EARLIEST)
+_ALGORITHMS = _by_number(drafter_pb2.Algorithm.DESCRIPTOR, Algorithm, unset=Algorithm.INDEX)
+_KEEPS = _by_number(drafter_pb2.Keep.DESCRIPTOR, Keep, unset=Keep.NOTHING)
+_ENUM_FIELDS: dict[str, tuple[EnumDescriptor, Mapping[int, Enum]]] = {
+    "algorithm": (drafter_pb2.Algorithm.DESCRIPTOR, _ALGORITHMS),
+    "overlap": (drafter_pb2.Overlap.DESCRIPTOR, _OVERLAPS),
+    "tie": (drafter_pb2.Tie.DESCRIPTOR, _TIES),
+    "pool_keep": (drafter_pb2.Keep.DESCRIPTOR, _KEEPS),
+}
 
 check_counts = _BATCH_LIMITS.check_counts
 """Raises MessageLimitError if a batch's releases, or its deltas, are too many."""
@@ -156,14 +154,6 @@ def delta_from_proto(message: drafter_pb2.SequenceDelta) -> SequenceDelta:
         )
     # Slicing a repeated field makes a list at once, which numpy takes faster than an iterator.
     token_ids = np.array(message.token_ids[:], dtype=np.uint32)
-    if base_length > 0:
-        return SequenceDelta(
-            sequence_id=message.sequence_id,
-            base_length=base_length,
-            token_ids=token_ids,
-            max_draft_tokens=message.max_draft_tokens,
-            max_length=message.max_length,
-        )
     return SequenceDelta(
         sequence_id=message.sequence_id,
         base_length=base_length,
@@ -171,7 +161,7 @@ def delta_from_proto(message: drafter_pb2.SequenceDelta) -> SequenceDelta:
         prompt_length=message.prompt_length,
         max_draft_tokens=message.max_draft_tokens,
         max_length=message.max_length,
-        params=_params_from_proto(message.params),
+        params=_params_from_proto(message.params) if base_length == 0 else DEFAULT_PARAMS,
     )
 
 
@@ -201,14 +191,11 @@ def refusal(sequence_id: str, outcome: int, known_length: int, message: str) -> 
 
 
 def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:
-    if message.algorithm not in _ALGORITHMS:
-        raise _not_offered("algorithm", _name(drafter_pb2.Algorithm.DESCRIPTOR, message.algorithm))
-    if message.overlap not in _OVERLAPS:
-        raise _not_offered("overlap", _name(drafter_pb2.Overlap.DESCRIPTOR, message.overlap))
-    if message.tie not in _TIES:
-        raise _not_offered("tie", _name(drafter_pb2.Tie.DESCRIPTOR, message.tie))
-    if message.pool_keep not in _KEEPS:
-        raise _not_offered("pool_keep", _name(drafter_pb2.Keep.DESCRIPTOR, message.pool_keep))
+    for field, (wire, known) in _ENUM_FIELDS.items():
+        number = getattr(message, field)
+        if number not in known:
+            name = _name(wire, number)
+            raise InvalidDeltaError(f"params.{field}", f"this server does not offer {name}")
     default = DEFAULT_PARAMS
     tie = _TIES[message.tie]
     tokens_per_match = DEFAULT_TOKENS_PER_MATCH if tie is Tie.LONGEST else 0
@@ -227,10 +214,6 @@ def _params_from_proto(message: drafter_pb2.NgramParams) -> NgramParams:
         pool_feed_tokens=message.pool_feed_tokens,
         pool_keep=_KEEPS[message.pool_keep] if message.pool_keep else default.pool_keep,
     )
-
-
-def _not_offered(field: str, what: str) -> InvalidDeltaError:
-    return InvalidDeltaError(f"params.{field}", f"this server does not offer {what}")
 
 
 def _name(enum: EnumDescriptor, number: int) -> str:

@@ -7,40 +7,7 @@ texts with remaining work. Does not know how drafts are found (`answer.py`).
 import numpy as np
 import numpy.typing as npt
 
-from drafter.batch.scan import (
-    BASE_LENGTH,
-    BATCH_ID,
-    BYTES,
-    DRAFT,
-    DRAFT_LENGTH,
-    DRAFT_START,
-    FEED,
-    ID_BYTES,
-    ID_START,
-    INDEXING,
-    LONG_TAIL,
-    MATCH_LENGTH,
-    MATCHED_NGRAM_LENGTH,
-    NO_MATCH,
-    OUT_OF_SYNC,
-    OUTCOME,
-    POOL_DRAFT,
-    PROPOSALS,
-    SEQUENCE_ID,
-    SHORT_TAIL,
-    SLOT,
-    SOURCE,
-    SOURCE_POOL,
-    SOURCE_SEQUENCE,
-    STATUS,
-    STATUS_INDEXING,
-    STATUS_NO_MATCH,
-    STATUS_OK,
-    TEXT,
-    TEXT_LENGTH,
-    TOKEN_IDS,
-    VARINT,
-)
+from drafter.batch import scan
 from drafter.kernels.jit import kernel
 from drafter.kernels.memory import (
     load_u8,
@@ -78,7 +45,7 @@ def put_number64(out: int, field: int, value: np.uint64) -> int:
     """Writes a field of up to 64 bits, which is left out if it is 0."""
     if value == 0:
         return out
-    store_u8(out, np.uint8(field << 3 | VARINT))
+    store_u8(out, np.uint8(field << 3 | scan.VARINT))
     out += 1
     while value >= np.uint64(0x80):
         store_u8(out, np.uint8((value & np.uint64(0x7F)) | np.uint64(0x80)))
@@ -93,7 +60,7 @@ def put_number(out: int, field: int, value: int) -> int:
     """Writes a field, which is left out if it is 0."""
     if value == 0:
         return out
-    store_u8(out, np.uint8(field << 3 | VARINT))
+    store_u8(out, np.uint8(field << 3 | scan.VARINT))
     return _put_varint(out + 1, value)
 
 
@@ -105,7 +72,7 @@ def _number_bytes(value: int) -> int:
 @kernel
 def _put_head(out: int, field: int, num_bytes: int) -> int:
     """Writes what comes before a field of so many bytes."""
-    store_u8(out, np.uint8(field << 3 | BYTES))
+    store_u8(out, np.uint8(field << 3 | scan.BYTES))
     return _put_varint(out + 1, num_bytes)
 
 
@@ -145,12 +112,12 @@ def put_proposal(
     Returns:
         The address after the field.
     """
-    is_draft = outcome == DRAFT or outcome == POOL_DRAFT  # faster than `in`
-    status = STATUS_OK
-    if outcome == NO_MATCH:
-        status = STATUS_NO_MATCH
-    elif outcome == INDEXING:
-        status = STATUS_INDEXING
+    is_draft = outcome == scan.DRAFT or outcome == scan.POOL_DRAFT  # faster than `in`
+    status = scan.STATUS_OK
+    if outcome == scan.NO_MATCH:
+        status = scan.STATUS_NO_MATCH
+    elif outcome == scan.INDEXING:
+        status = scan.STATUS_INDEXING
     num_bytes = 2 + id_bytes + _number_bytes(length) + 2
     token_bytes = 0
     if is_draft:
@@ -158,17 +125,21 @@ def put_proposal(
             token_bytes += _varint_bytes(signed(load_u32(tokens + 4 * k)))
         num_bytes += 1 + _varint_bytes(token_bytes) + token_bytes + _number_bytes(match_length) + 2
 
-    out = _put_head(out, PROPOSALS, num_bytes)
-    out = _put_head(out, SEQUENCE_ID, id_bytes)
+    out = _put_head(out, scan.PROPOSALS, num_bytes)
+    out = _put_head(out, scan.SEQUENCE_ID, id_bytes)
     out = _put_bytes(out, sequence_id, id_bytes)
-    out = put_number(out, BASE_LENGTH, length)
+    out = put_number(out, scan.BASE_LENGTH, length)
     if is_draft:
-        out = _put_head(out, TOKEN_IDS, token_bytes)
+        out = _put_head(out, scan.TOKEN_IDS, token_bytes)
         for k in range(num_tokens):
             out = _put_varint(out, signed(load_u32(tokens + 4 * k)))
-        out = put_number(out, MATCHED_NGRAM_LENGTH, match_length)
-        out = put_number(out, SOURCE, SOURCE_POOL if outcome == POOL_DRAFT else SOURCE_SEQUENCE)
-    return put_number(out, STATUS, status)
+        out = put_number(out, scan.MATCHED_NGRAM_LENGTH, match_length)
+        out = put_number(
+            out,
+            scan.SOURCE,
+            scan.SOURCE_POOL if outcome == scan.POOL_DRAFT else scan.SOURCE_SEQUENCE,
+        )
+    return put_number(out, scan.STATUS, status)
 
 
 @kernel
@@ -208,32 +179,32 @@ def write_response(
     num_backlog = 0
     data, begin = signed(payload.ctypes.data), signed(response.ctypes.data)
     tally[:] = 0
-    out = put_number64(begin, BATCH_ID, np.uint64(batch_id))
+    out = put_number64(begin, scan.BATCH_ID, np.uint64(batch_id))
     for i in range(num_rows):
-        outcome = rows[i, OUTCOME]
+        outcome = rows[i, scan.OUTCOME]
         tally[outcome] += 1
-        if outcome >= OUT_OF_SYNC:
+        if outcome >= scan.OUT_OF_SYNC:
             out = _put_bytes(
-                out, signed(refusals.ctypes.data) + rows[i, TEXT], rows[i, TEXT_LENGTH]
+                out, signed(refusals.ctypes.data) + rows[i, scan.TEXT], rows[i, scan.TEXT_LENGTH]
             )
             continue
-        header = rows[i, TEXT]
+        header = rows[i, scan.TEXT]
         num_unindexed, left = count_unindexed(header), 0
         if num_unindexed >= short_tail:
-            left = SHORT_TAIL if num_unindexed <= long_tail else LONG_TAIL
+            left = scan.SHORT_TAIL if num_unindexed <= long_tail else scan.LONG_TAIL
         if is_feed_due(header):
-            left |= FEED
+            left |= scan.FEED
         if left != 0:
-            backlog[num_backlog, 0], backlog[num_backlog, 1] = rows[i, SLOT], left
+            backlog[num_backlog, 0], backlog[num_backlog, 1] = rows[i, scan.SLOT], left
             num_backlog += 1
         out = put_proposal(
             out,
-            data + rows[i, ID_START],
-            rows[i, ID_BYTES],
+            data + rows[i, scan.ID_START],
+            rows[i, scan.ID_BYTES],
             outcome,
-            rows[i, TEXT_LENGTH],
-            rows[i, MATCH_LENGTH],
-            signed(drafts.ctypes.data) + 4 * rows[i, DRAFT_START],
-            rows[i, DRAFT_LENGTH],
+            rows[i, scan.TEXT_LENGTH],
+            rows[i, scan.MATCH_LENGTH],
+            signed(drafts.ctypes.data) + 4 * rows[i, scan.DRAFT_START],
+            rows[i, scan.DRAFT_LENGTH],
         )
     return out - begin, num_backlog

@@ -1,7 +1,7 @@
 """Compiles the numeric kernels to machine code, which runs without the GIL.
 
 Machine code is cached on disk: beside the source, where an image has it from its build
-(`compile_kernels.py`), else where numba stores it (`NUMBA_CACHE_DIR`, or the user's cache folder).
+(`warm_up.py`), else where numba stores it (`NUMBA_CACHE_DIR`, or the user's cache folder).
 A disk that is full or read-only only means that kernels are compiled at every start.
 
 A kernel's machine code contains that of the kernels it calls, in other files too. So it is valid

@@ -211,7 +211,7 @@ _MEASURE = """
 import sys
 import numpy as np
 from pathlib import Path
-from drafter.batch.warm_up import warm_up
+from drafter.warm_up import warm_up
 from drafter.pool_index.records import FeedOutcome, Pool, PoolLimits, Text
 from drafter.pools.store import PoolStore
 

@@ -1,4 +1,9 @@
-"""Compiles every kernel, or loads it from disk, by answering batches as a server does."""
+"""Compiles every kernel, or loads it from disk, by answering batches as a server does.
+
+    python -m drafter.warm_up
+
+compiles them into the folder of the source, for an image or a package.
+"""
 
 import asyncio
 
@@ -77,3 +82,7 @@ async def _answer_batches() -> None:
 
 def _fail(failure: Failure) -> None:
     raise RuntimeError(f"a kernel failed: {failure.value}")
+
+
+if __name__ == "__main__":
+    warm_up()
