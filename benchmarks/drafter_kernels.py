@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from benchmarks.drafter_texts import Call, propose
 from benchmarks.held_out_texts import held_out_texts
 from benchmarks.workloads import BUNDLED_MODEL
-from drafter.batch.budgets import MAX_UNINDEXED
+from drafter.budgets import MAX_UNINDEXED
 from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm, NgramParams, Tie
 from drafter.ngram.text import IndexedText

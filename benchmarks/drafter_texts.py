@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from drafter.batch.budgets import NGRAMS_PER_ANSWER
+from drafter.budgets import NGRAMS_PER_ANSWER
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
 from drafter.kernels.memory import address_of

@@ -13,8 +13,8 @@ import grpc
 
 from drafter.batch import wire
 from drafter.batch.batch import Batch
-from drafter.batch.budgets import FORGOTTEN_AT_ONCE
 from drafter.batch.engine import DraftEngine
+from drafter.budgets import FORGOTTEN_AT_ONCE, SWEEP_INTERVAL_S
 from drafter.errors import NotServingError, UnsupportedFieldError
 from drafter.metrics import DrafterMetrics
 from drafter.open_streams import OpenStreams
@@ -25,9 +25,6 @@ from tandem.v1 import drafter_pb2, drafter_pb2_grpc
 
 SERVICE_NAME = "tandem.v1.DrafterService"
 STREAM_METHOD = "ProposeStream"
-
-SWEEP_INTERVAL_S = 1.0
-"""How often expired sequences are looked for when no request does it."""
 
 _StreamContext = grpc.aio.ServicerContext[bytes, bytes]
 _ProposeContext = grpc.aio.ServicerContext[drafter_pb2.ProposeRequest, drafter_pb2.ProposeResponse]

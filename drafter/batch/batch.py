@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from drafter.batch import scan, wire
 from drafter.batch.append import make_draft_room
-from drafter.batch.budgets import MAX_APPENDED_UNINDEXED, MIN_UNINDEXED
 from drafter.batch.scan import scan_request
 from drafter.batch.write import write_response
+from drafter.budgets import MAX_APPENDED_UNINDEXED, MAX_LIVE_TOKENS, MIN_UNINDEXED
 from drafter.history.history import History
 from drafter.history.store import HistoryStore, StreamLease
 from drafter.kernels.memory import address_of, whole_lines
@@ -99,7 +99,7 @@ class Batch:
     @property
     def is_bulk(self) -> bool:
         """Whether it brings long text, which live batches must not wait for."""
-        return bool(self._head[2] > wire.MAX_LIVE_TOKENS)
+        return bool(self._head[2] > MAX_LIVE_TOKENS)
 
     def delta(self, i: int) -> drafter_pb2.SequenceDelta:
         """Returns the delta of a row as protobuf parses it."""
@@ -209,7 +209,7 @@ class Batch:
         count = scan_request(
             self.payload,
             self._store.table.seed,
-            wire.MAX_LIVE_TOKENS,
+            MAX_LIVE_TOKENS,
             is_utf8,
             self.rows,
             self._odd_fields,

@@ -16,7 +16,10 @@ from drafter.batch import wire
 from drafter.batch.answer import MUST_LINK, answer_rows
 from drafter.batch.append import append_rows
 from drafter.batch.batch import Batch
-from drafter.batch.budgets import (
+from drafter.batch.indexer import Indexer
+from drafter.batch.scan import FEED, INVALID, LONG_TAIL, OUT_OF_SYNC, SHORT_TAIL, TEXT
+from drafter.batch.time_slices import TimeSlice, TimeSlices
+from drafter.budgets import (
     FORGOTTEN_AT_ONCE,
     MAX_APPENDED_UNINDEXED,
     MAX_AWAITED_NGRAMS,
@@ -24,9 +27,6 @@ from drafter.batch.budgets import (
     NGRAMS_PER_ANSWER,
     ROWS_PER_CALL,
 )
-from drafter.batch.indexer import Indexer
-from drafter.batch.scan import FEED, INVALID, LONG_TAIL, OUT_OF_SYNC, SHORT_TAIL, TEXT
-from drafter.batch.time_slices import TimeSlice, TimeSlices
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
 from drafter.history.store import HistoryStore

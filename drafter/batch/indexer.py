@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from drafter.batch.answer import index_texts
-from drafter.batch.budgets import (
+from drafter.batch.time_slices import TimeSlices
+from drafter.budgets import (
     FED_AT_ONCE,
     GROWTH_S,
     NGRAMS_PER_LONG_STEP,
     NGRAMS_PER_STEP,
     ROWS_PER_CALL,
 )
-from drafter.batch.time_slices import TimeSlices
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
 from drafter.history.store import HistoryStore

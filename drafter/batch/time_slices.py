@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
-from drafter.batch.budgets import COOL_DOWN_S, LIVE_FOR_S, SLICE_S
+from drafter.budgets import COOL_DOWN_S, LIVE_FOR_S, SLICE_S
 
 
 class TimeSlice:

@@ -40,9 +40,6 @@ MAX_SEQUENCES_PER_BATCH = _BATCH_LIMITS.max_items("sequences")
 MAX_RELEASES_PER_BATCH = _BATCH_LIMITS.max_items("releases")
 MAX_TOKENS_PER_DELTA = _DELTA_LIMITS.max_items("token_ids")
 
-MAX_LIVE_TOKENS = 256
-"""A step brings a sequence some dozen tokens at most; more is a prompt, or a replayed history."""
-
 MAX_TOKEN_BYTES = 5
 """The longest varint that a uint32 takes."""
 

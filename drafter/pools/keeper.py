@@ -7,12 +7,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from drafter.budgets import POOL_SLICE_S
 from drafter.pools.store import PoolStore
 from drafter.refusals import Failure
 from servicekit.logs import Logger
-
-PIECE_S = 0.0003
-"""How long the work runs before others get the event loop."""
 
 
 class PoolKeeper:
@@ -44,7 +42,7 @@ class PoolKeeper:
     async def _work(self) -> None:
         try:
             while self._store.has_work:
-                end_s = time.perf_counter() + PIECE_S
+                end_s = time.perf_counter() + POOL_SLICE_S
                 while self._store.work() and time.perf_counter() < end_s:
                     pass
                 await asyncio.sleep(0)

@@ -21,6 +21,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from drafter.budgets import POOL_NGRAMS_PER_PIECE, POOL_TOKENS_PER_PIECE
 from drafter.ngram.match import MAX_MATCH_LENGTH
 from drafter.pool_index.memory import PoolMemory
 from drafter.pool_index.records import (
@@ -37,10 +38,6 @@ from drafter.pool_index.records import (
 
 MIN_TEXT_TOKENS = 2
 """A shorter text has nothing to draft."""
-
-# The most that one call of `work` does: each takes about a hundred microseconds.
-_NGRAMS_PER_PIECE = 256
-_TOKENS_PER_PIECE = 958
 
 
 class PoolStore:
@@ -198,10 +195,10 @@ class PoolStore:
             self._evict_piece(next(iter(self._texts)), TextEviction.EXPIRED)
         elif self._unindexed:
             pool = next(iter(self._unindexed))
-            num_indexed = self._memory.index(pool, _NGRAMS_PER_PIECE)
+            num_indexed = self._memory.index(pool, POOL_NGRAMS_PER_PIECE)
             if num_indexed < 0:
                 self._make_room(pool)
-            elif num_indexed < _NGRAMS_PER_PIECE:
+            elif num_indexed < POOL_NGRAMS_PER_PIECE:
                 del self._unindexed[pool]
         elif self._waiting:
             self._append_piece(self._waiting[0])
@@ -328,7 +325,7 @@ class PoolStore:
                 return
             self._texts[text] = None
         assert text.waiting is not None
-        num_appended = self._memory.append(text, text.waiting[:_TOKENS_PER_PIECE])
+        num_appended = self._memory.append(text, text.waiting[:POOL_TOKENS_PER_PIECE])
         if num_appended == 0:
             self._make_room(pool)
             return
@@ -355,7 +352,7 @@ class PoolStore:
         """Evicts the next tokens of the oldest text of its pool, and forgets it with the last."""
         if text.num_tokens > 0:
             num_sizes = text.pool.ngram_mask.bit_count()
-            self._memory.evict(text, max(1, _NGRAMS_PER_PIECE // num_sizes))
+            self._memory.evict(text, max(1, POOL_NGRAMS_PER_PIECE // num_sizes))
             text.pool.version += 1
         if text.num_tokens == 0 and text.waiting is not None and reason is TextEviction.EXPIRED:
             self._end_wait(text)

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from drafter.batch.budgets import MIN_UNINDEXED
+from drafter.budgets import MIN_UNINDEXED
 from drafter.history.history import History
 from drafter.history.store import HistoryStore
 from drafter.server import DrafterServer

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafter.batch.budgets import MAX_UNINDEXED
+from drafter.budgets import MAX_UNINDEXED
 from drafter.ngram import table as ngram_table
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from drafter.ngram.text import IndexedText

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.drafter_texts import Call
-from drafter.batch.budgets import NGRAMS_PER_ANSWER
+from drafter.budgets import NGRAMS_PER_ANSWER
 from drafter.ngram.index import DONE
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
 from drafter.ngram.table import ENTRIES, TABLE_WORDS, TABLES

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from drafter.batch.batch import Batch
-from drafter.batch.budgets import MAX_AWAITED_NGRAMS, MIN_UNINDEXED, NGRAMS_PER_STEP
 from drafter.batch.indexer import Indexer
+from drafter.budgets import MAX_AWAITED_NGRAMS, MIN_UNINDEXED, NGRAMS_PER_STEP
 from drafter.history.history import History
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import replay

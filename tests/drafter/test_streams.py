@@ -17,9 +17,9 @@ import drafter.batch.engine
 import drafter.server
 from drafter.batch.answer import answer_rows
 from drafter.batch.batch import Batch
-from drafter.batch.budgets import SLICE_S
 from drafter.batch.scan import OPEN, OUTCOME
 from drafter.batch.time_slices import TimeSlice
+from drafter.budgets import SLICE_S
 from drafter.ngram.params import DEFAULT_PARAMS
 from drafter.service import SERVICE_NAME
 from tandem.v1 import drafter_pb2 as pb

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from drafter.batch.budgets import COOL_DOWN_S, SLICE_S
 from drafter.batch.time_slices import TimeSlice, TimeSlices
 from drafter.batch.wire import MAX_TOKENS_PER_DELTA
+from drafter.budgets import COOL_DOWN_S, SLICE_S
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import live_batch, replay
 from tests.drafter.drafter_pair import LocalDrafter

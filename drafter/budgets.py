@@ -1,6 +1,6 @@
 """How much the drafter does at one go, so that its event loop answers others in between.
 
-Every budget of the batch path stands here. Times are those of a processor of a few GHz.
+Every budget stands here. Times are those of a processor of a few GHz.
 """
 
 SLICE_S = 0.001
@@ -14,6 +14,10 @@ NGRAMS_PER_ANSWER = 8_192
 
 FORGOTTEN_AT_ONCE = 64
 """Expired sequences that are forgotten at one go: a few hundred microseconds."""
+
+MAX_LIVE_TOKENS = 256
+"""A delta with more tokens makes its batch bulk. A step brings a sequence some dozen tokens; more is
+a prompt, or a replayed history."""
 
 # When texts are indexed.
 
@@ -56,3 +60,15 @@ replay comes anywhere near its deadline."""
 
 LIVE_FOR_S = 0.1
 """Traffic is live if there was a live batch within this time: some steps of a verifier."""
+
+# Work on pools, see `drafter.pools`.
+
+POOL_SLICE_S = 0.0003
+"""How long it keeps the event loop before others get a turn."""
+
+POOL_NGRAMS_PER_PIECE = 256
+POOL_TOKENS_PER_PIECE = 958
+"""The most of one piece of work: each takes about a hundred microseconds."""
+
+SWEEP_INTERVAL_S = 1.0
+"""How often expired sequences are looked for when no request does it."""
