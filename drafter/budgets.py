@@ -16,8 +16,8 @@ FORGOTTEN_AT_ONCE = 64
 """Expired sequences that are forgotten at one go: a few hundred microseconds."""
 
 MAX_LIVE_TOKENS = 256
-"""A delta with more tokens makes its batch bulk. A step brings a sequence some dozen tokens; more is
-a prompt, or a replayed history."""
+"""A delta with more tokens makes its batch bulk. A step brings a sequence some dozen tokens; more
+is a prompt, or a replayed history."""
 
 # When texts are indexed.
 
