@@ -230,18 +230,14 @@ async def test_sequences_are_answered_while_a_long_text_enters_its_pool(
         piece = pool_delta("long", text[base_length : base_length + 8000])
         piece.base_length, piece.max_draft_tokens = base_length, 0
         await exchange(stream, pb.ProposeRequest(sequences=[piece]))
-    finished: list[str] = []
-    settled = asyncio.create_task(running.drafter.pool_keeper.settle())
     release = pb.Release(sequence_id="long", keep=pb.KEEP_ALL)
     await running.stub.Release(pb.ReleaseRequest(releases=[release]))
-    await settled
     settled = asyncio.create_task(running.drafter.pool_keeper.settle())
-    settled.add_done_callback(lambda _: finished.append("indexed"))
-    for _ in range(3):
+    num_answered = 0
+    while not settled.done():
         await draft_of(running, [1, 2])
-        finished.append("answered")
-    await settled
-    assert finished[:3] == ["answered"] * 3
+        num_answered += not settled.done()
+    assert num_answered > 0
     assert (await draft_of(running, [99_000, 99_001]))[0] == list(range(99_002, 99_010))
 
 
