@@ -3,13 +3,16 @@
 import asyncio
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
+import drafter.batch.indexer
 from drafter.batch.batch import Batch
 from drafter.batch.indexer import Indexer
 from drafter.budgets import MAX_AWAITED_NGRAMS, MIN_UNINDEXED, NGRAMS_PER_STEP
 from drafter.history.history import History
+from drafter.ngram.index import BUDGET_SPENT
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import replay
 from tests.drafter.drafter_pair import LocalDrafter
@@ -187,7 +190,9 @@ async def test_a_batch_is_answered_while_other_texts_are_still_unindexed() -> No
     assert max(num_unindexed()) <= 5
 
 
-async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring() -> None:
+async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     local = LocalDrafter()
     await local.exchange(
         pb.ProposeRequest(
@@ -198,10 +203,17 @@ async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
         )
     )
     short, long = (local.histories[id_] for id_ in ("short", "long"))
+    index = drafter.batch.indexer.index_texts
+
+    def never_finish_short(records: Any, slots: Any, base: Any, budget: int, statuses: Any) -> None:
+        """As if new text came faster than it is indexed."""
+        index(records, slots, base, budget, statuses)
+        statuses[slots == short.slot] = BUDGET_SPENT
+
+    monkeypatch.setattr(drafter.batch.indexer, "index_texts", never_finish_short)
     async with asyncio.timeout(20):
         while long.num_unindexed > 5:
-            # As if new text came faster than it is indexed.
             local.engine.slices.live()
-            local.engine.indexer.add(short_tails=[short.slot], long_tails=[], feeding=[])
             await asyncio.sleep(0)
+    assert local.engine.indexer.has_work
     await local.engine.indexer.close()

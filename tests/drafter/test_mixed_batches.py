@@ -1,6 +1,7 @@
 """Batches whose rows differ: appended by a kernel, appended by protobuf, refused, or evicted."""
 
 import asyncio
+import gc
 from typing import Any
 
 import grpc
@@ -13,6 +14,8 @@ from drafter.batch import wire
 from drafter.batch.answer import answer_rows
 from drafter.batch.scan import SLOT
 from drafter.batch.time_slices import TimeSlice
+from drafter.budgets import FORGOTTEN_AT_ONCE
+from drafter.history.history import History
 from tandem.v1 import drafter_pb2 as pb
 from tests.drafter.deltas import delta
 from tests.drafter.drafter_pair import LocalDrafter
@@ -293,3 +296,25 @@ async def test_a_row_whose_sequence_an_earlier_creation_evicts_is_out_of_sync() 
         drafted("c", 5, [9, 1, 2], 2),
         out_of_sync("a"),
     ]
+
+
+async def test_more_sequences_may_expire_than_are_forgotten_at_once() -> None:
+    """A delta of an expired sequence that is still stored is out of sync like any other."""
+    local = LocalDrafter(idle_ttl_s=10)
+    names = [f"{i}" for i in range(2 * FORGOTTEN_AT_ONCE)]
+    await local.exchange(request_of(*(delta(name, 0, TEXT) for name in names)))
+    local.clock.now_s += 11
+    response = await local.exchange(request_of(delta(names[-1], len(TEXT), [1])))
+    assert [p.status for p in response.proposals] == [pb.STATUS_OUT_OF_SYNC]
+    assert 0 < local.drafter.store.num_sequences < FORGOTTEN_AT_ONCE
+
+
+async def test_an_answered_batch_keeps_no_released_text_in_memory() -> None:
+    """The batch is its stream's, and a stream may be idle for hours."""
+    local = LocalDrafter()
+    await local.exchange(request_of(delta("released", 0, TEXT)))
+    await local.settle()
+    assert local.drafter.store.release("released") is not None
+    gc.collect()
+    histories = [known for known in gc.get_objects() if type(known) is History]
+    assert "released" not in [history.sequence_id for history in histories]
