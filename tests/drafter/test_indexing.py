@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import drafter.batch.indexer
+from drafter.batch.answer import index_texts
 from drafter.batch.batch import Batch
 from drafter.batch.indexer import Indexer
 from drafter.budgets import MAX_AWAITED_NGRAMS, MIN_UNINDEXED, NGRAMS_PER_STEP
@@ -203,7 +204,7 @@ async def test_long_text_is_indexed_however_many_short_tails_live_batches_bring(
         )
     )
     short, long = (local.histories[id_] for id_ in ("short", "long"))
-    index = drafter.batch.indexer.index_texts
+    index = index_texts
 
     def never_finish_short(records: Any, slots: Any, base: Any, budget: int, statuses: Any) -> None:
         """As if new text came faster than it is indexed."""
