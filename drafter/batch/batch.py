@@ -4,6 +4,7 @@ Owns the arrays, what protobuf parses of a message, and which histories a batch 
 in which order things are done (`engine.py`).
 """
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,7 +42,8 @@ class Batch:
         rows: see `scan.ID_START`.
         tally: how many rows of the answered batch came to each outcome.
         backlog: (slot, remaining work) of the answered batch's texts, see `scan.SHORT_TAIL`.
-        duration_s: how long answering took; set by the engine.
+        scanned_s: when the scan began, by `time.perf_counter`.
+        duration_s: how long scanning and answering took; set by the engine.
     """
 
     def __init__(self, store: HistoryStore, lease: StreamLease | None) -> None:
@@ -59,7 +61,7 @@ class Batch:
         self.drafts = np.empty(wire.MAX_MESSAGE_BYTES // wire.MAX_TOKEN_BYTES, dtype=np.uint32)
         self.backlog: list[tuple[int, int]] = []
         self.tally = np.zeros(scan.NUM_OUTCOMES, dtype=np.int64)
-        self.duration_s = 0.0
+        self.scanned_s = self.duration_s = 0.0
         self._store = store
         max_odd = wire.MAX_SEQUENCES_PER_BATCH + wire.MAX_RELEASES_PER_BATCH
         self._odd_fields = np.empty((max_odd, 3), dtype=np.int64)
@@ -84,6 +86,7 @@ class Batch:
             DecodeError: it is none.
             MalformedBatchError, MessageLimitError: it is not one that a client may send.
         """
+        self.scanned_s = time.perf_counter()
         self._histories.clear()
         self._odd.clear()
         self._scans.clear()

@@ -82,7 +82,6 @@ class DraftEngine:
         Returns:
             A ProposeResponse.
         """
-        start_s = time.perf_counter()
         if batch.is_bulk:
             async with self.slices.bulk() as time_slice:
                 await self._append_and_answer(batch, time_slice)
@@ -90,7 +89,7 @@ class DraftEngine:
             time_slice = self.slices.live()
             await self._append_and_answer(batch, time_slice)
         response = batch.write()
-        batch.duration_s = time.perf_counter() - start_s - time_slice.held_back_s
+        batch.duration_s = time.perf_counter() - batch.scanned_s - time_slice.held_back_s
         return response
 
     def finish(self, batch: Batch) -> None:
