@@ -8,12 +8,12 @@ import numpy.typing as npt
 from drafter.budgets import NGRAMS_PER_ANSWER
 from drafter.history.history import History
 from drafter.history.pool_drafts import PoolDrafts
-from drafter.kernels.memory import address_of
 from drafter.ngram.draft import SCANNED_DRAFT_WORDS
 from drafter.ngram.index import DONE, MUST_GROW, MUST_SCAN
 from drafter.ngram.propose import propose_all
 from drafter.ngram.text import HASH_BASE, IndexedText
 from drafter.pool_index.propose import propose_from_pools
+from servicekit.kernels.memory import address_of
 
 Draft = tuple[list[int], int]
 """Its tokens, and how many tokens agree before its source."""

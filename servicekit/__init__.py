@@ -6,6 +6,7 @@ Knows nothing of what the services do: it could be its own project.
     server          its listening ports
     interceptors/   request ids, RPC metrics, bounds and errors, around every call
     message_limits  limits that .proto files state, enforced
+    kernels/        compiles and caches numeric kernels; needs numba, so not every service has it
     health, probe   grpc.health.v1, and a command that asks it
     metrics         the Prometheus endpoint; tally_histogram is a fast histogram for it
     channel         client channels that notice a dead peer

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck
 
 # Says for which processors numba compiles, before any test has it compile the verifier's kernels:
 # so all processes keep the same machine code.
-import drafter.kernels.jit  # noqa: F401
+import servicekit.kernels.jit  # noqa: F401
 from verifier.model.cpu_kernels import hold_cpu_kernels
 
 TESTS = Path(__file__).parent

@@ -23,12 +23,12 @@ from drafter.batch.scan import (
     WHY_OPEN,
 )
 from drafter.history.id_table import HEADER
-from drafter.kernels.jit import kernel
 from drafter.ngram.index import DONE
 from drafter.ngram.propose import propose_all
 from drafter.pool_index.arena import Arena
 from drafter.pool_index.link import has_old_link
 from drafter.pool_index.propose import propose_from_pools
+from servicekit.kernels.jit import kernel
 
 MUST_LINK = -1
 """Status of a row whose text must be linked to its pool anew, beside those of `ngram/index.py`."""

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from drafter.batch import scan
 from drafter.history.id_table import HEADER, SequenceTable, find_slot, home_bucket, touch
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import load_i64, load_u8, prefetch, signed, store_i64, store_u32
 from drafter.ngram.index import count_unindexed
 from drafter.ngram.table import CAPACITY, LENGTH, TABLE_WORDS, TABLES, TOKENS
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import load_i64, load_u8, prefetch, signed, store_i64, store_u32
 
 _GROUP = 16
 

@@ -17,8 +17,8 @@ from drafter.batch.write import write_response
 from drafter.budgets import MAX_APPENDED_UNINDEXED, MAX_LIVE_TOKENS, MIN_UNINDEXED
 from drafter.history.history import History
 from drafter.history.store import HistoryStore, StreamLease
-from drafter.kernels.memory import address_of, whole_lines
 from drafter.ngram.draft import SCANNED_DRAFT_WORDS
+from servicekit.kernels.memory import address_of, whole_lines
 from tandem.v1 import drafter_pb2
 
 # A response without refusals: as large as drafts may make it, and the batch's id.

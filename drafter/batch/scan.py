@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.history.id_table import MAX_ID_BYTES, hash_id, same_bytes
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import load_u8, load_unaligned_u64, signed
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import load_u8, load_unaligned_u64, signed
 
 # ProposeRequest, ProposeResponse
 BATCH_ID, SEQUENCES, RELEASES = 1, 2, 3

@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from drafter.batch import scan
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import (
+from drafter.ngram.index import count_unindexed
+from drafter.pool_index.link import is_feed_due
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import (
     load_u8,
     load_u32,
     load_unaligned_u64,
@@ -17,8 +19,6 @@ from drafter.kernels.memory import (
     store_u8,
     store_unaligned_u64,
 )
-from drafter.ngram.index import count_unindexed
-from drafter.pool_index.link import is_feed_due
 
 PROPOSAL_BYTES = 40
 """Of a proposal without its id and tokens: every number at its longest, all tags and lengths."""

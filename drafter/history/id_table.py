@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import address_of, load_u8, load_unaligned_u64, signed, whole_lines
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import address_of, load_u8, load_unaligned_u64, signed, whole_lines
 
 MAX_ID_BYTES = 64
 

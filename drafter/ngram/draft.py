@@ -18,8 +18,6 @@ the same options, as though the draft had been accepted, up to 64 tokens past th
 import numpy as np
 import numpy.typing as npt
 
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import load_i64, load_u32, store_i64, store_u32
 from drafter.ngram.index import count_unindexed
 from drafter.ngram.kmp import SCAN_WORDS, begin_scan, continue_scan, is_scan_done, scan_result
 from drafter.ngram.match import choose, match, token_at
@@ -38,6 +36,8 @@ from drafter.ngram.table import (
     TOKENS,
     TOKENS_PER_MATCH,
 )
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import load_i64, load_u32, store_i64, store_u32
 
 MAX_CHAINED_TOKENS = 64
 """How far past the end of the text a chained draft goes."""

@@ -32,8 +32,6 @@ does not happen by chance; who forces it gets what any client may ask for.
 
 import numpy as np
 
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import load_i64, load_u32, prefetch, signed, store_i64
 from drafter.ngram.table import (
     DIRECTORY,
     DISJOINT,
@@ -64,6 +62,8 @@ from drafter.ngram.table import (
     slot_bits_of,
     write_new,
 )
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import load_i64, load_u32, prefetch, signed, store_i64
 
 DONE, BUDGET_SPENT, MUST_SCAN, MUST_GROW = range(4)
 """Status of a text: the kernel did all it was asked for; the budget was spent first; the text must

@@ -23,8 +23,8 @@ Source: Knuth, Morris, Pratt, "Fast pattern matching in strings", SIAM J. Comput
 import numpy as np
 import numpy.typing as npt
 
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import load_i64, load_u32, store_i64
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import load_i64, load_u32, store_i64
 
 # Words of a scan: the place of the next token, under 0 at the end; how many tokens of the pattern
 # are matched before it; the longest match so far; its distance, 0: none.

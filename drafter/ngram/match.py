@@ -7,8 +7,6 @@ n-grams the index holds is known to `index.py`; how a text without one is search
 import numpy as np
 import numpy.typing as npt
 
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import address_of, load_i64, load_u32
 from drafter.ngram.index import lag_of
 from drafter.ngram.table import (
     DISJOINT,
@@ -26,6 +24,8 @@ from drafter.ngram.table import (
     find,
     mix,
 )
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import address_of, load_i64, load_u32
 
 MAX_MATCH_LENGTH = 64
 """How far back a match is followed; a longer one counts as this long."""

@@ -12,8 +12,6 @@ and with it: no match, 541 and 288 at 1,000 tokens, 828 and 348 at 131,000; a ma
 import numpy as np
 import numpy.typing as npt
 
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import load_i64, load_u32, prefetch, signed
 from drafter.ngram.table import (
     ACCEPTED_DISTANCE,
     DRAFT_DISTANCE,
@@ -37,6 +35,8 @@ from drafter.ngram.table import (
     slot_bits_of,
     tag_of,
 )
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import load_i64, load_u32, prefetch, signed
 
 
 @kernel

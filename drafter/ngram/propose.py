@@ -7,8 +7,6 @@ Owns the budget of a call: work beyond it is left to later calls. What a draft i
 import numpy as np
 import numpy.typing as npt
 
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import address_of, load_i64
 from drafter.ngram.draft import SCANNED_DRAFT_WORDS, draft_of, scan_draft, scanned_draft
 from drafter.ngram.index import (
     BUDGET_SPENT,
@@ -20,6 +18,8 @@ from drafter.ngram.index import (
 )
 from drafter.ngram.prefetch import prefetch_end, prefetch_header, prefetch_matches
 from drafter.ngram.table import CHAINED, INDEXED, LENGTH
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import address_of, load_i64
 
 SCANNED_PER_ENTRY = 16
 """So many tokens are scanned in the time that it takes to enter one n-gram."""

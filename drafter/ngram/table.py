@@ -36,8 +36,8 @@ without the base nobody knows the hash of any n-gram, not even of one token.
 
 import numpy as np
 
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import (
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import (
     address_of,
     load_i64,
     load_u32,

@@ -13,7 +13,6 @@ import secrets
 import numpy as np
 import numpy.typing as npt
 
-from drafter.kernels.memory import address_of
 from drafter.ngram import table as ngram_table
 from drafter.ngram.index import count_unindexed
 from drafter.ngram.params import Algorithm, NgramParams, Overlap, Tie
@@ -24,6 +23,7 @@ from drafter.ngram.table import (
     MIN_SLOTS,
     TABLES,
 )
+from servicekit.kernels.memory import address_of
 
 TOKEN_BYTES = 4
 MIN_CAPACITY_TOKENS = 256

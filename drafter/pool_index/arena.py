@@ -14,7 +14,7 @@ written, so unused blocks cost nothing.
 import numpy as np
 import numpy.typing as npt
 
-from drafter.kernels.jit import kernel
+from servicekit.kernels.jit import kernel
 
 Arena = npt.NDArray[np.uint32]
 

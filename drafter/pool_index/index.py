@@ -17,7 +17,6 @@ occurrence that this sequence does not own: a sequence that must not draft from 
 one step.
 """
 
-from drafter.kernels.jit import kernel
 from drafter.pool_index.arena import (
     BLOCK_BITS,
     CURSOR_INDICES,
@@ -55,6 +54,7 @@ from drafter.pool_index.tokens import (
     set_side_word,
     side_word,
 )
+from servicekit.kernels.jit import kernel
 
 _MODULUS = 0xFFFFFFFF
 

@@ -12,9 +12,9 @@ generation, so a link of the present generation is right, and any other is writt
 pool is searched (`drafter/history/pool_drafts.py`).
 """
 
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import load_i64, store_i64
 from drafter.ngram.table import LENGTH, MAX_TEXT_TOKENS
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import load_i64, store_i64
 
 _POOL, _POOL_WORD = 14, 15
 _BLOCK_BITS = 24

@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
-from drafter.kernels.jit import kernel
-from drafter.kernels.memory import as_pointer, load_i64
 from drafter.ngram.index import DONE
 from drafter.ngram.match import MAX_MATCH_LENGTH
 from drafter.ngram.table import (
@@ -51,6 +49,8 @@ from drafter.pool_index.tokens import (
     position_before,
     side_word,
 )
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import as_pointer, load_i64
 
 
 @kernel

@@ -17,7 +17,6 @@ Source: Fagin, Nievergelt, Pippenger, Strong, "Extendible hashing", ACM TODS 4 (
 
 import numpy as np
 
-from drafter.kernels.jit import kernel
 from drafter.pool_index.arena import (
     BLOCK_BITS,
     BLOCK_WORDS,
@@ -33,6 +32,7 @@ from drafter.pool_index.arena import (
     has_room,
     word,
 )
+from servicekit.kernels.jit import kernel
 
 NUM_SLOTS = 340
 MAX_FILLED = 272

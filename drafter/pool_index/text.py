@@ -8,7 +8,6 @@ works token by token, so it can stop after any.
 import numpy as np
 import numpy.typing as npt
 
-from drafter.kernels.jit import kernel
 from drafter.pool_index.arena import (
     BLOCK_BITS,
     HEAD,
@@ -36,6 +35,7 @@ from drafter.pool_index.tokens import (
     set_side_word,
     side_word,
 )
+from servicekit.kernels.jit import kernel
 
 NEW_POOL_BLOCKS = 4
 """A new pool's header, the directory and first page of its table, and a token block."""

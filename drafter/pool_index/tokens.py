@@ -14,7 +14,6 @@ tokens. Does not know which part of the chain is filled (`text.py`), nor what li
                  the last token of a text: position of the token that continues it. 0: neither
 """
 
-from drafter.kernels.jit import kernel
 from drafter.pool_index.arena import (
     BLOCK_BITS,
     BLOCK_WORDS,
@@ -23,6 +22,7 @@ from drafter.pool_index.arena import (
     free_block,
     word,
 )
+from servicekit.kernels.jit import kernel
 
 LONGEST_NGRAM = 32
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from drafter.kernels.jit import kernel
+from servicekit.kernels.jit import kernel
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_a_kernel_compiles_in_memory_where_no_cache_folder_can_be_had() -> None:
 LOAD = """
 import sys
 from pathlib import Path
-import drafter.kernels.jit
+import servicekit.kernels.jit
 sys.path.insert(0, sys.argv[1])
 from shipped.kernels import double
 assert double(21) == 42
@@ -68,7 +68,7 @@ def test_kernels_beside_the_source_are_loaded_as_long_as_no_contents_change(
     for folder in (built, built / "deeper"):
         (folder / "__init__.py").touch()
     (built / "kernels.py").write_text(
-        "from drafter.kernels.jit import kernel\n"
+        "from servicekit.kernels.jit import kernel\n"
         "from shipped.deeper.constants import TIMES\n\n\n"
         "@kernel\ndef double(x):\n    return TIMES * x\n"
     )
@@ -106,7 +106,7 @@ def test_kernels_work_where_nothing_can_be_written(
     folder = tmp_path / "shipped"
     folder.mkdir()
     (folder / "kernels.py").write_text(
-        "from drafter.kernels.jit import kernel\n\n\n"
+        "from servicekit.kernels.jit import kernel\n\n\n"
         "@kernel\ndef itself(x):\n    return x\n\n\n"
         "@kernel\ndef other(x):\n    return itself(x)\n\n\n"
         "@kernel\ndef double(x):\n    return itself(x) + other(x)\n"

@@ -5,17 +5,18 @@ Machine code is cached on disk: beside the source, where an image has it from it
 A disk that is full or read-only only means that kernels are compiled at every start.
 
 A kernel's machine code contains that of the kernels it calls, in other files too. So it is valid
-only as long as no file of the package that has kernels changes; kernels take their constants from
-such files only.
+only as long as no file of its package or of this one that has kernels changes; kernels take their
+constants from such files only.
 
-On x86-64 with AVX2, code is generated for that level, not for this processor alone, so an image's
-kernels run on all nodes of a cluster.
+On x86-64, code is generated for a level (with AVX2, or with AVX-512), not for this processor alone,
+so an image's kernels run on all nodes of a cluster.
 """
 
 import contextlib
 import functools
 import hashlib
 import platform
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -27,20 +28,29 @@ from numba.core import caching
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The level of x86-64 with AVX2, and the features that it requires.
-_LEVEL = "x86-64-v3"
-_LEVEL_FEATURES = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+_AVX2 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+_AVX512 = ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+# Levels of x86-64, the best one first, and the features that they require.
+_LEVELS = {"x86-64-v4": (*_AVX2, *_AVX512), "x86-64-v3": _AVX2}
 
 
 def _target_level() -> None:
-    """Makes numba target the level, if this processor has its features."""
+    """Makes numba target the best level whose features this processor has.
+
+    `NUMBA_CPU_NAME` overrides it.
+    """
     config: Any = numba.config
     if platform.machine() not in ("x86_64", "AMD64") or config.CPU_NAME is not None:
         return
-    features = llvmlite.binding.get_host_cpu_features()
-    if all(features.get(feature, False) for feature in _LEVEL_FEATURES):
-        config.CPU_NAME, config.CPU_FEATURES = _LEVEL, ""
+    has = llvmlite.binding.get_host_cpu_features()
+    for level, features in _LEVELS.items():
+        if all(has.get(feature, False) for feature in features):
+            config.CPU_NAME, config.CPU_FEATURES = level, ""
+            return
 
+
+# What files with kernels contain.
+_MARK = re.compile(rb"@kernel\n|@intrinsic\n|intrinsic\(")
 
 # Before anything is compiled.
 _target_level()
@@ -82,12 +92,12 @@ def _package_of(source: Path) -> Path:
 
 @functools.cache
 def _digest_of(package: Path) -> str:
-    """Returns the digest of all source files of a package that have kernels."""
+    """Returns the digest of all source files of a package, and of this one, that have kernels."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in [*sorted(package.rglob("*.py")), *sorted(Path(__file__).parent.glob("*.py"))]:
         source = path.read_bytes()
-        if b"@kernel\n" in source:
-            digest.update(f"{path.relative_to(package)} {len(source)}\n".encode() + source)
+        if _MARK.search(source):
+            digest.update(f"{path.name} {len(source)}\n".encode() + source)
     return digest.hexdigest()
 
 

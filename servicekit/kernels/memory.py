@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from drafter.kernels.jit import kernel
+from servicekit.kernels.jit import kernel
 
 _BYTE = ir.IntType(8)
 _U32 = ir.IntType(32)

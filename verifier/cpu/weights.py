@@ -1,0 +1,140 @@
+"""A decoder as the kernels of this room compute it: dimensions, and weights packed for products.
+
+A product's weight [N, K] (N outputs, K inputs, as torch's linear layers have it) is packed as
+[ceil(N / 16), K, 16]: a block of 16 outputs lies side by side for each input. Outputs past N have
+weights of zero.
+
+Shape legend: H hidden size, D head_dim, I intermediate size, E experts, V vocabulary.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+# Of a type that holds the bits of a `WeightType`.
+BitsArray = npt.NDArray[Any]
+
+LANES = 16
+
+
+class WeightType(enum.Enum):
+    """How a weight is stored, by the numpy type that holds its bits. Arithmetic is in float32."""
+
+    FLOAT32 = np.float32
+    BFLOAT16 = np.uint16
+    FLOAT16 = np.int16
+    INT8 = np.int8
+    FP8 = np.uint8  # e4m3fn
+
+
+class Activation(enum.IntEnum):
+    """Of a gated MLP: activation(gate) * up."""
+
+    SILU = 0
+    GELU_TANH = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """One packed weight, or the packed weights of several experts."""
+
+    # [ceil(N / 16), K, 16]; of experts: [E, ceil(N / 16), K, 16].
+    blocks: BitsArray
+    # N, without padding.
+    num_outputs: int
+    # [ceil(N / 16) * 16], of experts [E, ...]: factors of the outputs, for INT8 and FP8.
+    scales: FloatArray | None = None
+    # [ceil(N / 16) * 16]
+    bias: FloatArray | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.blocks.shape[-3])
+
+    @property
+    def depth(self) -> int:
+        """K."""
+        return int(self.blocks.shape[-2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """A rotary embedding of the first `2 * len(inv_freq)` dimensions of a head, in halves as
+    transformers' `rotate_half` pairs them; cos and sin are multiplied by `scaling`.
+    """
+
+    inv_freq: FloatArray
+    scaling: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of an MLP."""
+
+    # [E, H]: logits of the experts.
+    router: Matrix
+    gate_up: Matrix
+    down: Matrix
+    num_per_token: int
+    # Whether the weights of a token's chosen experts are divided by their sum.
+    normalises: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One decoder layer. Weights of norms are as they are multiplied (Gemma's: 1 + weight)."""
+
+    input_norm: FloatArray  # [H]
+    # Outputs: query heads, key heads, value heads, D each.
+    qkv: Matrix
+    query_norm: FloatArray | None  # [D]
+    key_norm: FloatArray | None
+    output: Matrix
+    # Norms of the attention's and the MLP's output, before it is added (Gemma). [H]
+    attention_output_norm: FloatArray | None
+    mlp_output_norm: FloatArray | None
+    mlp_norm: FloatArray  # [H], before the MLP
+    # [2 * I']: gate, then up; I' is I rounded up to a multiple of 16, with outputs of zero between.
+    gate_up: Matrix | None
+    # Depth I'.
+    down: Matrix | None
+    # Instead of gate_up and down.
+    experts: Experts | None
+    # How many tokens a token sees, itself included; 0: all before it.
+    sliding_window: int
+    # Index in `Decoder.rotaries`.
+    rotary: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """A whole decoder."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    norm_eps: float
+    # Factor of query * key.
+    attention_scaling: float
+    # cap * tanh(x / cap) of attention scores, and of logits; 0: none.
+    attention_softcap: float
+    logits_softcap: float
+    # Factor of embeddings (Gemma).
+    embedding_scale: float
+    activation: Activation
+    rotaries: list[Rotary]
+    layers: list[Layer]
+    final_norm: FloatArray  # [H]
+    # [V, H], not packed, of `other_type`; None: the head's weights are the embeddings.
+    embeddings: BitsArray | None
+    head: Matrix
+    # Of the layers' linear weights, experts included.
+    linear_type: WeightType
+    # Of the head, the embeddings, the router, and K/V; never INT8 or FP8.
+    other_type: WeightType
