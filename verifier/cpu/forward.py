@@ -19,7 +19,7 @@ from verifier.cpu import rows, vectors
 from verifier.cpu.attention import MAX_TASK_ROWS, attend
 from verifier.cpu.experts import mix_experts
 from verifier.cpu.products import accumulate, cap, finish, multiply
-from verifier.cpu.threads import MARK_BYTES, arrive, take
+from verifier.cpu.threads import MARK_BYTES, arrive, arrive_last, take
 
 Records = npt.NDArray[Any]
 
@@ -81,6 +81,7 @@ def forward(
     _norm_last(model, step, layers[model.num_layers - 1].mlp_output_norm, mark)
     mark += MARK_BYTES
     _logits(other, model, step, mark)
+    arrive_last(mark, model.num_threads, thread)
 
 
 @kernel
@@ -348,7 +349,6 @@ def _logits(other: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
             finish(step.logits, step.logits_row, step.num_rows, first, end, 0, matrix.bias)
         if model.logits_softcap > 0:
             cap(step.logits, step.logits_row, step.num_rows, first, end, model.logits_softcap)
-    arrive(mark, model.num_threads)
 
 
 @kernel

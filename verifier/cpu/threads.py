@@ -96,6 +96,15 @@ def arrive(mark: int, num_threads: int) -> None:
 
 
 @kernel
+def arrive_last(mark: int, num_threads: int, thread: int) -> None:
+    """The barrier of a pass's last phase. Only thread 0 waits, since it then resets the marks."""
+    if thread == 0:
+        arrive(mark, num_threads)
+    else:
+        fetch_add(mark + _ARRIVALS, 1)
+
+
+@kernel
 def announce(control: int) -> None:
     """Begins the next round of work, and wakes the threads that sleep."""
     fetch_add(control, 1)
