@@ -1,0 +1,299 @@
+"""A target model of our own kernels: owns the K/V cache, the buffers and the threads."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from servicekit.kernels.jit import kernel
+from servicekit.kernels.memory import address_of
+from verifier.batch.batch_layout import BatchLayout
+from verifier.cpu.attention import MAX_TASK_ROWS
+from verifier.cpu.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
+from verifier.cpu.records import LAYER, MATRIX, MODEL, STEP
+from verifier.cpu.threads import CONTROL_BYTES, MARK_BYTES, announce, await_round
+from verifier.cpu.tiles import FP8_FACTOR
+from verifier.cpu.weights import LANES, DecoderWeights, FloatArray, Matrix, WeightType
+
+BLOCK_SIZE = 16
+"""Tokens of a block as kernels see it."""
+
+# The largest float32 that rounds to a finite value.
+_LARGEST = {
+    WeightType.FLOAT32: float(np.finfo(np.float32).max),
+    WeightType.BFLOAT16: 3.3895313892515355e38,
+    WeightType.FLOAT16: 65504.0,
+}
+_SCRATCH_ALIGNMENT = 4096
+
+
+class CpuDecoder:
+    """Implements `TargetModel` and `KeepsHiddenStates`. Owned by the engine thread."""
+
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_threads: int,
+        max_num_tokens: int,
+    ) -> None:
+        """
+        Args:
+            num_blocks: of the K/V cache; memory is committed as blocks are first written.
+            block_size: tokens per block, a multiple of 16.
+            num_threads: that compute, the caller's included.
+            max_num_tokens: of a forward pass.
+        """
+        self.vocab_size = weights.vocab_size
+        self.block_size = block_size
+        self.trash_slot = num_blocks * block_size
+        self.kv_is_finite: npt.NDArray[np.bool_] | None = None
+        self.hidden_states: FloatArray | None = None
+        self._weights = weights
+        self._num_threads = num_threads
+        self._pieces_per_block = block_size // BLOCK_SIZE
+        self._linear = np.empty(0, dtype=weights.linear_type.value)
+        self._other = np.empty(0, dtype=weights.other_type.value)
+        self._kept: list[npt.NDArray[Any]] = []
+        self._models = np.zeros(1, dtype=MODEL)
+        self._layers = np.zeros(len(weights.layers), dtype=LAYER)
+        self._steps = np.zeros(1, dtype=STEP)
+        self._hidden_stride = _stride(weights.hidden_size)
+        self._logits = np.empty((0, weights.head.num_blocks * LANES), dtype=np.float32)
+        self._last_hidden = np.empty((0, self._hidden_stride), dtype=np.float32)
+        self._describe_layers(num_blocks * self._pieces_per_block)
+        self._describe_model(max_num_tokens, num_blocks * block_size)
+        self._threads = _Threads(
+            num_threads - 1,
+            (self._linear, self._other, self._models, self._layers, self._steps),
+        )
+
+    def forward(self, layout: BatchLayout) -> FloatArray:
+        """Logits [R, vocab_size] of the layout's rows; valid until the next call."""
+        num_tokens, num_rows = len(layout.input_token_ids), len(layout.logits_indices)
+        self._make_room(num_rows)
+        step = self._steps[0]
+        table_offsets, tables = self._tables(layout)
+        is_finite = np.empty(num_tokens, dtype=np.bool_)
+        arrays = {
+            "token_ids": layout.input_token_ids,
+            "positions": layout.positions,
+            "slots": layout.slot_mapping,
+            "rows": layout.logits_indices,
+            "query_offsets": layout.cu_seqlens_q,
+            "lengths": layout.seq_lens,
+            "tables": tables,
+            "table_offsets": table_offsets,
+            "is_finite": is_finite,
+        }
+        for name, array in arrays.items():
+            step[name] = address_of(array)
+        step["num_tokens"], step["num_rows"] = num_tokens, num_rows
+        step["num_sequences"] = len(layout.seq_lens)
+        self._marks[:] = 0
+        self._threads.start()
+        forward(self._linear, self._other, self._models, self._layers, self._steps, 0)
+        self.kv_is_finite = is_finite
+        self.hidden_states = None
+        if len(layout.hidden_state_indices):
+            rows = self._last_hidden[layout.scored_logits_indices]
+            self.hidden_states = rows[:, : self._weights.hidden_size]
+        return self._logits[: layout.num_rows, : self.vocab_size]
+
+    def close(self) -> None:
+        """Ends the threads. Idempotent."""
+        self._threads.stop()
+
+    def _tables(
+        self, layout: BatchLayout
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Each sequence's first place in the concatenated block tables, and these."""
+        num_each = -(-layout.seq_lens // self.block_size)
+        flat: list[int] = []
+        for table, count in zip(layout.block_tables, num_each.tolist(), strict=True):
+            flat += table[:count]
+        tables = np.array(flat, dtype=np.int32)
+        pieces = self._pieces_per_block
+        if pieces > 1:
+            tables = (tables[:, None] * pieces + np.arange(pieces, dtype=np.int32)).ravel()
+        return (np.cumsum(num_each) - num_each) * pieces, tables
+
+    def _make_room(self, num_rows: int) -> None:
+        if num_rows > len(self._logits):
+            num_rows = max(num_rows, 2 * len(self._logits))
+            self._logits = np.empty((num_rows, self._logits.shape[1]), dtype=np.float32)
+            self._last_hidden = np.empty((num_rows, self._hidden_stride), dtype=np.float32)
+            step = self._steps[0]
+            step["logits"] = address_of(self._logits)
+            step["logits_row"] = self._logits.strides[0]
+            step["last_hidden"] = address_of(self._last_hidden)
+
+    def _describe_layers(self, num_blocks: int) -> None:
+        weights = self._weights
+        cache_type = weights.other_type.value
+        block_size = 2 * weights.num_kv_heads * weights.head_dim * BLOCK_SIZE
+        # A block more: the trash block. Memory that nothing was written to takes no room.
+        cache = np.zeros(
+            (len(weights.layers), num_blocks + self._pieces_per_block, block_size), cache_type
+        )
+        self._kept.append(cache)
+        self._models[0]["block_bytes"] = cache.strides[1]
+        for number, layer in enumerate(weights.layers):
+            record = self._layers[number]
+            for name in (
+                "input_norm", "query_norm", "key_norm", "attention_output_norm", "mlp_norm",
+                "mlp_output_norm",
+            ):  # fmt: skip
+                record[name] = self._address(getattr(layer, name))
+            record["qkv"] = self._matrix(layer.qkv)
+            record["output"] = self._matrix(layer.output)
+            experts = layer.experts
+            source: Any = layer if experts is None else experts
+            record["gate_up"] = self._matrix(source.gate_up)
+            record["down"] = self._matrix(source.down)
+            if experts is not None:
+                record["router"] = self._matrix(experts.router)
+            record["sliding_window"] = layer.sliding_window
+            record["rotary"] = layer.rotary
+            record["cache"] = address_of(cache[number])
+
+    def _describe_model(self, max_num_tokens: int, max_length: int) -> None:
+        weights, model = self._weights, self._models[0]
+        layers = weights.layers
+        experts = next((layer.experts for layer in layers if layer.experts is not None), None)
+        num_pairs = len(weights.rotaries[0].inv_freq)
+        inv_freq = np.array([r.inv_freq for r in weights.rotaries], dtype=np.float32)
+        scaling = np.array([r.scaling for r in weights.rotaries], dtype=np.float32)
+        for name in (
+            "hidden_size", "num_heads", "num_kv_heads", "head_dim", "norm_eps",
+            "attention_scaling", "attention_softcap", "logits_softcap", "embedding_scale",
+        ):  # fmt: skip
+            model[name] = getattr(weights, name)
+        model["num_layers"] = len(layers)
+        model["largest_kv"] = _LARGEST[weights.other_type]
+        model["activation"] = weights.activation
+        embeddings = weights.head.blocks if weights.embeddings is None else weights.embeddings
+        model["embeddings"] = self._address(embeddings)
+        model["embeddings_are_packed"] = weights.embeddings is None
+        model["final_norm"] = self._address(weights.final_norm)
+        model["head"] = self._matrix(weights.head)
+        model["num_rotaries"], model["num_pairs"] = len(weights.rotaries), num_pairs
+        model["inv_freq"], model["rotary_scaling"] = self._address(inv_freq), self._address(scaling)
+
+        num_inner_rows = max_num_tokens
+        if experts is not None:
+            num_choices = max_num_tokens * experts.num_per_token
+            num_inner_rows = num_choices
+            model["num_experts"] = len(experts.gate_up.blocks)
+            model["num_experts_per_token"] = experts.num_per_token
+            model["normalises_experts"] = experts.normalises
+            model["routing"] = self._buffer(max_num_tokens, experts.router.num_blocks * LANES)
+            model["routing_row"] = _stride(experts.router.num_blocks * LANES) * 4
+            model["chosen"] = self._buffer(num_choices, 4)
+            model["chosen_weights"] = self._buffer(num_choices, 1)
+            model["expert_starts"] = self._buffer(len(experts.gate_up.blocks) + 1, 2)
+            model["expert_rows"] = self._buffer(num_choices, weights.hidden_size)
+            model["expert_updates"] = self._buffer(num_choices, weights.hidden_size)
+        qkv_size = (weights.num_heads + 2 * weights.num_kv_heads) * weights.head_dim
+        attended_size = weights.num_heads * weights.head_dim
+        inner = max(
+            (m.num_blocks * LANES for layer in layers for m in _gate_ups(layer)), default=LANES
+        )
+        model["hidden_row"] = self._hidden_stride * 4
+        for name in ("hidden", "normed", "update"):
+            model[name] = self._buffer(max_num_tokens, weights.hidden_size)
+        for name, num_rows, size in (
+            ("qkv", max_num_tokens, qkv_size),
+            ("attended", max_num_tokens, attended_size),
+            ("gate_up", num_inner_rows, inner),
+            ("gated", num_inner_rows, inner // 2),
+        ):
+            model[name] = self._buffer(num_rows, size)
+            model[f"{name}_row"] = _stride(size) * 4
+        model["queries"] = self._buffer(max_num_tokens, attended_size)
+        model["turns"] = self._buffer(max_num_tokens * len(weights.rotaries) * 2, num_pairs)
+        group = weights.num_heads // weights.num_kv_heads
+        # The first place holds their number.
+        model["tasks"] = self._buffer(max_num_tokens * group + 2, 6) + 8
+        scores_row = -(-max_length // BLOCK_SIZE) * BLOCK_SIZE * 4 + 64
+        scratch = MAX_TASK_ROWS * (4 * weights.head_dim + scores_row)
+        scratch = -(-scratch // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
+        model["scores_row"], model["scratch_bytes"] = scores_row, scratch
+        model["scratch"] = self._buffer(self._num_threads, scratch // 4)
+        num_phases = len(layers) * NUM_PHASES_PER_LAYER + NUM_OTHER_PHASES
+        self._marks = np.zeros(num_phases * MARK_BYTES // 8, dtype=np.int64)
+        model["marks"], model["num_threads"] = address_of(self._marks), self._num_threads
+
+    def _matrix(self, matrix: Matrix | None) -> npt.NDArray[Any]:
+        record = np.zeros((), dtype=MATRIX)
+        if matrix is not None:
+            scales = matrix.scales
+            if scales is not None and self._weights.linear_type is WeightType.FP8:
+                scales = scales * np.float32(FP8_FACTOR)
+            record["weights"] = self._address(matrix.blocks)
+            record["depth"], record["num_blocks"] = matrix.depth, matrix.num_blocks
+            record["scales"] = self._address(scales)
+            record["bias"] = self._address(matrix.bias)
+        return record
+
+    def _address(self, array: npt.NDArray[Any] | None) -> int:
+        if array is None:
+            return 0
+        assert array.flags.c_contiguous
+        self._kept.append(array)
+        return address_of(array)
+
+    def _buffer(self, num_rows: int, size: int) -> int:
+        """The address of rows of floats, `_stride(size)` apart."""
+        return self._address(np.zeros((num_rows, _stride(size)), dtype=np.float32))
+
+
+def _gate_ups(layer: Any) -> list[Matrix]:
+    return [m for m in (layer.gate_up, layer.experts and layer.experts.gate_up) if m is not None]
+
+
+def _stride(size: int) -> int:
+    """Floats from row to row: an odd number of cache lines, so that rows do not compete for the
+    same places of a cache.
+    """
+    return (-(-size // LANES) | 1) * LANES
+
+
+class _Threads:
+    """The threads beside the caller's; each runs every forward pass."""
+
+    def __init__(self, count: int, arguments: tuple[npt.NDArray[Any], ...]) -> None:
+        # The number of the round, sleeping threads, and whether to stop.
+        self._control = np.zeros(CONTROL_BYTES // 8 + 8, dtype=np.int64)
+        self._address = address_of(self._control)
+        self._arguments = arguments
+        self._is_stopping = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(i,), name=f"model-{i}", daemon=True)
+            for i in range(1, count + 1)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self) -> None:
+        """Lets all threads begin a forward pass."""
+        if self._threads:
+            announce(self._address)
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        announce(self._address)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def _run(self, index: int) -> None:
+        known = 0
+        while True:
+            known = await_round(self._address, known)
+            if self._is_stopping:
+                return
+            forward(*self._arguments, index)

@@ -1,0 +1,113 @@
+"""What the kernel of a forward pass is passed: records of addresses, sizes and factors.
+
+Python fills them from arrays that it owns and keeps alive (`decoder.py`); kernels read them by
+name. Addresses are int64; rows of activations are `*_row` bytes apart.
+"""
+
+import numpy as np
+
+MATRIX = np.dtype(
+    [
+        ("weights", np.int64),  # [N / 16, depth, 16]; of experts one after another
+        ("depth", np.int64),
+        ("num_blocks", np.int64),
+        ("scales", np.int64),  # [N / 16 * 16], or 0
+        ("bias", np.int64),  # [N / 16 * 16], or 0
+    ]
+)
+# Of one layer. Addresses of norms are 0 where there is none.
+LAYER = np.dtype(
+    [
+        ("input_norm", np.int64),
+        ("query_norm", np.int64),
+        ("key_norm", np.int64),
+        ("attention_output_norm", np.int64),
+        ("mlp_norm", np.int64),
+        ("mlp_output_norm", np.int64),
+        ("qkv", MATRIX),
+        ("output", MATRIX),
+        ("gate_up", MATRIX),  # of experts: of expert 0
+        ("down", MATRIX),
+        ("router", MATRIX),  # num_blocks 0: no experts
+        ("sliding_window", np.int64),
+        ("rotary", np.int64),
+        ("cache", np.int64),  # K/V of block 0
+    ]
+)
+# Of the whole model, and the buffers that a forward pass works in.
+MODEL = np.dtype(
+    [
+        ("num_layers", np.int64),
+        ("hidden_size", np.int64),
+        ("num_heads", np.int64),
+        ("num_kv_heads", np.int64),
+        ("head_dim", np.int64),
+        ("norm_eps", np.float32),
+        ("attention_scaling", np.float32),
+        ("attention_softcap", np.float32),
+        ("logits_softcap", np.float32),
+        ("embedding_scale", np.float32),
+        ("largest_kv", np.float32),  # that is finite in the cache's type
+        ("activation", np.int64),
+        ("intermediate_size", np.int64),  # a multiple of 16
+        ("num_experts", np.int64),
+        ("num_experts_per_token", np.int64),
+        ("normalises_experts", np.int64),
+        ("embeddings", np.int64),
+        ("embeddings_are_packed", np.int64),
+        ("final_norm", np.int64),
+        ("head", MATRIX),
+        ("num_rotaries", np.int64),
+        ("num_pairs", np.int64),  # of a rotary embedding
+        ("inv_freq", np.int64),  # [num_rotaries, num_pairs]
+        ("rotary_scaling", np.int64),  # [num_rotaries]
+        ("block_bytes", np.int64),  # of one layer's K/V
+        ("hidden", np.int64),  # [T, hidden_size], the residual stream
+        ("hidden_row", np.int64),  # also of `normed` and `update`
+        ("normed", np.int64),
+        ("update", np.int64),
+        ("qkv", np.int64),
+        ("qkv_row", np.int64),
+        ("queries", np.int64),  # [num_kv_heads, T * group, head_dim]
+        ("attended", np.int64),
+        ("attended_row", np.int64),
+        ("gate_up", np.int64),
+        ("gate_up_row", np.int64),
+        ("gated", np.int64),
+        ("gated_row", np.int64),
+        ("turns", np.int64),  # [num_rotaries, T, 2, num_pairs]: cos, sin
+        ("tasks", np.int64),  # int64 [n, 3]: sequence, first row, rows
+        ("scratch", np.int64),  # of each thread
+        ("scratch_bytes", np.int64),
+        ("scores_row", np.int64),  # in the scratch, after [MAX_TASK_ROWS, head_dim]
+        ("routing", np.int64),  # [T, num_experts / 16 * 16]
+        ("routing_row", np.int64),
+        ("chosen", np.int64),  # int64 [T, num_experts_per_token]: experts, then places
+        ("chosen_weights", np.int64),  # [T, num_experts_per_token]
+        ("expert_starts", np.int64),  # int64 [num_experts + 1]
+        ("expert_rows", np.int64),  # [T * num_experts_per_token, hidden_size], inputs and outputs
+        ("expert_updates", np.int64),
+        ("marks", np.int64),
+        ("num_threads", np.int64),
+    ]
+)
+# Of one forward pass.
+STEP = np.dtype(
+    [
+        ("num_tokens", np.int64),  # T
+        ("num_rows", np.int64),  # R
+        ("num_sequences", np.int64),  # B
+        ("token_ids", np.int64),  # int64 [T]
+        ("positions", np.int64),  # int64 [T]
+        ("slots", np.int64),  # int64 [T]
+        ("rows", np.int64),  # int64 [R]
+        ("query_offsets", np.int64),  # int64 [B + 1]
+        ("lengths", np.int64),  # int64 [B]
+        ("tables", np.int64),  # int32, of all sequences
+        ("table_offsets", np.int64),  # int64 [B]
+        ("is_finite", np.int64),  # uint8 [T]
+        ("last_hidden", np.int64),  # [R, hidden_size], after the last norm; `hidden_row` apart
+        ("logits", np.int64),
+        ("logits_row", np.int64),
+    ]
+)
