@@ -1,0 +1,156 @@
+"""The oracle of the decoder's loader and kernels: a forward pass from `DecoderWeights` in numpy.
+
+In float64, one sequence, no cache: as short as the definition of each operation allows.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from verifier.cpu.weights import Activation, DecoderWeights, Experts, Layer, Matrix, WeightType
+
+Array = npt.NDArray[Any]
+
+
+def all_logits(weights: DecoderWeights, token_ids: list[int]) -> Array:
+    """Logits [T, V] float64 of a text."""
+    embeddings = unpacked(weights.head, weights.other_type)
+    if weights.embeddings is not None:
+        embeddings = values(weights.embeddings, weights.other_type)
+    hidden = embeddings[token_ids] * weights.embedding_scale
+    for layer in weights.layers:
+        hidden = hidden + _normed(
+            _attention(weights, layer, _normed(hidden, layer.input_norm, weights.norm_eps)),
+            layer.attention_output_norm,
+            weights.norm_eps,
+        )
+        rows = _normed(hidden, layer.mlp_norm, weights.norm_eps)
+        if layer.experts is not None:
+            output = _mixture(weights, layer.experts, rows)
+        else:
+            assert layer.gate_up is not None
+            assert layer.down is not None
+            output = _gated(weights, layer.gate_up, layer.down, rows)
+        hidden = hidden + _normed(output, layer.mlp_output_norm, weights.norm_eps)
+    hidden = _normed(hidden, weights.final_norm, weights.norm_eps)
+    logits = _product(hidden, weights.head, weights.other_type)
+    return _capped(logits, weights.logits_softcap)
+
+
+def values(bits: Array, weight_type: WeightType) -> Array:
+    """The float64 values of stored weights of any shape, without their scales."""
+    match weight_type:
+        case WeightType.BFLOAT16:
+            return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        case WeightType.FLOAT16:
+            return bits.view(np.float16).astype(np.float64)
+        case WeightType.FP8:
+            return np.array([fp8_value(byte) for byte in range(256)])[bits]
+    return bits.astype(np.float64)
+
+
+def fp8_value(byte: int) -> float:
+    """An e4m3fn value: 1 bit of sign, 4 of exponent with bias 7, 3 of mantissa."""
+    sign, exponent, mantissa = -1.0 if byte & 0x80 else 1.0, (byte >> 3) & 15, byte & 7
+    if exponent == 15 and mantissa == 7:
+        return math.nan
+    if exponent == 0:
+        return sign * mantissa * 2.0**-9
+    return sign * (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+
+
+def unpacked(matrix: Matrix, weight_type: WeightType) -> Array:
+    """Weights [N, K] of a packed matrix; of experts [E, N, K]."""
+    blocks = values(matrix.blocks, weight_type)
+    rows = np.moveaxis(blocks, -1, -2)  # [..., blocks, 16, K]
+    rows = rows.reshape(*rows.shape[:-3], -1, rows.shape[-1])
+    if matrix.scales is not None:
+        rows = rows * matrix.scales[..., None]
+    return rows[..., : matrix.num_outputs, :]
+
+
+def _product(rows: Array, matrix: Matrix, weight_type: WeightType) -> Array:
+    result = rows @ unpacked(matrix, weight_type).T
+    return result if matrix.bias is None else result + matrix.bias[: matrix.num_outputs]
+
+
+def _normed(rows: Array, weight: Array | None, eps: float) -> Array:
+    if weight is None:
+        return rows
+    normed: Array = rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + eps)
+    return normed * weight
+
+
+def _capped(x: Array, cap: float) -> Array:
+    return cap * np.tanh(x / cap) if cap else x
+
+
+def _attention(weights: DecoderWeights, layer: Layer, rows: Array) -> Array:
+    num_tokens, head_dim = len(rows), weights.head_dim
+    qkv = _product(rows, layer.qkv, weights.linear_type)
+    heads = qkv.reshape(num_tokens, -1, head_dim).swapaxes(0, 1)
+    query, key, value = np.split(
+        heads, [weights.num_heads, weights.num_heads + weights.num_kv_heads]
+    )
+    query = _normed(query, layer.query_norm, weights.norm_eps)
+    key = _normed(key, layer.key_norm, weights.norm_eps)
+    query, key = _rotated(weights, layer, query), _rotated(weights, layer, key)
+    group = weights.num_heads // weights.num_kv_heads
+    key, value = key.repeat(group, axis=0), value.repeat(group, axis=0)
+    scores = _capped(
+        query @ key.swapaxes(1, 2) * weights.attention_scaling, weights.attention_softcap
+    )
+    distance = np.arange(num_tokens)[:, None] - np.arange(num_tokens)
+    is_seen = (distance >= 0) & (distance < (layer.sliding_window or num_tokens))
+    scores = np.where(is_seen, scores, -np.inf)
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    mixed = (shares @ value).swapaxes(0, 1).reshape(num_tokens, -1)
+    return _product(mixed, layer.output, weights.linear_type)
+
+
+def _rotated(weights: DecoderWeights, layer: Layer, heads: Array) -> Array:
+    """[heads, T, D]; pairs are (i, i + half) of the rotated dimensions."""
+    rotary = weights.rotaries[layer.rotary]
+    half = len(rotary.inv_freq)
+    angles = np.arange(heads.shape[1])[:, None] * rotary.inv_freq.astype(np.float64)
+    cos, sin = np.cos(angles) * rotary.scaling, np.sin(angles) * rotary.scaling
+    first, second, rest = np.split(heads, [half, 2 * half], axis=-1)
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1)
+
+
+def _gated(weights: DecoderWeights, gate_up: Matrix, down: Matrix, rows: Array) -> Array:
+    gate, up = np.split(_product(rows, gate_up, weights.linear_type), 2, axis=-1)
+    if weights.activation is Activation.SILU:
+        gate = gate / (1 + np.exp(-gate))
+    else:
+        gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+    return _product(gate * up, down, weights.linear_type)
+
+
+def _mixture(weights: DecoderWeights, experts: Experts, rows: Array) -> Array:
+    logits = _product(rows, experts.router, weights.other_type)
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    result = np.zeros_like(rows)
+    for token, share in enumerate(shares):
+        chosen = np.argsort(-share, kind="stable")[: experts.num_per_token]
+        total = share[chosen].sum() if experts.normalises else 1.0
+        for expert in chosen:
+            output = _gated(
+                weights,
+                _one_of(experts.gate_up, expert),
+                _one_of(experts.down, expert),
+                rows[token : token + 1],
+            )
+            result[token] += output[0] * share[expert] / total
+    return result
+
+
+def _one_of(matrix: Matrix, expert: int) -> Matrix:
+    scales = None if matrix.scales is None else matrix.scales[expert]
+    return Matrix(
+        blocks=matrix.blocks[expert], num_outputs=matrix.num_outputs, scales=scales, bias=None
+    )

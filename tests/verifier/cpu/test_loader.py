@@ -1,0 +1,266 @@
+"""Loaded weights, computed by the numpy oracle, give transformers' logits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from tests.verifier.cpu.numpy_decoder import all_logits, unpacked
+from verifier.cpu.loading.loader import describe_decoder, load_weights
+from verifier.cpu.weights import DecoderWeights, WeightType
+from verifier.model.fp8_weights import quantise_linear_layers
+
+# 112 is no power of two, 40 no multiple of 16, 97 neither.
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    # Large, so that attention is far from uniform.
+    "initializer_range": 0.3,
+}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**SMALL),
+    "llama_tied": lambda: LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "llama_biases": lambda: LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "llama_llama3": lambda: LlamaConfig(**SMALL, rope_parameters=LLAMA3),
+    "llama_linear": lambda: LlamaConfig(
+        **SMALL, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
+    ),
+    "llama_yarn": lambda: LlamaConfig(
+        **SMALL, rope_parameters={**YARN, "original_max_position_embeddings": 128}
+    ),
+    "qwen3_yarn": lambda: Qwen3Config(
+        **SMALL,
+        head_dim=32,
+        rope_parameters={
+            **YARN,
+            "original_max_position_embeddings": 100,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.4,
+            "beta_fast": 16,
+            "beta_slow": 2,
+            "truncate": False,
+        },
+    ),
+    "mistral": lambda: MistralConfig(**SMALL, sliding_window=20),
+    "mistral_full": lambda: MistralConfig(**SMALL, sliding_window=None, head_dim=32),
+    "qwen2": lambda: Qwen2Config(
+        **SMALL, use_sliding_window=True, sliding_window=20, max_window_layers=1
+    ),
+    "qwen2_no_window": lambda: Qwen2Config(**SMALL, sliding_window=20, max_window_layers=1),
+    "qwen3": lambda: Qwen3Config(**SMALL, head_dim=32, attention_bias=True),
+    "gemma2": lambda: Gemma2Config(
+        **SMALL,
+        head_dim=48,
+        sliding_window=20,
+        query_pre_attn_scalar=30,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SMALL, head_dim=48, sliding_window=20, layer_types=MIXED, query_pre_attn_scalar=40
+    ),
+    "gemma3_linear": lambda: Gemma3TextConfig(
+        **SMALL,
+        head_dim=48,
+        sliding_window=20,
+        layer_types=MIXED,
+        final_logit_softcapping=5.0,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3e4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "phi3": lambda: Phi3Config(**SMALL, sliding_window=20, pad_token_id=0),
+    "phi3_partial": lambda: Phi3Config(
+        **{**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1},
+        pad_token_id=0,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.75,
+        },
+    ),
+    "mixtral": lambda: MixtralConfig(**SMALL, num_local_experts=4, sliding_window=20),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **SMALL,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        mlp_only_layers=[1],
+        norm_topk_prob=True,
+    ),
+    "qwen3_moe_step": lambda: Qwen3MoeConfig(
+        **SMALL,
+        num_experts=5,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        decoder_sparse_step=2,
+        use_sliding_window=True,
+        sliding_window=20,
+    ),
+}
+MODEL_FOLDER = Path(__file__).parents[3] / "examples/demo_model/model"
+TEXT = [(37 * i + 11) % 97 for i in range(48)]
+
+
+def save(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Writes a random model of `CONFIGS` to a folder, norms and biases included."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="eager")
+        for key, parameter in model.named_parameters():
+            if "norm" in key or "bias" in key:
+                parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    model = model.to(dtype).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def reference(folder: Path, dtype: str = "auto") -> Any:
+    """Logits [T, V] by transformers, in float32, with weights rounded to a type."""
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+        attn_implementation="eager",
+    )
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0].double().numpy()
+
+
+def load(folder: Path, dtype: str = "auto", quantization: str = "none") -> DecoderWeights:
+    return load_weights(describe_decoder(folder), dtype=dtype, quantization=quantization)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_of_every_family_are_transformers_ones(name: str, tmp_path: Path) -> None:
+    save(tmp_path, name)
+    expected = reference(tmp_path)
+    logits = all_logits(load(tmp_path), TEXT)
+    assert np.abs(logits - expected).max() < 1e-4 * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "mixtral"])
+def test_sixteen_bit_weights_are_kept_and_computed_as_their_values(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    save(tmp_path, name, dtype)
+    weights = load(tmp_path)
+    expected_type = {torch.bfloat16: WeightType.BFLOAT16, torch.float16: WeightType.FLOAT16}[dtype]
+    assert weights.linear_type is weights.other_type is expected_type
+    assert weights.head.blocks.dtype == expected_type.value
+    expected = reference(tmp_path)
+    logits = all_logits(weights, TEXT)
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("target", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes_are_converted_as_torch_converts(
+    source: torch.dtype, target: str, tmp_path: Path
+) -> None:
+    save(tmp_path, "llama_biases", source)
+    expected = reference(tmp_path, target)
+    logits = all_logits(load(tmp_path, dtype=target), TEXT)
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fp8_weights_have_the_values_of_the_models_own_fp8_layers(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = save(tmp_path, "llama_biases", dtype)
+    weights = load(tmp_path, quantization="fp8")
+    quantise_linear_layers(model)
+    layer = model.model.layers[1]
+    ours = unpacked(weights.layers[1].qkv, WeightType.FP8)
+    q, k = layer.self_attn.q_proj, layer.self_attn.k_proj
+    assert (ours[:64] == (q.weight.float() * q.scale).numpy()).all()
+    assert (ours[64:96] == (k.weight.float() * k.scale).numpy()).all()
+    down = layer.mlp.down_proj
+    assert weights.layers[1].down is not None
+    ours = unpacked(weights.layers[1].down, WeightType.FP8)
+    assert (ours[:, :40] == (down.weight.float() * down.scale).numpy()).all()
+    assert (ours[:, 40:] == 0).all()
+    assert weights.other_type is load(tmp_path).other_type
+
+
+def test_int8_weights_are_the_nearest_of_each_channel(tmp_path: Path) -> None:
+    save(tmp_path, "qwen3_moe", torch.bfloat16)
+    weights = load(tmp_path, quantization="int8")
+    plain = load(tmp_path)
+    experts, exact_experts = weights.layers[0].experts, plain.layers[0].experts
+    gate_up, exact_gate_up = weights.layers[1].gate_up, plain.layers[1].gate_up
+    assert experts is not None
+    assert exact_experts is not None
+    assert gate_up is not None
+    assert exact_gate_up is not None
+    for ours, exact in (
+        (weights.layers[0].output, plain.layers[0].output),
+        (gate_up, exact_gate_up),
+        (experts.down, exact_experts.down),
+    ):
+        rows, expected = unpacked(ours, WeightType.INT8), unpacked(exact, WeightType.BFLOAT16)
+        step = np.abs(expected).max(axis=-1, keepdims=True) / 127
+        assert (np.abs(rows - expected) <= step * 0.50001).all()
+    assert experts.router.scales is None
+    # Quantised weights still compute the same model, roughly.
+    expected = reference(tmp_path)
+    error = np.abs(all_logits(weights, TEXT) - expected).mean()
+    assert error < 0.2 * np.abs(expected).mean()
+
+
+def test_packed_weights_start_at_cache_lines(tmp_path: Path) -> None:
+    save(tmp_path, "llama", torch.bfloat16)
+    weights = load(tmp_path)
+    for matrix in (weights.head, *(layer.qkv for layer in weights.layers)):
+        assert matrix.blocks.ctypes.data % 64 == 0
+
+
+def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
+    model = save(tmp_path / "one", "llama")
+    model.save_pretrained(tmp_path / "many", max_shard_size="40KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    one, many = load(tmp_path / "one"), load(tmp_path / "many")
+    assert (all_logits(one, TEXT) == all_logits(many, TEXT)).all()
+
+
+def test_the_bundled_model_is_loaded() -> None:
+    described = describe_decoder(MODEL_FOLDER)
+    weights = load_weights(described, dtype="auto", quantization="none")
+    expected = reference(MODEL_FOLDER)
+    logits = all_logits(weights, TEXT)
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+    assert described.config.eos_token_ids == {0}
+    assert weights.embeddings is None

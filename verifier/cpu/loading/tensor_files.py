@@ -1,0 +1,208 @@
+"""Reads tensors from safetensors files, mapped into memory.
+
+Format (https://huggingface.co/docs/safetensors): the header's length in 8 bytes, little endian; the
+header, a JSON object of name → {dtype, shape, data_offsets}; then the tensors' bytes, one after the
+other without gaps. A checkpoint of several files has an index, model.safetensors.index.json. Files
+are not trusted: every length, offset, type and shape is checked before anything is read.
+"""
+
+import json
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from verifier.cpu.loading.refusals import CheckpointError, NotServedError
+from verifier.cpu.weights import BitsArray, WeightType
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_LARGEST_HEADER = 100 << 20
+_ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+_WEIGHT_TYPES = {
+    "F32": WeightType.FLOAT32,
+    "BF16": WeightType.BFLOAT16,
+    "F16": WeightType.FLOAT16,
+}
+_PAGE = mmap.PAGESIZE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a mapped file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    # Of its bytes in the file.
+    start: int
+    end: int
+    file: Path
+
+    @property
+    def type(self) -> WeightType:
+        """Raises: NotServedError: it is none of float32, bfloat16 and float16."""
+        if self.dtype not in _WEIGHT_TYPES:
+            raise NotServedError(f"{self.name} is stored as {self.dtype}")
+        return _WEIGHT_TYPES[self.dtype]
+
+
+class TensorFiles:
+    """The tensors of a checkpoint folder by name; a context, which closes the files."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads all headers.
+
+        Raises:
+            CheckpointError: a file is not what the format says; its message names file and tensor.
+            NotServedError: there is neither model.safetensors nor its index.
+        """
+        self.tensors: dict[str, StoredTensor] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
+        try:
+            if (folder / _SINGLE).exists():
+                self.tensors = self._open(folder / _SINGLE)
+            elif (folder / _INDEX).exists():
+                self._open_sharded(folder)
+            else:
+                raise NotServedError(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for mapped in self._maps.values():
+            mapped.close()
+        self._maps.clear()
+
+    def rows(self, tensor: StoredTensor, first: int, count: int) -> BitsArray:
+        """A copy-free view of rows [first, first + count) of a tensor [rows, columns].
+
+        It must not outlive the files: `close` would fail. Read-only.
+        """
+        columns = math.prod(tensor.shape[1:])
+        item = np.dtype(tensor.type.value)
+        view: npt.NDArray[Any] = np.frombuffer(
+            self._maps[tensor.file],
+            dtype=item,
+            count=count * columns,
+            offset=tensor.start + first * columns * item.itemsize,
+        )
+        # Files may be laid out at any byte.
+        return np.require(view, requirements="A").reshape(count, columns)
+
+    def forget(self, tensor: StoredTensor, first: int, count: int) -> None:
+        """Lets these rows' pages leave this process's memory: they were read once, for good."""
+        row = (tensor.end - tensor.start) // max(1, tensor.shape[0])
+        start = -(-(tensor.start + first * row) // _PAGE) * _PAGE
+        end = (tensor.start + (first + count) * row) // _PAGE * _PAGE
+        if start < end:
+            self._maps[tensor.file].madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def _open_sharded(self, folder: Path) -> None:
+        index = folder / _INDEX
+        content = _json_object(index.read_bytes(), str(index))
+        placed = content.get("weight_map")
+        if not isinstance(placed, dict):
+            raise CheckpointError(f"{index}: has no weight_map")
+        opened: dict[str, dict[str, StoredTensor]] = {}
+        for name, file in placed.items():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise CheckpointError(f"{index}: {name}: {file!r} is no file beside the index")
+            if file not in opened:
+                opened[file] = self._open(folder / file)
+            if name not in opened[file]:
+                raise CheckpointError(f"{index}: {name}: {file} does not hold it")
+            self.tensors[name] = opened[file][name]
+
+    def _open(self, path: Path) -> dict[str, StoredTensor]:
+        try:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            # ValueError: an empty file.
+            raise CheckpointError(f"{path}: {error}") from error
+        self._maps[path] = mapped
+        if len(mapped) < 8:
+            raise CheckpointError(f"{path}: is too short for a header")
+        length = int.from_bytes(mapped[:8], "little")
+        if length > min(_LARGEST_HEADER, len(mapped) - 8):
+            raise CheckpointError(f"{path}: has a header of {length} bytes, more than the file has")
+        header = _json_object(mapped[8 : 8 + length], str(path))
+        header.pop("__metadata__", None)
+        data_start = 8 + length
+        tensors = {
+            name: _stored(name, entry, path, data_start=data_start)
+            for name, entry in header.items()
+        }
+        end = data_start
+        for tensor in sorted(tensors.values(), key=lambda each: (each.start, each.end)):
+            if tensor.start != end:
+                raise CheckpointError(
+                    f"{path}: {tensor.name}: starts at byte {tensor.start}, where the tensor "
+                    f"before it ends at {end}"
+                )
+            end = tensor.end
+        if end != len(mapped):
+            raise CheckpointError(
+                f"{path}: has {len(mapped)} bytes where its header describes {end}"
+            )
+        return tensors
+
+
+def _json_object(content: bytes, where: str) -> dict[str, Any]:
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise ValueError("a name occurs twice")
+        return result
+
+    try:
+        value = json.loads(content, object_pairs_hook=without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}: no JSON can be read ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{where}: holds no JSON object")
+    return value
+
+
+def _stored(name: str, entry: Any, path: Path, *, data_start: int) -> StoredTensor:
+    """Checks one entry of a header."""
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, end]}:
+            pass
+        case _:
+            raise CheckpointError(f"{path}: {name}: lacks dtype, shape or data_offsets")
+    # type(): a JSON true is an int to isinstance.
+    if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
+        raise CheckpointError(f"{path}: {name}: shape {shape} or offsets {start}, {end} are odd")
+    if dtype not in _ITEM_BYTES:
+        raise NotServedError(f"{name} is stored as {dtype}")
+    if end - start != math.prod(shape) * _ITEM_BYTES[dtype]:
+        raise CheckpointError(
+            f"{path}: {name}: has {end - start} bytes where {dtype} of shape {shape} takes "
+            f"{math.prod(shape) * _ITEM_BYTES[dtype]}"
+        )
+    return StoredTensor(
+        name=name,
+        dtype=dtype,
+        shape=tuple(shape),
+        start=data_start + start,
+        end=data_start + end,
+        file=path,
+    )
