@@ -31,7 +31,7 @@ class VectorType(types.Type):
         super().__init__(name="Vector")
 
 
-VECTOR: Any = VectorType()  # type: ignore[no-untyped-call]
+VECTOR: Any = VectorType()  # type: ignore[no-untyped-call,unused-ignore]
 
 
 @register_model(VectorType)
