@@ -1,6 +1,5 @@
 """The prefix cache: which blocks are found, kept, evicted and never shared."""
 
-import itertools
 import random
 
 import pytest
@@ -159,32 +158,6 @@ class TestEviction:
         pool.release(other)
         assert pool.cache.find(digests_of(TEXT[:12])) == table
         pool.check_integrity([table])
-
-    def test_a_sequence_grows_right_after_its_shared_blocks_if_those_are_free(self) -> None:
-        world = ScheduledWorld(num_blocks=64)
-        num_cached(world, TEXT[:17])
-        sequence = world.open(TEXT[:17], 30)
-        while sequence.remaining > 1:
-            world.step()
-        table = sequence.block_table
-        assert table == list(range(table[0], table[0] + 12))
-
-    def test_a_new_sequence_in_a_full_pool_still_gets_few_runs(self) -> None:
-        """Blocks that are evicted together are contiguous, because they were used together."""
-        world = ScheduledWorld(num_blocks=800, max_num_seqs=2, max_num_batched_tokens=64)
-        draw = random.Random(3)
-        for _ in range(140):
-            num_cached(world, [draw.randrange(3) for _ in range(draw.randint(17, 60))])
-        num_runs = []
-        for _ in range(30):
-            sequence = world.open([draw.randrange(3) for _ in range(30)], 20)
-            while sequence.remaining > 1:
-                world.step()
-            pairs = itertools.pairwise(sequence.block_table)
-            num_runs.append(1 + sum(after != before + 1 for before, after in pairs))
-            world.run_to_end()
-        assert world.scheduler.block_pool.cache.num_idle > 650, "too much was evicted"
-        assert sum(num_runs) / len(num_runs) < 4, "one by one it would be 7"
 
 
 class TestEngine:

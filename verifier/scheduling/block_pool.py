@@ -1,7 +1,7 @@
 """The KV blocks: which are free, which are held, and which cached ones can be evicted.
 
-A sequence's blocks are allocated one after another where possible: attention can read a contiguous
-run of blocks in place, without gathering. Knows no tensor; `kv_cache.py` owns the contents.
+Knows no tensor: the model owns the contents. Blocks that were used before are allocated first, so
+no more of the cache's memory is ever written to than is needed at the same time.
 
 A block is in one of three states:
     held   in at least one block table; in several only if it is cached (`prefix_cache.py`)
@@ -11,13 +11,7 @@ A block is in one of three states:
 
 import collections
 
-import numpy as np
-
 from verifier.scheduling.prefix_cache import PrefixCache
-
-# Idle blocks are evicted to make room for a contiguous run only while at most this part of all
-# blocks is free: a contiguous run is worth a small part of the cache only.
-_MAX_FREE_FOR_RUNS = 1 / 8
 
 
 class OutOfBlocksError(Exception):
@@ -38,13 +32,14 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.num_free = num_blocks
         self.cache = PrefixCache()
         self._num_holders = [0] * num_blocks
-        # With a block that is not free at either end.
-        self._is_free_padded = np.zeros(num_blocks + 2, dtype=np.bool_)
-        self._is_free = self._is_free_padded[1:-1]
-        self._is_free[:] = True
+        # The next one to be allocated is the last.
+        self._free = list(range(num_blocks))[::-1]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
 
     @property
     def num_available(self) -> int:
@@ -56,13 +51,9 @@ class BlockPool:
         """Blocks that are held."""
         return self.num_blocks - self.num_available
 
-    def extend(self, block_table: list[int], num_blocks: int, *, run_blocks: int = 0) -> None:
+    def extend(self, block_table: list[int], num_blocks: int) -> None:
         """Appends blocks to `block_table` until it holds `num_blocks`, evicting idle ones if need
         be.
-
-        Args:
-            run_blocks: how many blocks, these included, the table is expected to grow by; a new
-                run starts where there is room for as many, if possible.
 
         Raises:
             OutOfBlocksError: fewer are available.
@@ -73,13 +64,9 @@ class BlockPool:
         if num_missing > self.num_available:
             raise OutOfBlocksError(num_missing, self.num_available)
         while num_missing > self.num_free:
-            self._evict()
-        for i in range(num_missing):
-            block = block_table[-1] + 1 if block_table else self.num_blocks
-            if block >= self.num_blocks or not self._is_free[block]:
-                block = self._start_of_run(max(num_missing, run_blocks) - i)
-            self._is_free[block] = False
-            self.num_free -= 1
+            self._free.append(self.cache.evict())
+        for _ in range(num_missing):
+            block = self._free.pop()
             self._num_holders[block] = 1
             block_table.append(block)
 
@@ -103,7 +90,7 @@ class BlockPool:
             if block in self.cache:
                 self.cache.retire(block)
             else:
-                self._free(block)
+                self._free.append(block)
         block_table.clear()
 
     def check_integrity(self, block_tables: list[list[int]]) -> None:
@@ -111,40 +98,11 @@ class BlockPool:
         held = collections.Counter(block for table in block_tables for block in table)
         for block, num_holders in held.items():
             assert num_holders == 1 or block in self.cache, f"block {block} is in two tables"
-            assert not self._is_free[block], "a held block is marked free"
         assert all(len(table) == len(set(table)) for table in block_tables), "twice in one table"
         assert len(held) == self.num_used, "a used block is in no table"
         for block, num_holders in enumerate(self._num_holders):
             assert held[block] == num_holders, f"block {block} miscounts its holders"
         self.cache.check_integrity(set(held))
-        assert not any(block in self.cache for block in np.flatnonzero(self._is_free).tolist())
-        assert int(self._is_free.sum()) == self.num_free, "the free count is wrong"
-
-    def _free(self, block: int) -> None:
-        self._is_free[block] = True
-        self.num_free += 1
-
-    def _evict(self) -> None:
-        self._free(self.cache.evict())
-
-    def _start_of_run(self, run_blocks: int) -> int:
-        """The first block of a new run: the middle of the longest free run, so that the sequence
-        before it can grow, or earlier where the run would have no room for `run_blocks`.
-
-        In a pool full of idle blocks, free ones are few and scattered. Blocks of one sequence are
-        evicted together, so evicting `run_blocks` of them tends to free a contiguous run.
-        """
-        start, end = self._longest_free_run()
-        num_free = self.num_free + run_blocks
-        if end - start < run_blocks and num_free <= self.num_blocks * _MAX_FREE_FOR_RUNS:
-            for _ in range(min(run_blocks, self.cache.num_idle)):
-                self._evict()
-            start, end = self._longest_free_run()
-        return start if start == 0 else max(start, min((start + end) // 2, end - run_blocks))
-
-    def _longest_free_run(self) -> tuple[int, int]:
-        """[start, end) of the longest run of free blocks; there is a free block."""
-        edges = np.flatnonzero(self._is_free_padded[1:] != self._is_free_padded[:-1])
-        starts, ends = edges[::2], edges[1::2]
-        longest = int(np.argmax(ends - starts))
-        return int(starts[longest]), int(ends[longest])
+        free = set(self._free)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not any(block in held or block in self.cache for block in free)

@@ -33,9 +33,6 @@ from verifier.scheduling.block_pool import BlockPool
 from verifier.scheduling.prefix_cache import extend_digests
 from verifier.scheduling.sequence import Sequence
 
-# A new run of blocks starts where there is room for this much more output.
-_RUN_AHEAD_TOKENS = 256
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledSequence:
@@ -360,13 +357,7 @@ class Scheduler:
         self, sequence: Sequence, num_new_tokens: int, draft_token_ids: list[int]
     ) -> ScheduledSequence:
         num_tokens = sequence.num_computed_tokens + num_new_tokens + len(draft_token_ids)
-        if num_tokens > len(sequence.block_table) * self.block_size:
-            longest = min(sequence.max_length, len(sequence.token_ids) + _RUN_AHEAD_TOKENS)
-            self.block_pool.extend(
-                sequence.block_table,
-                self.num_blocks_for(num_tokens),
-                run_blocks=self.num_blocks_for(longest) - len(sequence.block_table),
-            )
+        self.block_pool.extend(sequence.block_table, self.num_blocks_for(num_tokens))
         return ScheduledSequence(
             sequence=sequence,
             num_new_tokens=num_new_tokens,
