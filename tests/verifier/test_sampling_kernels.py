@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.verifier import torch_sampling
-from tests.verifier.torch_sampling import Tokens
+from benchmarks import torch_sampling
+from benchmarks.torch_sampling import Tokens
 from verifier.sampling import Sampling, philox
 from verifier.sampling.acceptance_rules import race, win_race
 from verifier.sampling.adjustments import Adjustments

@@ -125,7 +125,9 @@ def total(values: DoubleArray, count: int) -> float:
 @kernel
 def largest(values: DoubleArray, count: int) -> float:
     """The largest of values[:count]; -inf: there is none."""
-    lanes = np.full(_NUM_LANES, -np.inf)
+    lanes = np.empty(_NUM_LANES)
+    for lane in range(_NUM_LANES):
+        lanes[lane] = -np.inf
     num_whole = count // _NUM_LANES * _NUM_LANES
     for start in range(0, num_whole, _NUM_LANES):
         part = values[start : start + _NUM_LANES]
@@ -179,7 +181,8 @@ def keep_allowed(parameters: Parameters, scratch: Scratch) -> tuple[int, float]:
             token_ids[count] = i
             count += value >= log_min_p and value > -np.inf
     if has_top_k and top_k < count:
-        weights[:count] = 1.0
+        for i in range(count):
+            weights[i] = 1.0
         count = _keep_first(count, float(top_k), scratch)
     exponentials(scaled, weights, count)
     sum_of_weights = total(weights, count)
@@ -218,7 +221,8 @@ def _keep_first(count: int, limit: float, scratch: Scratch) -> int:
     num_places = count
     before, least, most = 0.0, 0.0, _NEAR
     while num_places > _FEW and least < most:
-        sums[:] = 0.0
+        for bucket in range(_NUM_BUCKETS):
+            sums[bucket] = 0.0
         width = most - least
         for i in range(num_places):
             place = places[i]

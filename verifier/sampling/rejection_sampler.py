@@ -233,8 +233,7 @@ def _sample_rows(
     for index in range(num_rows):
         if not is_usable[index]:
             break
-        row[:] = logits[index]
-        adjust(row, adjusting, num_seen, index)
+        adjust(logits, index, adjusting, num_seen, row)
         top = largest(row, vocab_size)
         draft = drafts[index] if index < num_rows - 1 else PADDING
         # Where every token is masked, there is no distribution.
