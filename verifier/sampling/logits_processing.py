@@ -162,8 +162,14 @@ def reported_logprobs(
     Args:
         logits: [n, V] of the first n <= K + 1 rows.
         token_ids: [n]; -1: the likeliest one.
+
+    Raises:
+        IndexError: a token has no logit.
     """
     num_rows, vocab_size = logits.shape
+    assert len(token_ids) == num_rows
+    if (largest_id := token_ids.max(initial=-1)) >= vocab_size:
+        raise IndexError(f"token {largest_id} is outside the vocabulary of {vocab_size}")
     is_raw = sampling.raw_logprobs
     has_law = not is_raw and not sampling.is_greedy
     num_top = min(num_top, vocab_size)
