@@ -138,8 +138,7 @@ class PagedModel:
             trash_slot=self.cache.trash_slot,
             row_multiple=self.numerics.row_multiple,
         )
-        # Exact: they were of this dtype.
-        logits = torch.from_numpy(self.paged.forward(expand(layout))).to(self.checkpoint.dtype)
+        logits, _ = self.paged.forward_on_device(expand(layout))
         return list(logits.split([chunk.num_rows for chunk in chunks]))
 
     def run_in_chunks(

@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.verifier import torch_sampling
-from tests.verifier.torch_sampling import Tokens
+from benchmarks import torch_sampling
+from benchmarks.torch_sampling import Tokens
 from verifier.sampling import Sampling, philox
 from verifier.sampling.acceptance_rules import race, win_race
 from verifier.sampling.adjustments import Adjustments
-from verifier.sampling.distribution import exponentials
+from verifier.sampling.distribution import (
+    NEAR,
+    NUM_BUCKETS,
+    exponentials,
+    keep_first,
+    new_scratch,
+)
 from verifier.sampling.logits_processing import History, sampling_probs
 from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, verify
 
@@ -158,6 +164,28 @@ def test_the_race_skips_no_token_that_could_win(scale: float) -> None:
             noise = np.array([-math.log(u) for u in uniforms.tolist()])
             [winner] = race(probs[None], noise[None])
             assert win_race(probs, token_ids, count, seed, position) == token_ids[winner]
+
+
+def test_a_limit_that_rounding_moves_cuts_where_it_is() -> None:
+    """Limits equal to what the first buckets add up to: added in another order, they may differ in
+    the last bit. One token more or less may be kept, no other.
+    """
+    draw = np.random.default_rng(8)
+    count = 200_000
+    scaled = -2.0 * draw.random(count)
+    scaled[0] = 0.0
+    weights = np.exp(scaled)
+    buckets = (-scaled / NEAR * (NUM_BUCKETS - 1)).astype(np.int64)
+    sums = np.zeros(NUM_BUCKETS)
+    np.add.at(sums, buckets, weights)
+    before = 0.0
+    for bucket in range(int(buckets.max())):
+        before += sums[bucket]
+        scratch = new_scratch(count)
+        scratch.scaled[:], scratch.weights[:] = scaled, weights
+        scratch.token_ids[:] = np.arange(count)
+        num_kept = keep_first(count, before, scratch)
+        assert abs(num_kept - int((buckets <= bucket).sum())) <= 1
 
 
 def test_exponentials_are_within_two_units_in_the_last_place() -> None:

@@ -69,8 +69,16 @@ class TransformersModel:
         if type(backend) is SdpaBackend and device.type == "cpu" and is_lean(model):
             self._lean = LeanModel(model, backend=backend, cache=cache)
 
-    @torch.inference_mode()
     def forward(self, layout: BatchLayout) -> FloatArray:
+        logits, kv_is_finite = self.forward_on_device(layout)
+        self.kv_is_finite = kv_is_finite.cpu().numpy()
+        return _as_floats(logits)
+
+    @torch.inference_mode()
+    def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward`; returns logits in the model's dtype and whether K/V is finite, both on the
+        model's device.
+        """
         if self._lean is not None:
             logits, kv_is_finite, hidden_states = self._lean.forward(layout)
             self.hidden_states = None if hidden_states is None else _as_floats(hidden_states)
@@ -81,8 +89,7 @@ class TransformersModel:
             if self._collectives is not None:
                 # Each rank checks its own heads only.
                 kv_is_finite = self._collectives.sum((~kv_is_finite).float()) == 0
-        self.kv_is_finite = kv_is_finite.cpu().numpy()
-        return _as_floats(logits)
+        return logits, kv_is_finite
 
     def _forward_keeping(self, layout: BatchLayout) -> torch.Tensor:
         if len(layout.hidden_state_indices):

@@ -18,6 +18,8 @@ from verifier.sampling.parameters import Sampling
 
 DoubleArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+# Logits: float32 from a model, float64 from other callers.
+LogitsArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 _LEAST_CAPACITY = 64
 
@@ -136,15 +138,19 @@ NO_ADJUSTING = Adjusting(
 
 
 @kernel
-def adjust(row: DoubleArray, adjusting: Adjusting, num_seen: int, index: int) -> None:
-    """Changes a row's logits [V] in place. Tokens without a logit, as a model may name some as
-    end tokens, have no effect.
+def adjust(
+    logits: LogitsArray, index: int, adjusting: Adjusting, num_seen: int, row: DoubleArray
+) -> None:
+    """Writes a row's adjusted logits to `row` [V]. Tokens without a logit have no effect: a model
+    may name some as end tokens.
 
     Args:
+        logits: [n, V], of the rows of a step; index: which one.
         num_seen: how many tokens there are, drafts before the row included.
-        index: the row's index in the step.
     """
     vocab_size = len(row)
+    for i in range(vocab_size):
+        row[i] = logits[index, i]
     penalty = adjusting.repetition_penalty
     for i in range(num_seen):
         token_id, count = adjusting.seen_token_ids[i], adjusting.counts[i]
@@ -161,7 +167,8 @@ def adjust(row: DoubleArray, adjusting: Adjusting, num_seen: int, index: int) ->
         if 0 <= token_id < vocab_size:
             row[token_id] += adjusting.biases[i]
     if index < adjusting.num_masked:
-        for token_id in adjusting.stop_token_ids:
+        for i in range(len(adjusting.stop_token_ids)):
+            token_id = adjusting.stop_token_ids[i]
             if 0 <= token_id < vocab_size:
                 row[token_id] = -np.inf
 
@@ -185,7 +192,13 @@ def _add_tokens(
 
 @kernel
 def _add_token(seen: IntArray, counts: IntArray, num_seen: int, token_id: int, weight: int) -> int:
-    place = np.searchsorted(seen[:num_seen], token_id)
+    place, end = 0, num_seen
+    while place < end:
+        middle = (place + end) // 2
+        if seen[middle] < token_id:
+            place = middle + 1
+        else:
+            end = middle
     if place == num_seen or seen[place] != token_id:
         for i in range(num_seen, place, -1):
             seen[i], counts[i] = seen[i - 1], counts[i - 1]

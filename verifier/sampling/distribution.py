@@ -28,11 +28,11 @@ _ROUNDER = 6755399441055744.0
 _EXPONENT_BIAS, _EXPONENT_SHIFT = np.int64(1023), np.int64(52)
 
 _NUM_LANES = 256
-_NUM_BUCKETS = 1024
+NUM_BUCKETS = 1024
 # As many candidates are sorted.
 _FEW = 48
 # The first buckets cover logits this far below the largest; e^-48 is next to nothing.
-_NEAR = 48.0
+NEAR = 48.0
 
 
 class Parameters(NamedTuple):
@@ -71,7 +71,7 @@ def new_scratch(vocab_size: int) -> Scratch:
         np.empty(vocab_size, dtype=np.float64),
         np.empty(vocab_size, dtype=np.int32),
         np.empty(vocab_size, dtype=np.int32),
-        np.empty(_NUM_BUCKETS, dtype=np.float64),
+        np.empty(NUM_BUCKETS, dtype=np.float64),
     )
 
 
@@ -125,7 +125,9 @@ def total(values: DoubleArray, count: int) -> float:
 @kernel
 def largest(values: DoubleArray, count: int) -> float:
     """The largest of values[:count]; -inf: there is none."""
-    lanes = np.full(_NUM_LANES, -np.inf)
+    lanes = np.empty(_NUM_LANES)
+    for lane in range(_NUM_LANES):
+        lanes[lane] = -np.inf
     num_whole = count // _NUM_LANES * _NUM_LANES
     for start in range(0, num_whole, _NUM_LANES):
         part = values[start : start + _NUM_LANES]
@@ -179,12 +181,13 @@ def keep_allowed(parameters: Parameters, scratch: Scratch) -> tuple[int, float]:
             token_ids[count] = i
             count += value >= log_min_p and value > -np.inf
     if has_top_k and top_k < count:
-        weights[:count] = 1.0
-        count = _keep_first(count, float(top_k), scratch)
+        for i in range(count):
+            weights[i] = 1.0
+        count = keep_first(count, float(top_k), scratch)
     exponentials(scaled, weights, count)
     sum_of_weights = total(weights, count)
     if top_p < 1.0:
-        count = _keep_first(count, top_p * sum_of_weights, scratch)
+        count = keep_first(count, top_p * sum_of_weights, scratch)
         sum_of_weights = total(weights, count)
     return count, sum_of_weights
 
@@ -197,7 +200,7 @@ def to_probabilities(weights: DoubleArray, count: int, sum_of_weights: float) ->
 
 
 @kernel
-def _keep_first(count: int, limit: float, scratch: Scratch) -> int:
+def keep_first(count: int, limit: float, scratch: Scratch) -> int:
     """Keeps the tokens, from the largest logit on and of equals from the lowest id on, while the
     weights before a token are less than `limit`; the first one always.
 
@@ -216,18 +219,19 @@ def _keep_first(count: int, limit: float, scratch: Scratch) -> int:
     for i in range(count):
         places[i] = i
     num_places = count
-    before, least, most = 0.0, 0.0, _NEAR
+    before, least, most = 0.0, 0.0, NEAR
     while num_places > _FEW and least < most:
-        sums[:] = 0.0
+        for bucket in range(NUM_BUCKETS):
+            sums[bucket] = 0.0
         width = most - least
         for i in range(num_places):
             place = places[i]
             sums[_bucket(scaled[place], least, width)] += weights[place]
         reached = 0
-        while reached < _NUM_BUCKETS and before + sums[reached] < limit:
+        while reached < NUM_BUCKETS and before + sums[reached] < limit:
             before += sums[reached]
             reached += 1
-        if reached == _NUM_BUCKETS:
+        if reached == NUM_BUCKETS:
             if num_places == count:
                 return count
             # Added up in another order than in the round before, the weights just miss the limit.
@@ -262,7 +266,7 @@ def _keep_first(count: int, limit: float, scratch: Scratch) -> int:
 @kernel
 def _bucket(scaled: float, least: float, width: float) -> int:
     """The bucket of a logit whose distance from the largest is `least` or more."""
-    return int(min((-scaled - least) / width, 1.0) * (_NUM_BUCKETS - 1))
+    return int(min((-scaled - least) / width, 1.0) * (NUM_BUCKETS - 1))
 
 
 @kernel

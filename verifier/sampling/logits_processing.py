@@ -24,6 +24,7 @@ from verifier.sampling.adjustments import (
     Adjustments,
     DoubleArray,
     IntArray,
+    LogitsArray,
     add_draft,
     adjust,
 )
@@ -40,8 +41,6 @@ from verifier.sampling.parameters import Sampling
 if TYPE_CHECKING:
     import torch
 
-# Logits: float32 from a model, float64 from other callers.
-LogitsArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 FloatArray = npt.NDArray[np.float32]
 
 _AS_IT_IS = Parameters(temperature=1.0, log_min_p=-math.inf, top_k=0, top_p=1.0)
@@ -163,8 +162,14 @@ def reported_logprobs(
     Args:
         logits: [n, V] of the first n <= K + 1 rows.
         token_ids: [n]; -1: the likeliest one.
+
+    Raises:
+        IndexError: a token has no logit.
     """
     num_rows, vocab_size = logits.shape
+    assert len(token_ids) == num_rows
+    if (largest_id := token_ids.max(initial=-1)) >= vocab_size:
+        raise IndexError(f"token {largest_id} is outside the vocabulary of {vocab_size}")
     is_raw = sampling.raw_logprobs
     has_law = not is_raw and not sampling.is_greedy
     num_top = min(num_top, vocab_size)
@@ -212,8 +217,7 @@ def _fill_probs(
     scratch, num_seen = new_scratch(vocab_size), adjusting.num_seen
     for index in range(num_rows):
         row = scratch.row
-        row[:] = logits[index]
-        adjust(row, adjusting, num_seen, index)
+        adjust(logits, index, adjusting, num_seen, row)
         if parameters.temperature == 0.0:
             probs[index, first_of(row, vocab_size, largest(row, vocab_size))] = 1.0
         else:
@@ -242,11 +246,11 @@ def _fill_logprobs(
     scratch, num_seen = new_scratch(vocab_size), adjusting.num_seen
     for index in range(num_rows):
         row = scratch.row
-        row[:] = logits[index]
-        adjust(row, adjusting, num_seen, index)
+        adjust(logits, index, adjusting, num_seen, row)
         count, sum_of_weights = keep_allowed(parameters, scratch)
         log_of_sum = math.log(sum_of_weights)
-        row[:] = -np.inf
+        for i in range(vocab_size):
+            row[i] = -np.inf
         for i in range(count):
             row[scratch.token_ids[i]] = scratch.scaled[i] - log_of_sum
         if token_ids[index] < 0:
@@ -257,7 +261,8 @@ def _fill_logprobs(
             ranks[index] += row[token_id] > logprobs[index]
         fill_likeliest(row, top_token_ids[index], top_logprobs[index])
         if len(all_logprobs) > 0:
-            all_logprobs[index] = row
+            for i in range(vocab_size):
+                all_logprobs[index, i] = row[i]
         if index < len(drafts):
             num_seen = add_draft(adjusting, num_seen, drafts[index])
 

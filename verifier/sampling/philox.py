@@ -125,9 +125,9 @@ def fill_uniforms(
 
 @kernel
 def uniform(token_id: int, position: int, purpose: np.uint64, seed: np.uint64) -> np.float64:
-    result = np.empty(1)
-    words = np.empty((4, 1), dtype=np.uint64)
-    fill_uniforms(np.array([token_id]), position, purpose, seed, words, result)
+    result, token_ids = np.empty(1), np.empty(1, dtype=np.int64)
+    token_ids[0] = token_id
+    fill_uniforms(token_ids, position, purpose, seed, np.empty((4, 1), dtype=np.uint64), result)
     drawn: np.float64 = result[0]
     return drawn
 
@@ -136,7 +136,8 @@ def uniform(token_id: int, position: int, purpose: np.uint64, seed: np.uint64) -
 def _uniforms(
     seeds: WordArray, positions: IntArray, token_ids: IntArray, purpose: np.uint64
 ) -> DoubleArray:
-    drawn = np.empty(len(seeds))
+    drawn, words = np.empty(len(seeds)), np.empty((4, 1), dtype=np.uint64)
     for row in range(len(seeds)):
-        drawn[row] = uniform(token_ids[row], positions[row], purpose, seeds[row])
+        one = slice(row, row + 1)
+        fill_uniforms(token_ids[one], positions[row], purpose, seeds[row], words, drawn[one])
     return drawn

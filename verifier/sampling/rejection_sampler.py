@@ -233,10 +233,9 @@ def _sample_rows(
     for index in range(num_rows):
         if not is_usable[index]:
             break
-        row[:] = logits[index]
-        adjust(row, adjusting, num_seen, index)
+        adjust(logits, index, adjusting, num_seen, row)
         top = largest(row, vocab_size)
-        draft = drafts[index] if index < num_rows - 1 else PADDING
+        draft = drafts[index] if index < len(drafts) else PADDING
         # Where every token is masked, there is no distribution.
         if parameters.temperature == 0.0 or not np.isfinite(top):
             sampled[index] = first_of(row, vocab_size, top)

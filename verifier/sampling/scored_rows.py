@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from verifier.sampling.adjustments import LogitsArray
 from verifier.sampling.logits_processing import (
     FloatArray,
     History,
-    LogitsArray,
     reported_logprobs,
     sampling_probs,
 )

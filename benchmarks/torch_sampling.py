@@ -185,7 +185,7 @@ def noise(seed: int, position: int, vocab_size: int) -> torch.Tensor:
         np.arange(vocab_size),
         philox.Purpose.MATCH,
     )
-    return torch.tensor([-math.log(u) for u in uniforms.tolist()], dtype=torch.float64)
+    return -torch.from_numpy(uniforms).log()
 
 
 def sampled(
