@@ -131,7 +131,7 @@ def test_a_worker_that_dies_is_an_error_with_its_status(worker: str, tmp_path: P
 def test_memory_is_that_of_all_processes_below(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(
         "import subprocess, sys\n"
-        "child = 'import sys; block = b'x' * (100 << 20); print(1, flush=True); sys.stdin.read()'\n"
+        "child = 'import sys; b = bytes([1]) * (100 << 20); print(flush=True); sys.stdin.read()'\n"
         "with subprocess.Popen([sys.executable, '-c', child], stdout=-1) as process:\n"
         "    process.stdout.readline()\n"
         '    print(\'{"answers": [], "duration_s": 1}\', flush=True)\n'
