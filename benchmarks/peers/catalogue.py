@@ -20,9 +20,10 @@ class Package:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A system, run by the module `benchmarks.peers.workers.<worker>`."""
+    """A system that is measured."""
 
     name: str
+    # The module that runs it and answers `protocol`.
     worker: str
     # None: runs in the benchmark's own environment.
     package: Package | None = None
@@ -46,11 +47,11 @@ TANDEM = "tandem"
 TRANSFORMERS = "transformers"
 
 PEERS = [
-    Peer(name=TANDEM, worker="tandem", speculates=True),
-    Peer(name="tandem-services", worker="services", speculates=True),
+    Peer(name=TANDEM, worker="benchmarks.peers.workers.tandem", speculates=True),
+    Peer(name="tandem-services", worker="benchmarks.peers.workers.services", speculates=True),
     Peer(
         name="openvino",
-        worker="openvino",
+        worker="benchmarks.peers.workers.openvino",
         package=Package(
             version="2026.4.1.0",
             requirements=(
@@ -65,7 +66,7 @@ PEERS = [
     ),
     Peer(
         name="llama.cpp",
-        worker="llama_cpp",
+        worker="benchmarks.peers.workers.llama_cpp",
         package=Package(
             version="0.3.36",
             requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy==2.4.6"),
@@ -76,7 +77,7 @@ PEERS = [
     ),
     Peer(
         name="onnxruntime-genai",
-        worker="onnxruntime",
+        worker="benchmarks.peers.workers.onnxruntime",
         package=Package(
             version="0.18.0",
             requirements=(
@@ -89,5 +90,5 @@ PEERS = [
         dtypes=("float32",),
         max_lookup=16,
     ),
-    Peer(name=TRANSFORMERS, worker="transformers", max_lookup=1 << 10),
+    Peer(name=TRANSFORMERS, worker="benchmarks.peers.workers.transformers", max_lookup=1 << 10),
 ]

@@ -89,13 +89,13 @@ class WorkerProcess:
 def running_worker(
     python: Path, worker: str, options: Options, log: Path
 ) -> Iterator[WorkerProcess]:
-    """Starts a worker; ends it, and what it started, on exit. Its messages go to `log`."""
+    """Starts a worker's module; ends it, and what it started, on exit. Its messages go to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     started_at_s = time.perf_counter()
     with (
         log.open("w") as messages,
         subprocess.Popen(
-            [str(python), "-m", f"benchmarks.peers.workers.{worker}", options.to_json()],
+            [str(python), "-m", worker, options.to_json()],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
