@@ -9,7 +9,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +28,7 @@ _ANY_PORT = f"{_HOST}:0"
 _REQUIRED_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
 
 _EPILOG = """\
-Prints one line on stdout when the gateway serves: ready grpc=HOST:PORT http=HOST:PORT
+Prints one line on stdout when the model is served: ready grpc=HOST:PORT http=HOST:PORT
 The services' logs go to stderr. A process that dies is restarted. SIGINT or SIGTERM stops all in
 good order, a second one stops them at once.
 
@@ -202,28 +202,33 @@ async def _serve(topology: Topology, supervisor: Supervisor) -> None:
     """Starts all processes, and keeps them running until cancelled."""
     found = _free_addresses(topology.num_drafters + topology.num_verifiers)
     drafters, verifiers = found[: topology.num_drafters], found[topology.num_drafters :]
-    behind = [*topology.drafters(drafters), *topology.verifiers(verifiers)]
-    spec = topology.gateway(drafters, verifiers)
-    _report("starting " + ", ".join(each.name for each in [*behind, spec]))
-    # All at once: the gateway waits for the others, and loads its own code and tokenizer meanwhile.
-    # It does without a drafter that takes long, because it compiles its kernels.
-    starts: list[asyncio.Future[object]] = [
-        asyncio.ensure_future(start)
-        for start in (supervisor.start(behind), _start_gateway(spec, supervisor))
+    tiers = [
+        topology.drafters(drafters),
+        topology.verifiers(verifiers),
+        [topology.gateway(drafters, verifiers)],
     ]
+    _report("starting " + ", ".join(spec.name for tier in tiers for spec in tier))
+    # All at once: the gateway waits for the others, and loads its own code and tokenizer meanwhile.
+    starts = [asyncio.ensure_future(supervisor.start(tier)) for tier in tiers]
+    ready = asyncio.ensure_future(_print_when_ready(*starts[1:]))
     try:
-        await asyncio.gather(*starts)
+        await asyncio.gather(*starts, ready)
     finally:
-        for start in starts:
-            start.cancel()
-        await asyncio.gather(*starts, return_exceptions=True)
+        for task in (*starts, ready):
+            task.cancel()
+        await asyncio.gather(*starts, ready, return_exceptions=True)
     await supervisor.watch()
 
 
-async def _start_gateway(spec: ProcessSpec, supervisor: Supervisor) -> None:
-    """Starts it and prints the ready line."""
-    [addresses] = await supervisor.start([spec])
-    print(format_ready_line({kind: addresses[kind] for kind in ("grpc", "http")}), flush=True)
+async def _print_when_ready(
+    verifiers: Awaitable[list[dict[str, str]]], gateways: Awaitable[list[dict[str, str]]]
+) -> None:
+    """Prints the ready line. A drafter may take long, because it compiles its kernels: drafts only
+    add speed.
+    """
+    await verifiers
+    [gateway] = await gateways
+    print(format_ready_line({kind: gateway[kind] for kind in ("grpc", "http")}), flush=True)
 
 
 def _free_addresses(count: int) -> list[str]:

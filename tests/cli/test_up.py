@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -225,6 +226,8 @@ async def test_a_service_that_cannot_start_is_named_and_nothing_is_left(folder: 
         "tandem up: verifier-0 exited with status 3 before it was ready",
         "",
     ]
+    assert running.process.stdout is not None
+    assert await running.process.stdout.read() == b""
     for entry in running.log:
         assert gone(entry["pid"])
 
@@ -242,6 +245,17 @@ async def test_nothing_outlives_a_killed_tandem_up(folder: Path) -> None:
             ended, _, _ = await asyncio.to_thread(select.select, [handle], [], [])
             assert ended
             os.close(handle)
+
+
+def test_tandem_up_holds_no_client_and_no_service_in_memory() -> None:
+    code = (
+        "import sys, tandem.cli, tandem.cli.up\n"
+        "tandem.cli.up.find_spec = lambda module: None\n"
+        "assert tandem.cli.main(['up']) == 2\n"
+        "print(sorted({'grpc', 'google', 'numpy', 'numba', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_missing_packages_are_named_before_anything_starts(
