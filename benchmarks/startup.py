@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from benchmarks.machine import processor
@@ -50,9 +50,12 @@ _ALONE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Of one process, in MB."""
+class Usage:
+    """Of one process until the first token: processor time, which other work on the machine hardly
+    changes, and memory in MB.
+    """
 
+    cpu_s: float
     rss_mb: float
     pss_mb: float
 
@@ -63,7 +66,7 @@ class Start:
 
     # Seconds since its start: "drafter-0 serves", ..., "ready", "first token".
     seconds: dict[str, float]
-    memory: dict[str, Memory]
+    usage: dict[str, Usage]
 
 
 @contextmanager
@@ -110,7 +113,7 @@ def measure_start(source: Path) -> Start:
                 events = client.stream(GenerationRequest(prompt=_PROMPT))
                 next(event for event in events if isinstance(event, Chunk))
                 seconds["first token"] = time.perf_counter() - begin_s
-            return Start(seconds=seconds, memory=_memory_of(process.pid))
+            return Start(seconds=seconds, usage=_usage_of(process.pid))
         finally:
             process.terminate()
             process.wait(_TIMEOUT_S)
@@ -148,10 +151,10 @@ def _read_log(stream: Iterator[str], begin_s: float, seconds: dict[str, float]) 
             seconds[found[1]] = time.perf_counter() - begin_s
 
 
-def _memory_of(up: int) -> dict[str, Memory]:
+def _usage_of(up: int) -> dict[str, Usage]:
     """Of `tandem up` and its children, by name."""
     children = Path(f"/proc/{up}/task/{up}/children").read_text().split()
-    return {_name_of(pid): _memory(pid) for pid in [str(up), *children]}
+    return {_name_of(pid): _usage(pid) for pid in [str(up), *children]}
 
 
 def _name_of(pid: str) -> str:
@@ -160,28 +163,39 @@ def _name_of(pid: str) -> str:
     return "tandem up" if module == "tandem" else module
 
 
-def _memory(pid: str) -> Memory:
-    kilobytes = dict(
-        line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+def _usage(pid: str) -> Usage:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    kilobytes = dict(line.split()[:2] for line in rollup)
+    # Fields 14 and 15: user and system time; the second is the name, in brackets.
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return Usage(
+        cpu_s=sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"),
+        rss_mb=int(kilobytes["Rss:"]) / 1024,
+        pss_mb=int(kilobytes["Pss:"]) / 1024,
     )
-    return Memory(rss_mb=int(kilobytes["Rss:"]) / 1024, pss_mb=int(kilobytes["Pss:"]) / 1024)
 
 
 def _print_tables(first: Start, later: list[Start], alone: dict[str, float]) -> None:
     print(f"{'seconds after the start':32}{'no kernels':>12}{'warm':>12}")
     for name in sorted(first.seconds, key=first.seconds.__getitem__):
-        warm_s = statistics.median(start.seconds[name] for start in later)
-        print(f"{name:32}{first.seconds[name]:12.2f}{warm_s:12.2f}")
+        warm_s = [start.seconds[name] for start in later if name in start.seconds]
+        warm = f"{statistics.median(warm_s):12.2f}" if warm_s else ""
+        print(f"{name:32}{first.seconds[name]:12.2f}{warm}")
     print(f"\n{'by itself':32}{'seconds':>12}")
     for name, taken_s in alone.items():
         print(f"{name:32}{taken_s:12.2f}")
-    print(f"\n{'memory, MB':32}{'RSS':>12}{'PSS':>12}{'no kernels':>12}")
-    total = [0.0, 0.0, 0.0]
-    for name, memory in later[-1].memory.items():
-        values = [memory.rss_mb, memory.pss_mb, first.memory[name].pss_mb]
-        total = [a + b for a, b in zip(total, values, strict=True)]
-        print(f"{name:32}" + "".join(f"{value:12.0f}" for value in values))
-    print(f"{'all':32}" + "".join(f"{value:12.0f}" for value in total))
+    print(f"\n{'until the first token':24}" + 2 * f"{'CPU s':>10}{'RSS MB':>10}{'PSS MB':>10}")
+    print(f"{'':24}{'no kernels':>10}{'':20}{'warm':>10}")
+    totals = [0.0] * 6
+    for name, usage in first.usage.items():
+        row = [*astuple(usage), *astuple(later[-1].usage[name])]
+        totals = [total + value for total, value in zip(totals, row, strict=True)]
+        _print_usage(name, row)
+    _print_usage("all", totals)
+
+
+def _print_usage(name: str, row: list[float]) -> None:
+    print(f"{name:24}" + (2 * "{:10.2f}{:10.0f}{:10.0f}").format(*row))
 
 
 def main() -> None:

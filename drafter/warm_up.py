@@ -2,7 +2,8 @@
 
     python -m drafter.warm_up
 
-compiles them into the folder of the source, for an image or a package.
+compiles them into the folder of the source, for an image or a package: on x86-64 for processors
+with AVX2 and for those with AVX-512, whichever this one is.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from drafter.history.store import HistoryStore, StoreLimits
 from drafter.pool_index.records import PoolLimits
 from drafter.pools.store import PoolStore
 from drafter.refusals import Failure
+from servicekit.kernels.ship import compile_for_all_levels
 from servicekit.logs import get_logger
 from tandem.v1 import drafter_pb2 as pb
 
@@ -93,4 +95,4 @@ def _fail(failure: Failure) -> None:
 
 
 if __name__ == "__main__":
-    warm_up()
+    compile_for_all_levels(warm_up)

@@ -3,15 +3,14 @@
 Owns the rule of when plaintext is allowed: on loopback, or where a flag says so. Knows nothing
 of how files get there or who signs them. `cryptography` reads our own certificates and keys; `ssl`
 reads authorities, because system bundles hold old ones that `cryptography` is going to refuse.
+`cryptography` is imported where a file is read: it takes 8 MB and some 50 ms, and most processes on
+one machine speak plaintext.
 """
 
 import ssl
 from pathlib import Path
 
 import grpc
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from servicekit.address import is_loopback_target, parse_address
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
@@ -94,6 +93,8 @@ def first_expiry(pem: bytes) -> float:
     Raises:
         ValueError: there is no certificate, or one that cannot be read.
     """
+    from cryptography import x509
+
     return min(
         certificate.not_valid_after_utc.timestamp()
         for certificate in x509.load_pem_x509_certificates(pem)
@@ -103,6 +104,10 @@ def first_expiry(pem: bytes) -> float:
 def _key_pair(
     cert: Path | None, cert_flag: str, key: Path | None, key_flag: str
 ) -> tuple[bytes, bytes]:
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     if cert is None:
         raise ConfigError(key_flag, f"needs {cert_flag}")
     if key is None:

@@ -5,11 +5,11 @@ Machine code is cached on disk: beside the source, where an image has it from it
 A disk that is full or read-only only means that kernels are compiled at every start.
 
 A kernel's machine code contains that of the kernels it calls, in other files too. So it is valid
-only as long as no file of its package or of this one that has kernels changes; kernels take their
-constants from such files only.
+only as long as no file of its package that has kernels changes, and no file of this package;
+kernels take their constants from such files only.
 
 On x86-64, code is generated for a level (with AVX2, or with AVX-512), not for this processor alone,
-so an image's kernels run on all nodes of a cluster.
+so an image's kernels run on all nodes of a cluster (`ship.py`).
 """
 
 import contextlib
@@ -32,8 +32,10 @@ R = TypeVar("R")
 
 _AVX2 = ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _AVX512 = ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+# What `platform.machine` calls x86-64.
+MACHINES = ("x86_64", "AMD64")
 # Levels of x86-64, the best one first, and the features that they require.
-_LEVELS = {"x86-64-v4": (*_AVX2, *_AVX512), "x86-64-v3": _AVX2}
+LEVELS = {"x86-64-v4": (*_AVX2, *_AVX512), "x86-64-v3": _AVX2}
 
 
 def _target_level() -> None:
@@ -42,10 +44,10 @@ def _target_level() -> None:
     `NUMBA_CPU_NAME` overrides it.
     """
     config: Any = numba.config
-    if platform.machine() not in ("x86_64", "AMD64") or config.CPU_NAME is not None:
+    if platform.machine() not in MACHINES or config.CPU_NAME is not None:
         return
     has = llvmlite.binding.get_host_cpu_features()
-    for level, features in _LEVELS.items():
+    for level, features in LEVELS.items():
         if all(has.get(feature, False) for feature in features):
             config.CPU_NAME, config.CPU_FEATURES = level, ""
             return

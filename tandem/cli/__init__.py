@@ -4,10 +4,12 @@ Owns only the choice of subcommand. Exit codes: 0 done, 1 failed, 2 wrong usage,
 """
 
 import argparse
+import importlib
 import importlib.metadata
+import sys
 from collections.abc import Sequence
 
-from tandem.cli import generate, up
+_COMMANDS = ("up", "generate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,8 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    up.add_parser(commands)
-    generate.add_parser(commands)
+    given = sys.argv[1:] if argv is None else argv
+    # Only the chosen one: `tandem up` stays in memory, and needs no client.
+    for name in given[:1] if given and given[0] in _COMMANDS else _COMMANDS:
+        importlib.import_module(f"tandem.cli.{name}").add_parser(commands)
     arguments = parser.parse_args(argv)
     return int(arguments.run(arguments))
 

@@ -5,9 +5,11 @@ Owns the list of processes and the flags that connect them; the supervisor runs 
 
 import argparse
 import asyncio
+import contextlib
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +28,7 @@ _ANY_PORT = f"{_HOST}:0"
 _REQUIRED_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
 
 _EPILOG = """\
-Prints one line on stdout when all serve: ready grpc=HOST:PORT http=HOST:PORT
+Prints one line on stdout when the model is served: ready grpc=HOST:PORT http=HOST:PORT
 The services' logs go to stderr. A process that dies is restarted. SIGINT or SIGTERM stops all in
 good order, a second one stops them at once.
 
@@ -51,20 +53,27 @@ class Topology:
     """Of the gateway, as `http_port`; 0 picks a free one."""
     http_port: int = DEFAULT_HTTP_PORT
 
-    def drafters(self) -> list[ProcessSpec]:
+    def drafters(self, addresses: Sequence[str]) -> list[ProcessSpec]:
+        """Drafters that listen on these addresses; so for `verifiers`."""
         return [
-            ProcessSpec(name=f"drafter-{index}", command=_service("drafter"))
-            for index in range(self.num_drafters)
+            ProcessSpec(
+                name=f"drafter-{index}", command=_service("drafter"), listen={"grpc": address}
+            )
+            for index, address in enumerate(addresses)
         ]
 
-    def verifiers(self) -> list[ProcessSpec]:
+    def verifiers(self, addresses: Sequence[str]) -> list[ProcessSpec]:
         options = ["--model", str(self.model)]
         options += ["--device", self.device] if self.device else []
         options += ["--dtype", self.dtype] if self.dtype else []
         options += ["--allow-trace"] if self.allow_trace else []
         return [
-            ProcessSpec(name=f"verifier-{index}", command=_service("verifier", *options))
-            for index in range(self.num_verifiers)
+            ProcessSpec(
+                name=f"verifier-{index}",
+                command=_service("verifier", *options),
+                listen={"grpc": address},
+            )
+            for index, address in enumerate(addresses)
         ]
 
     def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
@@ -190,16 +199,43 @@ async def _up(topology: Topology, policy: Policy) -> int:
 
 
 async def _serve(topology: Topology, supervisor: Supervisor) -> None:
-    """Starts all processes, prints the ready line, and keeps them running until cancelled."""
-    drafters, verifiers = topology.drafters(), topology.verifiers()
-    _report("starting " + ", ".join(spec.name for spec in [*drafters, *verifiers]))
-    started = await supervisor.start([*drafters, *verifiers])
-    addresses = [found["grpc"] for found in started]
-    [gateway] = await supervisor.start(
-        [topology.gateway(addresses[: len(drafters)], addresses[len(drafters) :])]
-    )
-    print(format_ready_line({kind: gateway[kind] for kind in ("grpc", "http")}), flush=True)
+    """Starts all processes, and keeps them running until cancelled."""
+    found = _free_addresses(topology.num_drafters + topology.num_verifiers)
+    drafters, verifiers = found[: topology.num_drafters], found[topology.num_drafters :]
+    tiers = [
+        topology.drafters(drafters),
+        topology.verifiers(verifiers),
+        [topology.gateway(drafters, verifiers)],
+    ]
+    _report("starting " + ", ".join(spec.name for tier in tiers for spec in tier))
+    # All at once: the gateway waits for the others, and loads its own code and tokenizer meanwhile.
+    starts = [asyncio.ensure_future(supervisor.start(tier)) for tier in tiers]
+    ready = asyncio.ensure_future(_print_when_ready(*starts[1:]))
+    try:
+        await asyncio.gather(*starts, ready)
+    finally:
+        for task in (*starts, ready):
+            task.cancel()
+        await asyncio.gather(*starts, ready, return_exceptions=True)
     await supervisor.watch()
+
+
+async def _print_when_ready(
+    verifiers: Awaitable[list[dict[str, str]]], gateways: Awaitable[list[dict[str, str]]]
+) -> None:
+    """Prints the ready line. A drafter may take long, because it compiles its kernels: drafts only
+    add speed.
+    """
+    await verifiers
+    [gateway] = await gateways
+    print(format_ready_line({kind: gateway[kind] for kind in ("grpc", "http")}), flush=True)
+
+
+def _free_addresses(count: int) -> list[str]:
+    """Addresses that nobody listens on now, all different."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.create_server((_HOST, 0))) for _ in range(count)]
+        return [f"{_HOST}:{each.getsockname()[1]}" for each in found]
 
 
 def _service(module: str, *options: str) -> list[str]:

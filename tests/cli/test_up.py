@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -90,11 +91,11 @@ async def running_up(folder: Path, *options: str) -> AsyncIterator[RunningUp]:
             await process.wait()
 
 
-async def test_the_gateway_is_started_between_all_the_others(folder: Path) -> None:
+async def test_the_gateway_connects_all_the_others(folder: Path) -> None:
     async with running_up(folder, "--num-drafters", "2", "--num-verifiers", "2") as running:
         addresses = await running.ready()
-        await running.until_logged("drafter", "started", times=2)
-        await running.until_logged("verifier", "started", times=2)
+        for name in ("drafter-0", "drafter-1", "verifier-0", "verifier-1"):
+            await running.until_reported(f"{name} serves at")
         argv = (await running.until_logged("gateway", "started"))["argv"]
         drafters, verifiers = option(argv, "--drafters"), option(argv, "--verifiers")
         assert len(set(drafters.split(","))) == 2
@@ -107,6 +108,25 @@ async def test_the_gateway_is_started_between_all_the_others(folder: Path) -> No
         reported = [line for line in running.reported if "serves at" in line]
         assert f"tandem up: drafter-0 serves at {drafters.split(',')[0]}" in reported
         assert f"tandem up: verifier-1 serves at {verifiers.split(',')[1]}" in reported
+
+
+async def test_the_gateway_starts_beside_the_others_not_after_them(folder: Path) -> None:
+    (folder / "verifier.silent").touch()
+    async with running_up(folder) as running:
+        argv = (await running.until_logged("gateway", "started"))["argv"]
+        verifier = await running.until_logged("verifier", "started")
+        assert option(verifier["argv"], "--listen") == option(argv, "--verifiers")
+        assert running.process.returncode is None
+
+
+async def test_the_gateway_does_not_wait_for_a_drafter_that_takes_long(folder: Path) -> None:
+    (folder / "drafter.silent").touch()
+    async with running_up(folder) as running:
+        assert await running.ready()
+        running.process.terminate()
+        await running.until_reported("stopping")
+        running.process.terminate()
+        assert await running.ended() == 0
 
 
 async def test_model_device_and_dtype_reach_the_verifier_and_only_when_given(
@@ -225,6 +245,17 @@ async def test_nothing_outlives_a_killed_tandem_up(folder: Path) -> None:
             ended, _, _ = await asyncio.to_thread(select.select, [handle], [], [])
             assert ended
             os.close(handle)
+
+
+def test_tandem_up_holds_no_client_and_no_service_in_memory() -> None:
+    code = (
+        "import sys, tandem.cli, tandem.cli.up\n"
+        "tandem.cli.up.find_spec = lambda module: None\n"
+        "assert tandem.cli.main(['up']) == 2\n"
+        "print(sorted({'grpc', 'google', 'numpy', 'numba', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_missing_packages_are_named_before_anything_starts(

@@ -1,6 +1,7 @@
 """Kernels compile where nothing can be cached."""
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from servicekit.kernels.jit import kernel
+from servicekit.kernels.jit import LEVELS, MACHINES, kernel
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -142,6 +143,48 @@ def test_a_kernel_is_cached_by_the_kernels_that_python_calls(tmp_path: Path) -> 
         )
         assert done.stdout.strip() == counts
     assert len(list(folder.rglob("*.nbc"))) == 2
+
+
+SHIP = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from servicekit.kernels.ship import compile_for_all_levels
+from shipped.kernels import double
+
+def scenario():
+    assert double(21) == 42
+    assert double(1.5) == 3.0
+
+compile_for_all_levels(scenario)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in MACHINES, reason="levels are those of x86-64")
+def test_an_image_has_kernels_for_all_levels_whatever_the_builder_can_run(tmp_path: Path) -> None:
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    (folder / "kernels.py").write_text(
+        "from servicekit.kernels.jit import kernel\n\n\n@kernel\ndef double(x):\n    return x + x\n"
+    )
+    path = {"PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
+    code = [sys.executable, "-c", SHIP, str(tmp_path)]
+    subprocess.run(code, env={**os.environ, **path}, check=True)
+    assert len(list(folder.rglob("*.nbc"))) == 2 * len(LEVELS)
+    # Without running anything, since this machine may be unable to.
+    look_up = (
+        "from numba import types; from shipped.kernels import double\n"
+        "for kind in (types.int64, types.float64): double.compile((kind,))\n"
+        "print(sum(double.stats.cache_hits.values()))"
+    )
+    for level in LEVELS:
+        done = subprocess.run(
+            [sys.executable, "-c", look_up],
+            env={**os.environ, **path, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == "2"
 
 
 @pytest.mark.slow
