@@ -18,12 +18,12 @@ from verifier.cpu.weights import LANES, DecoderWeights, FloatArray, Matrix, Weig
 BLOCK_SIZE = 16
 """Tokens of a block as kernels see it."""
 
-# The largest float32 that rounds to a finite value.
-_LARGEST = {
+LARGEST_KV = {
     WeightType.FLOAT32: float(np.finfo(np.float32).max),
-    WeightType.BFLOAT16: 3.3895313892515355e38,
-    WeightType.FLOAT16: 65504.0,
+    WeightType.BFLOAT16: float.fromhex("0x1.fefffep127"),
+    WeightType.FLOAT16: float.fromhex("0x1.ffdffep15"),
 }
+"""The largest float32 that rounds to a finite value of a cache's type."""
 _SCRATCH_ALIGNMENT = 4096
 
 
@@ -136,7 +136,7 @@ class CpuDecoder:
         cache = np.zeros(
             (len(weights.layers), num_blocks + self._pieces_per_block, block_size), cache_type
         )
-        self._kept.append(cache)
+        self.kv_cache = cache
         self._models[0]["block_bytes"] = cache.strides[1]
         for number, layer in enumerate(weights.layers):
             record = self._layers[number]
@@ -170,7 +170,7 @@ class CpuDecoder:
         ):  # fmt: skip
             model[name] = getattr(weights, name)
         model["num_layers"] = len(layers)
-        model["largest_kv"] = _LARGEST[weights.other_type]
+        model["largest_kv"] = LARGEST_KV[weights.other_type]
         model["activation"] = weights.activation
         embeddings = weights.head.blocks if weights.embeddings is None else weights.embeddings
         model["embeddings"] = self._address(embeddings)

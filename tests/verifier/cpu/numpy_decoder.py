@@ -13,16 +13,28 @@ from verifier.cpu.weights import Activation, DecoderWeights, Experts, Layer, Mat
 
 Array = npt.NDArray[Any]
 
+_ROUNDING = {WeightType.FLOAT32: 2**-24, WeightType.BFLOAT16: 2**-8, WeightType.FLOAT16: 2**-11}
 
-def all_logits(weights: DecoderWeights, token_ids: list[int]) -> Array:
-    """Logits [T, V] float64 of a text."""
+
+def all_logits(
+    weights: DecoderWeights,
+    token_ids: list[int],
+    stored: list[tuple[Array, Array]] | None = None,
+) -> Array:
+    """Logits [T, V] float64 of a text.
+
+    Args:
+        stored: each layer's K and V [num_kv_heads, T, head_dim] as a decoder has rounded and kept
+            them. They must be this one's but for the rounding, and are attended to instead.
+    """
     embeddings = unpacked(weights.head, weights.other_type)
     if weights.embeddings is not None:
         embeddings = values(weights.embeddings, weights.other_type)
     hidden = embeddings[token_ids] * weights.embedding_scale
-    for layer in weights.layers:
+    for number, layer in enumerate(weights.layers):
+        rows = _normed(hidden, layer.input_norm, weights.norm_eps)
         hidden = hidden + _normed(
-            _attention(weights, layer, _normed(hidden, layer.input_norm, weights.norm_eps)),
+            _attention(weights, layer, rows, stored[number] if stored else None),
             layer.attention_output_norm,
             weights.norm_eps,
         )
@@ -87,7 +99,9 @@ def _capped(x: Array, cap: float) -> Array:
     return cap * np.tanh(x / cap) if cap else x
 
 
-def _attention(weights: DecoderWeights, layer: Layer, rows: Array) -> Array:
+def _attention(
+    weights: DecoderWeights, layer: Layer, rows: Array, stored: tuple[Array, Array] | None
+) -> Array:
     num_tokens, head_dim = len(rows), weights.head_dim
     qkv = _product(rows, layer.qkv, weights.linear_type)
     heads = qkv.reshape(num_tokens, -1, head_dim).swapaxes(0, 1)
@@ -97,6 +111,12 @@ def _attention(weights: DecoderWeights, layer: Layer, rows: Array) -> Array:
     query = _normed(query, layer.query_norm, weights.norm_eps)
     key = _normed(key, layer.key_norm, weights.norm_eps)
     query, key = _rotated(weights, layer, query), _rotated(weights, layer, key)
+    if stored is not None:
+        # Half the distance of two neighbours, and float32's errors.
+        relative = _ROUNDING[weights.other_type] * 1.01
+        for own, kept in zip((key, value), stored, strict=True):
+            np.testing.assert_allclose(kept, own, rtol=relative, atol=2e-5 * np.abs(own).max())
+        key, value = stored
     group = weights.num_heads // weights.num_kv_heads
     key, value = key.repeat(group, axis=0), value.repeat(group, axis=0)
     scores = _capped(

@@ -1,0 +1,151 @@
+"""Decoders of our own kernels, run chunk by chunk over block tables."""
+
+import functools
+import tempfile
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.verifier.cpu.numpy_decoder import values
+from tests.verifier.cpu.test_loader import MODEL_FOLDER, load, save
+from verifier.batch.batch_expansion import expand
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.cpu.decoder import CpuDecoder
+from verifier.cpu.weights import DecoderWeights, FloatArray
+
+Array = npt.NDArray[Any]
+
+
+@functools.cache
+def weights_of(name: str, dtype: str = "float32", quantization: str = "none") -> DecoderWeights:
+    """The bundled model, or a random one of `CONFIGS`, always the same one."""
+    if name == "bundled":
+        return load(MODEL_FOLDER, dtype, quantization)
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder), name)
+        return load(Path(folder), dtype, quantization)
+
+
+def some_tokens(num_tokens: int, vocab_size: int, seed: int = 1) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(vocab_size, size=num_tokens).tolist()
+    return tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Tokens of one sequence from position `start` on, with logits at the last `num_rows`."""
+
+    token_ids: list[int]
+    start: int
+    block_table: list[int]
+    num_rows: int = 1
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+class RunningDecoder:
+    """A decoder; `run` is one step."""
+
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        *,
+        num_blocks: int = 256,
+        block_size: int = 16,
+        num_threads: int = 1,
+        max_num_tokens: int = 2048,
+        kind: type[CpuDecoder] = CpuDecoder,
+    ) -> None:
+        self.weights = weights
+        self.decoder = kind(
+            weights,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_threads=num_threads,
+            max_num_tokens=max_num_tokens,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.decoder.close()
+
+    def lay_out(
+        self, *chunks: Chunk, is_expanded: bool = False, row_multiple: int = 1
+    ) -> BatchLayout:
+        """`is_expanded`: tokens that stand for drafts attend one by one."""
+        scheduled = []
+        for chunk in chunks:
+            num_new = len(chunk.token_ids) - max(chunk.num_rows, 1) + 1
+            scheduled.append(
+                ScheduledTokens(
+                    token_ids=chunk.token_ids[:num_new],
+                    draft_token_ids=chunk.token_ids[num_new:],
+                    num_computed_tokens=chunk.start,
+                    block_table=chunk.block_table[: -(-chunk.end // self.decoder.block_size)],
+                    is_sampled=chunk.num_rows > 0,
+                    num_expanded_tokens=max(chunk.num_rows, 1) - 1 if is_expanded else 0,
+                )
+            )
+        layout = lay_out(
+            scheduled,
+            block_size=self.decoder.block_size,
+            trash_slot=self.decoder.trash_slot,
+            row_multiple=row_multiple,
+        )
+        return expand(layout)
+
+    def run(
+        self, *chunks: Chunk, is_expanded: bool = False, row_multiple: int = 1
+    ) -> list[FloatArray]:
+        """One step over all chunks; returns each one's logits [num_rows, vocab_size]."""
+        layout = self.lay_out(*chunks, is_expanded=is_expanded, row_multiple=row_multiple)
+        logits = self.decoder.forward(layout).copy()
+        ends = np.cumsum([chunk.num_rows for chunk in chunks])
+        return list(np.split(logits, ends[:-1]))
+
+    def run_in_chunks(
+        self, token_ids: list[int], sizes: SequenceOf[int], block_table: list[int]
+    ) -> FloatArray:
+        """All logits of the text, computed from position 0 in chunks of these sizes in rotation."""
+        rows: list[FloatArray] = []
+        start, turn = 0, 0
+        while start < len(token_ids):
+            chunk = token_ids[start : start + sizes[turn % len(sizes)]]
+            rows += self.run(
+                Chunk(token_ids=chunk, start=start, block_table=block_table, num_rows=len(chunk))
+            )
+            start += len(chunk)
+            turn += 1
+        return np.concatenate(rows)
+
+    def keys_and_values(self, block_table: list[int], num_tokens: int) -> list[tuple[Array, Array]]:
+        """Each layer's K and V [num_kv_heads, T, head_dim] in float64 of a sequence's tokens."""
+        weights, block_size = self.weights, self.decoder.block_size
+        num_heads, head_dim = weights.num_kv_heads, weights.head_dim
+        positions = np.arange(num_tokens)
+        slots = np.array(block_table)[positions // block_size] * block_size
+        pieces, offsets = np.divmod(slots + positions % block_size, 16)
+        result = []
+        for cache in self.decoder.kv_cache:
+            keys, own = np.split(values(cache[pieces], weights.other_type), 2, axis=1)
+            keys = keys.reshape(num_tokens, num_heads, head_dim, 16)
+            own = own.reshape(num_tokens, num_heads, head_dim // 16, 16, 16)
+            keys = np.stack([k[..., offset] for k, offset in zip(keys, offsets, strict=True)])
+            own = np.stack([v[..., offset, :] for v, offset in zip(own, offsets, strict=True)])
+            own = own.reshape(num_tokens, num_heads, head_dim)
+            result.append((keys.swapaxes(0, 1), own.swapaxes(0, 1)))
+        return result

@@ -1,0 +1,227 @@
+"""A token's logits have the same bits whatever else is computed with them, and however.
+
+The reference is one pass over the whole text in blocks 0 1 2 ... by one thread.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.verifier.cpu.running_decoder import (
+    Array,
+    Chunk,
+    RunningDecoder,
+    some_tokens,
+    weights_of,
+)
+from verifier.cpu.weights import DecoderWeights, FloatArray
+
+NUM_TOKENS = 1100
+BLOCK_SIZES = (16, 32, 64)
+# Slots; the text takes 1,100 of them, and others run beside it.
+NUM_SLOTS = 6144
+BORDERS = (16, 17, 31, 192, 512, 1024)
+SUBJECTS = [
+    ("bundled", "float32"),
+    ("bundled", "bfloat16"),
+    ("qwen3_moe", "float32"),
+    ("mixtral", "bfloat16"),
+    ("gemma2", "float32"),
+    ("phi3_partial", "bfloat16"),
+]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, a text, and its logits and K/V from one pass."""
+
+    weights: DecoderWeights
+    token_ids: list[int]
+    logits: FloatArray
+    keys_and_values: list[tuple[Array, Array]]
+
+    def decoder(self, *, block_size: int = 16, num_threads: int = 1) -> RunningDecoder:
+        return RunningDecoder(
+            self.weights,
+            num_blocks=NUM_SLOTS // block_size,
+            block_size=block_size,
+            num_threads=num_threads,
+        )
+
+    def chunk(self, start: int, end: int, block_table: list[int], num_rows: int = 1) -> Chunk:
+        return Chunk(
+            token_ids=self.token_ids[start:end],
+            start=start,
+            block_table=block_table,
+            num_rows=num_rows,
+        )
+
+    def check(self, rows: FloatArray, end: int) -> None:
+        """`rows` are the logits of the text's tokens before `end`."""
+        expected = self.logits[end - len(rows) : end]
+        differing = np.flatnonzero((rows != expected).any(axis=1)) + end - len(rows)
+        assert not len(differing), f"rows {differing.tolist()[:10]} differ"
+
+    def check_kept(self, running: RunningDecoder, block_table: list[int]) -> None:
+        kept = running.keys_and_values(block_table, NUM_TOKENS)
+        for layer, expected_layer in zip(kept, self.keys_and_values, strict=True):
+            for own, expected in zip(layer, expected_layer, strict=True):
+                np.testing.assert_array_equal(own, expected)
+
+
+@pytest.fixture(scope="module", params=SUBJECTS, ids="-".join)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    weights = weights_of(*request.param)
+    token_ids = some_tokens(NUM_TOKENS, weights.vocab_size)
+    blocks = list(range(-(-NUM_TOKENS // 16)))
+    with RunningDecoder(weights) as running:
+        logits = running.run_in_chunks(token_ids, [NUM_TOKENS], blocks)
+        kept = running.keys_and_values(blocks, NUM_TOKENS)
+    # What could not differ would show nothing.
+    assert len(np.unique(logits[:, 5])) > NUM_TOKENS // 2
+    return Subject(weights, token_ids, logits, kept)
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def running(request: pytest.FixtureRequest, subject: Subject) -> Iterator[RunningDecoder]:
+    with subject.decoder(num_threads=request.param) as decoder:
+        yield decoder
+
+
+def scattered(num_tokens: int, block_size: int, draw: random.Random) -> list[int]:
+    return draw.sample(range(NUM_SLOTS // block_size), -(-num_tokens // block_size))
+
+
+@pytest.mark.parametrize(
+    ("cuts", "block_size"),
+    [
+        *zip([[border] for border in (1, 15, *BORDERS)], itertools.cycle(BLOCK_SIZES)),
+        ([1, 2, 3, 5, 9, 14, 20, 33, 192, 512], 16),
+        ([300, 301, 307, 819, 820], 32),
+        (list(range(64, NUM_TOKENS, 64)), 64),
+    ],
+)
+def test_a_prompt_in_chunks_and_scattered_blocks(
+    subject: Subject, cuts: list[int], block_size: int
+) -> None:
+    blocks = scattered(NUM_TOKENS, block_size, random.Random(cuts[0]))
+    with subject.decoder(block_size=block_size) as running:
+        for start, end in itertools.pairwise([0, *cuts, NUM_TOKENS]):
+            [rows] = running.run(subject.chunk(start, end, blocks, end - start))
+            subject.check(rows, end)
+        subject.check_kept(running, blocks)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
+def test_single_tokens_and_drafts_at_borders(subject: Subject, num_threads: int) -> None:
+    """Right drafts, together or one by one (batch expansion), and wrong ones that are dropped."""
+    draw = random.Random(num_threads)
+    with subject.decoder(num_threads=num_threads) as running:
+        blocks = scattered(NUM_TOKENS, 16, draw)
+        running.run(subject.chunk(0, NUM_TOKENS, blocks))
+        for border in BORDERS:
+            for start in range(border - 3, border + 3):
+                wrong = [
+                    (token + 1) % subject.weights.vocab_size
+                    for token in subject.token_ids[start + 1 : start + draw.randint(2, 8)]
+                ]
+                chunk = Chunk(
+                    token_ids=[subject.token_ids[start], *wrong],
+                    start=start,
+                    block_table=blocks,
+                    num_rows=len(wrong) + 1,
+                )
+                [rows] = running.run(chunk, is_expanded=draw.random() < 0.5)
+                subject.check(rows[:1], start + 1)
+                end = start + len(wrong) + draw.randint(1, 24)
+                chunk = subject.chunk(start, end, blocks, end - start)
+                [rows] = running.run(chunk, is_expanded=draw.random() < 0.5)
+                subject.check(rows, end)
+        subject.check_kept(running, blocks)
+
+
+@pytest.mark.parametrize("num_sequences", [2, 3, 7, 16, 33, 64])
+def test_in_batches(subject: Subject, running: RunningDecoder, num_sequences: int) -> None:
+    """Sequences at any place of the text: decodes, drafts, prefill chunks, all in one step."""
+    draw = random.Random(num_sequences)
+    blocks = scattered(NUM_TOKENS, 16, draw)
+    running.run(subject.chunk(0, NUM_TOKENS, blocks))
+    for _ in range(2):
+        chunks = []
+        for _ in range(num_sequences):
+            start = draw.choice([draw.randrange(NUM_TOKENS - 100), *BORDERS])
+            size = draw.choice([1, 1, draw.randint(2, 13), draw.randint(14, 70)])
+            num_rows = draw.choice([1, size])
+            chunks.append(subject.chunk(start, start + size, blocks, num_rows))
+        results = running.run(*chunks, is_expanded=draw.random() < 0.5)
+        for chunk, rows in zip(chunks, results, strict=True):
+            subject.check(rows, chunk.end)
+
+
+def test_a_batch_of_sequences_from_their_prompts_on(
+    subject: Subject, running: RunningDecoder
+) -> None:
+    """Random schedules: chunks of random sizes of 2 to 12 sequences; one of them is preempted now
+    and then, and computed again in other blocks; others start from blocks that were written by one
+    before them (prefix hits).
+    """
+    draw = random.Random(5)
+    free = list(range(NUM_SLOTS // 16))
+    draw.shuffle(free)
+    length = 400
+    # One whole text, whose first blocks others share.
+    shared = [free.pop() for _ in range(-(-length // 16))]
+    running.run(subject.chunk(0, length, shared))
+    computed: dict[int, int] = {}
+    tables: dict[int, list[int]] = {}
+    num_finished = 0
+    for _ in range(60):
+        while len(computed) < draw.randint(2, 12):
+            number = max(computed, default=0) + 1
+            num_hits = draw.choice([0, 0, draw.randint(1, 24)])
+            new = [free.pop() for _ in range(len(shared) - num_hits)]
+            computed[number], tables[number] = 16 * num_hits, shared[:num_hits] + new
+        if draw.random() < 0.2:
+            victim = draw.choice(list(computed))
+            computed[victim] = 0
+            free = [block for block in tables[victim] if block not in shared] + free
+            tables[victim] = [free.pop() for _ in range(len(shared))]
+        chunks = {}
+        for number, start in computed.items():
+            size = min(draw.choice([1, 5, draw.randint(1, 150)]), length - start)
+            num_rows = draw.choice([0, 1, min(size, 9)])
+            chunks[number] = subject.chunk(start, start + size, tables[number], num_rows)
+        results = running.run(*chunks.values())
+        for (number, chunk), rows in zip(chunks.items(), results, strict=True):
+            subject.check(rows, chunk.end)
+            computed[number] = chunk.end
+            if chunk.end == length:
+                free = [block for block in tables[number] if block not in shared] + free
+                del computed[number], tables[number]
+                num_finished += 1
+    assert num_finished > 5
+
+
+def test_padding_rows_change_nothing(subject: Subject, running: RunningDecoder) -> None:
+    blocks = list(range(NUM_TOKENS // 16 + 1))
+    running.run(subject.chunk(0, NUM_TOKENS, blocks))
+    [rows] = running.run(subject.chunk(600, 613, blocks, 5), row_multiple=16)
+    subject.check(rows, 613)
+
+
+def test_a_sliding_window_hides_what_lies_before_it() -> None:
+    """Three layers with a window of 20 tokens: a token 58 positions back has no effect."""
+    weights = weights_of("mistral")
+    token_ids = some_tokens(300, weights.vocab_size)
+    changed = [(token_ids[0] + 1) % weights.vocab_size, *token_ids[1:]]
+    with RunningDecoder(weights) as running:
+        rows, other_rows = (
+            running.run_in_chunks(text, [300], list(range(20))) for text in (token_ids, changed)
+        )
+    first_unaffected = 3 * (20 - 1) + 1
+    np.testing.assert_array_equal(rows[first_unaffected:], other_rows[first_unaffected:])
+    assert (rows[first_unaffected - 1] != other_rows[first_unaffected - 1]).any()
