@@ -14,11 +14,11 @@ from servicekit.server import Server
 from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import SERVICE, VerifierConfig
+from verifier.cpu.loading.refusals import CheckpointError
 from verifier.engine.engine import Engine
 from verifier.engine.observation import EngineObserver
 from verifier.errors import ERROR_TABLE
 from verifier.metrics import VerifierMetrics
-from verifier.model.checkpoint import CheckpointError
 from verifier.service.servicer import VerifierServicer
 from verifier.service.watchdog import Watchdog
 from verifier.tensor_parallel.launch import Launch

@@ -29,8 +29,8 @@ from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout
 from verifier.build import load_model
 from verifier.config import VerifierConfig
+from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.checkpoint import (
-    CheckpointError,
     check_architecture,
     choose_dtype,
     digest_of,

@@ -19,7 +19,7 @@ from tests.verifier.paged_model import (
 )
 from verifier.build import load_model
 from verifier.config import VerifierConfig
-from verifier.model.checkpoint import CheckpointError
+from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.lean_decoder import is_lean
 
 

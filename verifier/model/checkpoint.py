@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from verifier.attention.kv_cache import KVShape
+from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.fp8_weights import quantise_linear_layers
 from verifier.model.transformers_model import ATTENTION_NAME, register_attention
 
@@ -30,10 +31,6 @@ UNSUPPORTED_ROPE_TYPES = {"dynamic", "longrope"}
 # Parts of the names of configuration keys for images and sound.
 _MEDIA_WORDS = frozenset({"audio", "codec", "image", "video", "vision", "vq"})
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class CheckpointError(Exception):
-    """The folder holds no checkpoint that can be served, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,21 +267,31 @@ def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tens
         model.set_attn_implementation(ATTENTION_NAME)
 
 
-@contextlib.contextmanager
-def widened_weights(model: PreTrainedModel) -> Iterator[None]:
-    """Within the context, the model computes in float32 with its own weights.
+def widened_weights(model: PreTrainedModel) -> contextlib.AbstractContextManager[None]:
+    """Within the context, the model computes in float32 with its own weights."""
 
-    Each module's weights are widened only while it runs: that takes the memory of one module, of
+    def widened(_: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
+        return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
+
+    return replaced_weights(model, widened)
+
+
+@contextlib.contextmanager
+def replaced_weights(
+    model: PreTrainedModel, value: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
+    """Within the context, the model computes with other weights: `value` of a module's own.
+
+    Each module's weights are replaced only while it runs: that takes the memory of one module, of
     the largest embedding at most, instead of a second model's.
     """
     kept: dict[torch.nn.Parameter, torch.Tensor] = {}
 
-    def widen(module: torch.nn.Module, _: Any) -> None:
+    def replace(module: torch.nn.Module, _: Any) -> None:
         with torch.inference_mode(mode=False):
             for parameter in module.parameters(recurse=False):
-                if parameter.dtype in (torch.bfloat16, torch.float16):
-                    kept[parameter] = parameter.data
-                    parameter.data = parameter.data.float()
+                kept[parameter] = parameter.data
+                parameter.data = value(module, parameter.data)
 
     def restore(module: torch.nn.Module, *_: Any) -> None:
         for parameter in module.parameters(recurse=False):
@@ -295,7 +302,7 @@ def widened_weights(model: PreTrainedModel) -> Iterator[None]:
     try:
         for module in cast(torch.nn.Module, model).modules():
             if next(module.parameters(recurse=False), None) is not None:
-                handles.append(module.register_forward_pre_hook(widen))
+                handles.append(module.register_forward_pre_hook(replace))
                 handles.append(module.register_forward_hook(restore, always_call=True))
         yield
     finally:

@@ -17,6 +17,7 @@ from verifier.attention.kv_cache import KVCache
 from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.batch.numerics import FAST, STRICT, Numerics
 from verifier.config import VerifierConfig
+from verifier.cpu.parity import probe_text
 from verifier.model import parity_probe
 from verifier.model.checkpoint import Checkpoint, load_checkpoint
 from verifier.model.cpu_kernels import hold_cpu_kernels
@@ -203,7 +204,7 @@ def _load_cut(
     def cut(model: PreTrainedModel) -> None:
         nonlocal reference
         if collectives.rank == 0:
-            token_ids = parity_probe.token_ids(
+            token_ids = probe_text(
                 vocab_size=int(model.config.vocab_size),
                 max_model_len=int(model.config.max_position_embeddings),
             )

@@ -24,7 +24,7 @@ def write(folder: Path, header: Any, *, data: bytes = bytes(24), length: int | N
 
 def test_rows_are_those_that_the_library_wrote(tmp_path: Path) -> None:
     generator = np.random.default_rng(3)
-    stored = {
+    stored: dict[str, Any] = {
         "a": generator.standard_normal((700, 33)).astype(np.float32),
         "b": generator.standard_normal((5, 7)).astype(np.float16),
         "empty": np.zeros((0, 4), dtype=np.float32),

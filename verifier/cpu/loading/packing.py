@@ -20,6 +20,16 @@ _PIECE_BYTES = 8 << 20
 _FP8_LARGEST = 448.0
 _FP8_SMALLEST_CHANNEL = 2.0**-80
 _FP8_SMALLEST_NORMAL = 2.0**-6
+# By byte; the two of NaN do not occur.
+_FP8_VALUES: FloatArray = np.array(
+    [
+        (1 - (byte >> 6 & 2))  # the sign
+        * (2.0 ** ((byte >> 3 & 15) - 7) * (8 + (byte & 7)) if byte & 0x78 else (byte & 7) / 64)
+        / 8
+        for byte in range(256)
+    ],
+    dtype=np.float32,
+)
 
 
 def pack_rows(
@@ -89,6 +99,19 @@ def converted(bits: BitsArray, source: WeightType, target: WeightType) -> BitsAr
         with np.errstate(over="ignore"):
             return values.astype(np.float16).view(np.int16)
     return values
+
+
+def dequantised(rows: FloatArray, quantization: str) -> FloatArray:
+    """The values [N, K] that quantised weights stand for.
+
+    Args:
+        quantization: "int8" or "fp8".
+    """
+    if quantization == "int8":
+        bits, scale = _int8(rows)
+        return bits.astype(np.float32) * scale[:, None]
+    bits, scale = _fp8(rows)
+    return _FP8_VALUES[bits] * scale[:, None]
 
 
 def _int8(rows: FloatArray) -> tuple[BitsArray, FloatArray]:
