@@ -7,7 +7,7 @@ only the verifier is measured.
 import contextlib
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,8 +86,17 @@ class InProcessEngine:
     def fault_met(self, fault: Fault) -> None:
         pass
 
-    def run(self, tasks: Sequence[Task], *, streams: int, speculate: bool) -> Counts:
-        """Runs all tasks, `streams` at a time."""
+    def run(
+        self,
+        tasks: Sequence[Task],
+        *,
+        streams: int,
+        speculate: bool,
+        observe: Callable[[Decided], None] | None = None,
+    ) -> Counts:
+        """Runs all tasks, `streams` at a time; `observe` is called with each decision, whose
+        `sequence_id` is the task's index.
+        """
         self._counts = Counts()
         drafting = _Drafting(self._engine, self._counts) if speculate else None
         done: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -104,6 +113,8 @@ class InProcessEngine:
                 counts.num_tokens += len(event.token_ids)
                 counts.num_draft_tokens += event.num_draft_tokens
                 counts.num_accepted_tokens += event.num_accepted_tokens
+                if observe is not None:
+                    observe(event)
             if drafting is not None:
                 drafting.append_decided(decided, session_id)
             for event in decided:

@@ -97,12 +97,10 @@ def measure(loaded: LoadedModel, *, num_rounds: int) -> Iterator[Figure]:
                     start_s = time.perf_counter()
                     layout = _lay_out(loaded, sequences[method], NUM_DRAFTS + 1)
                     logits[method] = loaded.model.forward(layout)[layout.scored_logits_indices]
-                    if logits[method].is_cuda:
-                        torch.cuda.synchronize()
                     if round_:  # the first warms up
                         times_s[method].append(time.perf_counter() - start_s)
                 difference = logits[turns[0]] - logits[turns[1]]
-                largest = max(largest, float(difference.abs().max()))
+                largest = max(largest, float(abs(difference).max()))
             yield Figure(
                 numerics=loaded.numerics.name,
                 batch=batch,

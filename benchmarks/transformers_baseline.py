@@ -10,9 +10,16 @@ from benchmarks.workloads import Task
 
 
 def generate(model: PreTrainedModel, tasks: Sequence[Task], streams: int, **options: object) -> int:
-    """Runs the tasks through `generate`, in left-padded batches; returns output tokens."""
+    """Runs the tasks through `generate`, in left-padded batches; returns the number of tokens."""
+    return sum(len(answer) for answer in answers(model, tasks, streams, **options))
+
+
+def answers(
+    model: PreTrainedModel, tasks: Sequence[Task], streams: int, **options: object
+) -> list[list[int]]:
+    """Runs the tasks through `generate`, in left-padded batches; returns each one's tokens."""
     end = model.generation_config.eos_token_id
-    num_tokens = 0
+    outputs: list[list[int]] = []
     for start in range(0, len(tasks), streams):
         batch = tasks[start : start + streams]
         width = max(len(task.prompt_token_ids) for task in batch)
@@ -30,8 +37,8 @@ def generate(model: PreTrainedModel, tasks: Sequence[Task], streams: int, **opti
         )
         for row, task in zip(output[:, width:].tolist(), batch, strict=True):
             length = row.index(end) + 1 if end in row else len(row)
-            num_tokens += min(length, task.max_new_tokens)
-    return num_tokens
+            outputs.append(row[: min(length, task.max_new_tokens)])
+    return outputs
 
 
 def generate_batch(model: PreTrainedModel, tasks: Sequence[Task]) -> int:

@@ -6,6 +6,7 @@ compiles them into the folder of the source, for an image or a package.
 """
 
 import asyncio
+import gc
 
 from drafter.batch.batch import Batch
 from drafter.batch.engine import DraftEngine
@@ -29,7 +30,14 @@ def warm_up() -> None:
     Raises:
         RuntimeError: a kernel failed.
     """
-    asyncio.run(_answer_batches())
+    is_collecting = gc.isenabled()
+    # The compiler makes many objects and little garbage: collections take a sixth of its time.
+    gc.disable()
+    try:
+        asyncio.run(_answer_batches())
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 async def _answer_batches() -> None:

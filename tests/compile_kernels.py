@@ -5,16 +5,12 @@ numba keeps what it compiled beside the source, so a second run has nothing to d
     python -m tests.compile_kernels
 """
 
-import numpy as np
-
 import drafter.warm_up
-from verifier.sampling.philox import Purpose, exponential_noise, uniforms
+import verifier.sampling.warm_up
 
 
 def main() -> None:
-    seeds, positions = np.zeros(1, np.uint64), np.zeros(1, np.int64)
-    uniforms(seeds, positions, positions, Purpose.MATCH)
-    exponential_noise(seeds, positions, np.ones((1, 1), np.bool_))
+    verifier.sampling.warm_up.warm_up()
     drafter.warm_up.warm_up()
 
 

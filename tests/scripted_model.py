@@ -9,9 +9,9 @@ import hashlib
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import BoolArray, FloatArray
 
 VOCAB_SIZE = 16
 
@@ -44,15 +44,15 @@ class ScriptedModel:
         """`poison`: tokens whose own K/V is not finite."""
         self.vocab_size = vocab_size
         self.rule = rule
-        self.kv_is_finite: torch.Tensor | None = None
+        self.kv_is_finite: BoolArray | None = None
         self._poison = list(poison)
         self._block_size = block_size
         self._memory = np.full(num_slots, -1)
 
-    def forward(self, layout: BatchLayout) -> torch.Tensor:
+    def forward(self, layout: BatchLayout) -> FloatArray:
         self._memory[layout.slot_mapping] = layout.input_token_ids
-        self.kv_is_finite = torch.from_numpy(~np.isin(layout.input_token_ids, self._poison))
-        logits = torch.zeros(layout.num_rows, self.vocab_size)
+        self.kv_is_finite = ~np.isin(layout.input_token_ids, self._poison)
+        logits = np.zeros((layout.num_rows, self.vocab_size), dtype=np.float32)
         known = [
             self._read(block_table, int(seq_len))
             for block_table, seq_len in zip(layout.block_tables, layout.seq_lens, strict=True)
@@ -69,7 +69,7 @@ class ScriptedModel:
                 assert sequences[owner] == sequence, "another sequence's row"
             next_token_id = self.rule(known[owner][: int(layout.positions[query]) + 1])
             if next_token_id is None:
-                logits[row] = torch.nan
+                logits[row] = np.nan
             else:
                 logits[row, next_token_id] = 1.0
         return logits

@@ -4,7 +4,6 @@ import platform
 import secrets
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from servicekit.config import ConfigError
@@ -25,7 +24,7 @@ from verifier.model.model_part import (
 )
 from verifier.model.numerics_digest import numerics_digest
 from verifier.model.parity_probe import Probed, check_parity
-from verifier.sampling.philox import exponential_noise
+from verifier.sampling import warm_up as sampling_warm_up
 from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.sampling.scored_rows import max_rows_per_step
 from verifier.scheduling.block_pool import BlockPool
@@ -113,10 +112,7 @@ def load_model(config: VerifierConfig, leader: Leader | None = None) -> LoadedMo
         max_model_len=max_model_len,
         num_kv_blocks=num_kv_blocks,
     )
-    # Compiles the noise kernel.
-    exponential_noise(
-        np.zeros(1, dtype=np.uint64), np.zeros(1, dtype=np.int64), np.ones((1, 1), dtype=np.bool_)
-    )
+    sampling_warm_up.warm_up()
     return LoadedModel(
         model=model, served=served, numerics=part.numerics, trash_slot=cache.trash_slot
     )

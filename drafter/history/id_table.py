@@ -161,8 +161,9 @@ def add(table: SequenceTable, data: npt.NDArray[np.uint8], header: int, now_s: f
         table.ends[_FRESH] = slot + 1
     num_bytes = len(data)
     hash_ = hash_id(address_of(data), num_bytes, table.seed)
-    table.ids[slot, :num_bytes] = data
-    table.ids[slot, num_bytes:] = 0
+    # Not as slices: their check of shapes, and the text of its error, take a second to compile.
+    for i in range(MAX_ID_BYTES):
+        table.ids[slot, i] = data[i] if i < num_bytes else 0
     table.records[slot, HASH] = hash_
     table.records[slot, ID_LENGTH] = num_bytes
     table.records[slot, HEADER] = header

@@ -25,6 +25,8 @@ import llvmlite.binding
 import numba
 from numba.core import caching
 
+from servicekit.kernels.linked import compile_calls_as_parts
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -79,6 +81,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     except RuntimeError:
         # Numba found no place for its cache.
         compiled = numba.njit(nogil=True)(function)
+    compile_calls_as_parts(compiled)
     return cast(Callable[P, R], compiled)
 
 
@@ -92,11 +95,12 @@ def _package_of(source: Path) -> Path:
 
 @functools.cache
 def _digest_of(package: Path) -> str:
-    """Returns the digest of all source files of a package, and of this one, that have kernels."""
+    """Returns the digest of a package's source files that have kernels, and of this package's."""
     digest = hashlib.sha256()
-    for path in [*sorted(package.rglob("*.py")), *sorted(Path(__file__).parent.glob("*.py"))]:
+    own = Path(__file__).parent
+    for path in [*sorted(package.rglob("*.py")), *sorted(own.glob("*.py"))]:
         source = path.read_bytes()
-        if _MARK.search(source):
+        if path.parent == own or _MARK.search(source):
             digest.update(f"{path.name} {len(source)}\n".encode() + source)
     return digest.hexdigest()
 

@@ -26,6 +26,7 @@ def kernels() -> dict[str, Any]:
             for name, value in vars(importlib.import_module(module.name)).items():
                 if hasattr(value, "signatures"):
                     found[f"{module.name}.{name}"] = value
+                    found[f"{module.name}.{name}, as a part"] = value.part
     return found
 
 

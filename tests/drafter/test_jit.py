@@ -117,6 +117,33 @@ def test_kernels_work_where_nothing_can_be_written(
     assert load(tmp_path, tmp_path / "cache", disk, before=before) == is_shipped
 
 
+def test_a_kernel_is_cached_by_the_kernels_that_python_calls(tmp_path: Path) -> None:
+    """Parts are compiled once per type, whatever constants they are passed, and into callers."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    (folder / "kernels.py").write_text(
+        "from servicekit.kernels.jit import kernel\n\n\n"
+        "@kernel\ndef scaled(x, by):\n    return by * x\n\n\n"
+        "@kernel\ndef double(x):\n    return scaled(x, 1) + scaled(x, 2) - scaled(x, x) // x\n"
+    )
+    check = (
+        "assert double(7) == 14\n"
+        "from shipped.kernels import scaled\n"
+        "print(len(scaled.part.signatures), len(scaled.signatures))\n"
+        "assert scaled(3, 5) == 15\n"
+    )
+    for counts in ("1 0", "0 0"):
+        done = subprocess.run(
+            [sys.executable, "-c", "from shipped.kernels import double\n" + check],
+            env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == counts
+    assert len(list(folder.rglob("*.nbc"))) == 2
+
+
 @pytest.mark.slow
 def test_a_warm_drafter_compiles_no_kernel_while_it_serves() -> None:
     """Compiling would block it for seconds."""

@@ -4,7 +4,6 @@ CPU.
 
 import importlib.util
 
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -17,9 +16,6 @@ from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.model.checkpoint import reference_logits
 from verifier.model.fp8_weights import FP8, widened
-from verifier.sampling import Sampling
-from verifier.sampling.logits_processing import History
-from verifier.sampling.rejection_sampler import JudgedSequence, Verdict, verify
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"
@@ -101,35 +97,3 @@ def test_fp8_weights_are_widened_as_on_the_cpu() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         there = widened(values.to(GPU), scale.to(GPU), dtype)
         assert torch.equal(there.cpu(), widened(values, scale, dtype))
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(),
-        Sampling(temperature=1.0, seed=7),
-        Sampling(temperature=0.7, seed=8, top_k=20, top_p=0.9, min_p=0.01, logprobs=3),
-        Sampling(repetition_penalty=1.3, frequency_penalty=0.2, logit_bias=((5, 2.0),)),
-    ],
-    ids=["greedy", "random", "truncated", "penalties"],
-)
-def test_the_sampler_decides_as_on_the_cpu(sampling: Sampling) -> None:
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.randn((4, 500), generator=generator) * 3
-    drafts = logits[:3].argmax(dim=-1).tolist()
-
-    def decide(device: torch.device) -> Verdict:
-        history = History(
-            prompt_token_ids=(1, 2, 3), output_token_ids=(4, 5), draft_token_ids=drafts
-        )
-        return verify(
-            logits.to(device),
-            [JudgedSequence(sampling=sampling, history=history, first_position=5)],
-            draft_token_ids=np.array(drafts),
-            num_draft_tokens=np.array([3]),
-        )
-
-    there, here = decide(GPU), decide(torch.device("cpu"))
-    assert there.output_token_ids.tolist() == here.output_token_ids.tolist()
-    assert there.num_accepted_tokens.tolist() == here.num_accepted_tokens.tolist()
-    assert there.logprobs.keys() == here.logprobs.keys()

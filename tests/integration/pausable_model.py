@@ -2,10 +2,8 @@
 
 import threading
 
-import torch
-
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import TargetModel
+from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
 
 
 class PausableModel:
@@ -18,9 +16,9 @@ class PausableModel:
         self._model = model
 
     @property
-    def kv_is_finite(self) -> torch.Tensor | None:
+    def kv_is_finite(self) -> BoolArray | None:
         return self._model.kv_is_finite
 
-    def forward(self, layout: BatchLayout) -> torch.Tensor:
+    def forward(self, layout: BatchLayout) -> FloatArray:
         self.may_run.wait()
         return self._model.forward(layout)

@@ -4,11 +4,12 @@ Used where a test needs the target's choices to be known in advance (the golden 
 to be exact (the sampled law). Everything around it is the real verifier.
 """
 
-import torch
+import numpy as np
 
 from tests.scripted_model import ScriptedModel
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.numerics import FAST
+from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.drafts.draft_buffer import HintOutcome
@@ -32,14 +33,14 @@ def model_of_script(script: dict[int, int], *, vocab_size: int) -> ScriptedModel
 class FixedLawModel:
     """Implements `TargetModel`: the same logits at every position, whatever came before."""
 
-    kv_is_finite: torch.Tensor | None = None
+    kv_is_finite: BoolArray | None = None
 
-    def __init__(self, logits: torch.Tensor) -> None:
+    def __init__(self, logits: FloatArray) -> None:
         self.vocab_size = len(logits)
         self._logits = logits
 
-    def forward(self, layout: BatchLayout) -> torch.Tensor:
-        return self._logits.expand(layout.num_rows, -1).clone()
+    def forward(self, layout: BatchLayout) -> FloatArray:
+        return np.tile(self._logits, (layout.num_rows, 1))
 
 
 class StepObserver:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import numpy as np
 import pytest
-import torch
 from prometheus_client import CollectorRegistry
 
 import verifier.sampling.rejection_sampler
@@ -69,7 +68,7 @@ def load_fixed_distribution(config: VerifierConfig) -> LoadedModel:
         num_kv_blocks=NUM_SEQUENCES * (MAX_TOKENS_EACH // 16 + 2),
         eos_token_ids=frozenset(),
     )
-    model = FixedLawModel(torch.from_numpy(np.log(PROBS)).float())
+    model = FixedLawModel(np.log(PROBS).astype(np.float32))
     return LoadedModel(
         model=model, served=served, numerics=FAST, trash_slot=served.num_kv_blocks * 16
     )

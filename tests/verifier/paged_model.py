@@ -138,7 +138,8 @@ class PagedModel:
             trash_slot=self.cache.trash_slot,
             row_multiple=self.numerics.row_multiple,
         )
-        logits = self.paged.forward(expand(layout))
+        # Exact: they were of this dtype.
+        logits = torch.from_numpy(self.paged.forward(expand(layout))).to(self.checkpoint.dtype)
         return list(logits.split([chunk.num_rows for chunk in chunks]))
 
     def run_in_chunks(

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 
 from tests.verifier.running_engine import PATIENCE_S
@@ -45,7 +46,7 @@ def score(
 
 def stacked(scores: SequenceScores, name: str) -> torch.Tensor:
     """One kind of tensor of all positions: [K + 1, ...]."""
-    return torch.stack([getattr(position, name) for position in scores.positions])
+    return torch.from_numpy(np.stack([getattr(position, name) for position in scores.positions]))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 
 from tests.scripted_model import continue_by, follow, hashed
 from tests.verifier.running_engine import (
@@ -21,6 +20,7 @@ from tests.verifier.running_engine import (
     start_engine_with,
 )
 from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import FloatArray
 from verifier.drafts.draft_buffer import HintOutcome
 from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import IdleError, InvalidRequestError, ModelOutputError, OverloadedError
@@ -151,7 +151,7 @@ class TestDrafts:
         num_queries = []
         forward = running.model.forward
 
-        def watched(layout: BatchLayout) -> torch.Tensor:
+        def watched(layout: BatchLayout) -> FloatArray:
             num_queries.append(np.diff(layout.cu_seqlens_q).tolist())
             return forward(layout)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import structlog
-import torch
 from prometheus_client import CollectorRegistry
 
 from servicekit.config import ServerOptions
@@ -28,6 +28,7 @@ from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.running_verifier import PATIENCE_S
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.numerics import FAST
+from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.server import VerifierServer
@@ -51,10 +52,10 @@ class ZeroModel:
 
     vocab_size = VOCAB_SIZE
 
-    kv_is_finite: torch.Tensor | None = None
+    kv_is_finite: BoolArray | None = None
 
-    def forward(self, layout: BatchLayout) -> torch.Tensor:
-        return torch.zeros(1, VOCAB_SIZE).expand(layout.num_rows, VOCAB_SIZE)
+    def forward(self, layout: BatchLayout) -> FloatArray:
+        return np.zeros((layout.num_rows, VOCAB_SIZE), dtype=np.float32)
 
 
 def load(config: VerifierConfig) -> LoadedModel:

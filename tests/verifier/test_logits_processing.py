@@ -1,5 +1,7 @@
 """From logits to the sampled distribution, against a float64 oracle in the order of processing."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.volume import examples
 from verifier.sampling import Sampling
-from verifier.sampling.logits_processing import row_probs
+from verifier.sampling.logits_processing import FloatArray, History, sampling_probs
 
 
 def probs_one_by_one(
@@ -35,10 +37,20 @@ def probs_one_by_one(
     return normalised
 
 
+def row_probs(rows: FloatArray, sampling: Sequence[Sampling]) -> FloatArray:
+    """Each row of `rows` [R, V] by the parameters of its own sequence."""
+    return np.concatenate(
+        [
+            sampling_probs(row[None], each, History())
+            for row, each in zip(rows, sampling, strict=True)
+        ]
+    )
+
+
 def probs_of(logits: list[list[float]], **fields: float) -> npt.NDArray[np.float32]:
     sampling = Sampling(**({"temperature": 1.0} | fields))  # type: ignore[arg-type]
-    rows = torch.tensor(logits, dtype=torch.float32)
-    return row_probs(rows, [sampling] * len(rows)).numpy()
+    rows = np.array(logits, dtype=np.float32)
+    return row_probs(rows, [sampling] * len(rows))
 
 
 SAMPLINGS = st.builds(
@@ -62,8 +74,8 @@ SAMPLINGS = st.builds(
     )
 )
 def test_equals_the_oracle_row_by_row(rows: list[tuple[list[float], Sampling]]) -> None:
-    logits = torch.tensor([row for row, _ in rows], dtype=torch.float32)
-    probs = row_probs(logits, [sampling for _, sampling in rows]).numpy()
+    logits = np.array([row for row, _ in rows], dtype=np.float32)
+    probs = row_probs(logits, [sampling for _, sampling in rows])
     for row, (row_logits, sampling) in enumerate(rows):
         expected = probs_one_by_one(np.array(row_logits, dtype=np.float64), sampling)
         if is_on_the_edge(np.array(row_logits, dtype=np.float64), sampling):
@@ -133,24 +145,5 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_uniform() -> None:
 
 
 def test_a_token_with_logit_minus_infinity_has_probability_0() -> None:
-    [probs] = probs_of([[1.0, -torch.inf, 1.0]], top_p=0.99)
+    [probs] = probs_of([[1.0, -np.inf, 1.0]], top_p=0.99)
     np.testing.assert_allclose(probs, [0.5, 0, 0.5])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_rows_bits_do_not_depend_on_the_batch(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(3)
-    logits = (torch.randn(64, 1000, generator=generator) * 4).to(dtype)
-    kinds = [
-        Sampling(temperature=0.7),
-        Sampling(temperature=1.3, top_k=20),
-        Sampling(temperature=1.0, top_p=0.9),
-        Sampling(temperature=0.2, top_k=50, top_p=0.5),
-    ]
-    sampling = [kinds[row % 4] for row in range(64)]
-    together = row_probs(logits, sampling)
-    for row in range(64):
-        assert torch.equal(row_probs(logits[row : row + 1], sampling[row : row + 1])[0],
-                           together[row])  # fmt: skip
-    odd = torch.arange(1, 64, 2)
-    assert torch.equal(row_probs(logits[odd], sampling[1::2]), together[odd])

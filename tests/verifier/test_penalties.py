@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tandem.v1 import sampling_pb2
 from tests.volume import examples
 from verifier.sampling import Sampling
-from verifier.sampling.logits_processing import History, adjusted_logits, target_probs
+from verifier.sampling.logits_processing import History, sampling_probs, target_probs
 
 VOCAB_SIZE = 11
 
@@ -117,15 +117,16 @@ def test_drafts_outside_the_vocabulary_are_not_counted() -> None:
 
 
 def test_no_stop_token_before_min_new_tokens() -> None:
-    # The model has no logit for one of them.
-    history = History(
+    sampling = Sampling(temperature=1.0, min_new_tokens=3)
+    history = History.of(
+        sampling,
         prompt_token_ids=[1],
         output_token_ids=[2],
         draft_token_ids=[3, 4],
+        # The model has no logit for one of them.
         stop_token_ids=frozenset({0, VOCAB_SIZE}),
     )
-    logits = torch.zeros(3, VOCAB_SIZE)
-    adjusted = adjusted_logits(logits, Sampling(min_new_tokens=3), history)
+    probs = sampling_probs(np.zeros((3, VOCAB_SIZE), dtype=np.float32), sampling, history)
     # Rows sample the 2nd, 3rd and 4th output token; the first three are too early to stop at.
-    assert adjusted[:, 0].tolist() == [-math.inf, -math.inf, 0.0]
-    assert torch.isfinite(adjusted[:, 1:]).all()
+    assert (probs[:, 0] > 0).tolist() == [False, False, True]
+    assert (probs[:, 1:] > 0).all()

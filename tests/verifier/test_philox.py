@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from servicekit.kernels.jit import kernel
 from tests.verifier.goodness_of_fit import kolmogorov_smirnov
-from verifier.sampling.philox import Purpose, exponential_noise, kernel, philox4x32
+from verifier.sampling.philox import Purpose, philox4x32, uniforms
 
 ONES = 0xFFFFFFFF
 
@@ -40,22 +41,31 @@ ONES = 0xFFFFFFFF
 def test_published_known_answers(
     counter: tuple[int, ...], key: tuple[int, ...], words: tuple[int, ...]
 ) -> None:
-    arguments = [np.uint32(word) for word in (*counter, *key)]
-    assert tuple(int(word) for word in philox4x32(*arguments)) == words
+    assert block(counter, key) == words
+
+
+def block(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
+    words = np.empty((4, 1), dtype=np.uint64)
+    b, c, d, key_0, key_1 = (np.uint64(word) for word in (*counter[1:], *key))
+    philox4x32(np.array(counter[:1]), b, c, d, key_0, key_1, words)
+    return tuple(words[:, 0].tolist())
 
 
 def noise_of(
     seeds: list[int],
     positions: list[int],
-    wanted: npt.NDArray[np.bool_] | None = None,
     vocab_size: int = 50,
     purpose: Purpose = Purpose.MATCH,
 ) -> npt.NDArray[np.float64]:
-    if wanted is None:
-        wanted = np.ones((len(seeds), vocab_size), dtype=np.bool_)
-    return exponential_noise(
-        np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.int64), wanted, purpose
+    """Exponential variates [len(seeds), vocab_size] of all tokens."""
+    drawn = uniforms(
+        np.repeat(np.array(seeds, dtype=np.uint64), vocab_size),
+        np.repeat(np.array(positions, dtype=np.int64), vocab_size),
+        np.tile(np.arange(vocab_size), len(seeds)),
+        purpose,
     )
+    noise: npt.NDArray[np.float64] = -np.log(drawn).reshape(len(seeds), vocab_size)
+    return noise
 
 
 def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
@@ -69,12 +79,12 @@ def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
 
 def test_noise_follows_the_counter_layout() -> None:
     seed, position, token_id = 0x299F31D0_A4093822, 1234, 17
-    word_0, word_1, _, _ = philox4x32(
-        *(np.uint32(w) for w in (token_id, position, Purpose.EMIT, 0, 0xA4093822, 0x299F31D0))
-    )
+    word_0, word_1, _, _ = block((token_id, position, Purpose.EMIT, 0), (0xA4093822, 0x299F31D0))
     uniform = ((int(word_0) << 20 | int(word_1) >> 12) + 0.5) / 2**52
-    noise = noise_of([seed], [position], purpose=Purpose.EMIT)
-    assert noise[0, token_id] == -math.log(uniform)
+    [drawn] = uniforms(
+        np.array([seed], dtype=np.uint64), np.array([position]), np.array([token_id]), Purpose.EMIT
+    )
+    assert drawn == uniform
 
 
 def test_every_part_of_the_key_matters() -> None:
@@ -88,15 +98,6 @@ def test_every_part_of_the_key_matters() -> None:
     for other in others:
         assert not np.isclose(base, other).any()
     assert len(np.unique(base)) == base.size
-
-
-def test_noise_is_generated_only_where_needed() -> None:
-    wanted = np.zeros((2, 50), dtype=np.bool_)
-    wanted[0, ::3] = True
-    noise = noise_of([5, 5], [7, 8], wanted)
-    everywhere = noise_of([5, 5], [7, 8])
-    assert np.array_equal(noise[wanted], everywhere[wanted])
-    assert (noise[~wanted] == 1).all()
 
 
 @pytest.mark.parametrize("axis", ["token", "position", "seed"])

@@ -1,7 +1,7 @@
 """K, and how long a hint is requested."""
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,14 +134,15 @@ def test_drafts_that_cannot_be_accepted_are_cut(
 def test_drafts_are_kept_while_they_can_be_sampled_and_the_text_goes_on(
     drafts: list[int], stops: frozenset[int], num_output: int, min_new_tokens: int
 ) -> None:
-    history = History(
+    sampling = Sampling(temperature=1.0, min_new_tokens=min_new_tokens)
+    history = History.of(
+        sampling,
         prompt_token_ids=[],
         output_token_ids=[0] * num_output,
         draft_token_ids=drafts,
         stop_token_ids=stops,
     )
-    sampling = Sampling(temperature=1.0, min_new_tokens=min_new_tokens)
-    probs = sampling_probs(torch.zeros(len(drafts) + 1, 5), sampling, history)
+    probs = sampling_probs(np.zeros((len(drafts) + 1, 5), dtype=np.float32), sampling, history)
     expected = 0
     for j, token_id in enumerate(drafts):
         if probs[j, token_id] == 0:

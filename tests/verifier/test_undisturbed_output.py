@@ -8,13 +8,13 @@ cache and no drafts. Contexts cross 192, 512 and 1,024 tokens, where attention c
 import dataclasses
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
-import torch
 
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import PATIENCE_S, EngineSession, RecordingObserver
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import TargetModel
+from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
 from verifier.build import LoadedModel, build_engine
 from verifier.config import VerifierConfig
 from verifier.engine.engine import Engine
@@ -33,14 +33,14 @@ class WatchedModel:
 
     def __init__(self, model: TargetModel) -> None:
         self.vocab_size = model.vocab_size
-        self.logits = torch.empty(0)
+        self.logits = np.empty(0, dtype=np.float32)
         self._model = model
 
     @property
-    def kv_is_finite(self) -> torch.Tensor | None:
+    def kv_is_finite(self) -> BoolArray | None:
         return self._model.kv_is_finite
 
-    def forward(self, layout: BatchLayout) -> torch.Tensor:
+    def forward(self, layout: BatchLayout) -> FloatArray:
         self.logits = self._model.forward(layout)
         return self.logits
 
@@ -50,7 +50,7 @@ class LogitsObserver(RecordingObserver):
     """Keeps the logits that each token was sampled from, by sequence id and position."""
 
     model: WatchedModel | None = None
-    logits: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    logits: dict[tuple[str, int], FloatArray] = field(default_factory=dict)
 
     def stepped(self, record: StepRecord) -> None:
         assert self.model is not None
@@ -61,7 +61,7 @@ class LogitsObserver(RecordingObserver):
                 if item.samples and j <= int(record.verdict.num_accepted_tokens[i]):
                     key = (item.sequence.sequence_id, position)
                     assert key not in self.logits, "a token was decided twice"
-                    self.logits[key] = self.model.logits[row].clone()
+                    self.logits[key] = self.model.logits[row].copy()
                 row += 1
 
 
@@ -73,14 +73,12 @@ class Watched:
     observer: LogitsObserver
     session: EngineSession
 
-    def logits(self, sequence_id: str, length: int) -> torch.Tensor:
+    def logits(self, sequence_id: str, length: int) -> FloatArray:
         """The logits of all output tokens after a prompt of `length`."""
         # Observers are called after the session has its events.
         self.engine.call(self.engine.check_integrity).result(PATIENCE_S)
         num_tokens = len(self.session.output(sequence_id))
-        return torch.stack(
-            [self.observer.logits[sequence_id, length + i] for i in range(num_tokens)]
-        )
+        return np.stack([self.observer.logits[sequence_id, length + i] for i in range(num_tokens)])
 
     def stop(self) -> None:
         self.session.detach()
@@ -112,7 +110,7 @@ class Oracle:
 
     prompts: dict[int, list[int]]
     outputs: dict[tuple[str, int], list[int]]
-    logits: dict[tuple[str, int], torch.Tensor]
+    logits: dict[tuple[str, int], FloatArray]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +137,7 @@ def assert_undisturbed(
     for sequence_id, key in opened.items():
         assert running.session.output(sequence_id) == oracle.outputs[key], key
         logits = running.logits(sequence_id, key[1])
-        assert torch.equal(logits, oracle.logits[key]), f"{key}: other bits"
+        assert np.array_equal(logits, oracle.logits[key]), f"{key}: other bits"
 
 
 def drive(running: Watched, oracle: Oracle, opened: dict[str, tuple[str, int]]) -> None:

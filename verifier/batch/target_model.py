@@ -2,9 +2,13 @@
 
 from typing import Protocol, runtime_checkable
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from verifier.batch.batch_layout import BatchLayout
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
 
 
 class TargetModel(Protocol):
@@ -13,14 +17,14 @@ class TargetModel(Protocol):
     vocab_size: int
 
     @property
-    def kv_is_finite(self) -> torch.Tensor | None:
+    def kv_is_finite(self) -> BoolArray | None:
         """Whether the K/V of each token of the last layout was finite, [T_padded] bool. None: the
         model does not check.
         """
         ...
 
-    def forward(self, layout: BatchLayout) -> torch.Tensor:
-        """Logits [R, vocab_size] of the layout's real rows, in order; any float dtype.
+    def forward(self, layout: BatchLayout) -> FloatArray:
+        """Logits [R, vocab_size] of the layout's real rows, in order; valid until the next call.
 
         Writes K/V of all scheduled tokens, drafts included, and sets `kv_is_finite`.
         """
@@ -32,4 +36,4 @@ class KeepsHiddenStates(Protocol):
     """A target model that also gives the hidden states that its logits were computed from."""
 
     # [S, hidden size], by the last layout's `hidden_state_indices`, if it had any.
-    hidden_states: torch.Tensor | None
+    hidden_states: FloatArray | None

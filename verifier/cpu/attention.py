@@ -145,9 +145,7 @@ def _exponentials(
     if softcap > 0:
         caps = vectors.fill(np.float32(softcap))
         for offset in range(0, 64 * num_blocks, 64):
-            value = vectors.divide(
-                vectors.multiply(vectors.load(scores + offset), factor), caps
-            )
+            value = vectors.divide(vectors.multiply(vectors.load(scores + offset), factor), caps)
             vectors.store(scores + offset, vectors.multiply(vectors.tanh(value), caps))
     else:
         for offset in range(0, 64 * num_blocks, 64):

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import address_of
 from verifier.batch.batch_layout import BatchLayout
 from verifier.cpu.attention import MAX_TASK_ROWS
@@ -40,12 +39,11 @@ class CpuDecoder:
         num_threads: int,
         max_num_tokens: int,
     ) -> None:
-        """
-        Args:
-            num_blocks: of the K/V cache; memory is committed as blocks are first written.
-            block_size: tokens per block, a multiple of 16.
-            num_threads: that compute, the caller's included.
-            max_num_tokens: of a forward pass.
+        """Args:
+        num_blocks: of the K/V cache; memory is committed as blocks are first written.
+        block_size: tokens per block, a multiple of 16.
+        num_threads: that compute, the caller's included.
+        max_num_tokens: of a forward pass.
         """
         self.vocab_size = weights.vocab_size
         self.block_size = block_size
@@ -107,9 +105,7 @@ class CpuDecoder:
         """Ends the threads. Idempotent."""
         self._threads.stop()
 
-    def _tables(
-        self, layout: BatchLayout
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    def _tables(self, layout: BatchLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """Each sequence's first place in the concatenated block tables, and these."""
         num_each = -(-layout.seq_lens // self.block_size)
         flat: list[int] = []
@@ -118,7 +114,8 @@ class CpuDecoder:
         tables = np.array(flat, dtype=np.int32)
         pieces = self._pieces_per_block
         if pieces > 1:
-            tables = (tables[:, None] * pieces + np.arange(pieces, dtype=np.int32)).ravel()
+            tables = np.repeat(tables * pieces, pieces)
+            tables += np.tile(np.arange(pieces, dtype=np.int32), len(flat))
         return (np.cumsum(num_each) - num_each) * pieces, tables
 
     def _make_room(self, num_rows: int) -> None:
@@ -296,4 +293,5 @@ class _Threads:
             known = await_round(self._address, known)
             if self._is_stopping:
                 return
-            forward(*self._arguments, index)
+            linear, other, models, layers, steps = self._arguments
+            forward(linear, other, models, layers, steps, index)

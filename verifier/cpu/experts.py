@@ -21,7 +21,7 @@ from verifier.cpu.threads import MARK_BYTES, arrive, take
 def mix_experts(
     linear: npt.NDArray[Any], other: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int
 ) -> int:
-    """hidden += the experts' weighted sum, or update = it if a norm comes first; in six phases.
+    """Hidden += the experts' weighted sum, or update = it if a norm comes first; in six phases.
 
     Returns:
         The mark after those used.

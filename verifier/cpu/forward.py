@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_i64, store_i64, store_u8
-from verifier.cpu import rows, vectors
+from verifier.cpu import rows
 from verifier.cpu.attention import MAX_TASK_ROWS, attend
 from verifier.cpu.experts import mix_experts
 from verifier.cpu.products import accumulate, cap, finish, multiply
-from verifier.cpu.threads import MARK_BYTES, arrive, take
+from verifier.cpu.threads import MARK_BYTES, arrive, arrive_last, take
 
 Records = npt.NDArray[Any]
 
@@ -81,6 +81,7 @@ def forward(
     _norm_last(model, step, layers[model.num_layers - 1].mlp_output_norm, mark)
     mark += MARK_BYTES
     _logits(other, model, step, mark)
+    arrive_last(mark, model.num_threads, thread)
 
 
 @kernel
@@ -135,7 +136,7 @@ def _list_tasks(model: Any, step: Any) -> None:
 
 @kernel
 def _norm_rows(model: Any, step: Any, weight: int, update_norm: int, mark: int) -> None:
-    """normed = norm(hidden), after hidden += norm(update) if `update_norm` is the weight of one."""
+    """Normed = norm(hidden), after hidden += norm(update) if `update_norm` is the weight of one."""
     num_items = _num_row_items(step)
     while True:
         item = take(mark)
@@ -164,7 +165,7 @@ def _multiply_rows(
     marker: npt.NDArray[Any], model: Any, step: Any, matrix: Any, x: int, x_row: int, out: int,
     out_row: int, mark: int,
 ) -> None:  # fmt: skip
-    """out = x * weights, with scales and bias, for all tokens."""
+    """Out = x * weights, with scales and bias, for all tokens."""
     per_item = _blocks_per_item(model, matrix.num_blocks)
     while True:
         first = take(mark) * per_item
@@ -183,7 +184,7 @@ def _update_hidden(
     marker: npt.NDArray[Any], model: Any, step: Any, matrix: Any, x: int, x_row: int, adds: bool,
     mark: int,
 ) -> None:  # fmt: skip
-    """update = x * weights; hidden += update, if `adds`: else a norm comes first."""
+    """Update = x * weights; hidden += update, if `adds`: else a norm comes first."""
     per_item = _blocks_per_item(model, matrix.num_blocks)
     while True:
         first = take(mark) * per_item
@@ -202,9 +203,7 @@ def _update_hidden(
 
 
 @kernel
-def _turn_and_store(
-    other: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int
-) -> None:
+def _turn_and_store(other: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int) -> None:
     """Norms and turns the heads of queries and keys; writes K/V to the cache."""
     num_items = _num_row_items(step)
     group = model.num_heads // model.num_kv_heads
@@ -289,7 +288,7 @@ def _attend(
 
 @kernel
 def _gate(linear: npt.NDArray[Any], model: Any, step: Any, layer: Any, mark: int) -> None:
-    """gated = activation(gate) * up."""
+    """Gated = activation(gate) * up."""
     matrix = layer.gate_up
     half = matrix.num_blocks // 2
     per_item = _blocks_per_item(model, half)
@@ -348,16 +347,15 @@ def _logits(other: npt.NDArray[Any], model: Any, step: Any, mark: int) -> None:
             finish(step.logits, step.logits_row, step.num_rows, first, end, 0, matrix.bias)
         if model.logits_softcap > 0:
             cap(step.logits, step.logits_row, step.num_rows, first, end, model.logits_softcap)
-    arrive(mark, model.num_threads)
 
 
 @kernel
-def _num_row_items(step: Any) -> int:
+def _num_row_items(step: Any) -> Any:
     return (step.num_tokens + _ROWS_PER_ITEM - 1) // _ROWS_PER_ITEM
 
 
 @kernel
-def _blocks_per_item(model: Any, num_blocks: int) -> int:
+def _blocks_per_item(model: Any, num_blocks: int) -> Any:
     """One thread takes all columns at once; several take them in turns."""
     if model.num_threads == 1:
         return num_blocks

@@ -1,14 +1,23 @@
 """Which shapes of tiles suit this processor's registers. Bits do not depend on them."""
 
-import os
+import platform
 from dataclasses import dataclass
 
+import llvmlite.binding
 import numba
+
+# Sets numba's target to a level of x86-64, before it is read here.
+import servicekit.kernels.jit  # noqa: F401
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """`blocks[r - 1]`: how many blocks of 16 outputs a tile of r rows has."""
+    """The tiles of a processor's kernels.
+
+    Attributes:
+        blocks: `blocks[r - 1]`: how many blocks of 16 outputs a tile of r rows has: so many that
+            all sums stay in registers, and that enough chains hide the latency of an addition.
+    """
 
     name: str
     blocks: tuple[int, ...]
@@ -21,9 +30,32 @@ class Tiles:
         return self.blocks[rows - 1]
 
 
-# 32 registers of 16 floats: at most 24 sums, and enough chains to hide the latency of an addition.
+# 32 registers of 16 floats.
 AVX512 = Tiles("avx512", (8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2))
-# 16 registers of 8 floats: at most 6 sums of 16 floats.
+# 16 registers of 8 floats.
 AVX2 = Tiles("avx2", (4, 2, 2, 1, 1, 1))
+# 32 registers of 4 floats. By reading only: it has not run.
+NEON = Tiles("neon", (4, 2, 2, 1, 1, 1))
 
-TILES = AVX2 if os.environ.get("T") == "avx2" else AVX512
+
+def unsupported_reason() -> str | None:
+    """Why this processor cannot run the kernels; None: it can.
+
+    Without instructions for fused multiply-adds, each would be a call into a library.
+    """
+    if platform.machine() in ("aarch64", "arm64"):
+        return None
+    features = llvmlite.binding.get_host_cpu_features()
+    missing = [name for name in ("fma", "avx2", "f16c") if not features.get(name, False)]
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"there are no kernels for {platform.machine()}"
+    return f"the processor has no {', '.join(missing)}" if missing else None
+
+
+def _choose() -> Tiles:
+    if platform.machine() in ("aarch64", "arm64"):
+        return NEON
+    return AVX512 if numba.config.CPU_NAME == "x86-64-v4" else AVX2  # type: ignore[attr-defined]
+
+
+TILES = _choose()

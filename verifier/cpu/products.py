@@ -64,9 +64,7 @@ def multiply(
                 from_x = x + row * x_row + 4 * k
                 to = out + row * out_row + 64 * block
                 if is_wide and _NUM_BLOCKS[rows] == width:
-                    wide_tile(
-                        marker, rows, from_x, x_row, w, block_bytes, inputs, to, out_row, k
-                    )
+                    wide_tile(marker, rows, from_x, x_row, w, block_bytes, inputs, to, out_row, k)
                 else:
                     for i in range(num_blocks):
                         narrow_tile(
@@ -98,7 +96,7 @@ def finish(
 def accumulate(
     x: int, x_row: int, y: int, y_row: int, num_rows: int, first_block: int, end_block: int
 ) -> None:
-    """x += y."""
+    """X += y."""
     for row in range(num_rows):
         for offset in range(64 * first_block, 64 * end_block, 64):
             place = x + row * x_row + offset
@@ -108,7 +106,7 @@ def accumulate(
 
 @kernel
 def cap(y: int, y_row: int, num_rows: int, first_block: int, end_block: int, limit: Any) -> None:
-    """y = limit * tanh(y / limit)."""
+    """Y = limit * tanh(y / limit)."""
     limits = vectors.fill(np.float32(limit))
     for row in range(num_rows):
         for offset in range(64 * first_block, 64 * end_block, 64):

@@ -10,17 +10,16 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from servicekit.kernels.jit import kernel
 from verifier.cpu import vectors
 from verifier.cpu.tiles import widened
-from verifier.cpu.vectors import FLOAT, INT32, VECTOR, pointer
+from verifier.cpu.vectors import FLOAT, INT32, VECTOR, intrinsic, pointer
 
 _SILU = 0
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def load_f32(typing_context: Any, address: Any) -> Any:
     """The float32 at an address."""
 
@@ -30,7 +29,7 @@ def load_f32(typing_context: Any, address: Any) -> Any:
     return types.float32(types.int64), code
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def store_f32(typing_context: Any, address: Any, value: Any) -> Any:
     """Writes a float32 to an address."""
 
@@ -41,7 +40,7 @@ def store_f32(typing_context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.float32), code
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def load_weights(typing_context: Any, marker: Any, address: Any) -> Any:
     """16 weights at an address, as floats."""
 
@@ -51,7 +50,7 @@ def load_weights(typing_context: Any, marker: Any, address: Any) -> Any:
     return VECTOR(marker, types.int64), code
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _store_rounded(typing_context: Any, marker: Any, address: Any, value: Any) -> Any:
     """Writes a finite float32 as the marker's type, rounded to nearest, ties to even."""
     kind = marker.dtype
@@ -75,7 +74,7 @@ def _store_rounded(typing_context: Any, marker: Any, address: Any, value: Any) -
     return types.void(marker, types.int64, types.float32), code
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _load_widened(typing_context: Any, marker: Any, address: Any) -> Any:
     """One value of the marker's type (float32, bfloat16 or float16) at an address."""
     kind = marker.dtype
@@ -116,7 +115,7 @@ def embed(
 
 @kernel
 def norm(out: int, x: int, weight: int, size: int, eps: Any) -> None:
-    """x / sqrt(mean(x * x) + eps) * weight. `out` may be `x`."""
+    """X / sqrt(mean(x * x) + eps) * weight. `out` may be `x`."""
     squares = vectors.fill(np.float32(0.0))
     for offset in range(0, 4 * size, 64):
         value = vectors.load(x + offset)
@@ -130,7 +129,7 @@ def norm(out: int, x: int, weight: int, size: int, eps: Any) -> None:
 
 @kernel
 def turns(cos: int, sin: int, position: int, inv_freq: int, num_pairs: int, scaling: Any) -> None:
-    """cos and sin [num_pairs] of a rotary embedding at a position."""
+    """Cos and sin [num_pairs] of a rotary embedding at a position."""
     for i in range(num_pairs):
         # As transformers: the angle is rounded to float32.
         angle = np.float64(np.float32(position) * load_f32(inv_freq + 4 * i))

@@ -7,14 +7,14 @@ Between two passes the threads wait for the next round, and soon sleep (a futex:
 """
 
 import platform
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from servicekit.kernels.jit import kernel
-from verifier.cpu.vectors import INT32, INT64, pointer
+from verifier.cpu.vectors import INT32, INT64, intrinsic, pointer
 
 # Items and arrivals on cache lines of their own.
 MARK_BYTES = 128
@@ -28,15 +28,15 @@ _SPINS_BEFORE_SLEEP = 1000
 CONTROL_BYTES = 128
 SLEEPERS = 64
 
-_yield_processor = types.ExternalFunction("sched_yield", types.int32())
-_system_call = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
+_yield_processor: Any = types.ExternalFunction("sched_yield", types.int32())
+_system_call: Any = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
 _MACHINE = platform.machine()
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(_MACHINE, -1)
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 
 
-@intrinsic  # type: ignore[misc]
-def fetch_add(typing_context: Any, address: Any, value: Any) -> Any:
+@intrinsic
+def _fetch_add(typing_context: Any, address: Any, value: Any) -> Any:
     """Adds to the int64 at an address, atomically; returns what was there."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -46,8 +46,8 @@ def fetch_add(typing_context: Any, address: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64), code
 
 
-@intrinsic  # type: ignore[misc]
-def load_acquire(typing_context: Any, address: Any) -> Any:
+@intrinsic
+def _load_acquire(typing_context: Any, address: Any) -> Any:
     """The int64 at an address, with all that was written before it was."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -56,7 +56,7 @@ def load_acquire(typing_context: Any, address: Any) -> Any:
     return types.int64(types.int64), code
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def _pause(typing_context: Any) -> Any:
     """Tells the processor that this is a waiting loop."""
 
@@ -73,6 +73,10 @@ def _pause(typing_context: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), code
+
+
+fetch_add = cast(Callable[[int, int], int], _fetch_add)
+load_acquire = cast(Callable[[int], int], _load_acquire)
 
 
 @kernel
@@ -93,6 +97,15 @@ def arrive(mark: int, num_threads: int) -> None:
         spins += 1
         if spins > _SPINS_BEFORE_YIELD:
             _yield_processor()
+
+
+@kernel
+def arrive_last(mark: int, num_threads: int, thread: int) -> None:
+    """The barrier of a pass's last phase. Only thread 0 waits, since it then resets the marks."""
+    if thread == 0:
+        arrive(mark, num_threads)
+    else:
+        fetch_add(mark + _ARRIVALS, 1)
 
 
 @kernel

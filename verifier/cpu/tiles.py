@@ -14,7 +14,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from verifier.cpu.processor import TILES
 from verifier.cpu.vectors import (
@@ -27,6 +26,7 @@ from verifier.cpu.vectors import (
     broadcast,
     constant,
     fused,
+    intrinsic,
     pointer,
 )
 
@@ -47,7 +47,9 @@ def widened(builder: Any, kind: Any, address: Any) -> Any:
         return builder.load(pointer(builder, address, FLOATS), align=4)
     stored = ir.IntType(_BITS[kind])
     if kind == types.int16:
-        halves = builder.load(pointer(builder, address, ir.VectorType(ir.HalfType(), LANES)), align=2)
+        halves = builder.load(
+            pointer(builder, address, ir.VectorType(ir.HalfType(), LANES)), align=2
+        )
         return builder.fpext(halves, FLOATS)
     bits = builder.load(
         pointer(builder, address, ir.VectorType(stored, LANES)), align=_BITS[kind] // 8
@@ -76,7 +78,7 @@ class _Tile:
         self.num_blocks = num_blocks
 
     def at(self, base: Any, *terms: tuple[Any, int]) -> Any:
-        """base + the sum of value * factor."""
+        """Base + the sum of value * factor."""
         b = self.builder
         for value, factor in terms:
             b_term = value if factor == 1 else b.mul(value, ir.Constant(INT64, factor))
@@ -87,7 +89,7 @@ class _Tile:
         return [self.at(base, (stride, r)) if r else base for r in range(self.num_rows)]
 
     def of_table(self, base: Any, table: Any, index: int, stride: Any) -> Any:
-        """base + stride * the table's number at `index`."""
+        """Base + stride * the table's number at `index`."""
         b = self.builder
         address = self.at(table, (ir.Constant(INT64, 4 * index), 1))
         number = b.sext(b.load(pointer(b, address, INT32), align=4), INT64)
@@ -161,7 +163,9 @@ def _unroll(rows: int) -> int:
     return 4 if rows <= 2 else 1
 
 
-def _switch(builder: Any, num_rows: Any, cases: SequenceOf[int], emit: Callable[[int], None]) -> None:
+def _switch(
+    builder: Any, num_rows: Any, cases: SequenceOf[int], emit: Callable[[int], None]
+) -> None:
     """Emits `emit(rows)` for each possible number of rows, and jumps to the right one."""
     end = builder.function.append_basic_block("end")
     other = builder.function.append_basic_block("other")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic, models, register_model
+from numba import extending, types
+from numba.extending import models, register_model
 
 LANES = 16
 
@@ -19,18 +19,23 @@ FLOAT, INT32, INT64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT32, LANES)
 
 
-class VectorType(types.Type):  # type: ignore[misc]
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Numba's decorator, untyped: kernels call the result without the typing context."""
+    return extending.intrinsic(function)
+
+
+class VectorType(types.Type):
     """Numba's type of a vector."""
 
     def __init__(self) -> None:
         super().__init__(name="Vector")
 
 
-VECTOR = VectorType()
+VECTOR: Any = VectorType()  # type: ignore[no-untyped-call,unused-ignore]
 
 
 @register_model(VectorType)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, FLOATS)
 
@@ -54,7 +59,7 @@ def declared(builder: Any, name: str, num_arguments: int, kind: Any = FLOATS) ->
 
 
 def fused(builder: Any, x: Any, y: Any, z: Any) -> Any:
-    """x * y + z, rounded once."""
+    """The value of x * y + z, rounded once."""
     return builder.call(declared(builder, "llvm.fma.v16f32", 3), [x, y, z])
 
 
@@ -120,15 +125,13 @@ subtract = _operation(lambda builder, x, y: builder.fsub(x, y), 2)
 multiply = _operation(lambda builder, x, y: builder.fmul(x, y), 2)
 divide = _operation(lambda builder, x, y: builder.fdiv(x, y), 2)
 # The larger lane by lane; y if either is NaN.
-maximum = _operation(
-    lambda builder, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y), 2
-)
+maximum = _operation(lambda builder, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y), 2)
 multiply_add = _operation(fused, 3)
 exp = _operation(exponential, 1)
 tanh = _operation(hyperbolic_tangent, 1)
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def load(typing_context: Any, address: Any) -> Any:
     """The 16 floats at an address."""
 
@@ -138,7 +141,7 @@ def load(typing_context: Any, address: Any) -> Any:
     return VECTOR(types.int64), code
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def store(typing_context: Any, address: Any, value: Any) -> Any:
     """Writes 16 floats to an address."""
 
@@ -149,7 +152,7 @@ def store(typing_context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, VECTOR), code
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic
 def fill(typing_context: Any, value: Any) -> Any:
     """The float32 in all lanes."""
 
@@ -179,6 +182,4 @@ def _reduction(combine: Callable[..., Any]) -> Any:
 
 
 sum_of = _reduction(lambda builder, x, y: builder.fadd(x, y))
-largest_of = _reduction(
-    lambda builder, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y)
-)
+largest_of = _reduction(lambda builder, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))

@@ -7,13 +7,12 @@ failure is counted.
 
 import contextlib
 import enum
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
-
-from torch.autograd import profiler
 
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout
@@ -140,7 +139,9 @@ def ranged(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwarg
     thread that started it: start and stop one through `Engine.call`. Without a profile no range is
     entered, since that would take microseconds in every step.
     """
-    if not profiler._is_profiler_enabled:
+    # Who profiles has imported it.
+    profiler = sys.modules.get("torch.autograd.profiler")
+    if profiler is None or not profiler._is_profiler_enabled:
         return function(*args, **kwargs)
     with profiler.record_function(f"tandem.{name}"):
         return function(*args, **kwargs)

@@ -11,15 +11,19 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens
-from verifier.batch.target_model import KeepsHiddenStates, TargetModel
+from verifier.batch.target_model import (
+    BoolArray,
+    FloatArray,
+    KeepsHiddenStates,
+    TargetModel,
+)
 from verifier.engine.messages import PromptScored, Scored
 from verifier.engine.observation import Fault
 from verifier.engine.sequence_table import SequenceTable
 from verifier.errors import NOT_FINITE_KV, NOT_FINITE_LOGITS, ModelOutputError
-from verifier.sampling.acceptance_rules import BoolArray
+from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.logits_processing import History
 from verifier.sampling.rejection_sampler import (
     AcceptanceRule,
@@ -90,7 +94,7 @@ class StepBatch:
         """
         if model.kv_is_finite is None:
             return None
-        is_finite: BoolArray = model.kv_is_finite[: layout.num_tokens].cpu().numpy()
+        is_finite: BoolArray = model.kv_is_finite[: layout.num_tokens]
         if is_finite.all():
             return None
         failed = np.flatnonzero(~is_finite)
@@ -105,7 +109,7 @@ class StepBatch:
     def verify(
         self,
         layout: BatchLayout,
-        logits: torch.Tensor,
+        logits: FloatArray,
         kv_is_finite: BoolArray | None,
         rule: AcceptanceRule,
         fail: Fail,
@@ -130,7 +134,7 @@ class StepBatch:
         self,
         table: SequenceTable,
         layout: BatchLayout,
-        logits: torch.Tensor,
+        logits: FloatArray,
         model: TargetModel,
         fail: Fail,
     ) -> None:
@@ -155,12 +159,11 @@ class StepBatch:
         scored: _SequenceRows,
         table: SequenceTable,
         layout: BatchLayout,
-        logits: torch.Tensor,
-        hidden_states: torch.Tensor | None,
+        logits: FloatArray,
+        hidden_states: FloatArray | None,
     ) -> None:
         sequence = scored.item.sequence
-        indices = torch.from_numpy(layout.scored_logits_indices[scored.indices])
-        rows = logits[indices.to(logits.device)]
+        rows = logits[layout.scored_logits_indices[scored.indices]]
         if scored.rows and not are_finite(rows):
             table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
             return
@@ -174,7 +177,7 @@ class StepBatch:
         else:
             states = None
             if hidden_states is not None and sequence.scoring.keeps_hidden_states:
-                states = hidden_states[scored.indices].cpu()
+                states = hidden_states[scored.indices]
             table.emit(sequence, _scored(sequence, scored.rows, rows, states))
 
     def _entry(self, item: ScheduledSequence) -> ScheduledTokens:
@@ -224,20 +227,18 @@ def _judged(item: ScheduledSequence) -> JudgedSequence:
     sequence = item.sequence
     end = sequence.num_computed_tokens + item.num_new_tokens
     if sequence.sampling.adjusts_logits:
-        history = History(
-            prompt_token_ids=sequence.token_ids[: sequence.prompt_length],
-            output_token_ids=sequence.token_ids[sequence.prompt_length :],
-            draft_token_ids=item.draft_token_ids,
-            stop_token_ids=sequence.stop_token_ids,
-        )
-    else:
-        history = History(
-            prompt_token_ids=(), output_token_ids=(), draft_token_ids=item.draft_token_ids
-        )
+        if sequence.adjustments is None:
+            sequence.adjustments = Adjustments(
+                sequence.sampling,
+                prompt_length=sequence.prompt_length,
+                stop_token_ids=sequence.stop_token_ids,
+            )
+        sequence.adjustments.count(sequence.token_ids)
+    history = History(adjustments=sequence.adjustments, draft_token_ids=item.draft_token_ids)
     return JudgedSequence(sampling=sequence.sampling, history=history, first_position=end)
 
 
-def _prompt_scored(sequence: Sequence, rows: range, logits: torch.Tensor) -> PromptScored:
+def _prompt_scored(sequence: Sequence, rows: range, logits: FloatArray) -> PromptScored:
     """The prompt logprobs that a chunk's rows [n, V] give."""
     logprobs = prompt_logprobs(
         logits,
@@ -252,7 +253,7 @@ def _prompt_scored(sequence: Sequence, rows: range, logits: torch.Tensor) -> Pro
 
 
 def _scored(
-    sequence: Sequence, rows: range, logits: torch.Tensor, hidden_states: torch.Tensor | None
+    sequence: Sequence, rows: range, logits: FloatArray, hidden_states: FloatArray | None
 ) -> Scored:
     """The scores that rows [n, V] give of a sequence that is only scored; `rows_to_score` already
     excludes them.

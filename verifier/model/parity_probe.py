@@ -154,7 +154,7 @@ def _rows(
             trash_slot=cache.trash_slot,
             row_multiple=numerics.row_multiple,
         )
-        rows.append(model.forward(layout))
+        rows.append(torch.from_numpy(model.forward(layout)))
     return torch.cat(rows)
 
 

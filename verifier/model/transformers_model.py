@@ -18,6 +18,7 @@ from verifier.attention.backend import AttentionBackend, StepAttention, to_devic
 from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.model.lean_decoder import LeanModel, is_lean
 from verifier.tensor_parallel.collectives import Collectives
 
@@ -57,8 +58,8 @@ class TransformersModel:
     ) -> None:
         """`collectives`: if the model is one rank's part."""
         self.vocab_size = int(model.config.vocab_size)
-        self.kv_is_finite: torch.Tensor | None = None
-        self.hidden_states: torch.Tensor | None = None
+        self.kv_is_finite: BoolArray | None = None
+        self.hidden_states: FloatArray | None = None
         self._model = model
         self._backend = backend
         self._cache = cache
@@ -69,18 +70,19 @@ class TransformersModel:
             self._lean = LeanModel(model, backend=backend, cache=cache)
 
     @torch.inference_mode()
-    def forward(self, layout: BatchLayout) -> torch.Tensor:
+    def forward(self, layout: BatchLayout) -> FloatArray:
         if self._lean is not None:
-            logits, self.kv_is_finite, self.hidden_states = self._lean.forward(layout)
-            return logits
-        self._cache.begin_step()
-        logits = self._forward_keeping(layout)
-        self.kv_is_finite = self._cache.finite_rows()
-        if self._collectives is not None:
-            # Each rank checks its own heads only.
-            num_failed = self._collectives.sum((~self.kv_is_finite).float())
-            self.kv_is_finite = num_failed == 0
-        return logits
+            logits, kv_is_finite, hidden_states = self._lean.forward(layout)
+            self.hidden_states = None if hidden_states is None else _as_floats(hidden_states)
+        else:
+            self._cache.begin_step()
+            logits = self._forward_keeping(layout)
+            kv_is_finite = self._cache.finite_rows()
+            if self._collectives is not None:
+                # Each rank checks its own heads only.
+                kv_is_finite = self._collectives.sum((~kv_is_finite).float()) == 0
+        self.kv_is_finite = kv_is_finite.cpu().numpy()
+        return _as_floats(logits)
 
     def _forward_keeping(self, layout: BatchLayout) -> torch.Tensor:
         if len(layout.hidden_state_indices):
@@ -104,7 +106,8 @@ class TransformersModel:
         """Within the context, stores the output layer's input, in any model the hidden states."""
 
         def keep(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-            self.hidden_states = arguments[0][0, self._on_device(layout.hidden_state_indices)]
+            states = arguments[0][0, self._on_device(layout.hidden_state_indices)]
+            self.hidden_states = _as_floats(states)
 
         head = cast(torch.nn.Module, self._model.get_output_embeddings())
         handle = head.register_forward_pre_hook(keep)
@@ -115,6 +118,11 @@ class TransformersModel:
 
     def _on_device(self, array: Any) -> torch.Tensor:
         return to_device(array, self._device)
+
+
+def _as_floats(tensor: torch.Tensor) -> FloatArray:
+    floats: FloatArray = tensor.float().cpu().contiguous().numpy()
+    return floats
 
 
 def register_attention() -> None:

@@ -1,16 +1,24 @@
-"""The rules of acceptance as functions of given noise, and `accept`, which both rules share.
+"""The rules of acceptance for one row each, and `accept`, which both rules share.
 
-`sample_greedy`, `sample_match` and `sample_ratio` verify one batch; the sampler itself uses the
-functions of rows below them.
+`sample_greedy`, `sample_match` and `sample_ratio` verify one batch of torch tensors with the noise
+given, for code outside this repository. The sampler uses the kernels below them.
 
 Shape legend as in `rejection_sampler.py`.
 """
 
+import math
 from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+from servicekit.kernels.jit import kernel
+from verifier.sampling import philox
+from verifier.sampling.distribution import DoubleArray, PlaceArray, first_of, largest
+
+if TYPE_CHECKING:
+    import torch
 
 BoolArray = npt.NDArray[np.bool_]
 IntArray = npt.NDArray[np.int64]
@@ -18,12 +26,17 @@ IntArray = npt.NDArray[np.int64]
 # Ends the rows of `output_token_ids`; also marks a row without a draft.
 PADDING = -1
 
+_NUM_LANES = 256
+_ALMOST_1 = 1.0 - 2.0**-40
+_LEAST_GAP = 2.0**-53
+_MATCH, _ACCEPT, _EMIT = (np.uint64(purpose) for purpose in philox.Purpose)
+
 
 def sample_greedy(
-    target_logits: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: torch.Tensor | SequenceOf[int],
-) -> tuple[torch.Tensor, torch.Tensor]:
+    target_logits: "torch.Tensor",
+    draft_token_ids: "torch.Tensor",
+    num_draft_tokens: "torch.Tensor | SequenceOf[int]",
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """Accepts the drafts that are the likeliest token; the lowest id wins a tie.
 
     Args:
@@ -32,15 +45,16 @@ def sample_greedy(
     Returns:
         output_token_ids [B, K_max + 1] padded with -1, num_accepted_tokens [B]; int64.
     """
-    return _accepted(target_logits.argmax(dim=-1), draft_token_ids, num_draft_tokens)
+    likeliest = _doubles(target_logits).argmax(axis=-1)
+    return _accepted(likeliest, draft_token_ids, num_draft_tokens)
 
 
 def sample_match(
-    target_probs: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: torch.Tensor | SequenceOf[int],
-    exponential_noise: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    target_probs: "torch.Tensor",
+    draft_token_ids: "torch.Tensor",
+    num_draft_tokens: "torch.Tensor | SequenceOf[int]",
+    exponential_noise: "torch.Tensor",
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """Rule `match` with the noise given.
 
     Args:
@@ -49,17 +63,17 @@ def sample_match(
     Returns:
         As `sample_greedy`.
     """
-    sampled = race(target_probs, exponential_noise)
+    sampled = race(_doubles(target_probs), _doubles(exponential_noise))
     return _accepted(sampled, draft_token_ids, num_draft_tokens)
 
 
 def sample_ratio(
-    target_probs: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: torch.Tensor | SequenceOf[int],
-    accept_uniforms: torch.Tensor,
-    emit_uniforms: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    target_probs: "torch.Tensor",
+    draft_token_ids: "torch.Tensor",
+    num_draft_tokens: "torch.Tensor | SequenceOf[int]",
+    accept_uniforms: "torch.Tensor",
+    emit_uniforms: "torch.Tensor",
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """Rule `ratio` with the uniforms given.
 
     Args:
@@ -72,66 +86,130 @@ def sample_ratio(
         As `sample_greedy`.
     """
     counts = _counts(num_draft_tokens)
-    is_target = np.ones(len(target_probs), dtype=np.bool_)
+    probs, emit = _doubles(target_probs), _doubles(emit_uniforms)
+    is_target = np.ones(len(probs), dtype=np.bool_)
     is_target[np.cumsum(counts + 1) - 1] = False
-    targets = torch.from_numpy(np.flatnonzero(is_target))
-    row_drafts = torch.full((len(target_probs),), PADDING)
-    row_drafts[targets] = torch.as_tensor(draft_token_ids, dtype=torch.int64).cpu()
-    row_uniforms = torch.ones(len(target_probs), dtype=torch.float64)
-    row_uniforms[targets] = accept_uniforms.cpu().double()
-    sampled = ratio_rows(target_probs, row_drafts, row_uniforms, emit_uniforms)
+    drafts = np.full(len(probs), PADDING, dtype=np.int64)
+    drafts[is_target] = _ids(draft_token_ids)
+    uniforms = np.ones(len(probs))
+    uniforms[is_target] = _doubles(accept_uniforms)
+    token_ids = np.arange(probs.shape[-1], dtype=np.int32)
+    sampled = np.array(
+        [
+            accept_or_emit(row, token_ids, len(row), draft, uniform, emit_uniform)
+            for row, draft, uniform, emit_uniform in zip(
+                probs, drafts.tolist(), uniforms.tolist(), emit.tolist(), strict=True
+            )
+        ],
+        dtype=np.int64,
+    )
     return _accepted(sampled, draft_token_ids, counts)
 
 
-def race(probs: torch.Tensor, exponential_noise: torch.Tensor) -> torch.Tensor:
-    """The winner of an exponential race, distributed as `probs`: argmax of probability / noise.
+def race(probs: DoubleArray, exponential_noise: DoubleArray) -> IntArray:
+    """The winners [R] of exponential races, distributed as `probs`: argmax of probability / noise.
 
     Args:
         probs, exponential_noise: [R, V]. Tokens of probability 0 never win; the lowest id wins
             a tie.
     """
-    scores = torch.where(probs > 0, probs.double() / exponential_noise.double(), -1.0)
-    return scores.argmax(dim=-1)
+    winners: IntArray = np.where(probs > 0, probs / exponential_noise, -1.0).argmax(axis=-1)
+    return winners
 
 
-def ratio_rows(
-    probs: torch.Tensor,
-    row_drafts: torch.Tensor,
-    accept_uniforms: torch.Tensor,
-    emit_uniforms: torch.Tensor,
-) -> torch.Tensor:
-    """One token per row [R] under rule `ratio`: the draft if it is accepted, else another.
+@kernel
+def win_race(
+    probs: DoubleArray, token_ids: PlaceArray, count: int, seed: np.uint64, position: int
+) -> int:
+    """The winner of `race` of one row, with the noise of rule `match`.
 
-    Args:
-        probs: [R, V].
-        row_drafts: [R] int64, each row's draft; -1, or any id outside the vocabulary: no draft.
-        accept_uniforms, emit_uniforms: [R], as in `sample_ratio`.
-    """
-    mass = probs.double()
-    drafts = row_drafts.to(mass.device)
-    is_known = (drafts >= 0) & (drafts < mass.shape[-1])
-    safe = torch.where(is_known, drafts, 0)
-    of_draft = torch.where(is_known, mass.gather(-1, safe[:, None])[:, 0], 0.0)
-    stands = accept_uniforms.to(mass) < of_draft
-    residual = mass.clone()
-    places = is_known.nonzero()[:, 0]
-    residual[places, safe[places]] = 0.0
-    return torch.where(stands, drafts, inverse_cdf(residual, emit_uniforms.to(mass)))
-
-
-def inverse_cdf(mass: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Per row, the smallest id whose cumulative mass exceeds uniform * total.
+    Most tokens need no logarithm, many no noise. Let g = 1 - u be a token's gap, of its uniform u;
+    u has 53 bits, so g is exact, and 2^-53 or more. Its noise is -ln(u) >= g, so its score is
+    probability / g at most. The logarithm and the division each err by 2^-52 at most, and so do
+    the two products below. So where probability < best * g * (1 - 2^-40), the score as computed
+    is less than the best one, and the token can neither win nor tie.
 
     Args:
-        mass: [R, V] float64, not negative. uniforms: [R] in [0, 1).
+        probs: of the tokens `token_ids`, ascending; the first `count` are valid, one is positive.
     """
-    cumulative = mass.cumsum(dim=-1)
-    threshold = uniforms.double()[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+    # The likeliest one sets a bar that few others pass.
+    likeliest = first_of(probs, count, largest(probs, count))
+    winner = int(token_ids[likeliest])
+    best = probs[likeliest] / -math.log(philox.uniform(winner, position, _MATCH, seed))
+    lanes, words = np.empty(_NUM_LANES), np.empty((4, _NUM_LANES), dtype=np.uint64)
+    for start in range(0, count, _NUM_LANES):
+        end = min(start + _NUM_LANES, count)
+        part, ids = probs[start:end], token_ids[start:end]
+        bar = best * _ALMOST_1
+        num_possible = 0
+        for i in range(len(part)):
+            num_possible += part[i] >= bar * _LEAST_GAP
+        if num_possible == 0:
+            continue
+        uniforms = lanes[: len(part)]
+        philox.fill_uniforms(ids, position, _MATCH, seed, words, uniforms)
+        num_possible = 0
+        for i in range(len(part)):
+            num_possible += part[i] >= bar * (1.0 - uniforms[i])
+        if num_possible == 0:
+            continue
+        for i in range(len(part)):
+            if part[i] >= bar * (1.0 - uniforms[i]) and part[i] > 0.0:
+                score = part[i] / -math.log(uniforms[i])
+                if score > best or (score == best and ids[i] < winner):
+                    best, winner = score, int(ids[i])
+    return winner
+
+
+@kernel
+def sample_by_ratio(
+    probs: DoubleArray,
+    token_ids: PlaceArray,
+    count: int,
+    seed: np.uint64,
+    position: int,
+    draft: int,
+) -> int:
+    """One token under rule `ratio`: the draft if it is accepted, else another one.
+
+    Args:
+        draft: -1, or any id outside the vocabulary: no draft.
+    """
+    uniform = philox.uniform(draft, position, _ACCEPT, seed)
+    emit_uniform = philox.uniform(0, position, _EMIT, seed)
+    return accept_or_emit(probs, token_ids, count, draft, uniform, emit_uniform)
+
+
+@kernel
+def accept_or_emit(
+    probs: DoubleArray,
+    token_ids: PlaceArray,
+    count: int,
+    draft: int,
+    accept_uniform: float,
+    emit_uniform: float,
+) -> int:
+    """The draft, if `accept_uniform` is below its probability. Else, by inverse CDF, of the other
+    tokens the one with the smallest id whose cumulative mass exceeds `emit_uniform` * total.
+    """
+    total = 0.0
+    last = 0
+    for i in range(count):
+        if token_ids[i] == draft:
+            if accept_uniform < probs[i]:
+                return draft
+        elif probs[i] > 0.0:
+            total += probs[i]
+            last = int(token_ids[i])
+    threshold = emit_uniform * total
+    cumulative = 0.0
+    for i in range(count):
+        if token_ids[i] != draft:
+            cumulative += probs[i]
+            if cumulative > threshold:
+                return int(token_ids[i])
     # Rounding may put the threshold at the total itself.
-    ids = torch.arange(mass.shape[-1], device=mass.device)
-    last = torch.where(mass > 0, ids, 0).amax(dim=-1)
-    return torch.minimum(found, last)
+    return last
 
 
 def accept(
@@ -169,14 +247,31 @@ def accept(
 
 
 def _accepted(
-    sampled: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: torch.Tensor | SequenceOf[int] | IntArray,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    drafts = torch.as_tensor(draft_token_ids, dtype=torch.int64).cpu().numpy()
-    output, num_accepted = accept(sampled.cpu().numpy(), drafts, _counts(num_draft_tokens))
+    sampled: IntArray,
+    draft_token_ids: "torch.Tensor",
+    num_draft_tokens: "torch.Tensor | SequenceOf[int] | IntArray",
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    import torch
+
+    drafts, counts = _ids(draft_token_ids), _counts(num_draft_tokens)
+    output, num_accepted = accept(sampled, drafts, counts)
     return torch.from_numpy(output), torch.from_numpy(num_accepted)
 
 
-def _counts(num_draft_tokens: torch.Tensor | SequenceOf[int] | IntArray) -> IntArray:
-    return torch.as_tensor(num_draft_tokens, dtype=torch.int64).cpu().numpy()
+def _doubles(tensor: "torch.Tensor") -> DoubleArray:
+    doubles: DoubleArray = np.ascontiguousarray(tensor.detach().cpu().double().numpy())
+    return doubles
+
+
+def _ids(token_ids: "torch.Tensor") -> IntArray:
+    import torch
+
+    ids: IntArray = torch.as_tensor(token_ids, dtype=torch.int64).cpu().numpy()
+    return ids
+
+
+def _counts(num_draft_tokens: "torch.Tensor | SequenceOf[int] | IntArray") -> IntArray:
+    import torch
+
+    counts: IntArray = torch.as_tensor(num_draft_tokens, dtype=torch.int64).cpu().numpy()
+    return counts

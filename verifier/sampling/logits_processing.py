@@ -1,47 +1,99 @@
-"""From logits to the distribution that is sampled.
+"""From logits to the distribution that is sampled, and to the logprobs that are reported.
 
 In this order: repetition penalty over prompt and output; frequency and presence penalties over
 the output; logit bias; stop tokens masked before `min_new_tokens`; temperature; min-p; top-k;
 top-p; softmax. A sequence's row j is processed with the history `output + drafts[:j]`, which is
 the sequence's history if the row is reached.
 
-Everything is computed in float64, each row independently of the others, so a row's result has the
-same bits alone and in a batch, with and without drafts. Callers work slice by slice (`row_slices`):
-several copies of hundreds of rows of a large vocabulary would take gigabytes.
+Everything is computed in float64, row after row in the memory of one, so a row's result has the
+same bits alone and in a batch, with and without drafts, and memory doesn't grow with the rows.
 """
 
 import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
+from servicekit.kernels.jit import kernel
+from verifier.sampling.adjustments import (
+    NO_ADJUSTING,
+    Adjusting,
+    Adjustments,
+    DoubleArray,
+    IntArray,
+    add_draft,
+    adjust,
+)
+from verifier.sampling.distribution import (
+    Parameters,
+    first_of,
+    keep_allowed,
+    largest,
+    new_scratch,
+    to_probabilities,
+)
 from verifier.sampling.parameters import Sampling
 
-# Limit of one float64 tensor of a slice, unless one row is larger. Processing a slice holds at most
-# ten such tensors at a time, whatever the parameters: 160 MiB.
-SLICE_BYTES = 16 << 20
-# Penalties cost the square of a slice's rows.
-_MAX_SLICE_ROWS = 256
+if TYPE_CHECKING:
+    import torch
+
+# Logits: float32 from a model, float64 from other callers.
+LogitsArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float32]
+
+_AS_IT_IS = Parameters(temperature=1.0, log_min_p=-math.inf, top_k=0, top_p=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """The tokens that a sequence's rows depend on beside their logits. K drafts: K + 1 rows."""
 
-    prompt_token_ids: SequenceOf[int]
-    output_token_ids: SequenceOf[int]
-    draft_token_ids: SequenceOf[int]
-    stop_token_ids: frozenset[int] = frozenset()
+    # None: the sequence has none.
+    adjustments: Adjustments | None = None
+    draft_token_ids: SequenceOf[int] = ()
+
+    @classmethod
+    def of(
+        cls,
+        sampling: Sampling,
+        *,
+        prompt_token_ids: SequenceOf[int],
+        output_token_ids: SequenceOf[int],
+        draft_token_ids: SequenceOf[int] = (),
+        stop_token_ids: frozenset[int] = frozenset(),
+    ) -> "History":
+        """Counts all tokens; for a sequence that is not continued."""
+        adjustments = None
+        if sampling.adjusts_logits:
+            adjustments = Adjustments(
+                sampling, prompt_length=len(prompt_token_ids), stop_token_ids=stop_token_ids
+            )
+            adjustments.count([*prompt_token_ids, *output_token_ids])
+        return cls(adjustments=adjustments, draft_token_ids=draft_token_ids)
+
+    @property
+    def adjusting(self) -> Adjusting:
+        """For the first row, and all after drafts."""
+        if self.adjustments is None:
+            return NO_ADJUSTING
+        return self.adjustments.for_rows(len(self.draft_token_ids) + 1)
+
+    @property
+    def drafts(self) -> IntArray:
+        """Of K."""
+        return np.array(self.draft_token_ids, dtype=np.int64)
 
 
 def target_probs(
-    logits: torch.Tensor,
+    logits: "torch.Tensor",
     sampling: object,
     prompt_token_ids: SequenceOf[int],
     output_token_ids: SequenceOf[int],
     draft_token_ids: SequenceOf[int],
-) -> torch.Tensor:
+) -> "torch.Tensor":
     """The distribution that each row of one sequence is sampled from.
 
     Args:
@@ -52,154 +104,176 @@ def target_probs(
     Returns:
         [K + 1, V] float32; a point mass where the temperature is 0.
     """
+    import torch
+
     parameters = Sampling.of(sampling)
-    history = History(
+    history = History.of(
+        parameters,
         prompt_token_ids=prompt_token_ids,
         output_token_ids=output_token_ids,
         draft_token_ids=draft_token_ids,
     )
-    return sampling_probs(logits, parameters, history)
+    rows = logits.detach().cpu()
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    probs = sampling_probs(rows.contiguous().numpy(), parameters, history)
+    return torch.from_numpy(probs).to(logits.device)
 
 
-def row_slices(num_rows: int, vocab_size: int) -> list[slice]:
-    """Slices that cover all rows, to process one after another."""
-    size = max(1, min(_MAX_SLICE_ROWS, SLICE_BYTES // (8 * vocab_size)))
-    return [slice(start, start + size) for start in range(0, num_rows, size)]
-
-
-def sampling_probs(logits: torch.Tensor, sampling: Sampling, history: History) -> torch.Tensor:
+def sampling_probs(logits: LogitsArray, sampling: Sampling, history: History) -> FloatArray:
     """As `target_probs`, of validated parameters.
 
     Args:
-        logits: [K + 1, V], any float dtype.
+        logits: [K + 1, V].
 
     Returns:
         [K + 1, V] float32; a point mass where the temperature is 0.
     """
-    rows = adjusted_logits(logits, sampling, history)
-    if sampling.is_greedy:
-        probs = torch.zeros_like(rows, dtype=torch.float32)
-        return probs.scatter_(-1, rows.argmax(dim=-1, keepdim=True), 1.0)
-    return row_probs(rows, [sampling] * len(rows))
+    probs = np.zeros(logits.shape, dtype=np.float32)
+    _fill_probs(logits, history.drafts, history.adjusting, parameters_of(sampling), probs)
+    return probs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedRows:
+    """The logprobs that responses contain, of n rows."""
+
+    # [n], of one token a row: its id, logprob and rank; 1: the likeliest.
+    token_ids: IntArray
+    logprobs: DoubleArray
+    ranks: IntArray
+    # [n, num_top], of the likeliest tokens; lower ids first among equals.
+    top_token_ids: IntArray
+    top_logprobs: DoubleArray
+    # [n, V] if requested, else [0, V].
+    all_logprobs: FloatArray
 
 
 def reported_logprobs(
-    logits: torch.Tensor, sampling: Sampling, history: History, *, first_row: int = 0
-) -> torch.Tensor:
-    """The logprobs that responses contain: of the sampled distribution, or of the model's own if
-    `sampling` asks for raw ones. At temperature 0: of the softmax of the adjusted logits.
+    logits: LogitsArray,
+    sampling: Sampling,
+    history: History,
+    token_ids: IntArray,
+    num_top: int,
+    *,
+    keeps_all: bool = False,
+) -> ReportedRows:
+    """Logprobs of the sampled distribution, or of the model's own if `sampling` asks for raw ones.
+    At temperature 0: of the softmax of the adjusted logits.
 
     Args:
-        logits: [n, V], any float dtype, of the n <= K + 1 rows from `first_row` on.
-
-    Returns:
-        [n, V] float64.
+        logits: [n, V] of the first n <= K + 1 rows.
+        token_ids: [n]; -1: the likeliest one.
     """
-    rows = logits.double()
-    if not sampling.raw_logprobs:
-        rows = adjusted_logits(logits, sampling, history, first_row=first_row)
-        if not sampling.is_greedy:
-            rows = scaled_logits(rows, [sampling] * len(rows))
-    return torch.log_softmax(rows, dim=-1)
-
-
-def adjusted_logits(
-    logits: torch.Tensor, sampling: Sampling, history: History, *, first_row: int = 0
-) -> torch.Tensor:
-    """All steps before the temperature, for one sequence.
-
-    Args:
-        logits: [n, V], any float dtype, of the n <= K + 1 rows from `first_row` on.
-
-    Returns:
-        [n, V] float64.
-    """
-    rows = logits.double()
-    if not sampling.adjusts_logits:
-        return rows
-    num_rows, vocab_size = rows.shape
-    # One (row, draft) pair for each draft before a row.
-    drafts = torch.tensor(list(history.draft_token_ids), dtype=torch.int64, device=rows.device)
-    before, place = torch.tril_indices(
-        num_rows, len(drafts), offset=first_row - 1, device=rows.device
+    num_rows, vocab_size = logits.shape
+    is_raw = sampling.raw_logprobs
+    has_law = not is_raw and not sampling.is_greedy
+    num_top = min(num_top, vocab_size)
+    rows = ReportedRows(
+        token_ids=token_ids.copy(),
+        logprobs=np.empty(num_rows),
+        ranks=np.empty(num_rows, dtype=np.int64),
+        top_token_ids=np.empty((num_rows, num_top), dtype=np.int64),
+        top_logprobs=np.empty((num_rows, num_top)),
+        all_logprobs=np.empty((num_rows if keeps_all else 0, vocab_size), dtype=np.float32),
     )
-    drafted = drafts[place]
-    is_known = (drafted >= 0) & (drafted < vocab_size)
-    before, drafted = before[is_known], drafted[is_known]
-    output = torch.tensor(list(history.output_token_ids), dtype=torch.int64, device=rows.device)
-    if sampling.repetition_penalty != 1.0:
-        is_seen = torch.zeros(rows.shape, dtype=torch.bool, device=rows.device)
-        prompt = torch.tensor(list(history.prompt_token_ids), dtype=torch.int64, device=rows.device)
-        is_seen[:, torch.cat((prompt, output))] = True
-        is_seen[before, drafted] = True
-        penalty = sampling.repetition_penalty
-        rows = torch.where(is_seen, torch.where(rows > 0, rows / penalty, rows * penalty), rows)
-    if sampling.frequency_penalty or sampling.presence_penalty:
-        counts = torch.bincount(output, minlength=vocab_size).double().repeat(num_rows, 1)
-        ones = torch.ones(len(drafted), dtype=torch.float64, device=rows.device)
-        counts.index_put_((before, drafted), ones, accumulate=True)
-        rows = rows - sampling.frequency_penalty * counts
-        rows = rows - sampling.presence_penalty * (counts > 0)
-    if sampling.logit_bias:
-        token_ids, biases = zip(*sampling.logit_bias, strict=True)
-        ids = torch.tensor(token_ids, dtype=torch.int64, device=rows.device)
-        bias = torch.tensor(biases, dtype=torch.float64, device=rows.device)
-        rows = rows.index_add(1, ids, bias.expand(num_rows, -1))
-    num_output = len(history.output_token_ids) + first_row
-    num_masked = min(num_rows, sampling.min_new_tokens - num_output)
-    # A model may name end tokens without a logit.
-    stops = sorted(t for t in history.stop_token_ids if t < vocab_size)
-    if num_masked > 0 and stops:
-        rows = rows.clone()
-        rows[:num_masked, stops] = -torch.inf
+    _fill_logprobs(
+        logits,
+        history.drafts,
+        NO_ADJUSTING if is_raw else history.adjusting,
+        parameters_of(sampling) if has_law else _AS_IT_IS,
+        rows.token_ids,
+        rows.logprobs,
+        rows.ranks,
+        rows.top_token_ids,
+        rows.top_logprobs,
+        rows.all_logprobs,
+    )
     return rows
 
 
-def row_probs(logits: torch.Tensor, sampling: SequenceOf[Sampling]) -> torch.Tensor:
-    """Temperature, min-p, top-k, top-p and softmax.
+def parameters_of(sampling: Sampling) -> Parameters:
+    return Parameters(
+        temperature=float(sampling.temperature),
+        log_min_p=math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
+        top_k=sampling.top_k,
+        top_p=float(sampling.top_p),
+    )
 
-    Args:
-        logits: [R, V], adjusted.
-        sampling: the parameters of each row's sequence, temperature > 0, R of them.
 
-    Returns:
-        [R, V] float32; tokens that are cut off have exactly 0. Of equal logits, lower ids are kept
-        first.
+@kernel
+def _fill_probs(
+    logits: LogitsArray,
+    drafts: IntArray,
+    adjusting: Adjusting,
+    parameters: Parameters,
+    probs: FloatArray,
+) -> None:
+    num_rows, vocab_size = logits.shape
+    scratch, num_seen = new_scratch(vocab_size), adjusting.num_seen
+    for index in range(num_rows):
+        row = scratch.row
+        row[:] = logits[index]
+        adjust(row, adjusting, num_seen, index)
+        if parameters.temperature == 0.0:
+            probs[index, first_of(row, vocab_size, largest(row, vocab_size))] = 1.0
+        else:
+            count, sum_of_weights = keep_allowed(parameters, scratch)
+            to_probabilities(scratch.weights, count, sum_of_weights)
+            for i in range(count):
+                probs[index, scratch.token_ids[i]] = scratch.weights[i]
+        if index < len(drafts):
+            num_seen = add_draft(adjusting, num_seen, drafts[index])
+
+
+@kernel
+def _fill_logprobs(
+    logits: LogitsArray,
+    drafts: IntArray,
+    adjusting: Adjusting,
+    parameters: Parameters,
+    token_ids: IntArray,
+    logprobs: DoubleArray,
+    ranks: IntArray,
+    top_token_ids: IntArray,
+    top_logprobs: DoubleArray,
+    all_logprobs: FloatArray,
+) -> None:
+    num_rows, vocab_size = logits.shape
+    scratch, num_seen = new_scratch(vocab_size), adjusting.num_seen
+    for index in range(num_rows):
+        row = scratch.row
+        row[:] = logits[index]
+        adjust(row, adjusting, num_seen, index)
+        count, sum_of_weights = keep_allowed(parameters, scratch)
+        log_of_sum = math.log(sum_of_weights)
+        row[:] = -np.inf
+        for i in range(count):
+            row[scratch.token_ids[i]] = scratch.scaled[i] - log_of_sum
+        if token_ids[index] < 0:
+            token_ids[index] = first_of(row, vocab_size, largest(row, vocab_size))
+        logprobs[index] = row[token_ids[index]]
+        ranks[index] = 1
+        for token_id in range(vocab_size):
+            ranks[index] += row[token_id] > logprobs[index]
+        fill_likeliest(row, top_token_ids[index], top_logprobs[index])
+        if len(all_logprobs) > 0:
+            all_logprobs[index] = row
+        if index < len(drafts):
+            num_seen = add_draft(adjusting, num_seen, drafts[index])
+
+
+@kernel
+def fill_likeliest(row: DoubleArray, token_ids: IntArray, values: DoubleArray) -> None:
+    """The largest of a row and their places, as many as the results have room for, at most as the
+    row is long; the first of equals first.
     """
-    return torch.softmax(scaled_logits(logits, sampling), dim=-1).float()
-
-
-def scaled_logits(logits: torch.Tensor, sampling: SequenceOf[Sampling]) -> torch.Tensor:
-    """The logits [R, V] float64 whose softmax is sampled; -inf for tokens that are cut off."""
-    temperatures = _column([s.temperature for s in sampling], logits)
-    # Subtracting the largest first keeps a tiny temperature from overflowing.
-    scaled = logits.double()
-    scaled = (scaled - scaled.amax(dim=-1, keepdim=True)) / temperatures
-    if any(s.min_p > 0 for s in sampling):
-        floors = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in sampling]
-        scaled = scaled.masked_fill(scaled < _column(floors, scaled), -torch.inf)
-    vocab_size = logits.shape[-1]
-    cuts = [i for i, s in enumerate(sampling) if 0 < s.top_k < vocab_size or s.top_p < 1.0]
-    if cuts:
-        scaled[cuts] = _truncated(scaled[cuts], [sampling[i] for i in cuts])
-    return scaled
-
-
-def _truncated(scaled: torch.Tensor, sampling: SequenceOf[Sampling]) -> torch.Tensor:
-    """Applies top-k, then top-p: tokens that are cut off get -inf."""
-    vocab_size = scaled.shape[-1]
-    in_order, token_ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
-    top_k = _column([float(s.top_k or vocab_size) for s in sampling], scaled)
-    ranks = torch.arange(vocab_size, device=scaled.device, dtype=scaled.dtype)
-    in_order = in_order.masked_fill(ranks >= top_k, -torch.inf)
-    mass = torch.softmax(in_order, dim=-1)
-    mass_before = torch.cumsum(mass, dim=-1) - mass
-    top_p = _column([s.top_p for s in sampling], scaled)
-    # Whatever rounding does: the likeliest token stays, and 1 cuts nothing.
-    is_cut = (mass_before >= top_p) & (ranks > 0) & (top_p < 1.0)
-    in_order = in_order.masked_fill(is_cut, -torch.inf)
-    return torch.empty_like(scaled).scatter_(-1, token_ids, in_order)
-
-
-def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    num_found, room = 0, len(token_ids)
+    for token_id in range(len(row)):
+        value = row[token_id]
+        if num_found < room or (room > 0 and value > values[room - 1]):
+            place = min(num_found, room - 1)
+            while place > 0 and values[place - 1] < value:
+                token_ids[place], values[place] = token_ids[place - 1], values[place - 1]
+                place -= 1
+            token_ids[place], values[place] = token_id, value
+            num_found = min(num_found + 1, room)

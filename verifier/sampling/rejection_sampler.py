@@ -18,29 +18,35 @@ K_i draft rows, then its bonus row. V vocabulary.
 """
 
 import enum
-import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from verifier.sampling import philox
+from servicekit.kernels.jit import kernel
 from verifier.sampling.acceptance_rules import (
     PADDING,
     BoolArray,
     IntArray,
     accept,
-    race,
-    ratio_rows,
+    sample_by_ratio,
+    win_race,
+)
+from verifier.sampling.adjustments import Adjusting, add_draft, adjust
+from verifier.sampling.distribution import (
+    Parameters,
+    first_of,
+    keep_allowed,
+    largest,
+    new_scratch,
+    to_probabilities,
 )
 from verifier.sampling.logits_processing import (
+    FloatArray,
     History,
-    adjusted_logits,
+    parameters_of,
     reported_logprobs,
-    row_probs,
-    row_slices,
 )
 from verifier.sampling.logprobs import TokenLogprob, token_logprobs
 from verifier.sampling.parameters import Sampling
@@ -74,7 +80,7 @@ class Verdict:
 
 
 def verify(
-    logits: torch.Tensor,
+    logits: FloatArray,
     sequences: SequenceOf[JudgedSequence],
     *,
     draft_token_ids: IntArray,
@@ -87,7 +93,7 @@ def verify(
     A sequence's rows after its first rejected draft have no effect, whatever they contain.
 
     Args:
-        logits: [R, V], any float dtype and device.
+        logits: [R, V].
         sequences: B of them.
         draft_token_ids: [P]; ids outside the vocabulary are never accepted.
         num_draft_tokens: [B].
@@ -97,14 +103,21 @@ def verify(
     starts = np.cumsum(num_rows_each) - num_rows_each
     sampled, is_finite = _likeliest_of_rows(logits)
     is_usable = is_finite if is_usable is None else is_finite & is_usable
-    special = [
-        i
-        for i, s in enumerate(sequences)
-        if is_usable[starts[i]] and (s.sampling.adjusts_logits or not s.sampling.is_greedy)
-    ]
-    if special:
-        rows = np.concatenate([np.arange(starts[i], starts[i] + num_rows_each[i]) for i in special])
-        sampled[rows] = _sample(logits, rows, [sequences[i] for i in special], rule)
+    for start, end, sequence in zip(
+        starts.tolist(), (starts + num_rows_each).tolist(), sequences, strict=True
+    ):
+        if sequence.sampling.adjusts_logits or not sequence.sampling.is_greedy:
+            _sample_rows(
+                logits[start:end],
+                is_usable[start:end],
+                sequence.history.drafts,
+                sequence.history.adjusting,
+                parameters_of(sequence.sampling),
+                np.uint64(sequence.sampling.seed),
+                sequence.first_position,
+                rule is AcceptanceRule.RATIO,
+                sampled[start:end],
+            )
     output_token_ids, num_accepted_tokens = accept(
         sampled, draft_token_ids, num_draft_tokens, is_usable
     )
@@ -125,7 +138,7 @@ def verify(
 
 
 def verify_isolating_faults(
-    logits: torch.Tensor,
+    logits: FloatArray,
     sequences: SequenceOf[JudgedSequence],
     *,
     draft_token_ids: IntArray,
@@ -189,107 +202,64 @@ def verify_isolating_faults(
     )
 
 
-def _likeliest_of_rows(logits: torch.Tensor) -> tuple[IntArray, BoolArray]:
+def _likeliest_of_rows(logits: FloatArray) -> tuple[IntArray, BoolArray]:
     """The likeliest token of each row, the lowest id of equals, and whether the row is finite: it
     has no NaN, and its largest logit is finite.
     """
-    if logits.device.type == "cpu":
-        # torch's maximum with its index takes several times as long.
-        likeliest = np.empty(len(logits), dtype=np.int64)
-        is_finite = np.empty(len(logits), dtype=np.bool_)
-        is_numpy_type = logits.dtype in (torch.float32, torch.float64)
-        slices = [slice(None)] if is_numpy_type else row_slices(*logits.shape)
-        for part in slices:
-            rows = (logits if is_numpy_type else logits[part].float()).numpy()
-            likeliest[part] = found = rows.argmax(axis=-1)
-            is_finite[part] = np.isfinite(rows[np.arange(len(rows)), found])
-        return likeliest, is_finite
-    largest, places = logits.max(dim=-1)
-    return places.cpu().numpy(), torch.isfinite(largest).cpu().numpy()
+    likeliest = logits.argmax(axis=-1)
+    return likeliest, np.isfinite(logits[np.arange(len(logits)), likeliest])
 
 
-def _sample(
-    logits: torch.Tensor,
-    rows: IntArray,
-    sequences: SequenceOf[JudgedSequence],
-    rule: AcceptanceRule,
-) -> IntArray:
-    """One token for each of the given sequences' rows, a slice at a time.
+@kernel
+def _sample_rows(
+    logits: FloatArray,
+    is_usable: BoolArray,
+    drafts: IntArray,
+    adjusting: Adjusting,
+    parameters: Parameters,
+    seed: np.uint64,
+    first_position: int,
+    is_ratio: bool,
+    sampled: IntArray,
+) -> None:
+    """Writes one token per row of one sequence, up to the row that is the last one to count.
 
     Args:
-        logits: [R, V]. rows: indices of the sequences' rows, sequence after sequence.
+        logits: [K + 1, V]. is_usable: [K + 1]. drafts: [K]. sampled: [K + 1].
     """
-    counts = np.array([len(s.history.draft_token_ids) + 1 for s in sequences], dtype=np.int64)
-    owners = np.repeat(np.arange(len(sequences)), counts)
-    places = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    sampled = np.empty(len(rows), dtype=np.int64)
-    for part in row_slices(len(rows), logits.shape[-1]):
-        own = logits[torch.from_numpy(rows[part]).to(logits.device)]
-        sampled[part] = _sample_slice(own, owners[part], places[part], sequences, rule)
-    return sampled
-
-
-def _sample_slice(
-    logits: torch.Tensor,
-    owners: IntArray,
-    places: IntArray,
-    sequences: SequenceOf[JudgedSequence],
-    rule: AcceptanceRule,
-) -> IntArray:
-    """One token per row.
-
-    Args:
-        logits: [n, V].
-        owners: [n], each row's index in `sequences`, ascending.
-        places: [n], each row's index within its sequence.
-    """
-    rows = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
-    starts = np.flatnonzero(np.diff(owners, prepend=-1)).tolist()
-    for start, end in itertools.pairwise([*starts, len(owners)]):
-        sequence = sequences[owners[start]]
-        rows[start:end] = adjusted_logits(
-            logits[start:end], sequence.sampling, sequence.history, first_row=int(places[start])
-        )
-    sampled = rows.argmax(dim=-1).cpu().numpy()
-    chosen = np.flatnonzero([not sequences[i].sampling.is_greedy for i in owners])
-    if not len(chosen):
-        return sampled
-    owners, places = owners[chosen], places[chosen]
-    probs = row_probs(
-        rows[torch.from_numpy(chosen).to(rows.device)], [sequences[i].sampling for i in owners]
-    ).cpu()
-    del rows
-    seeds = np.array([sequences[i].sampling.seed for i in owners], dtype=np.uint64)
-    positions = np.array([sequences[i].first_position for i in owners], dtype=np.int64) + places
-    if rule is AcceptanceRule.MATCH:
-        noise = philox.exponential_noise(seeds, positions, (probs > 0).numpy())
-        sampled[chosen] = race(probs, torch.from_numpy(noise)).numpy()
-        return sampled
-    drafts = np.array(
-        [
-            (*sequences[i].history.draft_token_ids, PADDING)[place]
-            for i, place in zip(owners, places, strict=True)
-        ],
-        dtype=np.int64,
-    )
-    accept_uniforms = philox.uniforms(seeds, positions, drafts, philox.Purpose.ACCEPT)
-    emit_uniforms = philox.uniforms(seeds, positions, np.zeros_like(drafts), philox.Purpose.EMIT)
-    sampled[chosen] = ratio_rows(
-        probs,
-        torch.from_numpy(drafts),
-        torch.from_numpy(accept_uniforms),
-        torch.from_numpy(emit_uniforms),
-    ).numpy()
-    return sampled
+    num_rows, vocab_size = logits.shape
+    scratch, num_seen = new_scratch(vocab_size), adjusting.num_seen
+    row = scratch.row
+    for index in range(num_rows):
+        if not is_usable[index]:
+            break
+        row[:] = logits[index]
+        adjust(row, adjusting, num_seen, index)
+        top = largest(row, vocab_size)
+        draft = drafts[index] if index < num_rows - 1 else PADDING
+        # Where every token is masked, there is no distribution.
+        if parameters.temperature == 0.0 or not np.isfinite(top):
+            sampled[index] = first_of(row, vocab_size, top)
+        else:
+            count, sum_of_weights = keep_allowed(parameters, scratch)
+            probs, token_ids = scratch.weights, scratch.token_ids
+            to_probabilities(probs, count, sum_of_weights)
+            position = first_position + index
+            if is_ratio:
+                token_id = sample_by_ratio(probs, token_ids, count, seed, position, draft)
+            else:
+                token_id = win_race(probs, token_ids, count, seed, position)
+            sampled[index] = token_id
+        if sampled[index] != draft:
+            break
+        num_seen = add_draft(adjusting, num_seen, draft)
 
 
 def _logprobs(
-    logits: torch.Tensor, sequence: JudgedSequence, emitted: IntArray
+    logits: FloatArray, sequence: JudgedSequence, emitted: IntArray
 ) -> list[TokenLogprob]:
     """The logprobs of the emitted tokens, each by its row of `logits`."""
-    sampling, logprobs = sequence.sampling, []
-    for part in row_slices(*logits.shape):
-        rows = reported_logprobs(logits[part], sampling, sequence.history, first_row=part.start)
-        token_ids = torch.from_numpy(emitted[part]).to(rows.device)
-        logprobs += token_logprobs(rows, token_ids, sampling.logprobs or 0)
-    return logprobs
+    sampling = sequence.sampling
+    return token_logprobs(
+        reported_logprobs(logits, sampling, sequence.history, emitted, sampling.logprobs or 0)
+    )

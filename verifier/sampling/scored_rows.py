@@ -10,12 +10,13 @@ import dataclasses
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from verifier.sampling.logits_processing import (
+    FloatArray,
     History,
+    LogitsArray,
     reported_logprobs,
-    row_slices,
     sampling_probs,
 )
 from verifier.sampling.logprobs import TokenLogprob, token_logprobs
@@ -36,11 +37,11 @@ class ScoredPosition:
     # Of the draft after this row; None after the last draft.
     draft: TokenLogprob | None
     top: tuple[TokenLogprob, ...]
-    # On request, on the CPU: the distribution that would be sampled, [V] float32; the logprobs that
+    # On request: the distribution that would be sampled, [V] float32; the logprobs that
     # `draft` and `top` are of, [V] float32; the output layer's input, [H].
-    probs: torch.Tensor | None = None
-    logprobs: torch.Tensor | None = None
-    hidden_state: torch.Tensor | None = None
+    probs: FloatArray | None = None
+    logprobs: FloatArray | None = None
+    hidden_state: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +61,13 @@ def max_rows_per_step(*, vocab_size: int, max_logprobs: int) -> int:
     return max(8, min(by_logits, by_events))
 
 
-def are_finite(logits: torch.Tensor) -> bool:
+def are_finite(logits: LogitsArray) -> bool:
     """Whether every row [n, V] has a finite largest logit and no NaN."""
-    return bool(torch.isfinite(logits.amax(dim=-1)).all())
+    return bool(np.isfinite(logits.max(axis=-1)).all())
 
 
 def prompt_logprobs(
-    logits: torch.Tensor, token_ids: SequenceOf[int], *, first_row: int, sampling: Sampling,
+    logits: LogitsArray, token_ids: SequenceOf[int], *, first_row: int, sampling: Sampling,
     num_top: int,
 ) -> list[TokenLogprob]:  # fmt: skip
     """The logprob of each prompt token, given the tokens before it.
@@ -80,26 +81,21 @@ def prompt_logprobs(
     parameters = dataclasses.replace(
         sampling, frequency_penalty=0.0, presence_penalty=0.0, min_new_tokens=0
     )
-    scored: list[TokenLogprob] = []
-    for rows in row_slices(len(logits), logits.shape[-1]):
-        start, part = rows.start, logits[rows]
-        position = first_row + start
-        followers = list(token_ids[position + 1 : position + 1 + len(part)])
-        history = History(
-            prompt_token_ids=token_ids[: position + 1],
-            output_token_ids=(),
-            draft_token_ids=followers[:-1],
-        )
-        logprobs = reported_logprobs(part, parameters, history)
-        ids = torch.tensor(followers, dtype=torch.int64, device=logprobs.device)
-        scored += token_logprobs(logprobs, ids, num_top)
-    return scored
+    end = first_row + len(logits)
+    followers = np.array(token_ids[first_row + 1 : end + 1], dtype=np.int64)
+    history = History.of(
+        parameters,
+        prompt_token_ids=token_ids[: first_row + 1],
+        output_token_ids=(),
+        draft_token_ids=token_ids[first_row + 1 : end],
+    )
+    return token_logprobs(reported_logprobs(logits, parameters, history, followers, num_top))
 
 
 def draft_positions(
-    logits: torch.Tensor, *, prompt_token_ids: SequenceOf[int], draft_token_ids: SequenceOf[int],
+    logits: LogitsArray, *, prompt_token_ids: SequenceOf[int], draft_token_ids: SequenceOf[int],
     first_draft: int, sampling: Sampling, stop_token_ids: frozenset[int], num_top: int,
-    keeps_distributions: bool = False, hidden_states: torch.Tensor | None = None,
+    keeps_distributions: bool = False, hidden_states: FloatArray | None = None,
 ) -> list[ScoredPosition]:  # fmt: skip
     """The scores after `prompt + drafts[:j]`, for j from `first_draft` on.
 
@@ -107,37 +103,31 @@ def draft_positions(
         logits: [n, V] of these rows.
         draft_token_ids: all drafts of the sequence.
         keeps_distributions: whether the scores contain the rows' distributions.
-        hidden_states: [n, H] of these rows, on the CPU, if the scores shall contain them.
+        hidden_states: [n, H] of these rows, if the scores shall contain them.
     """
-    positions: list[ScoredPosition] = []
-    for rows in row_slices(len(logits), logits.shape[-1]):
-        start, part = rows.start, logits[rows]
-        first = first_draft + start
-        followers = list(draft_token_ids[first : first + len(part)])
-        history = History(
-            prompt_token_ids=prompt_token_ids,
-            output_token_ids=draft_token_ids[:first],
-            draft_token_ids=draft_token_ids[first : first + len(part) - 1],
-            stop_token_ids=stop_token_ids,
+    num_rows, last = len(logits), first_draft + len(logits) - 1
+    followers = np.full(num_rows, -1, dtype=np.int64)
+    known = draft_token_ids[first_draft : last + 1]
+    followers[: len(known)] = known
+    history = History.of(
+        sampling,
+        prompt_token_ids=prompt_token_ids,
+        output_token_ids=draft_token_ids[:first_draft],
+        draft_token_ids=draft_token_ids[first_draft:last],
+        stop_token_ids=stop_token_ids,
+    )
+    rows = reported_logprobs(
+        logits, sampling, history, followers, max(1, num_top), keeps_all=keeps_distributions
+    )
+    probs = sampling_probs(logits, sampling, history) if keeps_distributions else None
+    return [
+        ScoredPosition(
+            top_token_id=each.top[0].token_id,
+            draft=dataclasses.replace(each, top=()) if row < len(known) else None,
+            top=each.top[:num_top],
+            probs=None if probs is None else probs[row],
+            logprobs=rows.all_logprobs[row] if keeps_distributions else None,
+            hidden_state=None if hidden_states is None else hidden_states[row],
         )
-        logprobs = reported_logprobs(part, sampling, history)
-        top_ids = logprobs.argmax(dim=-1)
-        ids = top_ids.clone()
-        ids[: len(followers)] = torch.tensor(followers, dtype=torch.int64, device=ids.device)
-        scores = token_logprobs(logprobs, ids, num_top)
-        probs = sampling_probs(part, sampling, history).cpu() if keeps_distributions else None
-        kept_logprobs = logprobs.float().cpu() if keeps_distributions else None
-        states = None if hidden_states is None else hidden_states[rows]
-        for row, (top_token_id, each) in enumerate(zip(top_ids.tolist(), scores, strict=True)):
-            draft = dataclasses.replace(each, top=()) if row < len(followers) else None
-            positions.append(
-                ScoredPosition(
-                    top_token_id=top_token_id,
-                    draft=draft,
-                    top=each.top,
-                    probs=None if probs is None else probs[row],
-                    logprobs=None if kept_logprobs is None else kept_logprobs[row],
-                    hidden_state=None if states is None else states[row],
-                )
-            )
-    return positions
+        for row, each in enumerate(token_logprobs(rows))
+    ]

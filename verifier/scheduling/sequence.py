@@ -8,6 +8,7 @@ from verifier.drafts.draft_buffer import DraftBuffer
 from verifier.drafts.draft_wait import FirstTokenRecord
 from verifier.drafts.hint_log import HintLog
 from verifier.sampling import Sampling
+from verifier.sampling.adjustments import Adjustments
 
 # Limit of a traced sequence's tokens in one step: its trace is 60 KB at most, one message.
 MAX_TRACED_TOKENS = 4096
@@ -133,6 +134,8 @@ class Sequence:
     num_entered_blocks: int = 0
     # The hint length last requested from the session. 0: no hint is requested.
     num_wanted_draft_tokens: int = 0
+    # Made when the first token is sampled, if logits are adjusted.
+    adjustments: Adjustments | None = None
     draft_buffer: DraftBuffer = field(default_factory=DraftBuffer)
     # None: not traced.
     hint_log: HintLog | None = None

@@ -102,7 +102,7 @@ def score_response(query: ScoreQuery, scored: list[SequenceScores]) -> verifier_
             add_logprobs(entry.top, position.top)
             for name in _TENSORS:
                 if (tensor := getattr(position, name)) is not None:
-                    setattr(entry, name, tensor.float().numpy().astype("<f4").tobytes())
+                    setattr(entry, name, tensor.astype("<f4").tobytes())
         if query.options.scoring.prompt_logprobs:
             message.prompt_logprobs.add()
             add_logprobs(message.prompt_logprobs, scores.prompt_logprobs)

@@ -12,7 +12,12 @@ import torch
 
 from servicekit.config import ConfigError
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import KeepsHiddenStates, TargetModel
+from verifier.batch.target_model import (
+    BoolArray,
+    FloatArray,
+    KeepsHiddenStates,
+    TargetModel,
+)
 from verifier.tensor_parallel.collectives import TorchCollectives
 from verifier.tensor_parallel.connection import Connection, Kind
 from verifier.tensor_parallel.launch import Launch
@@ -129,16 +134,16 @@ class ParallelModel:
         self._watch = watch
 
     @property
-    def kv_is_finite(self) -> torch.Tensor | None:
+    def kv_is_finite(self) -> BoolArray | None:
         """The same on every rank."""
         return self._own.kv_is_finite
 
     @property
-    def hidden_states(self) -> torch.Tensor | None:
+    def hidden_states(self) -> FloatArray | None:
         """Rank 0's: every rank has them whole."""
         return self._own.hidden_states if isinstance(self._own, KeepsHiddenStates) else None
 
-    def forward(self, layout: BatchLayout) -> torch.Tensor:
+    def forward(self, layout: BatchLayout) -> FloatArray:
         payload = encode(layout).tobytes()
         for connection in self._connections:
             connection.send(Kind.STEP, payload)

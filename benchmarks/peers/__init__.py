@@ -1,0 +1,1 @@
+"""Tandem beside other systems on one machine: same model, dtype, threads, prompts, by turns."""

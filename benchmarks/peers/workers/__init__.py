@@ -1,0 +1,1 @@
+"""Processes of the systems compared, each answering `benchmarks.peers.protocol`."""

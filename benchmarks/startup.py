@@ -1,0 +1,209 @@
+"""How long `tandem up` takes to the first token of the bundled model, and what its processes hold.
+
+    python -m benchmarks.startup [--rounds 3] [--json FILE]
+
+Runs in a copy of the source, so that the first round finds no compiled kernels; the others find
+those of the first. What a process does by itself (imports, the drafter's kernels) is measured in
+processes of their own, after the rounds. Memory is read after the first token: RSS, and PSS, which
+divides a page that several processes share among them. Linux only.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.machine import processor
+from benchmarks.services import REPOSITORY
+from tandem.client import Chunk, GenerationRequest, TandemClient
+from tandem.ready_line import parse_ready_line
+
+_COPIED = ("drafter", "examples/demo_model", "gateway", "servicekit", "tandem", "verifier")
+_PROMPT = "<|code|>def mean(values): return sum(values)<|rename|>values<|to|>numbers<|out|>"
+_TIMEOUT_S = 300.0
+
+# Prints seconds.
+_IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+_KERNELS = (
+    "import time; from drafter.warm_up import warm_up; t = time.perf_counter(); warm_up(); "
+    "print(time.perf_counter() - t)"
+)
+_ALONE = {
+    "interpreter": "print(0)",
+    "imports: tandem.cli": _IMPORT.format("tandem.cli"),
+    "imports: drafter": _IMPORT.format("drafter.__main__"),
+    "imports: gateway": _IMPORT.format("gateway.__main__"),
+    "imports: verifier": _IMPORT.format("verifier.__main__"),
+    "kernels: drafter, loaded": _KERNELS,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Of one process, in MB."""
+
+    rss_mb: float
+    pss_mb: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One `tandem up`."""
+
+    # Seconds since its start: "drafter-0 serves", ..., "ready", "first token".
+    seconds: dict[str, float]
+    memory: dict[str, Memory]
+
+
+@contextmanager
+def source_without_kernels() -> Iterator[Path]:
+    """A copy of the source that has the interpreter's compiled files only."""
+    with tempfile.TemporaryDirectory(prefix="tandem-startup-") as folder:
+        for name in _COPIED:
+            shutil.copytree(
+                REPOSITORY / name,
+                Path(folder) / name,
+                ignore=shutil.ignore_patterns("*.nbi", "*.nbc"),
+            )
+        yield Path(folder)
+
+
+def measure_start(source: Path) -> Start:
+    """Starts everything, generates one token, and stops everything.
+
+    Raises:
+        RuntimeError: `tandem up` ended before it was ready.
+    """
+    seconds: dict[str, float] = {}
+    begin_s = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-m", "tandem", "up", "--port", "0", "--http-port", "0"],
+        cwd=source,
+        env=_environment(source),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        log = threading.Thread(
+            target=_read_log, args=(process.stderr, begin_s, seconds), daemon=True
+        )
+        log.start()
+        try:
+            addresses = parse_ready_line(process.stdout.readline())
+            if addresses is None:
+                raise RuntimeError("tandem up was not ready; start it by hand to see why")
+            seconds["ready"] = time.perf_counter() - begin_s
+            with TandemClient(addresses["grpc"]) as client:
+                events = client.stream(GenerationRequest(prompt=_PROMPT))
+                next(event for event in events if isinstance(event, Chunk))
+                seconds["first token"] = time.perf_counter() - begin_s
+            return Start(seconds=seconds, memory=_memory_of(process.pid))
+        finally:
+            process.terminate()
+            process.wait(_TIMEOUT_S)
+            log.join()
+
+
+def measure_alone(source: Path) -> dict[str, float]:
+    """Seconds of each part in a process of its own; "interpreter" includes the process itself."""
+    found = {}
+    for name, code in _ALONE.items():
+        begin_s = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=source,
+            env=_environment(source),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=_TIMEOUT_S,
+        )
+        found[name] = float(done.stdout) or time.perf_counter() - begin_s
+    return found
+
+
+def _environment(source: Path) -> dict[str, str]:
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    return environment
+
+
+def _read_log(stream: Iterator[str], begin_s: float, seconds: dict[str, float]) -> None:
+    for line in stream:
+        found = re.match(r"tandem up: (\S+ serves) at", line)
+        if found:
+            seconds[found[1]] = time.perf_counter() - begin_s
+
+
+def _memory_of(up: int) -> dict[str, Memory]:
+    """Of `tandem up` and its children, by name."""
+    children = Path(f"/proc/{up}/task/{up}/children").read_text().split()
+    return {_name_of(pid): _memory(pid) for pid in [str(up), *children]}
+
+
+def _name_of(pid: str) -> str:
+    command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    module = command[command.index("-m") + 1]
+    return "tandem up" if module == "tandem" else module
+
+
+def _memory(pid: str) -> Memory:
+    kilobytes = dict(
+        line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    )
+    return Memory(rss_mb=int(kilobytes["Rss:"]) / 1024, pss_mb=int(kilobytes["Pss:"]) / 1024)
+
+
+def _print_tables(first: Start, later: list[Start], alone: dict[str, float]) -> None:
+    print(f"{'seconds after the start':32}{'no kernels':>12}{'warm':>12}")
+    for name in sorted(first.seconds, key=first.seconds.__getitem__):
+        warm_s = statistics.median(start.seconds[name] for start in later)
+        print(f"{name:32}{first.seconds[name]:12.2f}{warm_s:12.2f}")
+    print(f"\n{'by itself':32}{'seconds':>12}")
+    for name, taken_s in alone.items():
+        print(f"{name:32}{taken_s:12.2f}")
+    print(f"\n{'memory, MB':32}{'RSS':>12}{'PSS':>12}{'no kernels':>12}")
+    total = [0.0, 0.0, 0.0]
+    for name, memory in later[-1].memory.items():
+        values = [memory.rss_mb, memory.pss_mb, first.memory[name].pss_mb]
+        total = [a + b for a, b in zip(total, values, strict=True)]
+        print(f"{name:32}" + "".join(f"{value:12.0f}" for value in values))
+    print(f"{'all':32}" + "".join(f"{value:12.0f}" for value in total))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=3, help="warm starts (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all figures there")
+    arguments = parser.parse_args()
+    print(processor() + "\n")
+    with source_without_kernels() as source:
+        first = measure_start(source)
+        later = [measure_start(source) for _ in range(arguments.rounds)]
+        alone = measure_alone(source)
+    _print_tables(first, later, alone)
+    if arguments.json is not None:
+        figures = {
+            "machine": processor(),
+            "first": asdict(first),
+            "warm": [asdict(start) for start in later],
+            "alone_s": alone,
+        }
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

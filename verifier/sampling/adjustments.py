@@ -1,0 +1,195 @@
+"""What changes a sequence's logits before the temperature: penalties, bias, masked stop tokens.
+
+In this order: repetition penalty over prompt and output; frequency and presence penalties over
+the output; logit bias; stop tokens masked before `min_new_tokens`.
+
+A sequence's tokens are counted once: `Adjustments` is told of new ones. A step's row costs as much
+as the sequence has distinct tokens, however long it is.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from servicekit.kernels.jit import kernel
+from verifier.sampling.parameters import Sampling
+
+DoubleArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+_LEAST_CAPACITY = 64
+
+
+class Adjusting(NamedTuple):
+    """`Adjustments` as kernels take them, for the rows of one step."""
+
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    # The first `num_seen`: the distinct tokens of prompt and output, ascending, and how often each
+    # is in the output. There is room for one more per row: a kernel adds the draft after it.
+    seen_token_ids: IntArray
+    counts: IntArray
+    num_seen: int
+    bias_token_ids: IntArray
+    biases: DoubleArray
+    stop_token_ids: IntArray
+    # How many of the first rows must not give a stop token.
+    num_masked: int
+
+
+class Adjustments:
+    """Of one sequence. Owned by the thread that verifies it.
+
+    Invariant: the first `_num_seen` of `_seen` are distinct, ascending.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        *,
+        prompt_length: int,
+        stop_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`prompt_length`: how many of the tokens that are counted first do not count as output."""
+        self._sampling = sampling
+        self._prompt_length = prompt_length
+        self._num_counted = 0
+        self._counts_tokens = (
+            sampling.repetition_penalty != 1.0
+            or sampling.frequency_penalty != 0.0
+            or sampling.presence_penalty != 0.0
+        )
+        self._seen = np.empty(_LEAST_CAPACITY, dtype=np.int64)
+        self._counts = np.empty(_LEAST_CAPACITY, dtype=np.int64)
+        self._num_seen = 0
+        self._bias_token_ids = np.array([i for i, _ in sampling.logit_bias], dtype=np.int64)
+        self._biases = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float64)
+        self._stop_token_ids = np.array(sorted(stop_token_ids), dtype=np.int64)
+
+    def count(self, token_ids: SequenceOf[int]) -> None:
+        """Counts the sequence's tokens that it has not counted yet.
+
+        Args:
+            token_ids: all tokens of the sequence, drafts excluded: those counted before, then
+                further ones.
+        """
+        start, self._num_counted = self._num_counted, len(token_ids)
+        if not self._counts_tokens or start == len(token_ids):
+            return
+        if start == 0:
+            self._count_all(token_ids)
+            return
+        added = np.array(token_ids[start:], dtype=np.int64)
+        room = self._num_seen + len(added) - len(self._seen)
+        if room > 0:
+            # Twice as much, so that a long output is not copied token by token.
+            more = np.empty(room + len(self._seen), dtype=np.int64)
+            self._seen = np.concatenate((self._seen, more))
+            self._counts = np.concatenate((self._counts, more))
+        num_prompt = max(0, min(self._prompt_length - start, len(added)))
+        for tokens, weight in ((added[:num_prompt], 0), (added[num_prompt:], 1)):
+            self._num_seen = _add_tokens(self._seen, self._counts, self._num_seen, tokens, weight)
+
+    def for_rows(self, num_rows: int) -> Adjusting:
+        """For rows of which the first follows all counted tokens, each other one a draft more."""
+        sampling, num_seen = self._sampling, self._num_seen
+        seen, counts = np.empty((2, num_seen + num_rows), dtype=np.int64)
+        seen[:num_seen] = self._seen[:num_seen]
+        counts[:num_seen] = self._counts[:num_seen]
+        return Adjusting(
+            repetition_penalty=float(sampling.repetition_penalty),
+            frequency_penalty=float(sampling.frequency_penalty),
+            presence_penalty=float(sampling.presence_penalty),
+            seen_token_ids=seen,
+            counts=counts,
+            num_seen=num_seen,
+            bias_token_ids=self._bias_token_ids,
+            biases=self._biases,
+            stop_token_ids=self._stop_token_ids,
+            num_masked=sampling.min_new_tokens - (self._num_counted - self._prompt_length),
+        )
+
+    def _count_all(self, token_ids: SequenceOf[int]) -> None:
+        tokens = np.array(token_ids, dtype=np.int64)
+        self._seen, places = np.unique(tokens, return_inverse=True)
+        self._num_seen = len(self._seen)
+        self._counts = np.bincount(places[self._prompt_length :], minlength=self._num_seen)
+
+
+_NO_IDS, _NO_BIASES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
+# Of a sequence that has none.
+NO_ADJUSTING = Adjusting(
+    repetition_penalty=1.0,
+    frequency_penalty=0.0,
+    presence_penalty=0.0,
+    seen_token_ids=_NO_IDS,
+    counts=_NO_IDS,
+    num_seen=0,
+    bias_token_ids=_NO_IDS,
+    biases=_NO_BIASES,
+    stop_token_ids=_NO_IDS,
+    num_masked=0,
+)
+
+
+@kernel
+def adjust(row: DoubleArray, adjusting: Adjusting, num_seen: int, index: int) -> None:
+    """Changes a row's logits [V] in place. Tokens without a logit, as a model may name some as
+    end tokens, have no effect.
+
+    Args:
+        num_seen: how many tokens there are, drafts before the row included.
+        index: the row's index in the step.
+    """
+    vocab_size = len(row)
+    penalty = adjusting.repetition_penalty
+    for i in range(num_seen):
+        token_id, count = adjusting.seen_token_ids[i], adjusting.counts[i]
+        if 0 <= token_id < vocab_size:
+            logit = row[token_id]
+            if penalty != 1.0:
+                logit = logit / penalty if logit > 0 else logit * penalty
+            if count > 0:
+                logit = logit - adjusting.frequency_penalty * count
+                logit = logit - adjusting.presence_penalty
+            row[token_id] = logit
+    for i in range(len(adjusting.bias_token_ids)):
+        token_id = adjusting.bias_token_ids[i]
+        if 0 <= token_id < vocab_size:
+            row[token_id] += adjusting.biases[i]
+    if index < adjusting.num_masked:
+        for token_id in adjusting.stop_token_ids:
+            if 0 <= token_id < vocab_size:
+                row[token_id] = -np.inf
+
+
+@kernel
+def add_draft(adjusting: Adjusting, num_seen: int, token_id: int) -> int:
+    """Adds the draft after a row as an output token; returns the number of distinct ones."""
+    if num_seen == len(adjusting.seen_token_ids):
+        return num_seen  # of `NO_ADJUSTING`, or after the last row
+    return _add_token(adjusting.seen_token_ids, adjusting.counts, num_seen, token_id, 1)
+
+
+@kernel
+def _add_tokens(
+    seen: IntArray, counts: IntArray, num_seen: int, token_ids: IntArray, weight: int
+) -> int:
+    for token_id in token_ids:
+        num_seen = _add_token(seen, counts, num_seen, token_id, weight)
+    return num_seen
+
+
+@kernel
+def _add_token(seen: IntArray, counts: IntArray, num_seen: int, token_id: int, weight: int) -> int:
+    place = np.searchsorted(seen[:num_seen], token_id)
+    if place == num_seen or seen[place] != token_id:
+        for i in range(num_seen, place, -1):
+            seen[i], counts[i] = seen[i - 1], counts[i - 1]
+        seen[place], counts[place] = token_id, 0
+        num_seen += 1
+    counts[place] += weight
+    return num_seen
