@@ -33,10 +33,10 @@ from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.checkpoint import (
     check_architecture,
     choose_dtype,
-    digest_of,
     load_checkpoint,
     uses_experts,
 )
+from verifier.model.digests import digest_of
 from verifier.model.lean_decoder import LeanDecoder, _LeanLayer
 from verifier.model.transformers_model import TransformersModel
 

@@ -28,6 +28,7 @@ from servicekit.logs import get_logger
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.loading.refusals import CheckpointError
+from verifier.cpu.processor import TILES
 from verifier.cpu.weights import DecoderWeights, FloatArray, WeightType
 
 NUM_TOKENS = 48
@@ -68,7 +69,7 @@ class Subject:
     max_position_embeddings: int
 
     def key(self) -> str:
-        parts = (self.model_digest, self.dtype, self.quantization, sources_digest())
+        parts = (self.model_digest, self.dtype, self.quantization, TILES.name, sources_digest())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -176,10 +177,11 @@ class ParityCheck:
             self._child.wait()
 
 
-def sources_digest() -> str:
-    """Of this room's sources and of what compiles them."""
+def sources_digest(*rooms: str) -> str:
+    """Of the sources of this room, of what compiles them, and of other rooms of the verifier."""
     digest = hashlib.sha256()
-    for folder in (Path(__file__).parent, _ROOT / "servicekit/kernels"):
+    others = (_ROOT / "verifier" / room for room in rooms)
+    for folder in (Path(__file__).parent, _ROOT / "servicekit/kernels", *others):
         for path in sorted(folder.rglob("*.py")):
             source = path.read_bytes()
             digest.update(f"{path.relative_to(folder)} {len(source)}\n".encode() + source)

@@ -7,7 +7,6 @@ the model is served.
 
 import contextlib
 import copy
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from verifier.attention.kv_cache import KVShape
 from verifier.cpu.loading.refusals import CheckpointError
+from verifier.model.digests import digest_of
 from verifier.model.fp8_weights import quantise_linear_layers
 from verifier.model.transformers_model import ATTENTION_NAME, register_attention
 
@@ -228,25 +228,6 @@ def cpu_has_float16() -> bool:
     read_capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
     capabilities = read_capabilities()
     return bool(capabilities.get("avx512_fp16") or capabilities.get("amx_fp16"))
-
-
-def digest_of(folder: Path) -> str:
-    """SHA-256 over weights, configuration and tokenizer, by file name and content."""
-    digest = hashlib.sha256()
-    names = ("config.json", "tokenizer.json")
-    files = sorted([*folder.glob("*.safetensors"), *(folder / n for n in names)])
-    for path in files:
-        if path.exists():
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.name} {content}\n".encode())
-    return digest.hexdigest()
-
-
-def tokenizer_digest_of(folder: Path) -> str:
-    """SHA-256 of the folder's tokenizer.json; "" if there is none."""
-    path = folder / "tokenizer.json"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:

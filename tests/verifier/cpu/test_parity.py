@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.verifier.cpu.test_loader import MODEL_FOLDER, load, save
 from verifier.cpu import parity
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import ParityCheck, Subject
-from verifier.cpu.weights import DecoderWeights
+from verifier.cpu.weights import DecoderWeights, WeightType
 
 
 def subject(folder: Path, dtype: str = "float32", quantization: str = "none") -> Subject:
@@ -98,10 +99,10 @@ def test_without_transformers_a_verdict_is_needed(
         ParityCheck(subject(tmp_path), cache=tmp_path, num_threads=1)
 
     def version(name: str) -> str:
-        raise parity.metadata.PackageNotFoundError
+        raise metadata.PackageNotFoundError
 
     (tmp_path / f"parity-{subject(tmp_path).key()}.json").write_text('{"transformers": "5.0"}')
-    monkeypatch.setattr(parity.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     assert ParityCheck(subject(tmp_path), cache=tmp_path, num_threads=1).is_known
 
 
@@ -121,4 +122,4 @@ def test_nan_is_never_a_match() -> None:
     broken[1, 1] = np.nan
     for logits, expected in ((broken, exact), (exact, broken)):
         with pytest.raises(CheckpointError):
-            parity._compare(logits, expected, 1.0, parity.WeightType.BFLOAT16)
+            parity._compare(logits, expected, 1.0, WeightType.BFLOAT16)
