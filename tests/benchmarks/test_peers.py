@@ -1,23 +1,15 @@
 """The harness around real workers, Tandem in process and transformers; and one that breaks."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers import environments
-from benchmarks.peers.catalogue import PEERS, Package, Peer
-from benchmarks.peers.checkpoint import to_bfloat16, to_float32
-from benchmarks.peers.comparison import Comparison, Variant, compare
-from benchmarks.peers.environments import InstallError, python_of
-from benchmarks.peers.protocol import Options, Request
-from benchmarks.peers.report import table
-from benchmarks.peers.worker_process import PeerError, running_worker
+from benchmarks.peers.catalogue import Peer
+from benchmarks.peers.environments import InstallError
+from benchmarks.peers.protocol import Options
 from benchmarks.workloads import BUNDLED_MODEL
 
 

@@ -31,13 +31,13 @@ class VectorType(types.Type):
         super().__init__(name="Vector")
 
 
-VECTOR: Any = VectorType()  # type: ignore[no-untyped-call,unused-ignore]
+VECTOR: Any = VectorType()
 
 
 @register_model(VectorType)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, FLOATS)
+        super().__init__(manager, kind, FLOATS)  # type: ignore[no-untyped-call]
 
 
 def constant(value: float) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import safetensors.numpy
 
@@ -24,7 +25,7 @@ def write(folder: Path, header: Any, *, data: bytes = bytes(24), length: int | N
 
 def test_rows_are_those_that_the_library_wrote(tmp_path: Path) -> None:
     generator = np.random.default_rng(3)
-    stored: dict[str, Any] = {
+    stored: dict[str, npt.NDArray[Any]] = {
         "a": generator.standard_normal((700, 33)).astype(np.float32),
         "b": generator.standard_normal((5, 7)).astype(np.float16),
         "empty": np.zeros((0, 4), dtype=np.float32),
