@@ -145,6 +145,12 @@ def _pack(rows: npt.NDArray[np.uint64], blocks: npt.NDArray[np.uint64]) -> None:
     for first in range(0, num_rows, 16):
         block = blocks[first // 16]
         lanes = min(16, num_rows - first)
-        for k in range(depth):
-            for lane in range(lanes):
-                block[k, lane] = rows[first + lane, k]
+        if lanes == 16:
+            # Of a known length, so that it is unrolled.
+            for k in range(depth):
+                for lane in range(16):
+                    block[k, lane] = rows[first + lane, k]
+        else:
+            for k in range(depth):
+                for lane in range(lanes):
+                    block[k, lane] = rows[first + lane, k]
