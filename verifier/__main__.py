@@ -7,7 +7,6 @@ from servicekit.config import ConfigError, load_config
 from servicekit.logs import configure_logs
 from servicekit.process import run
 from verifier.config import SERVICE, VerifierConfig
-from verifier.follower import follow
 from verifier.server import serve
 from verifier.tensor_parallel.launch import read_launch
 
@@ -21,6 +20,9 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if launch is not None and launch.rank > 0:
+        # With torch, which a process of its own may never need.
+        from verifier.follower import follow
+
         return follow(config, launch)
     return run(lambda: serve(config, launch))
 

@@ -1,12 +1,12 @@
 """The verifier's configuration; `servicekit.config` reads it from flags, environment and file."""
 
-import os
 from pathlib import Path
 from typing import Literal
 
 import pydantic
 
 from servicekit.config import ServerOptions
+from servicekit.cores import available_cores
 
 SERVICE = "verifier"
 
@@ -36,23 +36,26 @@ class VerifierConfig(
     """GPUs to run on, one per process; the first ones if empty."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and K/V; auto is the checkpoint's, or, on a CPU without instructions for it,
-    float32, which rounds nothing."""
+    """Type of weights and K/V; auto is the checkpoint's. Where transformers computes on a CPU
+    without instructions for that, auto is float32, which rounds nothing."""
 
-    quantization: Literal["none", "fp8"] = "none"
-    """fp8 holds the weights of linear layers as 8-bit floats, and widens them to --dtype at every
-    use: half the memory of bfloat16, a little accuracy lost, slower on CPU."""
+    quantization: Literal["none", "int8", "fp8"] = "none"
+    """The weights of linear layers in a byte each, half the memory of bfloat16, a little accuracy
+    lost: as integers with a scale per output channel (Tandem's own decoder only), or as 8-bit
+    floats."""
 
     numerics: Literal["auto", "strict", "fast"] = "auto"
-    """strict: a token's logits have the same bits whatever else is in the batch; auto is strict for
-    dense models on CPU, and fast for mixtures of experts and on GPU."""
+    """strict: a token's logits have the same bits whatever else is in the batch: Tandem's own
+    decoder, on CPU; fast: transformers computes; auto is strict where that decoder serves the
+    model."""
 
     attention_backend: Literal["auto", "sdpa", "flash_attn", "torch_varlen"] = "auto"
-    """How attention over the paged K/V cache is computed; auto is flash_attn on a GPU where that
-    package is installed and can serve the model, else sdpa."""
+    """How attention is computed with transformers; auto is flash_attn on a GPU where that package
+    is installed and can serve the model, else sdpa."""
 
     threads: int = pydantic.Field(default=0, ge=0)
-    """Threads of the model on CPU, in each process; 0: as many as leave one core free."""
+    """Threads of the model on CPU, in each process; 0: as many as the container's limit and the
+    process's affinity allow, less one for the services beside it."""
 
     max_model_len: int | None = pydantic.Field(default=None, ge=2)
     """Largest length of a sequence in tokens, prompt and output; the model's limit if empty."""
@@ -137,5 +140,5 @@ class VerifierConfig(
 
     def num_threads(self) -> int:
         """Threads for the model; more threads than free cores would stall each other."""
-        free_cores = len(os.sched_getaffinity(0)) - 1
+        free_cores = available_cores() - 1
         return self.threads or max(1, free_cores // self.tensor_parallel_size)

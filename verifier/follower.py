@@ -14,7 +14,7 @@ import torch
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
 from verifier.config import VerifierConfig
-from verifier.model.checkpoint import CheckpointError
+from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.model_part import (
     assemble,
     choose_device,

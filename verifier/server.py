@@ -4,6 +4,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
@@ -14,15 +15,17 @@ from servicekit.server import Server
 from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import SERVICE, VerifierConfig
+from verifier.cpu.loading.refusals import CheckpointError
 from verifier.engine.engine import Engine
 from verifier.engine.observation import EngineObserver
 from verifier.errors import ERROR_TABLE
 from verifier.metrics import VerifierMetrics
-from verifier.model.checkpoint import CheckpointError
 from verifier.service.servicer import VerifierServicer
 from verifier.service.watchdog import Watchdog
 from verifier.tensor_parallel.launch import Launch
-from verifier.tensor_parallel.leader import Leader
+
+if TYPE_CHECKING:
+    from verifier.tensor_parallel.leader import Leader
 
 SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
@@ -119,6 +122,9 @@ async def serve(config: VerifierConfig, launch: Launch | None = None) -> None:
     if launch is None:
         await _serve(config, None)
         return
+    # With torch, which one process alone may never need.
+    from verifier.tensor_parallel.leader import Leader
+
     leader = Leader(launch)
     try:
         await _serve(config, leader)
@@ -128,7 +134,7 @@ async def serve(config: VerifierConfig, launch: Launch | None = None) -> None:
     await asyncio.to_thread(leader.stop)
 
 
-async def _serve(config: VerifierConfig, leader: Leader | None) -> None:
+async def _serve(config: VerifierConfig, leader: "Leader | None") -> None:
     verifier = VerifierServer(config, registry=CollectorRegistry(), logger=get_logger(SERVICE))
     try:
         engine = await verifier.start(lambda config: load_model(config, leader))
@@ -152,7 +158,7 @@ async def _serve(config: VerifierConfig, leader: Leader | None) -> None:
         await asyncio.wait([stopped], timeout=_LAST_STEP_TIMEOUT_S)
 
 
-def _first_failure(stopped: "asyncio.Future[None]", leader: Leader) -> "asyncio.Future[None]":
+def _first_failure(stopped: "asyncio.Future[None]", leader: "Leader") -> "asyncio.Future[None]":
     """Done when the engine has stopped or a rank is lost, with the error of either."""
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

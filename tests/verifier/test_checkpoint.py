@@ -29,14 +29,14 @@ from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout
 from verifier.build import load_model
 from verifier.config import VerifierConfig
+from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.checkpoint import (
-    CheckpointError,
     check_architecture,
     choose_dtype,
-    digest_of,
     load_checkpoint,
     uses_experts,
 )
+from verifier.model.digests import digest_of
 from verifier.model.lean_decoder import LeanDecoder, _LeanLayer
 from verifier.model.transformers_model import TransformersModel
 

@@ -19,7 +19,7 @@ from tests.verifier.paged_model import (
 )
 from verifier.build import load_model
 from verifier.config import VerifierConfig
-from verifier.model.checkpoint import CheckpointError
+from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.lean_decoder import is_lean
 
 
@@ -87,7 +87,9 @@ def test_the_parity_probe_checks_the_lean_pass(
     config = SMALL_CONFIGS["mistral"]()
     config.sliding_window = 20  # the probe's text is short
     make_model(config).save_pretrained(tmp_path)
-    verifier_config = VerifierConfig(model=tmp_path, device="cpu", dtype="float32", threads=1)
+    verifier_config = VerifierConfig(
+        model=tmp_path, device="cpu", dtype="float32", threads=1, numerics="fast"
+    )
     load_model(verifier_config)
     monkeypatch.setattr("verifier.model.lean_decoder._window_of", lambda attention: None)
     with pytest.raises(CheckpointError, match="not computed as transformers computes it"):

@@ -25,10 +25,10 @@ from tests.verifier.running_engine import (
 )
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
+from verifier.cpu.parity import probe_text
 from verifier.engine.engine import Engine
 from verifier.engine.messages import Decided, Opened, Rejected
 from verifier.errors import NOT_FINITE_KV, ModelOutputError
-from verifier.model import parity_probe
 from verifier.model.transformers_model import TransformersModel
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
@@ -41,7 +41,7 @@ POISON = [1729, 19, 1000]
 
 @pytest.fixture(scope="module")
 def poisoned_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert not set(POISON) & set(parity_probe.token_ids(vocab_size=VOCAB_SIZE, max_model_len=2048))
+    assert not set(POISON) & set(probe_text(vocab_size=VOCAB_SIZE, max_model_len=2048))
     folder = tmp_path_factory.mktemp("poisoned")
     shutil.copytree(MODEL_FOLDER, folder, dirs_exist_ok=True)
     weights = load_file(folder / "model.safetensors")

@@ -44,3 +44,5 @@ class Numerics:
 
 STRICT = Numerics(name="strict", row_multiple=8, pads_kv=True)
 FAST = Numerics(name="fast", row_multiple=1, pads_kv=False)
+# Of the decoder of this project's own kernels, which needs no padding.
+EXACT = Numerics(name="strict", row_multiple=1, pads_kv=False)

@@ -7,7 +7,6 @@ the model is served.
 
 import contextlib
 import copy
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from verifier.attention.kv_cache import KVShape
+from verifier.cpu.loading.refusals import CheckpointError
+from verifier.model.digests import digest_of
 from verifier.model.fp8_weights import quantise_linear_layers
 from verifier.model.transformers_model import ATTENTION_NAME, register_attention
 
@@ -30,10 +31,6 @@ UNSUPPORTED_ROPE_TYPES = {"dynamic", "longrope"}
 # Parts of the names of configuration keys for images and sound.
 _MEDIA_WORDS = frozenset({"audio", "codec", "image", "video", "vision", "vq"})
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class CheckpointError(Exception):
-    """The folder holds no checkpoint that can be served, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,25 +230,6 @@ def cpu_has_float16() -> bool:
     return bool(capabilities.get("avx512_fp16") or capabilities.get("amx_fp16"))
 
 
-def digest_of(folder: Path) -> str:
-    """SHA-256 over weights, configuration and tokenizer, by file name and content."""
-    digest = hashlib.sha256()
-    names = ("config.json", "tokenizer.json")
-    files = sorted([*folder.glob("*.safetensors"), *(folder / n for n in names)])
-    for path in files:
-        if path.exists():
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.name} {content}\n".encode())
-    return digest.hexdigest()
-
-
-def tokenizer_digest_of(folder: Path) -> str:
-    """SHA-256 of the folder's tokenizer.json; "" if there is none."""
-    path = folder / "tokenizer.json"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-
-
 def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
     """Logits [T, V] by transformers' own attention, for the parity probe and tests."""
     own_config = model.config
@@ -270,21 +248,31 @@ def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tens
         model.set_attn_implementation(ATTENTION_NAME)
 
 
-@contextlib.contextmanager
-def widened_weights(model: PreTrainedModel) -> Iterator[None]:
-    """Within the context, the model computes in float32 with its own weights.
+def widened_weights(model: PreTrainedModel) -> contextlib.AbstractContextManager[None]:
+    """Within the context, the model computes in float32 with its own weights."""
 
-    Each module's weights are widened only while it runs: that takes the memory of one module, of
+    def widened(_: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
+        return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
+
+    return replaced_weights(model, widened)
+
+
+@contextlib.contextmanager
+def replaced_weights(
+    model: PreTrainedModel, value: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
+    """Within the context, the model computes with other weights: `value` of a module's own.
+
+    Each module's weights are replaced only while it runs: that takes the memory of one module, of
     the largest embedding at most, instead of a second model's.
     """
     kept: dict[torch.nn.Parameter, torch.Tensor] = {}
 
-    def widen(module: torch.nn.Module, _: Any) -> None:
+    def replace(module: torch.nn.Module, _: Any) -> None:
         with torch.inference_mode(mode=False):
             for parameter in module.parameters(recurse=False):
-                if parameter.dtype in (torch.bfloat16, torch.float16):
-                    kept[parameter] = parameter.data
-                    parameter.data = parameter.data.float()
+                kept[parameter] = parameter.data
+                parameter.data = value(module, parameter.data)
 
     def restore(module: torch.nn.Module, *_: Any) -> None:
         for parameter in module.parameters(recurse=False):
@@ -295,7 +283,7 @@ def widened_weights(model: PreTrainedModel) -> Iterator[None]:
     try:
         for module in cast(torch.nn.Module, model).modules():
             if next(module.parameters(recurse=False), None) is not None:
-                handles.append(module.register_forward_pre_hook(widen))
+                handles.append(module.register_forward_pre_hook(replace))
                 handles.append(module.register_forward_hook(restore, always_call=True))
         yield
     finally:

@@ -6,7 +6,6 @@ Resolves the flags for device, numerics and attention, and the room for K/V bloc
 import dataclasses
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -17,9 +16,11 @@ from verifier.attention.kv_cache import KVCache
 from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.batch.numerics import FAST, STRICT, Numerics
 from verifier.config import VerifierConfig
+from verifier.cpu.parity import probe_text
 from verifier.model import parity_probe
 from verifier.model.checkpoint import Checkpoint, load_checkpoint
 from verifier.model.cpu_kernels import hold_cpu_kernels
+from verifier.model.ready_model import choose_num_kv_blocks, free_memory_bytes
 from verifier.model.transformers_model import TransformersModel
 from verifier.tensor_parallel.collectives import Collectives
 from verifier.tensor_parallel.launch import choose_gpu
@@ -169,29 +170,30 @@ def _check_capability(gpu: int) -> None:
 
 
 def wants_strict(config: VerifierConfig, device: torch.device) -> bool:
-    """Whether numerics are `strict`, if the model allows it.
+    """Whether numerics are `strict`, if the model allows it: for one process, the own decoder's.
 
     Raises:
         ConfigError: the flag asks for it and the device does not allow it.
     """
     if config.numerics == "strict" and device.type != "cpu":
         raise ConfigError("--numerics", "strict: only known to hold on CPU so far")
-    return config.numerics == "strict" or (config.numerics == "auto" and device.type == "cpu")
+    if config.numerics == "auto":
+        return device.type == "cpu" and config.tensor_parallel_size > 1
+    return config.numerics == "strict"
 
 
 def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
     """K/V blocks: the flag's, or as many as can be used and as memory has room for."""
-    if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
-    longest = config.max_model_len or part.checkpoint.max_position_embeddings
-    num_usable = config.max_num_seqs * -(-longest // part.block_size)
-    free_bytes = _free_bytes(part.device) * config.kv_memory_fraction
+    free_bytes: float = _free_bytes(part.device)
     if part.device.type == "cpu":
         free_bytes /= config.tensor_parallel_size  # all ranks take from the same memory
-    affordable = int(free_bytes // part.checkpoint.kv_shape.block_bytes(part.block_size))
-    if affordable < 1:
-        raise ConfigError("--kv-memory-fraction", "leaves no memory for the K/V cache")
-    return min(num_usable, affordable)
+    return choose_num_kv_blocks(
+        config,
+        model_limit=part.checkpoint.max_position_embeddings,
+        block_size=part.block_size,
+        block_bytes=part.checkpoint.kv_shape.block_bytes(part.block_size),
+        free_bytes=free_bytes,
+    )
 
 
 def _load_cut(
@@ -203,7 +205,7 @@ def _load_cut(
     def cut(model: PreTrainedModel) -> None:
         nonlocal reference
         if collectives.rank == 0:
-            token_ids = parity_probe.token_ids(
+            token_ids = probe_text(
                 vocab_size=int(model.config.vocab_size),
                 max_model_len=int(model.config.max_position_embeddings),
             )
@@ -236,7 +238,4 @@ def _choose_numerics(
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError("--num-kv-blocks", "must be set: the free memory is unknown here")
+    return free_memory_bytes()

@@ -14,6 +14,7 @@ float32, and the memory of the largest module's weights in float32.
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,9 @@ from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.batch.numerics import STRICT, Numerics
 from verifier.batch.target_model import TargetModel
-from verifier.model.checkpoint import Checkpoint, CheckpointError, reference_logits, widened_weights
+from verifier.cpu.loading.refusals import CheckpointError
+from verifier.cpu.parity import WINDOW_TOKENS, probe_text
+from verifier.model.checkpoint import Checkpoint, reference_logits, widened_weights
 
 # Largest difference of any logit between two computations, relative to the largest logit. Wide,
 # since a mixture of experts may route a token differently.
@@ -35,8 +38,6 @@ _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 # transformers' logits in the same dtype. Correct models had 0.75 to 1.05, cut into 8 ranks up to
 # 1.3; a softmax scale that is 10 % wrong gives 4 in bfloat16 and 35 in float16.
 _ROUNDING_TOLERANCE = 2.0
-_NUM_TOKENS = 48
-_WINDOW_TOKENS = 16
 
 
 logger = get_logger(__name__)
@@ -80,11 +81,6 @@ def make_reference(model: PreTrainedModel, token_ids: list[int]) -> Reference:
     return Reference(logits=logits, exact=exact)
 
 
-def token_ids(*, vocab_size: int, max_model_len: int) -> list[int]:
-    """The text."""
-    return [(37 * i + 11) % vocab_size for i in range(min(_NUM_TOKENS, max_model_len))]
-
-
 def check_parity(
     checkpoint: Checkpoint,
     model: TargetModel,
@@ -103,11 +99,13 @@ def check_parity(
     Raises:
         CheckpointError: they differ by more than rounding, or the paged model fails.
     """
-    text = token_ids(vocab_size=checkpoint.vocab_size, max_model_len=max_model_len)
+    text = probe_text(vocab_size=checkpoint.vocab_size, max_model_len=max_model_len)
     try:
         with contextlib.ExitStack() as stack:
             if reference is None:
-                stack.enter_context(_short_windows(checkpoint.model, max_model_len))
+                stack.enter_context(
+                    shortened_windows(checkpoint.model, WINDOW_TOKENS, below=max_model_len)
+                )
             rows = _rows(text, [len(text) // 2], model, cache, numerics)
             is_repeatable = numerics is STRICT and all(
                 _has_same_bits(rows, _rows(text, cuts, model, cache, numerics))
@@ -170,8 +168,10 @@ def _distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 @contextlib.contextmanager
-def _short_windows(model: PreTrainedModel, max_model_len: int) -> Iterator[None]:
-    """Within the context, every sliding window shorter than the longest sequence is shortened.
+def shortened_windows(
+    model: PreTrainedModel, num_tokens: int, *, below: int = sys.maxsize
+) -> Iterator[None]:
+    """Within the context, every longer sliding window, and shorter than `below`, is shortened.
 
     transformers' masks read the window from the configuration, attention reads it there or from a
     copy in the module. Both are changed, so that a model that uses only one of them differs.
@@ -185,9 +185,9 @@ def _short_windows(model: PreTrainedModel, max_model_len: int) -> Iterator[None]
     try:
         for holder in holders.values():
             window = vars(holder).get("sliding_window")
-            if isinstance(window, int) and _WINDOW_TOKENS < window < max_model_len:
+            if isinstance(window, int) and num_tokens < window < below:
                 changed.append((holder, window))
-                holder.sliding_window = _WINDOW_TOKENS
+                holder.sliding_window = num_tokens
         yield
     finally:
         for holder, window in changed:

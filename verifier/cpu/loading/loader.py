@@ -59,6 +59,8 @@ def describe_decoder(folder: Path) -> DecoderDescription:
         CheckpointError: the folder holds no sound checkpoint.
         NotServedError: the decoder does not compute this model; transformers may.
     """
+    if (folder / "adapter_config.json").exists():
+        raise NotServedError("it is an adapter")
     config = read_model_config(folder)
     with TensorFiles(folder) as files:
         own_type = config.dtype or _find(files, _EMBEDDINGS).type

@@ -184,6 +184,9 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
         raise NotServedError(f"activation {values[family.activation_key]}")
     if values.get("use_bidirectional_attention"):
         raise NotServedError("attention to later tokens")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if values.get(key) is not None and not values[key] > 0:
+            raise NotServedError(f"its config.json has {key} {values[key]}")
     softcap = values.get("attn_logit_softcapping")
     if softcap and not family.has_attention_softcap:
         raise NotServedError("attn_logit_softcapping, which this family's attention ignores")

@@ -20,6 +20,16 @@ _PIECE_BYTES = 8 << 20
 _FP8_LARGEST = 448.0
 _FP8_SMALLEST_CHANNEL = 2.0**-80
 _FP8_SMALLEST_NORMAL = 2.0**-6
+# By byte; the two of NaN do not occur.
+_FP8_VALUES: FloatArray = np.array(
+    [
+        (1 - (byte >> 6 & 2))  # the sign
+        * (2.0 ** ((byte >> 3 & 15) - 7) * (8 + (byte & 7)) if byte & 0x78 else (byte & 7) / 64)
+        / 8
+        for byte in range(256)
+    ],
+    dtype=np.float32,
+)
 
 
 def pack_rows(
@@ -91,6 +101,19 @@ def converted(bits: BitsArray, source: WeightType, target: WeightType) -> BitsAr
     return values
 
 
+def dequantised(rows: FloatArray, quantization: str) -> FloatArray:
+    """The values [N, K] that quantised weights stand for.
+
+    Args:
+        quantization: "int8" or "fp8".
+    """
+    if quantization == "int8":
+        bits, scale = _int8(rows)
+        return bits.astype(np.float32) * scale[:, None]
+    bits, scale = _fp8(rows)
+    return _FP8_VALUES[bits] * scale[:, None]
+
+
 def _int8(rows: FloatArray) -> tuple[BitsArray, FloatArray]:
     """Nearest int8 weights, and a factor per row: its largest weight becomes 127."""
     scale = np.abs(rows).max(axis=1) / np.float32(127)
@@ -122,6 +145,12 @@ def _pack(rows: npt.NDArray[np.uint64], blocks: npt.NDArray[np.uint64]) -> None:
     for first in range(0, num_rows, 16):
         block = blocks[first // 16]
         lanes = min(16, num_rows - first)
-        for k in range(depth):
-            for lane in range(lanes):
-                block[k, lane] = rows[first + lane, k]
+        if lanes == 16:
+            # Of a known length, so that it is unrolled.
+            for k in range(depth):
+                for lane in range(16):
+                    block[k, lane] = rows[first + lane, k]
+        else:
+            for k in range(depth):
+                for lane in range(lanes):
+                    block[k, lane] = rows[first + lane, k]

@@ -1,0 +1,125 @@
+"""The check against transformers: sound models pass once, wrong ones never."""
+
+import dataclasses
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.verifier.cpu.test_loader import MODEL_FOLDER, load, save
+from verifier.cpu import parity
+from verifier.cpu.loading.refusals import CheckpointError
+from verifier.cpu.parity import ParityCheck, Subject
+from verifier.cpu.weights import DecoderWeights, WeightType
+
+
+def subject(folder: Path, dtype: str = "float32", quantization: str = "none") -> Subject:
+    return Subject(
+        folder=folder,
+        model_digest="of a test",
+        dtype=dtype,
+        quantization=quantization,
+        max_position_embeddings=512,
+    )
+
+
+def check(subject: Subject, weights: DecoderWeights, cache: Path) -> bool:
+    """Runs a check; returns whether its verdict was known."""
+    with ParityCheck(subject, cache=cache, num_threads=1) as check:
+        if not check.is_known:
+            check.verify(weights)
+        return check.is_known
+
+
+def with_scaling(weights: DecoderWeights, factor: float) -> DecoderWeights:
+    return dataclasses.replace(weights, attention_scaling=weights.attention_scaling * factor)
+
+
+def test_a_model_is_checked_once_and_again_when_it_differs(tmp_path: Path) -> None:
+    model, cache = tmp_path / "model", tmp_path / "cache"
+    save(model, "qwen2")  # with a sliding window
+    weights = load(model)
+    assert not check(subject(model), weights, cache)
+    assert check(subject(model), weights, cache)
+    other = dataclasses.replace(subject(model), model_digest="of another")
+    with pytest.raises(CheckpointError, match=r"logits differ by"):
+        check(other, with_scaling(weights, 1.02), cache)
+    # A failure is no verdict.
+    with pytest.raises(CheckpointError, match=r"logits differ by"):
+        check(other, with_scaling(weights, 1.02), cache)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "fp8"])
+def test_rounded_models_are_held_to_their_rounding(quantization: str, tmp_path: Path) -> None:
+    weights = load(MODEL_FOLDER, "bfloat16", quantization)
+    told = subject(MODEL_FOLDER, "bfloat16", quantization)
+    assert not check(told, weights, tmp_path)
+    again = dataclasses.replace(told, model_digest="again")
+    with pytest.raises(CheckpointError, match="where rounding is"):
+        check(again, with_scaling(weights, 1.05), tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save(model, "llama")
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert not check(subject(model), load(model), tmp_path / "file")
+
+
+def test_a_child_that_dies_is_told(tmp_path: Path) -> None:
+    save(tmp_path, "llama")
+    weights = load(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"exit status 1\): .*safetensors"):
+        check(subject(tmp_path), weights, tmp_path)
+
+
+def test_a_child_that_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "llama")
+    monkeypatch.setattr(parity, "_TIMEOUT_S", 0.01)
+    with ParityCheck(subject(tmp_path), cache=tmp_path, num_threads=1) as check:
+        with pytest.raises(CheckpointError, match="did not come within"):
+            check.verify(load(tmp_path))
+        assert check._child.poll() is None
+    assert check._child.poll() is not None
+
+
+def test_without_transformers_a_verdict_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match="needs the packages torch and transformers"):
+        ParityCheck(subject(tmp_path), cache=tmp_path, num_threads=1)
+
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError
+
+    (tmp_path / f"parity-{subject(tmp_path).key()}.json").write_text('{"transformers": "5.0"}')
+    monkeypatch.setattr(metadata, "version", version)
+    assert ParityCheck(subject(tmp_path), cache=tmp_path, num_threads=1).is_known
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"transformers": "0.1"}'])
+def test_a_verdict_that_is_broken_or_of_another_version_does_not_count(
+    content: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"parity-{subject(tmp_path).key()}.json"
+    path.write_text(content)
+    with ParityCheck(subject(tmp_path), cache=tmp_path, num_threads=1) as check:
+        assert not check.is_known
+
+
+def test_nan_is_never_a_match() -> None:
+    exact: Any = np.ones((2, 3), dtype=np.float32)
+    broken = exact.copy()
+    broken[1, 1] = np.nan
+    for logits, expected in ((broken, exact), (exact, broken)):
+        with pytest.raises(CheckpointError):
+            parity._compare(logits, expected, 1.0, WeightType.BFLOAT16)

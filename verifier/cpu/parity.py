@@ -1,0 +1,262 @@
+"""The check that the decoder computes what transformers computes: once per model and version.
+
+A child process computes the reference, so that torch and transformers never enter this one
+(`verifier.model.parity_reference`). The decoder computes the same text, in several chunkings. A
+verdict is kept in the user's cache folder, beside what else is cached there; without one, or where
+it cannot be written, the check runs at every start. Failures are not kept.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from servicekit.logs import get_logger
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.cpu.decoder import CpuDecoder
+from verifier.cpu.loading.refusals import CheckpointError
+from verifier.cpu.processor import TILES
+from verifier.cpu.weights import DecoderWeights, FloatArray, WeightType
+
+NUM_TOKENS = 48
+WINDOW_TOKENS = 16
+"""Sliding windows are longer than a short text, so both sides shorten them for the check."""
+
+_BLOCK_SIZE = 16
+# Largest difference of any logit, relative to the largest logit. In float32 both sides differ by
+# the order of sums only; in the others, K/V is rounded. Wide, since a mixture of experts may route
+# a token differently.
+_TOLERANCES = {WeightType.FLOAT32: 1e-4, WeightType.BFLOAT16: 0.1, WeightType.FLOAT16: 0.05}
+# Largest distance from the float32 logits, relative to that of transformers in the same dtype.
+# Computing in float32, the decoder has 0.1 to 0.5.
+_ROUNDING_TOLERANCE = 1.0
+# Of one that transformers could not tell from zero.
+_SMALLEST_ROUNDING = 1e-5
+_TIMEOUT_S = 900.0
+_ROOT = Path(__file__).parents[2]
+
+logger = get_logger(__name__)
+
+
+def probe_text(*, vocab_size: int, max_model_len: int) -> list[int]:
+    """The text."""
+    return [(37 * i + 11) % vocab_size for i in range(min(NUM_TOKENS, max_model_len))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is checked: a verdict holds for equal ones. `dtype` and `quantization` as in flags,
+    but never "auto".
+    """
+
+    folder: Path
+    model_digest: str
+    dtype: str
+    quantization: str
+    max_position_embeddings: int
+
+    def key(self) -> str:
+        parts = (self.model_digest, self.dtype, self.quantization, TILES.name, sources_digest())
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+class ParityCheck:
+    """One check; a context, which ends the child. `verify` must be called unless `is_known`."""
+
+    def __init__(self, subject: Subject, *, cache: Path, num_threads: int) -> None:
+        """Starts the child, unless a verdict is known.
+
+        Args:
+            cache: the folder of verdicts; need not exist.
+
+        Raises:
+            CheckpointError: no verdict is known, and transformers is not installed.
+        """
+        self._subject = subject
+        self._num_threads = num_threads
+        self._verdict = cache / f"parity-{subject.key()}.json"
+        self._started = time.monotonic()
+        self._stack = contextlib.ExitStack()
+        self.is_known = _is_verdict(self._verdict)
+        if self.is_known:
+            logger.info("parity_known", verdict=str(self._verdict))
+            return
+        if importlib.util.find_spec("transformers") is None:
+            raise CheckpointError(
+                f"{subject.folder} was not checked yet: the check needs the packages torch and "
+                f"transformers, or a verdict of another machine, {self._verdict.name}, in "
+                f"{cache}"
+            )
+        self._output = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        command = [
+            sys.executable, "-m", "verifier.model.parity_reference",
+            str(subject.folder.resolve()), str(self._output / "reference.npz"),
+            "--dtype", subject.dtype, "--quantization", subject.quantization,
+            "--threads", str(num_threads),
+        ]  # fmt: skip
+        errors = self._stack.enter_context((self._output / "errors").open("wb"))
+        self._child = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
+        self._stack.callback(self._end_child)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def verify(self, weights: DecoderWeights) -> None:
+        """Waits for the child and compares; keeps the verdict.
+
+        Raises:
+            CheckpointError: logits differ by more than rounding, or there is no reference.
+        """
+        assert not self.is_known
+        text = probe_text(
+            vocab_size=weights.vocab_size, max_model_len=self._subject.max_position_embeddings
+        )
+        decoder = CpuDecoder(
+            _with_short_windows(weights),
+            num_blocks=NUM_TOKENS // _BLOCK_SIZE,
+            block_size=_BLOCK_SIZE,
+            num_threads=self._num_threads,
+            max_num_tokens=NUM_TOKENS,
+        )
+        try:
+            logits = _logits(decoder, text, [])
+            for cuts in ([len(text) // 2], [max(1, len(text) - 8)]):
+                if not np.array_equal(logits, _logits(decoder, text, cuts)):
+                    raise CheckpointError("logits depend on how a text is cut into chunks")
+        finally:
+            decoder.close()
+        exact, rounding = self._reference()
+        _compare(logits, exact, rounding, weights.other_type)
+        seconds = round(time.monotonic() - self._started, 2)
+        logger.info("parity_checked", seconds=seconds)
+        _keep(self._verdict, {"seconds": seconds, "transformers": metadata.version("transformers")})
+
+    def _reference(self) -> tuple[FloatArray, float]:
+        """Logits [T, V], and the distance that transformers has in the model's dtype."""
+        rest = self._started + _TIMEOUT_S - time.monotonic()
+        try:
+            status = self._child.wait(timeout=max(0.0, rest))
+        except subprocess.TimeoutExpired as error:
+            raise CheckpointError(
+                f"transformers' logits did not come within {_TIMEOUT_S:.0f} s"
+            ) from error
+        if status != 0:
+            errors = (self._output / "errors").read_text(errors="replace").strip()
+            last = errors.splitlines()[-1] if errors else "nothing on stderr"
+            raise CheckpointError(
+                f"transformers' logits could not be computed (exit status {status}): {last}"
+            )
+        with np.load(self._output / "reference.npz") as reference:
+            return reference["exact"], float(reference["rounding"])
+
+    def _end_child(self) -> None:
+        if self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+
+
+def sources_digest(*rooms: str) -> str:
+    """Of the sources of this room, of what compiles them, and of other rooms of the verifier."""
+    digest = hashlib.sha256()
+    others = (_ROOT / "verifier" / room for room in rooms)
+    for folder in (Path(__file__).parent, _ROOT / "servicekit/kernels", *others):
+        for path in sorted(folder.rglob("*.py")):
+            source = path.read_bytes()
+            digest.update(f"{path.relative_to(folder)} {len(source)}\n".encode() + source)
+    return digest.hexdigest()
+
+
+def _with_short_windows(weights: DecoderWeights) -> DecoderWeights:
+    layers = [
+        dataclasses.replace(layer, sliding_window=min(layer.sliding_window, WINDOW_TOKENS))
+        for layer in weights.layers
+    ]
+    return dataclasses.replace(weights, layers=layers)
+
+
+def _logits(decoder: CpuDecoder, text: list[int], cuts: list[int]) -> FloatArray:
+    """All logits [T, V] of the text, computed in pieces."""
+    rows: list[npt.NDArray[Any]] = []
+    for start, end in itertools.pairwise([0, *cuts, len(text)]):
+        layout = lay_out(
+            [
+                ScheduledTokens(
+                    token_ids=text[start : start + 1],
+                    draft_token_ids=text[start + 1 : end],
+                    num_computed_tokens=start,
+                    block_table=list(range(-(-end // _BLOCK_SIZE))),
+                )
+            ],
+            block_size=_BLOCK_SIZE,
+            trash_slot=decoder.trash_slot,
+            row_multiple=1,
+        )
+        rows.append(np.array(decoder.forward(layout)))
+    return np.concatenate(rows)
+
+
+def _compare(
+    logits: FloatArray, exact: FloatArray, rounding: float, weight_type: WeightType
+) -> None:
+    if logits.shape != exact.shape:
+        raise CheckpointError(f"logits of shape {logits.shape} where {exact.shape} are expected")
+    apart = logits.astype(np.float64) - exact
+    largest = float(np.abs(exact).max())
+    difference = float(np.abs(apart).max())
+    # Comparisons with NaN are false.
+    if not difference <= _TOLERANCES[weight_type] * max(1.0, largest):
+        raise CheckpointError(
+            "the model is not computed as transformers computes it: logits differ by "
+            f"{difference:.3g} (largest {largest:.3g})"
+        )
+    if weight_type is WeightType.FLOAT32:
+        return
+    distance = float(np.median(np.sqrt((apart**2).mean(axis=1))))
+    if not distance <= _ROUNDING_TOLERANCE * max(rounding, _SMALLEST_ROUNDING * largest):
+        raise CheckpointError(
+            "the model is not computed as transformers computes it: logits are "
+            f"{distance:.3g} away from those in float32, where rounding is {rounding:.3g}"
+        )
+
+
+def _is_verdict(path: Path) -> bool:
+    """Whether there is one, of the installed transformers or where none is installed."""
+    try:
+        kept = json.loads(path.read_bytes())["transformers"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    try:
+        return bool(kept == metadata.version("transformers"))
+    except metadata.PackageNotFoundError:
+        return True
+
+
+def _keep(path: Path, verdict: dict[str, Any]) -> None:
+    """Writes it whole or not at all; a folder that is full or read-only is no error."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(verdict, file)
+        Path(file.name).replace(path)

@@ -1,0 +1,195 @@
+"""Whether this project's own decoder serves a model, and loads it then.
+
+Imports neither torch nor transformers, unless there may be a GPU.
+"""
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numba.misc.appdirs import AppDirs
+
+from servicekit.config import ConfigError
+from servicekit.logs import get_logger
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.numerics import EXACT
+from verifier.config import VerifierConfig
+from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
+from verifier.cpu.loading.loader import DecoderDescription, describe_decoder, load_weights
+from verifier.cpu.loading.model_config import DTYPES
+from verifier.cpu.loading.refusals import NotServedError
+from verifier.cpu.numerics_digest import numerics_digest
+from verifier.cpu.parity import ParityCheck, Subject
+from verifier.cpu.processor import TILES, unsupported_reason
+from verifier.cpu.weights import WeightType
+from verifier.model.digests import digest_of
+from verifier.model.ready_model import (
+    ReadyModel,
+    choose_max_model_len,
+    choose_num_kv_blocks,
+    free_memory_bytes,
+)
+
+logger = get_logger(__name__)
+
+
+def find_own(config: VerifierConfig) -> DecoderDescription | None:
+    """The model as the own decoder computes it; None: transformers shall compute it.
+
+    Raises:
+        CheckpointError: the folder holds no sound checkpoint.
+        ConfigError: the flags ask for the own decoder, which does not serve this model.
+    """
+    reason = _reason_by_flags(config)
+    if reason is None:
+        try:
+            return describe_decoder(config.model)
+        except NotServedError as error:
+            reason = str(error)
+    if config.numerics == "strict" and config.tensor_parallel_size == 1:
+        raise ConfigError(
+            "--numerics", f"strict: is Tandem's own decoder's, which does not serve this: {reason}"
+        )
+    if config.quantization == "int8":
+        raise ConfigError(
+            "--quantization",
+            f"int8: is Tandem's own decoder's, which does not serve this: {reason}",
+        )
+    logger.info("served_by_transformers", reason=reason)
+    return None
+
+
+def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyModel:
+    """Loads and checks a model that `find_own` has found.
+
+    Raises:
+        CheckpointError: the check against transformers failed.
+        ConfigError: the flags ask for more than the machine has.
+    """
+    shape = described.config
+    block_size = config.block_size or BLOCK_SIZE
+    if block_size % BLOCK_SIZE:
+        raise ConfigError("--block-size", f"{block_size}: must be a multiple of {BLOCK_SIZE}")
+    num_threads = config.num_threads()
+    other_type = described.other_type(config.dtype)
+    dtype = next(name for name, weight_type in DTYPES.items() if weight_type is other_type)
+    with ThreadPoolExecutor(1) as executor:
+        begun = executor.submit(_begin_check, config, described, dtype, num_threads)
+        try:
+            weights = load_weights(described, dtype=dtype, quantization=config.quantization)
+        except BaseException:
+            begun.result()[1].__exit__()
+            raise
+        model_digest, check = begun.result()
+    with check:
+        if not check.is_known:
+            check.verify(weights)
+    num_kv_blocks = choose_num_kv_blocks(
+        config,
+        model_limit=shape.max_position_embeddings,
+        block_size=block_size,
+        block_bytes=_block_bytes(described, other_type, block_size),
+        free_bytes=free_memory_bytes(),
+    )
+    max_model_len = choose_max_model_len(
+        config, model_limit=shape.max_position_embeddings, room=num_kv_blocks * block_size
+    )
+    model = CpuDecoder(
+        weights,
+        num_blocks=num_kv_blocks,
+        block_size=block_size,
+        num_threads=num_threads,
+        max_num_tokens=config.max_num_batched_tokens,
+    )
+    _warm_up(model)
+    logger.info("own_decoder", tiles=TILES.name, threads=num_threads)
+    return ReadyModel(
+        model=model,
+        numerics=EXACT,
+        trash_slot=model.trash_slot,
+        num_threads=num_threads,
+        model_digest=model_digest,
+        # Under rule `ratio`, samples depend on the drafts.
+        numerics_digest=numerics_digest(weights) if config.acceptance_rule == "match" else "",
+        architecture=shape.architecture,
+        dtype=dtype if config.quantization == "none" else f"{dtype}, {config.quantization} weights",
+        device="cpu",
+        attention_backend="own",
+        max_model_len=max_model_len,
+        vocab_size=shape.vocab_size,
+        block_size=block_size,
+        num_kv_blocks=num_kv_blocks,
+        eos_token_ids=shape.eos_token_ids,
+        hidden_size=shape.hidden_size,
+    )
+
+
+def has_gpu_driver() -> bool:
+    """Whether it is worth importing torch to ask it for a GPU."""
+    if any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists():
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _reason_by_flags(config: VerifierConfig) -> str | None:
+    """Why the own decoder is not wanted, or cannot run here."""
+    if config.numerics == "fast":
+        return "--numerics fast"
+    if config.tensor_parallel_size > 1:
+        return "--tensor-parallel-size"
+    if config.attention_backend != "auto":
+        return f"--attention-backend {config.attention_backend}"
+    if config.device == "cuda" or config.devices is not None:
+        return "--device cuda"
+    if config.device == "auto" and has_gpu_driver():
+        import torch
+
+        if torch.cuda.is_available():
+            return "there is a GPU"
+    return unsupported_reason()
+
+
+def _begin_check(
+    config: VerifierConfig, described: DecoderDescription, dtype: str, num_threads: int
+) -> tuple[str, ParityCheck]:
+    """The model's digest and the check of it, whose child runs beside the loading of weights."""
+    model_digest = digest_of(config.model)
+    subject = Subject(
+        folder=config.model,
+        model_digest=model_digest,
+        dtype=dtype,
+        quantization=config.quantization,
+        max_position_embeddings=described.config.max_position_embeddings,
+    )
+    return model_digest, ParityCheck(subject, cache=_cache_folder(), num_threads=num_threads)
+
+
+def _cache_folder() -> Path:
+    """Where numba is told to keep machine code, else the user's."""
+    config: Any = numba.config
+    folders: Any = AppDirs
+    told: str = config.CACHE_DIR
+    return Path(told or folders(appname="tandem", appauthor=False).user_cache_dir)
+
+
+def _warm_up(model: CpuDecoder) -> None:
+    """Loads the kernels' machine code, so that the first request does not wait for it."""
+    token = ScheduledTokens(
+        token_ids=[0], draft_token_ids=[], num_computed_tokens=0, block_table=[0]
+    )
+    model.forward(
+        lay_out([token], block_size=model.block_size, trash_slot=model.trash_slot, row_multiple=1)
+    )
+
+
+def _block_bytes(described: DecoderDescription, other_type: WeightType, block_size: int) -> int:
+    shape = described.config
+    values = 2 * len(shape.layers) * shape.num_kv_heads * shape.head_dim * block_size
+    return int(values * np.dtype(other_type.value).itemsize)
