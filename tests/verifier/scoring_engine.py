@@ -1,17 +1,19 @@
 """An engine over the bundled model, and an oracle of its scores."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from tests.verifier.running_engine import PATIENCE_S
 from verifier.build import LoadedModel, build_engine
 from verifier.config import VerifierConfig
 from verifier.engine.engine import Engine
-from verifier.model.checkpoint import reference_logits
-from verifier.model.transformers_model import TransformersModel
+from verifier.model.checkpoint import load_checkpoint, reference_logits
 from verifier.sampling import Sampling
 from verifier.sampling.logprobs import TokenLogprob
 from verifier.scheduling.sequence import Scoring, ScoringMethod
@@ -64,16 +66,21 @@ def started(loaded: LoadedModel, config: VerifierConfig) -> Iterator[Engine]:
         engine.stopped.result(PATIENCE_S)
 
 
-def oracle_logits(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
+@functools.cache
+def _transformers_model() -> PreTrainedModel:
+    """The bundled model in float32."""
+    folder = Path(__file__).parents[2] / "examples/demo_model/model"
+    return load_checkpoint(folder, dtype="float32", device=torch.device("cpu")).model
+
+
+def oracle_logits(token_ids: list[int]) -> torch.Tensor:
     """Transformers' own logits [len(token_ids), V], through its own attention."""
-    assert isinstance(loaded.model, TransformersModel)
-    return reference_logits(loaded.model._model, token_ids)
+    return reference_logits(_transformers_model(), token_ids)
 
 
-def output_head(loaded: LoadedModel, hidden_states: torch.Tensor) -> torch.Tensor:
+def output_head(hidden_states: torch.Tensor) -> torch.Tensor:
     """Logits of hidden states."""
-    assert isinstance(loaded.model, TransformersModel)
-    head = loaded.model._model.get_output_embeddings()
+    head = _transformers_model().get_output_embeddings()
     assert isinstance(head, torch.nn.Module)
     with torch.inference_mode():
         logits: torch.Tensor = head(hidden_states)

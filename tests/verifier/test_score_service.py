@@ -61,7 +61,7 @@ class TestAnswers:
         )
         for asked, reported in zip(sequences, response.sequences, strict=True):
             drafts = list(asked.draft_token_ids)
-            logits = oracle_logits(bundled_model, list(asked.token_ids) + drafts)
+            logits = oracle_logits(list(asked.token_ids) + drafts)
             expected = torch.log_softmax(logits.double(), dim=-1)
             rows = expected[len(asked.token_ids) - 1 :]
             assert len(reported.positions) == len(drafts) + 1
@@ -114,7 +114,7 @@ class TestAnswers:
         )
         drafts = TEXT[10:14]
         probs = target_probs(
-            oracle_logits(bundled_model, TEXT[:14])[-5:],
+            oracle_logits(TEXT[:14])[-5:],
             parameters,
             TEXT[:10],
             [],

@@ -90,7 +90,7 @@ class TestBothMethods:
         scores = score(engine, batch, sampling=sampling, hidden_states=True, prompt_logprobs=2)
         for sequence, reported in zip(batch, scores, strict=True):
             num_prompt = len(sequence.token_ids)
-            logits = oracle_logits(bundled_model, sequence.token_ids + sequence.draft_token_ids)
+            logits = oracle_logits(sequence.token_ids + sequence.draft_token_ids)
             rows = logits[num_prompt - 1 :]
             expected = torch.log_softmax(rows, dim=-1)
             torch.testing.assert_close(stacked(reported, "logprobs"), expected, atol=1e-4, rtol=0)
@@ -98,7 +98,7 @@ class TestBothMethods:
                 stacked(reported, "probs"), expected.exp(), atol=1e-5, rtol=0
             )
             assert [p.top_token_id for p in reported.positions] == rows.argmax(dim=-1).tolist()
-            head = output_head(bundled_model, stacked(reported, "hidden_state"))
+            head = output_head(stacked(reported, "hidden_state"))
             torch.testing.assert_close(head, rows, atol=1e-3, rtol=0)
             check_against_oracle(
                 reported.prompt_logprobs, logits[: num_prompt - 1], sequence.token_ids[1:]
@@ -165,7 +165,7 @@ class TestBothMethods:
         [scores] = score(
             start_scoring(max_num_batched_tokens=16), [sequence], sampling=sampling, method=method
         )
-        logits = oracle_logits(bundled_model, sequence.token_ids + drafts)[-7:]
+        logits = oracle_logits(sequence.token_ids + drafts)[-7:]
         expected = target_probs(logits, sampling, sequence.token_ids, [], drafts)
         torch.testing.assert_close(stacked(scores, "probs"), expected, atol=1e-4, rtol=0)
         torch.testing.assert_close(stacked(scores, "logprobs").exp(), expected, atol=1e-4, rtol=0)
@@ -175,7 +175,7 @@ class TestBothMethods:
     ) -> None:
         sequence = to_score(12, 2, 3, bundled_model.served.vocab_size)
         [scores] = score(start_scoring(), [sequence])
-        rows = oracle_logits(bundled_model, sequence.token_ids + sequence.draft_token_ids)[-3:]
+        rows = oracle_logits(sequence.token_ids + sequence.draft_token_ids)[-3:]
         probs = stacked(scores, "probs")
         assert torch.equal(probs.argmax(dim=-1), rows.argmax(dim=-1))
         assert probs.sum(dim=-1).tolist() == probs.amax(dim=-1).tolist()

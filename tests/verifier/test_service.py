@@ -411,7 +411,7 @@ class TestPromptLogprobs:
         chunks = [e.prompt_scored for e in session.events if e.HasField("prompt_scored")]
         assert [chunk.base_length for chunk in chunks] == [1, 17, 33]
         reported = [logprob for chunk in chunks for logprob in chunk.logprobs]
-        expected = torch.log_softmax(oracle_logits(bundled_model, PROMPT), dim=-1)
+        expected = torch.log_softmax(oracle_logits(PROMPT), dim=-1)
         assert [logprob.token_id for logprob in reported] == PROMPT[1:]
         for logprob, row in zip(reported, expected[:-1], strict=True):
             assert abs(logprob.logprob - float(row[logprob.token_id])) < 1e-4
@@ -447,7 +447,7 @@ class TestPromptLogprobs:
             ]
         assert reported["raw"] == reported["as it is"]
         assert reported["processed"] == reported["output is not counted"]
-        logits = oracle_logits(bundled_model, PROMPT)
+        logits = oracle_logits(PROMPT)
         sampling_of_law = Sampling(temperature=0.5, repetition_penalty=1.5)
         for position, logprob in enumerate(reported["processed"], start=1):
             probs = target_probs(
@@ -713,7 +713,7 @@ class TestUnaryCalls:
         assert response.dtype == "float32"
         assert response.device == "cpu"
         assert response.numerics == "strict"
-        assert response.attention_backend == "sdpa"
+        assert response.attention_backend == "own"
         assert list(response.eos_token_ids) == [0]
         assert response.limits.vocab_size == VOCAB_SIZE
 
