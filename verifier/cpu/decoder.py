@@ -47,7 +47,6 @@ class CpuDecoder:
         """
         self.vocab_size = weights.vocab_size
         self.block_size = block_size
-        self.trash_slot = num_blocks * block_size
         self.kv_is_finite: npt.NDArray[np.bool_] | None = None
         self.hidden_states: FloatArray | None = None
         self._weights = weights
@@ -132,10 +131,8 @@ class CpuDecoder:
         weights = self._weights
         cache_type = weights.other_type.value
         block_size = 2 * weights.num_kv_heads * weights.head_dim * BLOCK_SIZE
-        # A block more: the trash block. Memory that nothing was written to takes no room.
-        cache = np.zeros(
-            (len(weights.layers), num_blocks + self._pieces_per_block, block_size), cache_type
-        )
+        # Memory that nothing was written to takes no room.
+        cache = np.zeros((len(weights.layers), num_blocks, block_size), cache_type)
         self.kv_cache = cache
         self._models[0]["block_bytes"] = cache.strides[1]
         for number, layer in enumerate(weights.layers):
