@@ -107,7 +107,7 @@ def test_random_layouts_are_the_definition(weight_type: WeightType) -> None:
         )  # fmt: skip
         rows = [divmod(case.first_row + row, case.group) for row in range(case.num_rows)]
         ours = np.stack([out[t, h * head_dim : (h + 1) * head_dim] for t, h in rows])
-        expected = expected_rows(case, queries, *kept, scale)
+        expected = expected_rows(case, queries, kept[0], kept[1], scale)
         np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5, err_msg=str(case))
         for t, h in rows:
             out[t, h * head_dim : (h + 1) * head_dim] = 7
