@@ -10,6 +10,7 @@ from servicekit.kernels.memory import address_of
 from verifier.batch.batch_layout import BatchLayout
 from verifier.cpu.attention import MAX_TASK_ROWS
 from verifier.cpu.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
+from verifier.cpu.layout_checks import Limits, check_layout
 from verifier.cpu.records import LAYER, MATRIX, MODEL, STEP
 from verifier.cpu.threads import CONTROL_BYTES, MARK_BYTES, announce, await_round
 from verifier.cpu.tiles import FP8_FACTOR
@@ -44,7 +45,15 @@ class CpuDecoder:
         block_size: tokens per block, a multiple of 16.
         num_threads: that compute, the caller's included.
         max_num_tokens: of a forward pass.
+
+        Raises:
+            ValueError: `block_size` is no multiple of 16, or another number is below 1.
         """
+        if block_size % BLOCK_SIZE or min(num_blocks, block_size, num_threads, max_num_tokens) < 1:
+            raise ValueError(
+                f"{num_blocks} blocks of {block_size} tokens, {num_threads} threads, "
+                f"{max_num_tokens} tokens at once"
+            )
         self.vocab_size = weights.vocab_size
         self.block_size = block_size
         self.kv_is_finite: npt.NDArray[np.bool_] | None = None
@@ -52,6 +61,12 @@ class CpuDecoder:
         self._weights = weights
         self._num_threads = num_threads
         self._pieces_per_block = block_size // BLOCK_SIZE
+        self._limits = Limits(
+            max_num_tokens=max_num_tokens,
+            vocab_size=weights.vocab_size,
+            num_slots=num_blocks * block_size,
+            num_cache_blocks=num_blocks * self._pieces_per_block,
+        )
         self._linear = np.empty(0, dtype=weights.linear_type.value)
         self._other = np.empty(0, dtype=weights.other_type.value)
         self._kept: list[npt.NDArray[Any]] = []
@@ -63,31 +78,40 @@ class CpuDecoder:
         self._last_hidden = np.empty((0, self._hidden_stride), dtype=np.float32)
         self._describe_layers(num_blocks * self._pieces_per_block)
         self._describe_model(max_num_tokens, num_blocks * block_size)
+        self._is_closed = False
         self._threads = _Threads(
             num_threads - 1,
             (self._linear, self._other, self._models, self._layers, self._steps),
         )
 
     def forward(self, layout: BatchLayout) -> FloatArray:
-        """Logits [R, vocab_size] of the layout's rows; valid until the next call."""
+        """Logits [R, vocab_size] of the layout's rows; valid until the next call.
+
+        Raises:
+            ValueError: the layout does not fit the decoder, or contradicts itself.
+            RuntimeError: the decoder was closed.
+        """
+        if self._is_closed:
+            raise RuntimeError("the decoder was closed")
         num_tokens, num_rows = len(layout.input_token_ids), len(layout.logits_indices)
-        self._make_room(num_rows)
-        step = self._steps[0]
         table_offsets, tables = self._tables(layout)
-        is_finite = np.empty(num_tokens, dtype=np.bool_)
-        arrays = {
+        read = {
             "token_ids": layout.input_token_ids,
             "positions": layout.positions,
             "slots": layout.slot_mapping,
             "rows": layout.logits_indices,
             "query_offsets": layout.cu_seqlens_q,
             "lengths": layout.seq_lens,
-            "tables": tables,
-            "table_offsets": table_offsets,
-            "is_finite": is_finite,
         }
-        for name, array in arrays.items():
+        read = {name: np.ascontiguousarray(each, dtype=np.int64) for name, each in read.items()}
+        check_layout(self._limits, **read, tables=tables)
+        self._make_room(num_rows)
+        step = self._steps[0]
+        is_finite = np.empty(num_tokens, dtype=np.bool_)
+        for name, array in read.items():
             step[name] = address_of(array)
+        step["tables"], step["table_offsets"] = address_of(tables), address_of(table_offsets)
+        step["is_finite"] = address_of(is_finite)
         step["num_tokens"], step["num_rows"] = num_tokens, num_rows
         step["num_sequences"] = len(layout.seq_lens)
         self._marks[:] = 0
@@ -98,10 +122,13 @@ class CpuDecoder:
         if len(layout.hidden_state_indices):
             rows = self._last_hidden[layout.scored_logits_indices]
             self.hidden_states = rows[:, : self._weights.hidden_size]
-        return self._logits[: layout.num_rows, : self.vocab_size]
+        # Copied only where the vocabulary is no multiple of 16: the sampler's kernels are compiled
+        # for contiguous rows.
+        return np.ascontiguousarray(self._logits[: layout.num_rows, : self.vocab_size])
 
     def close(self) -> None:
         """Ends the threads. Idempotent."""
+        self._is_closed = True
         self._threads.stop()
 
     def _tables(self, layout: BatchLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -110,6 +137,8 @@ class CpuDecoder:
         flat: list[int] = []
         for table, count in zip(layout.block_tables, num_each.tolist(), strict=True):
             flat += table[:count]
+        if len(flat) != num_each.sum():
+            raise ValueError("the layout has a block table that is shorter than its sequence")
         tables = np.array(flat, dtype=np.int32)
         pieces = self._pieces_per_block
         if pieces > 1:

@@ -30,6 +30,11 @@ from verifier.cpu.vectors import (
     pointer,
 )
 
+# How far ahead of their use weights are requested, all blocks of a tile together. By trial: with a
+# third fewer or twice as many, products of 8 rows from memory were 5 to 10 % slower; without any,
+# half as fast.
+_PREFETCHED_BYTES = 8192
+
 # Products with FP8 weights come this much too small.
 FP8_FACTOR = 256.0
 
@@ -66,6 +71,16 @@ def widened(builder: Any, kind: Any, address: Any) -> Any:
         ir.Constant(shorts, [0xBF80 - (1 << 16)] * LANES),
     )
     return builder.fpext(builder.bitcast(words, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    """Requests a cache line without waiting for it. It need not exist."""
+    byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [byte], fnty=kind)
+    # For reading, into every cache level, of data.
+    flags = [ir.Constant(flag, value) for value in (0, 3, 1)]
+    builder.call(function, [builder.inttoptr(address, byte), *flags])
 
 
 class _Tile:
@@ -111,15 +126,19 @@ class _Tile:
                 b.store(sums[r * self.num_blocks + j], pointer(b, address, FLOATS), align=4)
 
     def multiply(
-        self, sums: list[Any], x_rows: list[Any], blocks: list[Any], depth: Any, unroll: int
-    ) -> list[Any]:
-        """The sums, continued over `depth` inputs (a multiple of `unroll`).
+        self, sums: list[Any], x_rows: list[Any], blocks: list[Any], depth: Any, *,
+        prefetches: bool = False,
+    ) -> list[Any]:  # fmt: skip
+        """The sums, continued over `depth` inputs (a multiple of 4).
 
         Args:
             x_rows: address of the first input of each row.
             blocks: address of each block's first weights.
+            prefetches: whether the weights are likely to come from memory, each block's in order.
         """
         b = self.builder
+        # Few rows have so little to do per input that the loop itself would show.
+        unroll = 4 if self.num_rows <= 2 else 1
         entry = b.block
         loop = b.function.append_basic_block("inputs")
         done = b.function.append_basic_block("done")
@@ -135,6 +154,10 @@ class _Tile:
         x_offset = b.mul(k, ir.Constant(INT64, 4))
         w_offset = b.mul(k, ir.Constant(INT64, LANES * size))
         for u in range(unroll):
+            if prefetches:
+                ahead = _PREFETCHED_BYTES // self.num_blocks + u * LANES * size
+                for block in blocks:
+                    _prefetch(b, self.at(block, (w_offset, 1), (ir.Constant(INT64, ahead), 1)))
             weights = [
                 widened(
                     b,
@@ -156,11 +179,6 @@ class _Tile:
         b.cbranch(b.icmp_signed("<", following, depth), loop, done)
         b.position_at_end(done)
         return current
-
-
-def _unroll(rows: int) -> int:
-    """Few rows have so little to do per input that the loop itself would show."""
-    return 4 if rows <= 2 else 1
 
 
 def _switch(
@@ -217,7 +235,7 @@ def _product_tile(is_wide: bool) -> Any:
                 out_rows = tile.rows_at(out, out_row)
                 sums = _initial(tile, out_rows, resumes)
                 blocks = [tile.at(w, (w_block, j)) if j else w for j in range(num_blocks)]
-                sums = tile.multiply(sums, tile.rows_at(x, x_row), blocks, depth, _unroll(rows))
+                sums = tile.multiply(sums, tile.rows_at(x, x_row), blocks, depth, prefetches=True)
                 tile.store(sums, out_rows)
 
             _switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
@@ -255,7 +273,7 @@ def _score_tile(is_wide: bool) -> Any:
                 tile = _Tile(builder, marker.dtype, rows, num_blocks)
                 sums = [constant(0.0)] * (rows * num_blocks)
                 blocks = [tile.of_table(base, table, j, stride) for j in range(num_blocks)]
-                sums = tile.multiply(sums, tile.rows_at(x, x_row), blocks, depth, _unroll(rows))
+                sums = tile.multiply(sums, tile.rows_at(x, x_row), blocks, depth)
                 tile.store(sums, tile.rows_at(out, out_row))
 
             _switch(builder, num_rows, range(1, TILES.max_rows + 1), emit)
@@ -307,7 +325,7 @@ def _value_tile(is_wide: bool) -> Any:
                 ]
                 rows_here = [tile.at(row, (t, 4 * LANES)) for row in x_rows]
                 depth = ir.Constant(INT64, LANES)
-                sums = tile.multiply(phis, rows_here, blocks, depth, _unroll(rows))
+                sums = tile.multiply(phis, rows_here, blocks, depth)
                 following = b.add(t, ir.Constant(INT64, 1))
                 t.add_incoming(following, b.block)
                 for phi, value in zip(phis, sums, strict=True):

@@ -53,8 +53,8 @@ def numbers() -> FloatArray:
     special = np.array([0, -0.0, LOW, HIGH, np.inf, -np.inf], dtype=np.float32)
     near = [np.nextafter(special[:4], np.float32(to)) for to in (-np.inf, np.inf)]
     x = np.concatenate((bits, dense, special, *near))
-    kept: FloatArray = x[~np.isnan(x)]
-    return kept
+    without_nan: FloatArray = x[~np.isnan(x)]
+    return without_nan
 
 
 def test_exp_is_within_two_units_in_the_last_place() -> None:

@@ -1,0 +1,39 @@
+"""Prints the tiles in use, and a digest of the logits of some models.
+
+python -m tests.verifier.cpu.logits_digest
+"""
+
+import hashlib
+
+from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, some_tokens, weights_of
+from verifier.cpu.processor import TILES
+
+MODELS = [("bundled", "float32"), ("qwen3_moe", "float32"), ("gemma2", "float32")]
+SIZES = [1, 2, 3, 5, 7, 11, 13, 24, 40, 80]
+
+
+def digest(name: str, dtype: str) -> str:
+    """Of logits of two sequences, alone and together, in chunks of many sizes."""
+    weights = weights_of(name, dtype)
+    token_ids = some_tokens(300, weights.vocab_size)
+    total = hashlib.sha256()
+    with RunningDecoder(weights, num_blocks=64) as running:
+        total.update(running.run_in_chunks(token_ids, SIZES, list(range(20))).tobytes())
+        for size in (1, 4, 9):
+            for rows in running.run(
+                Chunk(
+                    token_ids=token_ids[200 : 200 + size],
+                    start=200,
+                    block_table=list(range(20)),
+                    num_rows=size,
+                ),
+                Chunk(token_ids=token_ids[:33], start=0, block_table=[40, 50, 60], num_rows=3),
+            ):
+                total.update(rows.tobytes())
+    return total.hexdigest()
+
+
+if __name__ == "__main__":
+    print(TILES.name)
+    for name, dtype in MODELS:
+        print(name, dtype, digest(name, dtype))

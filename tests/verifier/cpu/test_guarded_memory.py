@@ -1,0 +1,37 @@
+"""No layout makes a kernel leave an array: see `guarded_decoder.py`."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "subjects",
+    [
+        [
+            "bundled:bfloat16:none:1",
+            "gemma3_linear:float16:none:2",
+            "phi3_partial:bfloat16:none:2",
+            "llama_biases:float32:int8:1",
+        ],
+        ["qwen3_moe_step:float32:none:3", "qwen3_moe:float32:int8:2", "mixtral:bfloat16:fp8:1"],
+    ],
+    ids=["dense", "experts"],
+)
+def test_full_steps_stay_within_their_arrays(subjects: list[str]) -> None:
+    """A process of its own: what leaves an array ends it."""
+    result = subprocess.run(
+        [
+            sys.executable, "-X", "faulthandler", "-m", "tests.verifier.cpu.guarded_decoder",
+            *subjects,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    counts = [int(line.split()[0]) for line in result.stdout.splitlines()]
+    assert len(counts) == len(subjects)
+    assert min(counts) > 50

@@ -1,0 +1,101 @@
+"""Threads of a pass: more of them than processors, many steps, several decoders, ends."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, some_tokens, weights_of
+from verifier.cpu.threads import SLEEPERS
+from verifier.cpu.weights import FloatArray
+
+
+def model_threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("model-")}
+
+
+def many_steps(running: RunningDecoder, num_steps: int) -> list[FloatArray]:
+    """Logits of single tokens and chunks, which give several threads something to do."""
+    tokens = some_tokens(100, running.weights.vocab_size)
+    chunks = [
+        Chunk(token_ids=tokens[start:end], start=start, block_table=list(range(7)), num_rows=1)
+        for start, end in ((0, 40), (40, 41), (41, 70), (70, 71), (71, 72), (72, 100))
+    ]
+    return [running.run(chunks[step % len(chunks)])[0] for step in range(num_steps)]
+
+
+@pytest.mark.parametrize("name", ["bundled", "qwen3_moe"])
+def test_hundreds_of_steps_with_more_threads_than_processors(name: str) -> None:
+    weights = weights_of(name)
+    with RunningDecoder(weights) as one, RunningDecoder(weights, num_threads=4) as four:
+        for own, expected in zip(many_steps(four, 200), many_steps(one, 200), strict=True):
+            np.testing.assert_array_equal(own, expected)
+
+
+def test_threads_that_sleep_wake_up() -> None:
+    """Between two steps all threads have time to fall asleep."""
+    with RunningDecoder(weights_of("llama"), num_threads=3) as running:
+        chunk = Chunk(token_ids=[5], start=0, block_table=[0])
+        expected = running.run(chunk)[0]
+        sleepers = running.decoder._threads._control[SLEEPERS // 8 :]
+        for _ in range(20):
+            deadline = time.monotonic() + 60
+            while sleepers[0] < 2:
+                assert time.monotonic() < deadline, "the threads do not sleep"
+            np.testing.assert_array_equal(running.run(chunk)[0], expected)
+
+
+def test_closing_ends_the_threads_and_steps_are_refused_then() -> None:
+    before = model_threads()
+    running = RunningDecoder(weights_of("llama"), num_threads=4)
+    started = model_threads() - before
+    assert len(started) == 3
+    running.run(Chunk(token_ids=[5], start=0, block_table=[0]))
+    running.decoder.close()
+    running.decoder.close()
+    assert not any(thread.is_alive() for thread in started)
+    with pytest.raises(RuntimeError, match="closed"):
+        running.run(Chunk(token_ids=[5], start=0, block_table=[0]))
+
+
+def test_a_decoder_that_is_closed_at_once_ends() -> None:
+    for _ in range(20):
+        RunningDecoder(weights_of("llama"), num_threads=4).decoder.close()
+
+
+def test_several_decoders_compute_side_by_side() -> None:
+    weights = weights_of("llama")
+    with RunningDecoder(weights) as alone:
+        expected = many_steps(alone, 150)
+    results: dict[int, list[FloatArray]] = {}
+
+    def compute(number: int) -> None:
+        with RunningDecoder(weights, num_threads=2) as running:
+            results[number] = many_steps(running, 150)
+
+    threads = [threading.Thread(target=compute, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 3
+    for own in results.values():
+        np.testing.assert_array_equal(own, expected)
+
+
+EXIT = """
+from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, weights_of
+running = RunningDecoder(weights_of("llama"), num_threads=3)
+running.run(Chunk(token_ids=[5], start=0, block_table=[0]))
+print("computed")
+"""
+
+
+def test_an_interpreter_exits_that_did_not_close_its_decoder() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (result.returncode, result.stdout) == (0, "computed\n"), result.stderr
