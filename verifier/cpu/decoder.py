@@ -124,7 +124,9 @@ class CpuDecoder:
         if len(layout.hidden_state_indices):
             rows = self._last_hidden[layout.scored_logits_indices]
             self.hidden_states = rows[:, : self._weights.hidden_size]
-        return self._logits[: layout.num_rows, : self.vocab_size]
+        # Copied only where the vocabulary is no multiple of 16: the sampler's kernels are compiled
+        # for contiguous rows.
+        return np.ascontiguousarray(self._logits[: layout.num_rows, : self.vocab_size])
 
     def close(self) -> None:
         """Ends the threads. Idempotent."""

@@ -135,7 +135,9 @@ def _rotated(weights: DecoderWeights, layer: Layer, heads: Array) -> Array:
     """[heads, T, D]; pairs are (i, i + half) of the rotated dimensions."""
     rotary = weights.rotaries[layer.rotary]
     half = len(rotary.inv_freq)
-    angles = np.arange(heads.shape[1])[:, None] * rotary.inv_freq.astype(np.float64)
+    # As transformers: angles are rounded to float32.
+    positions = np.arange(heads.shape[1], dtype=np.float32)
+    angles = (positions[:, None] * rotary.inv_freq).astype(np.float64)
     cos, sin = np.cos(angles) * rotary.scaling, np.sin(angles) * rotary.scaling
     first, second, rest = np.split(heads, [half, 2 * half], axis=-1)
     return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1)

@@ -24,11 +24,16 @@ Array = npt.NDArray[Any]
 @functools.cache
 def weights_of(name: str, dtype: str = "float32", quantization: str = "none") -> DecoderWeights:
     """The bundled model, or a random one of `CONFIGS`, always the same one."""
-    if name == "bundled":
-        return load(MODEL_FOLDER, dtype, quantization)
-    with tempfile.TemporaryDirectory() as folder:
-        save(Path(folder), name)
-        return load(Path(folder), dtype, quantization)
+    folder = MODEL_FOLDER if name == "bundled" else Path(_saved(name).name)
+    return load(folder, dtype, quantization)
+
+
+@functools.cache
+def _saved(name: str) -> tempfile.TemporaryDirectory[str]:
+    """The folder of a random model. It goes with the process."""
+    folder = tempfile.TemporaryDirectory()
+    save(Path(folder.name), name)
+    return folder
 
 
 def some_tokens(num_tokens: int, vocab_size: int, seed: int = 1) -> list[int]:

@@ -1,11 +1,16 @@
 """Logits of our own kernels are the float64 oracle's, but for float32's rounding."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from tests.verifier.cpu.numpy_decoder import all_logits
+from tests.verifier.cpu.numpy_decoder import all_logits, unpacked
 from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
-from tests.verifier.cpu.test_loader import CONFIGS
+from tests.verifier.cpu.test_loader import CONFIGS, MODEL_FOLDER
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
 NUM_TOKENS = 75
 BLOCKS = [7, 2, 9, 0, 4]
@@ -30,3 +35,61 @@ def test_logits_are_the_oracles(name: str, dtype: str, quantization: str) -> Non
         stored = running.keys_and_values(BLOCKS, NUM_TOKENS)
     expected = all_logits(weights, token_ids, stored)
     assert np.abs(logits - expected).max() < 5e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", ["llama_yarn", "gemma2", "gemma3", "qwen2", "mixtral"])
+def test_logits_of_long_texts_are_the_oracles(name: str) -> None:
+    """Chunks, single tokens and drafts; windows that whole chunks lie outside of."""
+    weights = weights_of(name)
+    token_ids = some_tokens(700, weights.vocab_size, seed=2)
+    blocks = list(range(44))[::-1]
+    with RunningDecoder(weights, num_blocks=44) as running:
+        logits = running.run_in_chunks(token_ids, [505, 1, 1, 3, 8, 100], blocks)
+        stored = running.keys_and_values(blocks, 700)
+    expected = all_logits(weights, token_ids, stored)
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_the_bundled_models_logits_are_transformers_ones() -> None:
+    """The decoder itself against the model itself, no oracle of ours between them."""
+    weights = weights_of("bundled")
+    token_ids = some_tokens(700, weights.vocab_size, seed=3)
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([token_ids])).logits[0].numpy()
+    with RunningDecoder(weights) as running:
+        logits = running.run_in_chunks(token_ids, [300, 1, 9, 64], list(range(44)))
+    assert np.abs(logits - expected).max() < 5e-5 * np.abs(expected).max()
+
+
+def test_hidden_states_are_what_the_heads_logits_come_from() -> None:
+    weights = weights_of("llama")
+    token_ids = some_tokens(30, weights.vocab_size)
+    with RunningDecoder(weights) as running:
+        expected = running.run_in_chunks(token_ids, [30], [0, 1])
+        scheduled = ScheduledTokens(
+            token_ids=token_ids,
+            draft_token_ids=[],
+            num_computed_tokens=0,
+            block_table=[3, 2],
+            scored_offsets=range(4, 30),
+        )
+        layout = lay_out(
+            [scheduled],
+            block_size=16,
+            trash_slot=running.decoder.trash_slot,
+            row_multiple=1,
+            wants_hidden_states=True,
+        )
+        logits = running.decoder.forward(layout)[layout.scored_logits_indices]
+        hidden_states = running.decoder.hidden_states
+        assert hidden_states is not None
+        np.testing.assert_array_equal(logits, expected[4:])
+        assert hidden_states.shape == (26, weights.hidden_size)
+        product = hidden_states.astype(np.float64) @ unpacked(weights.head, weights.other_type).T
+        np.testing.assert_allclose(logits, product, rtol=0, atol=1e-4)
+        # The next step leaves them alone; one that wants none has none.
+        kept = hidden_states.copy()
+        running.run_in_chunks(token_ids[::-1], [30], [0, 1])
+        np.testing.assert_array_equal(hidden_states, kept)
+        assert running.decoder.hidden_states is None

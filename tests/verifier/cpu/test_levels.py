@@ -1,0 +1,85 @@
+"""Bits do not depend on the processor: each level of x86-64 has tiles and machine code of its own.
+
+`python -m tests.verifier.cpu.test_levels` prints this process's tiles, and digests of logits
+and of tokens sampled from them.
+"""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import llvmlite.binding
+import numpy as np
+import pytest
+
+from servicekit.kernels.jit import LEVELS, MACHINES
+from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
+from verifier.cpu.processor import TILES
+from verifier.sampling.logits_processing import History
+from verifier.sampling.parameters import Sampling
+from verifier.sampling.rejection_sampler import JudgedSequence, verify
+
+REPOSITORY = Path(__file__).parents[3]
+SUBJECTS = [
+    ("bundled", "float32"),
+    ("gemma2", "float32"),
+    ("mixtral", "float32"),
+    ("bundled", "bfloat16"),
+    ("phi3_partial", "bfloat16"),
+]
+NUM_TOKENS = 300
+
+
+def digests() -> Iterator[str]:
+    """Of each subject's logits, and of the tokens sampled from them."""
+    sampling = Sampling(temperature=1.0, top_p=0.95, seed=3)
+    history = History.of(sampling, prompt_token_ids=[], output_token_ids=[])
+    for name, dtype in SUBJECTS:
+        weights = weights_of(name, dtype)
+        token_ids = some_tokens(NUM_TOKENS, weights.vocab_size)
+        with RunningDecoder(weights) as running:
+            logits = running.run_in_chunks(token_ids, [7, 1, 120], list(range(20)))
+        verdict = verify(
+            logits,
+            [
+                JudgedSequence(sampling=sampling, history=history, first_position=position)
+                for position in range(NUM_TOKENS)
+            ],
+            draft_token_ids=np.zeros(0, dtype=np.int64),
+            num_draft_tokens=np.zeros(NUM_TOKENS, dtype=np.int64),
+        )
+        for array in (logits, verdict.output_token_ids):
+            yield hashlib.sha256(array.tobytes()).hexdigest()
+
+
+def test_levels_of_x86_64_give_the_same_bits() -> None:
+    if platform.machine() not in MACHINES:
+        pytest.skip("there are levels of x86-64 only")
+    has = llvmlite.binding.get_host_cpu_features()
+    levels = [name for name, needed in LEVELS.items() if all(map(has.get, needed))]
+    if len(levels) < 2:
+        pytest.skip("this processor has no AVX-512")
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-m", "tests.verifier.cpu.test_levels"],
+            cwd=REPOSITORY,
+            env={**os.environ, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for level in levels
+    ]
+    assert len({tiles for tiles, *_ in outputs}) == len(levels)
+    (_, *first), *others = outputs
+    assert len(set(first)) == 2 * len(SUBJECTS)
+    for _, *other in others:
+        assert other == first
+
+
+if __name__ == "__main__":
+    print(TILES.name, *digests())
