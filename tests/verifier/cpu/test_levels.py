@@ -1,6 +1,6 @@
 """Bits do not depend on the processor: each level of x86-64 has tiles and machine code of its own.
 
-`python -m tests.verifier.cpu.test_processors` prints this process's tiles, and digests of logits
+`python -m tests.verifier.cpu.test_levels` prints this process's tiles, and digests of logits
 and of tokens sampled from them.
 """
 
@@ -65,7 +65,7 @@ def test_levels_of_x86_64_give_the_same_bits() -> None:
         pytest.skip("this processor has no AVX-512")
     outputs = [
         subprocess.run(
-            [sys.executable, "-m", "tests.verifier.cpu.test_processors"],
+            [sys.executable, "-m", "tests.verifier.cpu.test_levels"],
             cwd=REPOSITORY,
             env={**os.environ, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""},
             capture_output=True,
