@@ -6,11 +6,13 @@ numba keeps what it compiled beside the source, so a second run has nothing to d
 """
 
 import drafter.warm_up
-import verifier.sampling.warm_up
+import verifier.warm_up
+from verifier.cpu.weights import WeightType
 
 
 def main() -> None:
-    verifier.sampling.warm_up.warm_up()
+    for kind in (WeightType.FLOAT32, WeightType.BFLOAT16):
+        verifier.warm_up.warm_up(kind, kind)
     drafter.warm_up.warm_up()
 
 

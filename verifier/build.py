@@ -11,7 +11,7 @@ from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.observation import EngineObserver, Observers
 from verifier.model.digests import tokenizer_digest_of
 from verifier.model.own_model import find_own, load_own
-from verifier.sampling import warm_up as sampling_warm_up
+from verifier.sampling import warm_up as sampling
 from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.sampling.scored_rows import max_rows_per_step
 from verifier.scheduling.block_pool import BlockPool
@@ -51,6 +51,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         from verifier.model.fallback_model import load_fallback
 
         ready = load_fallback(config, leader)
+        sampling.warm_up()
     served = ServedModel(
         model_id=config.model_id or config.model.resolve().name,
         model_digest=ready.model_digest,
@@ -85,7 +86,6 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         max_model_len=ready.max_model_len,
         num_kv_blocks=ready.num_kv_blocks,
     )
-    sampling_warm_up.warm_up()
     return LoadedModel(model=ready.model, served=served)
 
 

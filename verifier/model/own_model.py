@@ -14,7 +14,6 @@ from numba.misc.appdirs import AppDirs
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
-from verifier.batch.batch_layout import ScheduledTokens, lay_out
 from verifier.config import VerifierConfig
 from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
 from verifier.cpu.loading.loader import DecoderDescription, describe_decoder, load_weights
@@ -31,6 +30,7 @@ from verifier.model.ready_model import (
     choose_num_kv_blocks,
     free_memory_bytes,
 )
+from verifier.warm_up import compute_token, warm_up
 
 logger = get_logger(__name__)
 
@@ -75,7 +75,11 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
     num_threads = config.num_threads()
     other_type = described.other_type(config.dtype)
     dtype = next(name for name, weight_type in DTYPES.items() if weight_type is other_type)
-    with ThreadPoolExecutor(1) as executor:
+    with ThreadPoolExecutor(2) as executor:
+        # Beside the loading of weights and transformers' reference, which need no interpreter.
+        compiled = executor.submit(
+            warm_up, described.linear_type(config.dtype, config.quantization), other_type
+        )
         begun = executor.submit(_begin_check, config, described, dtype, num_threads)
         try:
             weights = load_weights(described, dtype=dtype, quantization=config.quantization)
@@ -84,6 +88,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
             raise
         model_digest, check = begun.result()
     with check:
+        compiled.result()
         if not check.is_known:
             check.verify(weights)
     num_kv_blocks = choose_num_kv_blocks(
@@ -103,7 +108,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         num_threads=num_threads,
         max_num_tokens=config.max_num_batched_tokens,
     )
-    _warm_up(model)
+    compute_token(model)
     logger.info("own_decoder", tiles=TILES.name, threads=num_threads)
     return ReadyModel(
         model=model,
@@ -175,14 +180,6 @@ def _cache_folder() -> Path:
     folders: Any = AppDirs
     told: str = config.CACHE_DIR
     return Path(told or folders(appname="tandem", appauthor=False).user_cache_dir)
-
-
-def _warm_up(model: CpuDecoder) -> None:
-    """Loads the kernels' machine code, so that the first request does not wait for it."""
-    token = ScheduledTokens(
-        token_ids=[0], draft_token_ids=[], num_computed_tokens=0, block_table=[0]
-    )
-    model.forward(lay_out([token], block_size=model.block_size))
 
 
 def _block_bytes(described: DecoderDescription, other_type: WeightType, block_size: int) -> int:

@@ -2,13 +2,19 @@
 
 import numpy as np
 
+from servicekit.kernels.jit import without_collections
 from verifier.sampling.logits_processing import History, sampling_probs
 from verifier.sampling.parameters import Sampling
 from verifier.sampling.rejection_sampler import JudgedSequence, verify
 
 
 def warm_up() -> None:
-    """May take half a minute where nothing was compiled yet."""
+    """Takes some seconds where nothing was compiled yet."""
+    with without_collections():
+        _sample()
+
+
+def _sample() -> None:
     sampling = Sampling(temperature=1.0, top_p=0.9, frequency_penalty=0.5, logprobs=1)
     history = History.of(sampling, prompt_token_ids=[0, 1], output_token_ids=[2])
     assert history.adjustments is not None

@@ -51,6 +51,10 @@ class DecoderDescription:
         """The type for `--dtype`: "auto" is the checkpoint's own."""
         return self.own_type if dtype == "auto" else DTYPES[dtype]
 
+    def linear_type(self, dtype: str, quantization: str) -> WeightType:
+        """The type of the layers' linear weights, for `--quantization` too."""
+        return _QUANTIZATIONS.get(quantization) or self.other_type(dtype)
+
 
 def describe_decoder(folder: Path) -> DecoderDescription:
     """Reads configuration and headers; no weights.
@@ -94,7 +98,7 @@ def load_weights(described: DecoderDescription, *, dtype: str, quantization: str
     """
     config = described.config
     other_type = described.other_type(dtype)
-    linear_type = _QUANTIZATIONS.get(quantization, other_type)
+    linear_type = described.linear_type(dtype, quantization)
     with TensorFiles(described.folder) as files:
         loader = _Loader(files, config, linear_type=linear_type, other_type=other_type)
         embeddings = None

@@ -1,0 +1,119 @@
+"""Compiles the verifier's kernels, or loads them from disk.
+
+    python -m verifier.warm_up
+
+compiles them into the folder of the source, for an image or a package: for all types of weights, on
+x86-64 for processors with AVX2 and for those with AVX-512, whichever this one is.
+"""
+
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import typeof
+
+from servicekit.kernels.jit import without_collections
+from servicekit.kernels.ship import compile_for_all_levels
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
+from verifier.cpu.forward import forward
+from verifier.cpu.loading.loader import describe_decoder, load_weights
+from verifier.cpu.loading.model_config import DTYPES
+from verifier.cpu.records import LAYER, MODEL, STEP
+from verifier.cpu.weights import WeightType
+from verifier.sampling import warm_up as sampling
+
+_STORED = ("F32", "BF16", "F16")
+_QUANTIZATIONS = ("none", "int8", "fp8")
+
+
+def warm_up(linear: WeightType, other: WeightType) -> None:
+    """What serves a model whose weights have these types. Where nothing was compiled yet, this
+    takes some ten seconds.
+
+    Args:
+        linear: as in `DecoderWeights`; so `other`.
+    """
+    markers = [np.empty(0, dtype=kind.value) for kind in (linear, other)]
+    records = [np.empty(0, dtype=kind) for kind in (MODEL, LAYER, STEP)]
+    arguments = (*markers, *records, 0)
+    with without_collections():
+        compiled: Any = forward
+        compiled.compile(tuple(map(typeof, arguments)))
+    sampling.warm_up()
+
+
+def compute_token(model: CpuDecoder) -> None:
+    """Calls what a step calls. Writes to block 0."""
+    token = ScheduledTokens(
+        token_ids=[0], draft_token_ids=[], num_computed_tokens=0, block_table=[0]
+    )
+    model.forward(lay_out([token], block_size=model.block_size))
+
+
+def _warm_up_all() -> None:
+    """Serves a tiny model with all types of weights, of the checkpoint and in memory."""
+    with without_collections(), tempfile.TemporaryDirectory() as folder:
+        for stored in _STORED:
+            _write_checkpoint(Path(folder), stored)
+            described = describe_decoder(Path(folder))
+            for dtype, quantization in itertools.product(DTYPES, _QUANTIZATIONS):
+                model = CpuDecoder(
+                    load_weights(described, dtype=dtype, quantization=quantization),
+                    num_blocks=1,
+                    block_size=BLOCK_SIZE,
+                    # To have the kernels that threads wait in.
+                    num_threads=2,
+                    max_num_tokens=1,
+                )
+                compute_token(model)
+                model.close()
+    sampling.warm_up()
+
+
+def _write_checkpoint(folder: Path, stored: str) -> None:
+    """A decoder of one layer, with weights of zero of a safetensors type."""
+    size = 16
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": size,
+        "intermediate_size": size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": size,
+        "vocab_size": size,
+        "max_position_embeddings": size,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    item_bytes = 4 if stored == "F32" else 2
+    header, end = {}, 0
+    for name, shape in _tensors(size):
+        start, end = end, end + item_bytes * int(np.prod(shape))
+        header[name] = {"dtype": stored, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+
+
+def _tensors(size: int) -> Iterator[tuple[str, list[int]]]:
+    for name in ("lm_head", "model.embed_tokens"):
+        yield f"{name}.weight", [size, size]
+    yield "model.norm.weight", [size]
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield f"model.layers.0.{name}.weight", [size]
+    for part, names in {"self_attn": "qkvo", "mlp": ("gate", "up", "down")}.items():
+        for name in names:
+            yield f"model.layers.0.{part}.{name}_proj.weight", [size, size]
+
+
+if __name__ == "__main__":
+    compile_for_all_levels(_warm_up_all)
