@@ -32,6 +32,8 @@ SUBJECTS = [
     ("mixtral", "bfloat16"),
     ("gemma2", "float32"),
     ("phi3_partial", "bfloat16"),
+    ("qwen3", "float16", "fp8"),
+    ("llama_biases", "bfloat16", "int8"),
 ]
 
 
