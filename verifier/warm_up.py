@@ -57,7 +57,7 @@ def compute_token(model: CpuDecoder) -> None:
     )
 
 
-def _warm_up_all() -> None:
+def warm_up_all() -> None:
     """Serves a tiny model with all types of weights, of the checkpoint and in memory."""
     with without_collections(), tempfile.TemporaryDirectory() as folder:
         for stored in _STORED:
@@ -102,7 +102,9 @@ def _write_checkpoint(folder: Path, stored: str) -> None:
     for name, shape in _tensors(size):
         start, end = end, end + item_bytes * int(np.prod(shape))
         header[name] = {"dtype": stored, "shape": shape, "data_offsets": [start, end]}
+    # Aligned, so that rows of the types that need no conversion are read from the file itself.
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
 
 
@@ -118,4 +120,4 @@ def _tensors(size: int) -> Iterator[tuple[str, list[int]]]:
 
 
 if __name__ == "__main__":
-    compile_for_all_levels(_warm_up_all)
+    compile_for_all_levels(warm_up_all)
