@@ -301,8 +301,6 @@ def _layout(decoder: CpuDecoder, start: int, num_tokens: int) -> Any:
             )
         ],
         block_size=LANES,
-        trash_slot=decoder.trash_slot,
-        row_multiple=1,
     )
 
 

@@ -102,7 +102,7 @@ def measure(loaded: LoadedModel, *, num_rounds: int) -> Iterator[Figure]:
                 difference = logits[turns[0]] - logits[turns[1]]
                 largest = max(largest, float(abs(difference).max()))
             yield Figure(
-                numerics=loaded.numerics.name,
+                numerics=loaded.served.numerics,
                 batch=batch,
                 context_tokens=num_tokens,
                 single_pass_ms=statistics.median(times_s[ScoringMethod.SINGLE_PASS]) * 1e3,
@@ -187,13 +187,7 @@ def _lay_out(loaded: LoadedModel, sequences: list[Sequence], num_new_tokens: int
             for sequence in sequences
         ]
     )
-    layout = lay_out(
-        scoring.entries,
-        block_size=BLOCK_SIZE,
-        trash_slot=loaded.trash_slot,
-        row_multiple=loaded.numerics.row_multiple,
-    )
-    return expand(layout)
+    return expand(lay_out(scoring.entries, block_size=BLOCK_SIZE))
 
 
 if __name__ == "__main__":

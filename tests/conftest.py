@@ -2,7 +2,6 @@
 
 import collections
 import fcntl
-import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -14,12 +13,8 @@ from hypothesis import HealthCheck
 # Says for which processors numba compiles, before any test has it compile the verifier's kernels:
 # so all processes keep the same machine code.
 import servicekit.kernels.jit  # noqa: F401
-from verifier.model.cpu_kernels import hold_cpu_kernels
 
 TESTS = Path(__file__).parent
-
-# A verifier does so when it loads a model; here others may compute before.
-hold_cpu_kernels(os.environ)
 
 # Folders and files of which every test is marked slow: processes, whole stacks, training, volume,
 # and what has to wait until nothing else runs.
@@ -47,8 +42,8 @@ SLOW = (
     "verifier/test_not_finite_kv.py",
     "verifier/test_process.py",
     "verifier/test_soak.py",
-    "verifier/test_strict_numerics.py",
     "verifier/test_tensor_parallel.py",
+    "verifier/test_transformers_model.py",
 )
 
 # Names of files of which every test is marked alone: how long a loop was blocked, who came first.

@@ -61,7 +61,7 @@ class ScriptedModel:
         sequences = np.repeat(
             np.arange(len(layout.num_draft_tokens)), layout.num_expanded_tokens + 1
         )
-        for row, query in enumerate(layout.logits_indices[: layout.num_rows].tolist()):
+        for row, query in enumerate(layout.logits_indices.tolist()):
             owner = int(np.searchsorted(layout.cu_seqlens_q, query, side="right")) - 1
             if row < layout.num_sampled_tokens.sum():
                 ends = layout.num_sampled_tokens.cumsum()

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from servicekit.logs import get_logger
-from verifier.batch.numerics import Numerics
 from verifier.batch.target_model import TargetModel
 from verifier.config import VerifierConfig
 from verifier.engine.engine import Engine, EngineOptions
@@ -32,8 +31,6 @@ class LoadedModel:
 
     model: TargetModel
     served: ServedModel
-    numerics: Numerics
-    trash_slot: int
 
 
 def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> LoadedModel:
@@ -47,8 +44,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         ConfigError: the flags ask for more than the machine has.
         RankLostError: another rank is lost.
     """
-    described = find_own(config) if leader is None else None
-    if described is not None:
+    if (described := find_own(config)) is not None:
         ready = load_own(config, described)
     else:
         # torch and transformers take seconds and hundreds of megabytes.
@@ -64,7 +60,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         architecture=ready.architecture,
         dtype=ready.dtype,
         device=ready.device,
-        numerics=ready.numerics.name,
+        numerics=ready.numerics,
         attention_backend=ready.attention_backend,
         max_model_len=ready.max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -90,9 +86,7 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
         max_model_len=ready.max_model_len,
         num_kv_blocks=ready.num_kv_blocks,
     )
-    return LoadedModel(
-        model=ready.model, served=served, numerics=ready.numerics, trash_slot=ready.trash_slot
-    )
+    return LoadedModel(model=ready.model, served=served)
 
 
 def build_engine(
@@ -116,8 +110,6 @@ def build_engine(
         model=loaded.model,
         scheduler=scheduler,
         options=EngineOptions(
-            numerics=loaded.numerics,
-            trash_slot=loaded.trash_slot,
             max_model_len=served.max_model_len,
             max_num_waiting=config.max_num_waiting,
             max_waiting_tokens=config.max_waiting_tokens,

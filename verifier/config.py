@@ -130,6 +130,15 @@ class VerifierConfig(
         return self
 
     @pydantic.model_validator(mode="after")
+    def _the_own_decoder_is_one_process(self) -> "VerifierConfig":
+        if self.numerics == "strict" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                "--numerics strict is not offered with --tensor-parallel-size "
+                f"{self.tensor_parallel_size}: transformers computes then"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _quantised_models_are_not_cut(self) -> "VerifierConfig":
         if self.quantization != "none" and self.tensor_parallel_size > 1:
             raise ValueError(

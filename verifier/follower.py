@@ -15,13 +15,7 @@ from servicekit.config import ConfigError
 from servicekit.logs import get_logger
 from verifier.config import VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
-from verifier.model.model_part import (
-    assemble,
-    choose_device,
-    load_part,
-    room_for_kv_blocks,
-    wants_strict,
-)
+from verifier.model.model_part import assemble, choose_device, load_part, room_for_kv_blocks
 from verifier.tensor_parallel.collectives import TorchCollectives
 from verifier.tensor_parallel.connection import Connection, Kind, RankLostError
 from verifier.tensor_parallel.launch import Launch
@@ -54,20 +48,13 @@ def follow(config: VerifierConfig, launch: Launch) -> int:
 
 def _follow(config: VerifierConfig, launch: Launch) -> None:
     device = choose_device(config, rank=launch.rank)
-    is_ordered = wants_strict(config, device)
     watch = Watch()
     store = torchrun_store(launch)
     connection = connect_to_rank_0(store, launch, on_lost=watch.rank_lost)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     try:
-        collectives = TorchCollectives(
-            store,
-            rank=launch.rank,
-            size=launch.size,
-            device=device,
-            is_ordered=is_ordered,
-        )
+        collectives = TorchCollectives(store, rank=launch.rank, size=launch.size, device=device)
         try:
             _load_and_run(config, device, connection, collectives)
         except RuntimeError as error:
@@ -100,7 +87,7 @@ def _load_and_run(
     begin = connection.receive()
     if begin.kind is Kind.STOP:
         return
-    model, _, _ = assemble(part, **begin.values)
+    model = assemble(part, **begin.values)
     # Garbage collection of the loaded objects on any rank would delay all of them.
     gc.freeze()
     while (message := connection.receive()).kind is Kind.STEP:

@@ -52,9 +52,7 @@ def compute_token(model: CpuDecoder) -> None:
     token = ScheduledTokens(
         token_ids=[0], draft_token_ids=[], num_computed_tokens=0, block_table=[0]
     )
-    model.forward(
-        lay_out([token], block_size=model.block_size, trash_slot=model.trash_slot, row_multiple=1)
-    )
+    model.forward(lay_out([token], block_size=model.block_size))
 
 
 def warm_up_all() -> None:

@@ -459,10 +459,9 @@ class Welcome(_message.Message):
     numerics_digest: _builtins.str
     """Two servers with equal, non-empty numerics digests and equal model digests give equal greedy
     and seeded output: a sequence opened with the same tokens, sampling and seed continues with the
-    same tokens, whatever else is computed. Covers all that decides bits: dtype, quantization,
-    numerics mode, attention backend, tensor-parallel size, processor, versions of the libraries,
-    and the logits of a text that is computed at start. Empty where there is no such promise:
-    numerics "fast", "strict" on a processor where the bits of that text depend on how it is split,
+    same tokens, whatever else is computed. Covers all that decides bits beside the weights: how
+    these and K/V are stored, the sources of the kernels, rotary frequencies, the machine's
+    architecture and the C library. Empty where there is no such promise: numerics "fast",
     acceptance rule "ratio".
     """
     model_id: _builtins.str
@@ -986,6 +985,7 @@ class GetModelInfoResponse(_message.Message):
     numerics: _builtins.str
     """"strict" or "fast"."""
     attention_backend: _builtins.str
+    """"own": of the verifier's own decoder; else the name of an attention backend."""
     tokenizer_digest: _builtins.str
     """As in Welcome."""
     @_builtins.property

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import PagedModel, make_small_model, some_tokens
 from verifier.attention.selection import AttentionChoice, make_backend
-from verifier.batch.numerics import FAST
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.model.checkpoint import reference_logits
@@ -43,7 +42,7 @@ def small_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "qwen3_moe"])
 def test_float32_logits_are_transformers_own(name: str) -> None:
     """Chunks, single tokens and drafts; scattered blocks, windows and experts included."""
-    paged = PagedModel(small_model(name, torch.float32), FAST)
+    paged = PagedModel(small_model(name, torch.float32))
     token_ids = some_tokens(300, paged.vocab_size)
     rows = paged.run_in_chunks(token_ids, [120, 1, 130, 8, 3], list(range(256))[::-1])
     expected = reference_logits(paged.model, token_ids)
@@ -57,14 +56,9 @@ def test_bfloat16_logits_are_near_the_float32_models(name: str, backend_name: st
     """The error is at most twice that of transformers' own bfloat16 attention."""
     model = small_model(name, torch.bfloat16)
     block_size = 16 if backend_name == "sdpa" else 256
-    backend = make_backend(
-        AttentionChoice(name=backend_name, block_size=block_size),
-        numerics=FAST,
-        dtype=torch.bfloat16,
-        device=GPU,
-        max_model_len=2048,
-    )
-    paged = PagedModel(model, FAST, backend=backend, block_size=block_size, num_blocks=64)
+    choice = AttentionChoice(name=backend_name, block_size=block_size)
+    backend = make_backend(choice, device=GPU)
+    paged = PagedModel(model, backend=backend, block_size=block_size, num_blocks=64)
     token_ids = some_tokens(600, paged.vocab_size)
     rows = paged.run_in_chunks(token_ids, [250, 1, 130, 8, 3], list(range(64))[::-1]).float()
     theirs = reference_logits(model, token_ids).float()

@@ -34,7 +34,7 @@ def prompt_of_length(length: int, *, seed: int) -> list[int]:
 def mixed_requests(max_new_tokens: int = 48) -> list[GenerationRequest]:
     """16 requests with different numbers of drafts, two of them without any.
 
-    Their contexts cross 192, 512 and 1,024 tokens, where attention changes its shapes.
+    Prompts of 20 to 1,020 tokens.
     """
     lengths = [20, 90, 150, 170, 180, 188, 300, 480, 490, 500, 508, 700, 990, 1000, 1010, 1020]
     return [

@@ -8,7 +8,6 @@ import numpy as np
 
 from tests.scripted_model import ScriptedModel
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.numerics import FAST
 from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
@@ -24,7 +23,7 @@ def model_of_script(script: dict[int, int], *, vocab_size: int) -> ScriptedModel
     """Greedy at position i (0-based) of the sequence gives script[i], else token 0."""
     return ScriptedModel(
         lambda token_ids: script.get(len(token_ids), 0),
-        num_slots=(_NUM_KV_BLOCKS + 1) * _BLOCK_SIZE,
+        num_slots=_NUM_KV_BLOCKS * _BLOCK_SIZE,
         block_size=_BLOCK_SIZE,
         vocab_size=vocab_size,
     )
@@ -87,6 +86,4 @@ def loaded(
         eos_token_ids=frozenset(),
         allow_trace=config.allow_trace,
     )
-    return LoadedModel(
-        model=model, served=served, numerics=FAST, trash_slot=_NUM_KV_BLOCKS * _BLOCK_SIZE
-    )
+    return LoadedModel(model=model, served=served)

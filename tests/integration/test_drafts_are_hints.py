@@ -14,6 +14,7 @@ from tests.integration.stack import Stack, running_stack
 from verifier.drafts.draft_buffer import HintOutcome
 
 NUM_PROMPTS, MAX_NEW_TOKENS = 12, 40
+MAX_ROUNDS = 20
 
 
 @pytest.fixture
@@ -43,11 +44,21 @@ async def test_a_lying_drafter_changes_no_output(liar: tuple[LyingDrafter, str])
     async with running_stack(gateway={"drafters": [address]}) as stack:
         expected = await oracle(stack, prompts)
         servicer.outputs = dict(zip(map(tuple, prompts), expected, strict=True))
-        generations = await stack.generate_all(requests, streams=NUM_PROMPTS)
-        assert [g.token_ids for g in generations] == expected
-        assert all(count > 0 for count in servicer.num_lies.values()), servicer.num_lies
-        assert sum(g.usage.num_draft_tokens for g in generations) > 0
+        num_draft_tokens = 0
+        # On a busy machine, all hints of a round may come too late.
+        for _ in range(MAX_ROUNDS):
+            generations = await stack.generate_all(requests, streams=NUM_PROMPTS)
+            assert [g.token_ids for g in generations] == expected
+            num_draft_tokens += sum(g.usage.num_draft_tokens for g in generations)
+            if (
+                num_draft_tokens
+                and stack.hints(HintOutcome.STALE)
+                and all(servicer.num_lies.values())
+            ):
+                break
+        assert num_draft_tokens > 0
         assert stack.hints(HintOutcome.STALE) > 0
+        assert all(servicer.num_lies.values()), servicer.num_lies
         await stack.check_idle()
 
 

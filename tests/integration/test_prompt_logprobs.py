@@ -10,7 +10,7 @@ from tests.integration.prompts import PLAIN, prompt_of_length
 from tests.integration.stack import MODEL, Stack, running_stack, verifier_config
 from verifier.model.checkpoint import load_checkpoint, reference_logits
 
-# Prompts on both sides of 192 and 512 tokens, where attention's shapes change.
+# Prompts shorter and longer than a step.
 LENGTHS = [1, 40, 200, 530]
 PROMPTS = [prompt_of_length(length, seed=length) for length in LENGTHS]
 

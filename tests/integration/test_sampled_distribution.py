@@ -21,7 +21,6 @@ from servicekit.logs import get_logger
 from tandem.v1 import sampling_pb2, verifier_pb2, verifier_pb2_grpc
 from tests.integration.scripted_model import FixedLawModel
 from tests.integration.stack import LOOPBACK, MODEL
-from verifier.batch.numerics import FAST
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.sampling.acceptance_rules import BoolArray, IntArray, accept
@@ -69,9 +68,7 @@ def load_fixed_distribution(config: VerifierConfig) -> LoadedModel:
         eos_token_ids=frozenset(),
     )
     model = FixedLawModel(np.log(PROBS).astype(np.float32))
-    return LoadedModel(
-        model=model, served=served, numerics=FAST, trash_slot=served.num_kv_blocks * 16
-    )
+    return LoadedModel(model=model, served=served)
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.batch.numerics import STRICT, Numerics
 from verifier.model.checkpoint import describe, load_checkpoint
 from verifier.model.transformers_model import ATTENTION_NAME, TransformersModel, register_attention
 
@@ -43,7 +42,7 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": MAX_MODEL_LEN,
     "initializer_range": 0.3,
 }
-# A window far smaller than the contexts of the tests: whole chunks of 512 lie outside of it.
+# A window far smaller than the contexts of the tests.
 DENSE_CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**SMALL),
     "qwen2": lambda: Qwen2Config(
@@ -59,7 +58,6 @@ DENSE_CONFIGS: dict[str, Any] = {
     ),
     "phi3": lambda: Phi3Config(**SMALL, sliding_window=100, pad_token_id=0),
 }
-# The tokens of an expert's product depend on the batch: no padding makes that strict.
 EXPERT_CONFIGS: dict[str, Any] = {
     "qwen3_moe": lambda: Qwen3MoeConfig(
         **SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48
@@ -83,33 +81,33 @@ class Chunk:
 
 
 class PagedModel:
-    """A model and its cache; `run` is one step."""
+    """A model and its cache; `run` is one step, which sets `kv_is_finite` [T]."""
+
+    kv_is_finite: torch.Tensor
 
     def __init__(
         self,
         model: PreTrainedModel,
-        numerics: Numerics = STRICT,
         *,
-        max_model_len: int = MAX_MODEL_LEN,
         backend: AttentionBackend | None = None,
         block_size: int = BLOCK_SIZE,
         num_blocks: int = NUM_BLOCKS,
     ) -> None:
         self.model = model
-        self.numerics = numerics
         self.device = model.device
         self.checkpoint = describe(model, dtype=model.dtype, model_digest="")
-        backend = backend or SdpaBackend(
-            numerics=numerics, dtype=model.dtype, device=self.device, max_model_len=max_model_len
-        )
         self.cache = KVCache(
             self.checkpoint.kv_shape,
             num_blocks=num_blocks,
             block_size=block_size,
             device=self.device,
-            layout=backend.kv_layout,
         )
-        self.paged = TransformersModel(model, backend=backend, cache=self.cache, device=self.device)
+        self.paged = TransformersModel(
+            model,
+            backend=backend or SdpaBackend(device=self.device),
+            cache=self.cache,
+            device=self.device,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -122,23 +120,20 @@ class PagedModel:
         """
         scheduled = []
         for chunk in chunks:
-            num_new = len(chunk.token_ids) - chunk.num_rows + 1
+            num_drafts = max(chunk.num_rows, 1) - 1
+            num_new = len(chunk.token_ids) - num_drafts
             scheduled.append(
                 ScheduledTokens(
                     token_ids=chunk.token_ids[:num_new],
                     draft_token_ids=chunk.token_ids[num_new:],
                     num_computed_tokens=chunk.start,
                     block_table=chunk.block_table[: -(-chunk.end // self.cache.block_size)],
-                    num_expanded_tokens=chunk.num_rows - 1 if is_expanded else 0,
+                    is_sampled=chunk.num_rows > 0,
+                    num_expanded_tokens=num_drafts if is_expanded else 0,
                 )
             )
-        layout = lay_out(
-            scheduled,
-            block_size=self.cache.block_size,
-            trash_slot=self.cache.trash_slot,
-            row_multiple=self.numerics.row_multiple,
-        )
-        logits, _ = self.paged.forward_on_device(expand(layout))
+        layout = lay_out(scheduled, block_size=self.cache.block_size)
+        logits, self.kv_is_finite = self.paged.forward_on_device(expand(layout))
         return list(logits.split([chunk.num_rows for chunk in chunks]))
 
     def run_in_chunks(
@@ -156,25 +151,8 @@ class PagedModel:
             turn += 1
         return torch.cat(rows)
 
-    def keys_and_values(self, num_tokens: int) -> torch.Tensor:
-        """A copy of K and V of all layers in the first slots."""
-        layers = range(self.checkpoint.kv_shape.num_layers)
-        return torch.stack(
-            [part for layer in layers for part in keys_and_values(self.cache, layer, 0, num_tokens)]
-        )
 
-
-def keys_and_values(
-    cache: KVCache, layer: int, first_slot: int, num_slots: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V [num_kv_heads, num_slots, head_dim] of a HEADS_FIRST cache."""
-    keys, values = cache.layers[layer, :, first_slot : first_slot + num_slots].chunk(2)
-    return keys, values
-
-
-def make_small_model(
-    name: str, dtype: torch.dtype = torch.float32, numerics: Numerics = STRICT
-) -> PagedModel:
+def make_small_model(name: str, dtype: torch.dtype = torch.float32) -> PagedModel:
     """A random model of one of `SMALL_CONFIGS`, always the same one."""
     register_attention()
     with torch.random.fork_rng():
@@ -182,12 +160,12 @@ def make_small_model(
         model = AutoModelForCausalLM.from_config(
             SMALL_CONFIGS[name](), attn_implementation=ATTENTION_NAME
         )
-    return PagedModel(model.to(dtype).eval().requires_grad_(False), numerics)
+    return PagedModel(model.to(dtype).eval().requires_grad_(False))
 
 
-def load_bundled_model(folder: Path, dtype: torch.dtype, numerics: Numerics = STRICT) -> PagedModel:
+def load_bundled_model(folder: Path, dtype: torch.dtype) -> PagedModel:
     checkpoint = load_checkpoint(folder, dtype=str(dtype).removeprefix("torch."), device=CPU)
-    return PagedModel(checkpoint.model, numerics)
+    return PagedModel(checkpoint.model)
 
 
 def some_tokens(num_tokens: int, vocab_size: int, seed: int = 1) -> list[int]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from tests.scripted_model import Rule, ScriptedModel, hashed
 from tests.verifier.sequences import make_open
-from verifier.batch.numerics import STRICT
 from verifier.drafts.draft_buffer import Hint, HintOutcome, Source
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import (
@@ -254,7 +253,7 @@ def start_engine_with(
     observer = observer or RecordingObserver()
     observers = Observers([observer])
     model = ScriptedModel(
-        rule, num_slots=(num_blocks + 1) * block_size, block_size=block_size, poison=poison
+        rule, num_slots=num_blocks * block_size, block_size=block_size, poison=poison
     )
     engine = Engine(
         model=model,
@@ -267,8 +266,6 @@ def start_engine_with(
             max_scored_rows=max_scored_rows,
         ),
         options=EngineOptions(
-            numerics=STRICT,
-            trash_slot=num_blocks * block_size,
             max_model_len=max_model_len,
             max_num_waiting=max_num_waiting,
             max_waiting_tokens=max_waiting_tokens,

@@ -15,7 +15,7 @@ Step = tuple[list[ScheduledTokens], int]
 
 
 def laid_out(scheduled: list[ScheduledTokens], block_size: int = 16) -> BatchLayout:
-    return lay_out(scheduled, block_size=block_size, trash_slot=5000, row_multiple=8)
+    return lay_out(scheduled, block_size=block_size)
 
 
 def test_worked_example() -> None:

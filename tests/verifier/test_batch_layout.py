@@ -4,11 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
 
 def test_worked_example_of_five_sequences() -> None:
@@ -25,7 +24,7 @@ def test_worked_example_of_five_sequences() -> None:
             )
         )
         first_block += num_blocks
-    layout = lay_out(scheduled, block_size=16, trash_slot=10_000, row_multiple=1)
+    layout = lay_out(scheduled, block_size=16)
     assert layout.cu_seqlens_q.tolist() == [0, 4, 104, 107, 207, 209]
     assert layout.logits_indices.tolist() == [0, 1, 2, 3, 103, 104, 105, 106, 206, 207, 208]
     assert layout.target_logits_indices.tolist() == [0, 1, 2, 5, 6, 9]
@@ -106,21 +105,15 @@ def rows_one_by_one(scheduled: list[ScheduledTokens]) -> tuple[list[int], list[i
     return logits, target, bonus
 
 
-@given(step=steps(), row_multiple=st.sampled_from([1, 3, 8]))
-def test_equals_the_oracle_token_by_token(
-    step: tuple[list[ScheduledTokens], int], row_multiple: int
-) -> None:
+@given(step=steps())
+def test_equals_the_oracle_token_by_token(step: tuple[list[ScheduledTokens], int]) -> None:
     scheduled, block_size = step
-    trash_slot = 5000
-    layout = lay_out(
-        scheduled, block_size=block_size, trash_slot=trash_slot, row_multiple=row_multiple
-    )
+    layout = lay_out(scheduled, block_size=block_size)
     tokens = tokens_one_by_one(scheduled, block_size)
-    num_tokens = len(tokens)
-    assert layout.num_tokens == num_tokens
-    assert layout.input_token_ids[:num_tokens].tolist() == [t.token_id for t in tokens]
-    assert layout.positions[:num_tokens].tolist() == [t.position for t in tokens]
-    assert layout.slot_mapping[:num_tokens].tolist() == [t.slot for t in tokens]
+    assert layout.num_tokens == len(tokens)
+    assert layout.input_token_ids.tolist() == [t.token_id for t in tokens]
+    assert layout.positions.tolist() == [t.position for t in tokens]
+    assert layout.slot_mapping.tolist() == [t.slot for t in tokens]
     assert layout.seq_lens.tolist() == [
         s.num_computed_tokens + s.num_scheduled_tokens for s in scheduled
     ]
@@ -128,7 +121,7 @@ def test_equals_the_oracle_token_by_token(
 
     logits, target, bonus = rows_one_by_one(scheduled)
     assert layout.num_rows == len(logits)
-    assert layout.logits_indices[: len(logits)].tolist() == logits
+    assert layout.logits_indices.tolist() == logits
     assert layout.target_logits_indices.tolist() == target
     assert layout.bonus_logits_indices.tolist() == bonus
     assert layout.draft_token_ids.tolist() == [d for s in scheduled for d in s.draft_token_ids]
@@ -136,23 +129,6 @@ def test_equals_the_oracle_token_by_token(
     assert layout.num_sampled_tokens.tolist() == [
         len(s.draft_token_ids) + 1 if s.is_sampled else 0 for s in scheduled
     ]
-
-    assert_padding(layout, trash_slot, row_multiple)
-
-
-def assert_padding(layout: BatchLayout, trash_slot: int, row_multiple: int) -> None:
-    """Padding is no longer than needed, writes to the trash slot and reads nothing new."""
-    padded = len(layout.input_token_ids)
-    assert padded % row_multiple == 0
-    assert padded - layout.num_tokens < row_multiple
-    assert len(layout.positions) == len(layout.slot_mapping) == padded
-    assert (layout.slot_mapping[layout.num_tokens :] == trash_slot).all()
-    assert (layout.slot_mapping[: layout.num_tokens] != trash_slot).all()
-    assert (layout.input_token_ids[layout.num_tokens :] == 0).all()
-    assert (layout.positions[layout.num_tokens :] == 0).all()
-    assert len(layout.logits_indices) % row_multiple == 0
-    assert len(layout.logits_indices) - max(1, layout.num_rows) < row_multiple
-    assert (layout.logits_indices < padded).all()
 
 
 def test_every_index_array_is_int64() -> None:
@@ -163,8 +139,6 @@ def test_every_index_array_is_int64() -> None:
             )
         ],
         block_size=16,
-        trash_slot=16,
-        row_multiple=8,
     )
     arrays = [getattr(layout, name) for name in layout.__slots__ if name != "block_tables"]
     assert all(array.dtype == np.int64 for array in arrays)
@@ -180,8 +154,6 @@ def test_worked_example_of_scored_rows() -> None:
             make_scheduled(2, num_drafts=1),
         ],
         block_size=16,
-        trash_slot=10_000,
-        row_multiple=1,
     )
     assert layout.logits_indices.tolist() == [0, 1, 2, 3, 103, 104, 105, 106, 206, 207, 208, 102]
     assert layout.scored_logits_indices.tolist() == [11, 4]
@@ -197,8 +169,6 @@ def test_a_chunk_that_does_not_end_its_prompt_has_logits_for_scored_rows_only() 
             make_scheduled(2, num_drafts=1),
         ],
         block_size=16,
-        trash_slot=10_000,
-        row_multiple=1,
     )
     assert layout.logits_indices.tolist() == [0, 1, 2, 3, 104, 105, 102, 103]
     assert layout.scored_logits_indices.tolist() == [6, 7]
@@ -206,16 +176,9 @@ def test_a_chunk_that_does_not_end_its_prompt_has_logits_for_scored_rows_only() 
     assert layout.num_rows == 8
 
 
-@pytest.mark.parametrize("row_multiple", [1, 8])
-def test_a_step_that_samples_nothing_has_only_padding_rows(row_multiple: int) -> None:
-    layout = lay_out(
-        [make_scheduled(100, num_drafts=0, is_sampled=False)],
-        block_size=16,
-        trash_slot=10_000,
-        row_multiple=row_multiple,
-    )
-    assert layout.num_rows == 0
-    assert layout.logits_indices.tolist() == [0] * row_multiple
+def test_a_step_that_samples_nothing_has_no_rows() -> None:
+    layout = lay_out([make_scheduled(100, num_drafts=0, is_sampled=False)], block_size=16)
+    assert layout.num_rows == len(layout.logits_indices) == 0
 
 
 def make_scheduled(
@@ -235,26 +198,25 @@ def make_scheduled(
     )
 
 
-@given(step=steps(), row_multiple=st.sampled_from([1, 8]), draws=st.data())
+@given(step=steps(), draws=st.data())
 def test_scored_rows_are_appended_once_and_change_no_other_index(
-    step: tuple[list[ScheduledTokens], int], row_multiple: int, draws: st.DataObject
+    step: tuple[list[ScheduledTokens], int], draws: st.DataObject
 ) -> None:
     scheduled, block_size = step
-    plain = lay_out(scheduled, block_size=block_size, trash_slot=5000, row_multiple=row_multiple)
+    plain = lay_out(scheduled, block_size=block_size)
     scored = []
     for each in scheduled:
         start = draws.draw(st.integers(0, each.num_scheduled_tokens))
         stop = draws.draw(st.integers(start, each.num_scheduled_tokens))
         scored.append(dataclasses.replace(each, scored_offsets=range(start, stop)))
-    layout = lay_out(scored, block_size=block_size, trash_slot=5000, row_multiple=row_multiple)
+    layout = lay_out(scored, block_size=block_size)
     first_tokens = layout.cu_seqlens_q.tolist()
     expected = [
         first_tokens[i] + offset for i, each in enumerate(scored) for offset in each.scored_offsets
     ]
-    rows = layout.logits_indices[: layout.num_rows].tolist()
+    rows = layout.logits_indices.tolist()
     assert [rows[index] for index in layout.scored_logits_indices] == expected
-    assert rows[: plain.num_rows] == plain.logits_indices[: plain.num_rows].tolist()
+    assert rows[: plain.num_rows] == plain.logits_indices.tolist()
     assert sorted(rows[plain.num_rows :]) == sorted(set(expected) - set(rows[: plain.num_rows]))
     assert layout.bonus_logits_indices.tolist() == plain.bonus_logits_indices.tolist()
     assert layout.target_logits_indices.tolist() == plain.target_logits_indices.tolist()
-    assert_padding(layout, 5000, row_multiple)

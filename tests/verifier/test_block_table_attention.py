@@ -5,7 +5,6 @@ import importlib.util
 import random
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.attention.varlen import varlen_attn
@@ -20,10 +19,8 @@ from verifier.attention.block_table import (
     tables_of,
     torch_varlen_kernel,
 )
-from verifier.attention.kv_cache import KVCache, KVLayout, KVShape
 from verifier.attention.selection import AttentionChoice, choose_attention
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.batch.numerics import FAST, STRICT, Numerics
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.model.checkpoint import reference_logits
@@ -51,7 +48,7 @@ class TestAgainstTransformers:
     ) -> None:
         """Chunks, single tokens and drafts across a block's end, blocks scattered."""
         paged = PagedModel(
-            make_small_model(name).model, FAST, backend=backend, block_size=256, num_blocks=8
+            make_small_model(name).model, backend=backend, block_size=256, num_blocks=8
         )
         token_ids = some_tokens(290, paged.vocab_size)
         rows = paged.run_in_chunks(token_ids, [120, 1, 130, 8, 3], [5, 2])
@@ -60,14 +57,12 @@ class TestAgainstTransformers:
         torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5 * largest)
 
     @pytest.mark.parametrize("is_expanded", [False, True])
-    @pytest.mark.parametrize("numerics", [FAST, STRICT], ids=lambda numerics: numerics.name)
     def test_sequences_of_a_step_do_not_mix(
-        self, backend: BlockTableBackend, numerics: Numerics, is_expanded: bool
+        self, backend: BlockTableBackend, is_expanded: bool
     ) -> None:
-        """A decode, drafts, a prefill chunk and padding rows together, each as if alone."""
+        """A decode, drafts and a prefill chunk together, each as if alone."""
         paged = PagedModel(
             make_small_model("mistral").model,
-            numerics,
             backend=backend,
             block_size=BLOCK_SIZE,
             num_blocks=8,
@@ -97,7 +92,7 @@ def test_tables_are_int32_and_hold_what_the_layout_says() -> None:
         )
         for new, drafts, computed in ((1, 3, 10), (9, 0, 0), (1, 0, 30))
     ]
-    layout = lay_out(scheduled, block_size=4, trash_slot=200, row_multiple=8)
+    layout = lay_out(scheduled, block_size=4)
     tables = tables_of(layout, CPU)
     assert tables.cu_seqlens_q.tolist() == [0, 4, 13, 14]
     assert tables.seq_lens.tolist() == [14, 9, 31]
@@ -108,32 +103,6 @@ def test_tables_are_int32_and_hold_what_the_layout_says() -> None:
         assert row == item.block_table + [0] * (8 - len(item.block_table))
     for field in ("cu_seqlens_q", "cu_seqlens_k", "seq_lens", "block_table"):
         assert getattr(tables, field).dtype is torch.int32
-
-
-class TestBlocksFirst:
-    SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.float32)
-
-    def test_writes_reach_their_blocks(self) -> None:
-        cache = KVCache(
-            self.SHAPE, num_blocks=3, block_size=8, device=CPU, layout=KVLayout.BLOCKS_FIRST
-        )
-        keys, values = torch.randn(2, 3, 5, 4).unbind()
-        slots = torch.from_numpy(np.array([0, 7, 17, 9, cache.trash_slot]))
-        cache.write(1, keys, values, slots)
-        for blocks, written in zip(cache.blocks(1), (keys, values), strict=True):
-            assert blocks.shape == (4, 8, 3, 4)
-            for row, slot in enumerate(slots.tolist()):
-                assert torch.equal(blocks[slot // 8, slot % 8], written[:, row])
-        assert not cache.blocks(0)[0].any(), "the other layer was written"
-        assert cache.blocks(1)[0].count_nonzero() == 5 * 3 * 4
-
-    def test_nan_is_not_stored(self) -> None:
-        cache = KVCache(
-            self.SHAPE, num_blocks=1, block_size=8, device=CPU, layout=KVLayout.BLOCKS_FIRST
-        )
-        bad = torch.full((3, 1, 4), torch.nan)
-        cache.write(0, bad, bad, torch.tensor([2]))
-        assert torch.isfinite(cache.blocks(0)[0]).all()
 
 
 class TestChoice:

@@ -21,6 +21,11 @@ def test_every_running_sequence_has_room_in_a_step() -> None:
     assert "--max-num-batched-tokens 7 is under --max-num-seqs 8" in message
 
 
+def test_strict_numerics_are_for_one_process() -> None:
+    message = refusal(numerics="strict", tensor_parallel_size=2)
+    assert "--numerics strict is not offered with --tensor-parallel-size 2" in message
+
+
 def test_a_model_is_either_quantised_or_cut() -> None:
     message = refusal(quantization="fp8", tensor_parallel_size=2)
     assert "--quantization fp8 is not offered with --tensor-parallel-size 2" in message

@@ -27,7 +27,6 @@ from tandem.v1 import verifier_pb2_grpc as rpc
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.running_verifier import PATIENCE_S
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.numerics import FAST
 from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
@@ -68,9 +67,7 @@ def load(config: VerifierConfig) -> LoadedModel:
         vocab_size=VOCAB_SIZE, block_size=16, num_kv_blocks=num_kv_blocks,
         eos_token_ids=frozenset(),
     )  # fmt: skip
-    return LoadedModel(
-        model=ZeroModel(), served=served, numerics=FAST, trash_slot=num_kv_blocks * 16
-    )
+    return LoadedModel(model=ZeroModel(), served=served)
 
 
 class LoopClock:

@@ -41,11 +41,9 @@ def assert_same(first: BatchLayout, second: BatchLayout) -> None:
             assert one == other, field.name
 
 
-@given(st.lists(scheduled_tokens(), min_size=1, max_size=5), st.sampled_from([1, 8]))
-def test_decoding_gives_what_was_encoded(
-    scheduled: list[ScheduledTokens], row_multiple: int
-) -> None:
-    layout = lay_out(scheduled, block_size=BLOCK_SIZE, trash_slot=10**9, row_multiple=row_multiple)
+@given(st.lists(scheduled_tokens(), min_size=1, max_size=5))
+def test_decoding_gives_what_was_encoded(scheduled: list[ScheduledTokens]) -> None:
+    layout = lay_out(scheduled, block_size=BLOCK_SIZE)
     encoded = encode(layout)
     assert encoded.dtype == np.int32
     assert encoded.ndim == 1
@@ -56,7 +54,7 @@ def test_a_shorter_or_longer_message_is_refused() -> None:
     tokens = ScheduledTokens(
         token_ids=[1], draft_token_ids=[2, 3], num_computed_tokens=0, block_table=[0]
     )
-    encoded = encode(lay_out([tokens], block_size=BLOCK_SIZE, trash_slot=99, row_multiple=1))
+    encoded = encode(lay_out([tokens], block_size=BLOCK_SIZE))
     for length in range(len(encoded)):
         with pytest.raises(ValueError, match="ends before"):
             decode(encoded[:length])

@@ -105,11 +105,16 @@ def tokens(output: dict[str, list[tuple[int, float]]]) -> dict[str, list[int]]:
 async def assert_drafts_change_nothing(
     session: ClientSession, sampling: sampling_pb2.SamplingParams
 ) -> dict[str, list[int]]:
-    """Asserts that tokens and all bits of their logprobs stay the same. Returns the tokens."""
+    """Asserts that tokens stay the same, and their logprobs up to rounding: the text has no
+    near-ties. Returns the tokens.
+    """
     plain = await generate(session, sampling)
     before = len(session.events)
     drafted = await generate(session, sampling, tokens(plain))
-    assert drafted == plain
+    assert tokens(drafted) == tokens(plain)
+    for name, pairs in plain.items():
+        expected = [logprob for _, logprob in pairs]
+        assert [logprob for _, logprob in drafted[name]] == pytest.approx(expected, abs=1e-4)
     decided = [e.decided for e in session.events[before:] if e.HasField("decided")]
     num_accepted = sum(d.num_accepted_tokens for d in decided)
     assert 0 < num_accepted < sum(d.num_draft_tokens for d in decided)
@@ -137,18 +142,23 @@ async def test_two_ranks_are_one_replica_until_sigterm(
 
         alone_welcome = alone_session.events[0].welcome
         assert welcome.model_digest == alone_welcome.model_digest
-        # Empty where this processor does not keep strict numerics.
-        assert not welcome.numerics_digest or (
-            welcome.numerics_digest != alone_welcome.numerics_digest
-        )
+        assert not welcome.numerics_digest
+        assert alone_welcome.numerics_digest
 
-        # One more, which rank 0 lets finish.
-        await session.open(make_open("last", draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        # One more, which rank 0 lets finish. Its prompt's first steps have no logits.
+        await session.open(
+            make_open(
+                "last",
+                token_ids=PROMPTS["b"],
+                cache_salt="its own",
+                draft_wait=pb.DRAFT_WAIT_ALWAYS,
+            )
+        )
         await session.wait_decided("last")
         for rank in reversed(two_ranks):  # as torchrun does
             rank.send_signal(signal.SIGTERM)
         await session.send(pb.Command(update=pb.Update(sequence_id="last", drafting=False)))
-        assert await session.wait_finished("last") == expected["a"]
+        assert await session.wait_finished("last") == expected["b"]
         assert await session.read_to_end() == grpc.StatusCode.OK
     for rank in two_ranks:
         assert await asyncio.to_thread(rank.wait) == 0
@@ -185,12 +195,11 @@ async def test_a_killed_rank_ends_the_replica(
     assert f"rank {lost} is gone" in log
 
 
-async def test_more_than_two_ranks_add_in_order_and_all_learn_which_rank_is_lost() -> None:
+async def test_of_more_than_two_ranks_all_learn_which_one_is_lost() -> None:
     with start_ranks(4, *FLAGS, "--tensor-parallel-size", "4") as ranks:
         async with client(await asyncio.to_thread(ranks[0].address)) as stub:
             session = ClientSession(stub.Session())
             await session.hello()
-            # An all-reduce would add in another order for other shapes of batch.
             await assert_drafts_change_nothing(session, SEEDED)
         killed = ranks.pop(2)
         killed.send_signal(signal.SIGKILL)

@@ -1,8 +1,7 @@
-"""Cached prefixes, preemptions and how drafts are run change no token and, under `strict`, no bit
-of a logit.
+"""Cached prefixes, preemptions and how drafts are run change no token and no bit of a logit.
 
-The bundled model in float32. The oracle runs each sequence alone, from its first token, with no
-cache and no drafts. Contexts cross 192, 512 and 1,024 tokens, where attention changes its shapes.
+The bundled model in float32, computed by the own decoder. The oracle runs each sequence alone, from
+its first token, with no cache and no drafts.
 """
 
 import dataclasses
@@ -17,6 +16,7 @@ from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
 from verifier.build import LoadedModel, build_engine
 from verifier.config import VerifierConfig
+from verifier.cpu.decoder import CpuDecoder
 from verifier.engine.engine import Engine
 from verifier.engine.messages import Decided, Opened
 from verifier.engine.observation import StepRecord
@@ -24,7 +24,7 @@ from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait
 
 NUM_NEW_TOKENS = 30
-LENGTHS = (180, 500, 1010)  # their outputs cross 192, 512 and 1,024
+LENGTHS = (180, 500, 1010)
 SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.9, top_k=40, seed=2**63 + 5)}
 
 
@@ -115,6 +115,7 @@ class Oracle:
 
 @pytest.fixture(scope="module")
 def oracle(bundled_model: LoadedModel, bundled_config: VerifierConfig) -> Oracle:
+    assert isinstance(bundled_model.model, CpuDecoder)
     text = some_tokens(max(LENGTHS), bundled_model.served.vocab_size, seed=7)
     oracle = Oracle({length: text[:length] for length in LENGTHS}, {}, {})
     running = start(bundled_model, bundled_config, num_blocks=512, prefix_cache=False)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import torch
 
-from verifier.attention.kv_cache import KVCache, KVLayout
+from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout
 
 
@@ -30,12 +30,12 @@ class StepAttention(Protocol):
         """Writes this step's K/V, then attends.
 
         Args:
-            queries: [num_heads, T_padded, head_dim].
-            keys, values: [num_kv_heads, T_padded, head_dim].
+            queries: [num_heads, T, head_dim].
+            keys, values: [num_kv_heads, T, head_dim].
             sliding_window: how many tokens a token sees, itself included; None: all before it.
 
         Returns:
-            [T_padded, num_heads, head_dim]; rows of padding tokens are zero.
+            [T, num_heads, head_dim].
         """
         ...
 
@@ -44,7 +44,6 @@ class AttentionBackend(Protocol):
     """Makes a `StepAttention` per step."""
 
     name: str
-    kv_layout: KVLayout  # of the cache that `prepare` gets
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> StepAttention: ...
 

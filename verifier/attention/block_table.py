@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from verifier.attention.backend import to_device
-from verifier.attention.kv_cache import KVCache, KVLayout
+from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout
 
 BLOCK_SIZE_MULTIPLE = 256
@@ -57,8 +57,6 @@ class BlockTableKernel(Protocol):
 
 class BlockTableBackend:
     """Owned by the engine thread."""
-
-    kv_layout = KVLayout.BLOCKS_FIRST
 
     def __init__(self, name: str, kernel: BlockTableKernel, *, device: torch.device) -> None:
         self.name = name
@@ -164,7 +162,6 @@ class _BlockTableStep:
         self._cache = cache
         self._slot_mapping = to_device(layout.slot_mapping, backend.device)
         self._tables = tables_of(layout, backend.device)
-        self._num_tokens = layout.num_tokens
 
     def attend(
         self,
@@ -178,20 +175,14 @@ class _BlockTableStep:
     ) -> torch.Tensor:
         self._cache.write(layer, keys, values, self._slot_mapping)
         cached_keys, cached_values = self._cache.blocks(layer)
-        rows = queries.transpose(0, 1)
-        attended = self._backend.kernel(
-            rows[: self._num_tokens],
+        return self._backend.kernel(
+            queries.transpose(0, 1),
             cached_keys,
             cached_values,
             self._tables,
             scaling=scaling,
             sliding_window=sliding_window,
         )
-        if len(rows) == self._num_tokens:
-            return attended
-        # The kernel knows nothing of padding rows.
-        padding = attended.new_zeros((len(rows) - self._num_tokens, *attended.shape[1:]))
-        return torch.cat((attended, padding))
 
 
 def _window(sliding_window: int | None) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from servicekit.config import ConfigError
 from verifier.attention import block_table
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.sdpa import SdpaBackend
-from verifier.batch.numerics import Numerics
 
 FLAG = "--attention-backend"
 SDPA_BLOCK_SIZE = 16
@@ -55,14 +54,7 @@ def choose_attention(
     return AttentionChoice(name=name, block_size=block_size or multiple)
 
 
-def make_backend(
-    choice: AttentionChoice,
-    *,
-    numerics: Numerics,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_model_len: int,
-) -> AttentionBackend:
+def make_backend(choice: AttentionChoice, *, device: torch.device) -> AttentionBackend:
     """The chosen backend; imports its package only here."""
     if choice.name == "flash_attn":
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
@@ -74,7 +66,7 @@ def make_backend(
 
         kernel = block_table.torch_varlen_kernel(varlen_attn)
         return block_table.BlockTableBackend(choice.name, kernel, device=device)
-    return SdpaBackend(numerics=numerics, dtype=dtype, device=device, max_model_len=max_model_len)
+    return SdpaBackend(device=device)
 
 
 def _obstacle(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:

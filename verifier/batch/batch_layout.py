@@ -3,7 +3,7 @@
 Shape legend
     B  sequences in the step            T  scheduled tokens of all of them, flattened
     K  drafts of one sequence           P  drafts of all of them, flattened
-    S  rows that are scored             *_padded  with padding rows at the end
+    S  rows that are scored
     R  rows that need logits: K + 1 of each sequence that is sampled, then those of the S that are
        not among them
 
@@ -55,15 +55,15 @@ class ScheduledTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """Index arrays of one step, all int64. Padding rows stand at the end of the padded ones."""
+    """Index arrays of one step, all int64."""
 
-    input_token_ids: IntArray  # [T_padded]
-    positions: IntArray  # [T_padded]
-    slot_mapping: IntArray  # [T_padded], where each token's K/V is written
+    input_token_ids: IntArray  # [T]
+    positions: IntArray  # [T]
+    slot_mapping: IntArray  # [T], where each token's K/V is written
     cu_seqlens_q: IntArray  # [B + 1], query offsets
     seq_lens: IntArray  # [B], tokens attended to after this step
     block_tables: list[list[int]]  # [B], logical block -> physical block
-    logits_indices: IntArray  # [R_padded], hidden rows that need logits
+    logits_indices: IntArray  # [R], hidden rows that need logits
     num_sampled_tokens: IntArray  # [B], K + 1, or 0
     target_logits_indices: IntArray  # [P]
     bonus_logits_indices: IntArray  # one for each sequence that is sampled
@@ -76,29 +76,24 @@ class BatchLayout:
 
     @property
     def num_tokens(self) -> int:
-        """T, without padding."""
-        return int(self.cu_seqlens_q[-1])
+        """T."""
+        return len(self.input_token_ids)
 
     @property
     def num_rows(self) -> int:
-        """R, without padding."""
-        return int(self.num_sampled_tokens.sum()) + len(self.scored_only_indices)
+        """R."""
+        return len(self.logits_indices)
 
 
 def lay_out(
     scheduled: SequenceOf[ScheduledTokens],
     *,
     block_size: int,
-    trash_slot: int,
-    row_multiple: int,
     wants_hidden_states: bool = False,
 ) -> BatchLayout:
     """Flattens the step's sequences.
 
     Args:
-        trash_slot: where padding rows write their K/V.
-        row_multiple: T and R are padded to multiples of it. Padding tokens have id 0 and
-            position 0; padding logits rows repeat hidden row 0. R is padded to 1 at least.
         wants_hidden_states: whether the last layer's output of the scored rows is requested.
     """
     num_scheduled = np.array([s.num_scheduled_tokens for s in scheduled], dtype=np.int64)
@@ -115,17 +110,7 @@ def lay_out(
         token_ids += sequence.draft_token_ids
         draft_token_ids += sequence.draft_token_ids
 
-    padded = _round_up(num_tokens, row_multiple)
-    input_token_ids = np.zeros(padded, dtype=np.int64)
-    input_token_ids[:num_tokens] = token_ids
-    positions = np.zeros(padded, dtype=np.int64)
-    positions[:num_tokens] = np.arange(num_tokens) + np.repeat(
-        num_computed - cu_seqlens_q[:-1], num_scheduled
-    )
-    slot_mapping = np.full(padded, trash_slot, dtype=np.int64)
-    slot_mapping[:num_tokens] = slots_of(
-        [s.block_table for s in scheduled], positions[:num_tokens], num_scheduled, block_size
-    )
+    positions = np.arange(num_tokens) + np.repeat(num_computed - cu_seqlens_q[:-1], num_scheduled)
 
     is_sampled = np.array([s.is_sampled for s in scheduled], dtype=np.bool_)
     num_sampled = np.where(is_sampled, num_drafts + 1, 0)
@@ -137,17 +122,16 @@ def lay_out(
     if any(s.scored_offsets for s in scheduled):
         scored, scored_only = _scored(logits, scheduled, cu_seqlens_q)
         logits = np.concatenate((logits, scored_only))
-    # Never empty: some kernels reject empty input.
-    logits_indices = np.zeros(_round_up(max(1, len(logits)), row_multiple), dtype=np.int64)
-    logits_indices[: len(logits)] = logits
     return BatchLayout(
-        input_token_ids=input_token_ids,
+        input_token_ids=np.array(token_ids, dtype=np.int64),
         positions=positions,
-        slot_mapping=slot_mapping,
+        slot_mapping=slots_of(
+            [s.block_table for s in scheduled], positions, num_scheduled, block_size
+        ),
         cu_seqlens_q=cu_seqlens_q,
         seq_lens=num_computed + num_scheduled,
         block_tables=[s.block_table for s in scheduled],
-        logits_indices=logits_indices,
+        logits_indices=logits,
         num_sampled_tokens=num_sampled,
         target_logits_indices=np.flatnonzero(is_target),
         bonus_logits_indices=bonus,
@@ -209,7 +193,3 @@ def _last_of_each(ends: IntArray, counts: IntArray) -> IntArray:
     starts_in_output = np.cumsum(counts) - counts
     offsets: IntArray = np.repeat(ends - counts - starts_in_output, counts)
     return np.arange(int(counts.sum())) + offsets
-
-
-def _round_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple

@@ -18,13 +18,13 @@ class TargetModel(Protocol):
 
     @property
     def kv_is_finite(self) -> BoolArray | None:
-        """Whether the K/V of each token of the last layout was finite, [T_padded] bool. None: the
+        """Whether the K/V of each token of the last layout was finite, [T] bool. None: the
         model does not check.
         """
         ...
 
     def forward(self, layout: BatchLayout) -> FloatArray:
-        """Logits [R, vocab_size] of the layout's real rows, in order; valid until the next call.
+        """Logits [R, vocab_size] of the layout's rows, in order; valid until the next call.
 
         Writes K/V of all scheduled tokens, drafts included, and sets `kv_is_finite`.
         """

@@ -56,7 +56,6 @@ class CpuDecoder:
             )
         self.vocab_size = weights.vocab_size
         self.block_size = block_size
-        self.trash_slot = num_blocks * block_size
         self.kv_is_finite: npt.NDArray[np.bool_] | None = None
         self.hidden_states: FloatArray | None = None
         self._weights = weights
@@ -65,9 +64,8 @@ class CpuDecoder:
         self._limits = Limits(
             max_num_tokens=max_num_tokens,
             vocab_size=weights.vocab_size,
-            num_slots=(num_blocks + 1) * block_size,
-            num_cache_blocks=(num_blocks + 1) * self._pieces_per_block,
-            max_length=num_blocks * block_size,
+            num_slots=num_blocks * block_size,
+            num_cache_blocks=num_blocks * self._pieces_per_block,
         )
         self._linear = np.empty(0, dtype=weights.linear_type.value)
         self._other = np.empty(0, dtype=weights.other_type.value)
@@ -162,10 +160,8 @@ class CpuDecoder:
         weights = self._weights
         cache_type = weights.other_type.value
         block_size = 2 * weights.num_kv_heads * weights.head_dim * BLOCK_SIZE
-        # A block more: the trash block. Memory that nothing was written to takes no room.
-        cache = np.zeros(
-            (len(weights.layers), num_blocks + self._pieces_per_block, block_size), cache_type
-        )
+        # Memory that nothing was written to takes no room.
+        cache = np.zeros((len(weights.layers), num_blocks, block_size), cache_type)
         self.kv_cache = cache
         self._models[0]["block_bytes"] = cache.strides[1]
         for number, layer in enumerate(weights.layers):

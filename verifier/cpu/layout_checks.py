@@ -17,16 +17,14 @@ class Limits:
     """Of a decoder.
 
     Attributes:
-        num_slots: of the cache, the trash block's included.
-        num_cache_blocks: as kernels see them, the trash block's included.
-        max_length: the most tokens of a sequence.
+        num_slots: of the cache; also the most tokens of a sequence.
+        num_cache_blocks: as kernels see them.
     """
 
     max_num_tokens: int
     vocab_size: int
     num_slots: int
     num_cache_blocks: int
-    max_length: int
 
 
 # By the number that `_fault` returns.
@@ -62,7 +60,7 @@ def check_layout(
     """
     fault = _fault(
         token_ids, positions, slots, rows, query_offsets, lengths, tables, limits.max_num_tokens,
-        limits.vocab_size, limits.num_slots, limits.num_cache_blocks, limits.max_length,
+        limits.vocab_size, limits.num_slots, limits.num_cache_blocks,
     )  # fmt: skip
     if fault:
         raise ValueError(f"the layout has {_FAULTS[fault]}")
@@ -72,7 +70,7 @@ def check_layout(
 def _fault(
     token_ids: IntArray, positions: IntArray, slots: IntArray, rows: IntArray,
     query_offsets: IntArray, lengths: IntArray, tables: Any, max_num_tokens: int, vocab_size: int,
-    num_slots: int, num_cache_blocks: int, max_length: int,
+    num_slots: int, num_cache_blocks: int,
 ) -> int:  # fmt: skip
     """The place in `_FAULTS` of the first thing that is wrong; 0: nothing is."""
     num_tokens, num_sequences = len(token_ids), len(lengths)
@@ -85,20 +83,20 @@ def _fault(
     for t in range(num_tokens):
         if not 0 <= token_ids[t] < vocab_size:
             return 3
-        if not 0 <= positions[t] < max_length:
+        if not 0 <= positions[t] < num_slots:
             return 4
         if not 0 <= slots[t] < num_slots:
             return 5
     for row in rows:
         if not 0 <= row < num_tokens:
             return 6
-    if query_offsets[0] != 0 or query_offsets[num_sequences] > num_tokens:
+    if query_offsets[0] != 0 or query_offsets[num_sequences] != num_tokens:
         return 7
     for sequence in range(num_sequences):
         num_queries = query_offsets[sequence + 1] - query_offsets[sequence]
         if num_queries < 0:
             return 7
-        if not num_queries <= lengths[sequence] <= max_length:
+        if not num_queries <= lengths[sequence] <= num_slots:
             return 8
     for block in tables:
         if not 0 <= block < num_cache_blocks:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.target_model import TargetModel
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.processor import TILES
@@ -45,6 +45,7 @@ _TOLERANCES = {WeightType.FLOAT32: 1e-4, WeightType.BFLOAT16: 0.1, WeightType.FL
 _ROUNDING_TOLERANCE = 1.0
 # Of one that transformers could not tell from zero.
 _SMALLEST_ROUNDING = 1e-5
+_REFUSAL = "the model is not computed as transformers computes it: logits"
 _TIMEOUT_S = 900.0
 _ROOT = Path(__file__).parents[2]
 
@@ -54,6 +55,72 @@ logger = get_logger(__name__)
 def probe_text(*, vocab_size: int, max_model_len: int) -> list[int]:
     """The text."""
     return [(37 * i + 11) % vocab_size for i in range(min(NUM_TOKENS, max_model_len))]
+
+
+def paged_logits(
+    model: TargetModel, text: list[int], cuts: list[int], *, block_size: int
+) -> FloatArray:
+    """All logits [T, V] of a text, computed in pieces; writes to the first blocks."""
+    rows: list[FloatArray] = []
+    for start, end in itertools.pairwise([0, *cuts, len(text)]):
+        layout = lay_out(
+            [
+                ScheduledTokens(
+                    token_ids=text[start : start + 1],
+                    draft_token_ids=text[start + 1 : end],
+                    num_computed_tokens=start,
+                    block_table=list(range(-(-end // block_size))),
+                )
+            ],
+            block_size=block_size,
+        )
+        rows.append(model.forward(layout).copy())
+    return np.concatenate(rows)
+
+
+def check_difference(logits: FloatArray, expected: FloatArray, tolerance: float) -> None:
+    """Compares logits [T, V] with transformers'.
+
+    Args:
+        tolerance: the largest difference of any logit, relative to the largest logit.
+
+    Raises:
+        CheckpointError: they differ by more.
+    """
+    if logits.shape != expected.shape:
+        raise CheckpointError(f"{_REFUSAL} have shape {logits.shape}, not {expected.shape}")
+    largest = float(np.abs(expected).max())
+    difference = float(np.abs(logits.astype(np.float64) - expected).max())
+    # Comparisons with NaN are false.
+    if not difference <= tolerance * max(1.0, largest):
+        raise CheckpointError(f"{_REFUSAL} differ by {difference:.3g} (largest {largest:.3g})")
+
+
+def check_rounding(
+    logits: FloatArray, exact: FloatArray, rounding: float, tolerance: float
+) -> None:
+    """Compares the distance of logits [T, V] from those in float32 with that of transformers.
+
+    Args:
+        rounding: the distance that transformers has in the model's dtype.
+        tolerance: the largest distance, relative to `rounding`.
+
+    Raises:
+        CheckpointError: it is larger.
+    """
+    distance = distance_of(logits, exact)
+    smallest = _SMALLEST_ROUNDING * float(np.abs(exact).max())
+    if not distance <= tolerance * max(rounding, smallest):
+        raise CheckpointError(
+            f"{_REFUSAL} are {distance:.3g} away from those in float32, where rounding is "
+            f"{rounding:.3g}"
+        )
+
+
+def distance_of(logits: FloatArray, exact: FloatArray) -> float:
+    """The median over rows [T, V] of the root mean square difference from the exact row."""
+    apart = logits.astype(np.float64) - exact
+    return float(np.median(np.sqrt((apart**2).mean(axis=1))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,14 +208,17 @@ class ParityCheck:
             max_num_tokens=NUM_TOKENS,
         )
         try:
-            logits = _logits(decoder, text, [])
+            logits = paged_logits(decoder, text, [], block_size=_BLOCK_SIZE)
             for cuts in ([len(text) // 2], [max(1, len(text) - 8)]):
-                if not np.array_equal(logits, _logits(decoder, text, cuts)):
+                others = paged_logits(decoder, text, cuts, block_size=_BLOCK_SIZE)
+                if not np.array_equal(logits, others):
                     raise CheckpointError("logits depend on how a text is cut into chunks")
         finally:
             decoder.close()
         exact, rounding = self._reference()
-        _compare(logits, exact, rounding, weights.other_type)
+        check_difference(logits, exact, _TOLERANCES[weights.other_type])
+        if weights.other_type is not WeightType.FLOAT32:
+            check_rounding(logits, exact, rounding, _ROUNDING_TOLERANCE)
         seconds = round(time.monotonic() - self._started, 2)
         logger.info("parity_checked", seconds=seconds)
         _keep(self._verdict, {"seconds": seconds, "transformers": metadata.version("transformers")})
@@ -194,51 +264,6 @@ def _with_short_windows(weights: DecoderWeights) -> DecoderWeights:
         for layer in weights.layers
     ]
     return dataclasses.replace(weights, layers=layers)
-
-
-def _logits(decoder: CpuDecoder, text: list[int], cuts: list[int]) -> FloatArray:
-    """All logits [T, V] of the text, computed in pieces."""
-    rows: list[npt.NDArray[Any]] = []
-    for start, end in itertools.pairwise([0, *cuts, len(text)]):
-        layout = lay_out(
-            [
-                ScheduledTokens(
-                    token_ids=text[start : start + 1],
-                    draft_token_ids=text[start + 1 : end],
-                    num_computed_tokens=start,
-                    block_table=list(range(-(-end // _BLOCK_SIZE))),
-                )
-            ],
-            block_size=_BLOCK_SIZE,
-            trash_slot=decoder.trash_slot,
-            row_multiple=1,
-        )
-        rows.append(np.array(decoder.forward(layout)))
-    return np.concatenate(rows)
-
-
-def _compare(
-    logits: FloatArray, exact: FloatArray, rounding: float, weight_type: WeightType
-) -> None:
-    if logits.shape != exact.shape:
-        raise CheckpointError(f"logits of shape {logits.shape} where {exact.shape} are expected")
-    apart = logits.astype(np.float64) - exact
-    largest = float(np.abs(exact).max())
-    difference = float(np.abs(apart).max())
-    # Comparisons with NaN are false.
-    if not difference <= _TOLERANCES[weight_type] * max(1.0, largest):
-        raise CheckpointError(
-            "the model is not computed as transformers computes it: logits differ by "
-            f"{difference:.3g} (largest {largest:.3g})"
-        )
-    if weight_type is WeightType.FLOAT32:
-        return
-    distance = float(np.median(np.sqrt((apart**2).mean(axis=1))))
-    if not distance <= _ROUNDING_TOLERANCE * max(rounding, _SMALLEST_ROUNDING * largest):
-        raise CheckpointError(
-            "the model is not computed as transformers computes it: logits are "
-            f"{distance:.3g} away from those in float32, where rounding is {rounding:.3g}"
-        )
 
 
 def _is_verdict(path: Path) -> bool:

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
-from verifier.batch.numerics import Numerics
 from verifier.batch.target_model import TargetModel
 from verifier.drafts.draft_wait import DraftWaitEstimates
 from verifier.engine.commit import Committer
@@ -52,8 +51,6 @@ Result = TypeVar("Result")
 class EngineOptions:
     """The engine's own limits; the scheduler has others."""
 
-    numerics: Numerics
-    trash_slot: int
     max_model_len: int
     max_num_waiting: int
     max_waiting_tokens: int
@@ -230,8 +227,6 @@ class Engine:
         return lay_out(
             batch.entries,
             block_size=self._scheduler.block_size,
-            trash_slot=self._options.trash_slot,
-            row_multiple=self._options.numerics.row_multiple,
             wants_hidden_states=batch.wants_hidden_states,
         )
 

@@ -94,7 +94,7 @@ class StepBatch:
         """
         if model.kv_is_finite is None:
             return None
-        is_finite: BoolArray = model.kv_is_finite[: layout.num_tokens]
+        is_finite = model.kv_is_finite
         if is_finite.all():
             return None
         failed = np.flatnonzero(~is_finite)

@@ -50,7 +50,7 @@ def trace_of(
     is_sampled = bool(layout.num_sampled_tokens[entry])
     length_before = int(layout.seq_lens[entry]) - num_draft_tokens
     output_token_ids = list(known_token_ids[length_before:]) if is_sampled else []
-    rows = layout.logits_indices[: layout.num_rows]
+    rows = layout.logits_indices
     rows = np.sort(rows[(rows >= start) & (rows < end)])
     input_token_ids = layout.input_token_ids[start:end].tolist()
     positions = layout.positions[start:end].tolist()

@@ -45,7 +45,6 @@ class Checkpoint:
     eos_token_ids: frozenset[int]
     kv_shape: KVShape
     model_digest: str
-    uses_experts: bool
     hidden_size: int
 
 
@@ -145,7 +144,6 @@ def describe(
             dtype=dtype,
         ),
         model_digest=model_digest,
-        uses_experts=uses_experts(config),
         hidden_size=int(config.hidden_size),
     )
 
@@ -188,9 +186,7 @@ def check_architecture(config: Any) -> None:
 
 
 def uses_experts(config: Any) -> bool:
-    """Whether layers route tokens to experts. A product's rows are then all tokens of the batch
-    routed to one expert, and no padding makes a token's bits independent of the others.
-    """
+    """Whether layers route tokens to experts."""
     return any(
         "expert" in key and isinstance(value, int) and value > 1
         for key, value in config.to_dict().items()

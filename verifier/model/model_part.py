@@ -1,25 +1,21 @@
 """Loads one process's part of the model: all of it if there is one process only.
 
-Resolves the flags for device, numerics and attention, and the room for K/V blocks.
+Resolves the flags for device and attention, and the room for K/V blocks.
 """
 
 import dataclasses
-import os
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
 from servicekit.config import ConfigError
-from verifier.attention.backend import AttentionBackend
 from verifier.attention.kv_cache import KVCache
 from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
-from verifier.batch.numerics import FAST, STRICT, Numerics
 from verifier.config import VerifierConfig
 from verifier.cpu.parity import probe_text
 from verifier.model import parity_probe
 from verifier.model.checkpoint import Checkpoint, load_checkpoint
-from verifier.model.cpu_kernels import hold_cpu_kernels
 from verifier.model.ready_model import choose_num_kv_blocks, free_memory_bytes
 from verifier.model.transformers_model import TransformersModel
 from verifier.tensor_parallel.collectives import Collectives
@@ -41,7 +37,6 @@ class ModelPart:
 
     checkpoint: Checkpoint
     device: torch.device
-    numerics: Numerics
     attention: AttentionChoice
     collectives: Collectives | None = None
     reference: parity_probe.Reference | None = None
@@ -56,7 +51,6 @@ class ModelPart:
             "--model": self.checkpoint.model_digest,
             "--device": self.device.type,
             "--dtype": str(self.checkpoint.dtype).removeprefix("torch."),
-            "--numerics": self.numerics.name,
             "--attention-backend": self.attention.name,
             "--block-size": str(self.block_size),
         }
@@ -73,8 +67,6 @@ def load_part(
         CheckpointError: it cannot be served.
         ConfigError: the flags ask for what this model or device cannot do.
     """
-    if wants_strict(config, device):
-        hold_cpu_kernels(os.environ)
     if device.type == "cpu" or collectives is not None:
         torch.set_num_threads(config.num_threads())
     reference = None
@@ -87,7 +79,6 @@ def load_part(
     return ModelPart(
         checkpoint=checkpoint,
         device=device,
-        numerics=_choose_numerics(config, device, checkpoint),
         attention=choose_attention(
             config.attention_backend,
             block_size=config.block_size,
@@ -100,32 +91,21 @@ def load_part(
     )
 
 
-def assemble(
-    part: ModelPart, *, num_kv_blocks: int, max_model_len: int
-) -> tuple[TransformersModel, KVCache, AttentionBackend]:
+def assemble(part: ModelPart, *, num_kv_blocks: int) -> TransformersModel:
     """Builds the model over its K/V cache."""
-    backend = make_backend(
-        part.attention,
-        numerics=part.numerics,
-        dtype=part.checkpoint.dtype,
-        device=part.device,
-        max_model_len=max_model_len,
-    )
     cache = KVCache(
         part.checkpoint.kv_shape,
         num_blocks=num_kv_blocks,
         block_size=part.block_size,
         device=part.device,
-        layout=backend.kv_layout,
     )
-    model = TransformersModel(
+    return TransformersModel(
         part.checkpoint.model,
-        backend=backend,
+        backend=make_backend(part.attention, device=part.device),
         cache=cache,
         device=part.device,
         collectives=part.collectives,
     )
-    return model, cache, backend
 
 
 def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
@@ -169,19 +149,6 @@ def _check_capability(gpu: int) -> None:
         )
 
 
-def wants_strict(config: VerifierConfig, device: torch.device) -> bool:
-    """Whether numerics are `strict`, if the model allows it: for one process, the own decoder's.
-
-    Raises:
-        ConfigError: the flag asks for it and the device does not allow it.
-    """
-    if config.numerics == "strict" and device.type != "cpu":
-        raise ConfigError("--numerics", "strict: only known to hold on CPU so far")
-    if config.numerics == "auto":
-        return device.type == "cpu" and config.tensor_parallel_size > 1
-    return config.numerics == "strict"
-
-
 def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
     """K/V blocks: the flag's, or as many as can be used and as memory has room for."""
     free_bytes: float = _free_bytes(part.device)
@@ -218,21 +185,6 @@ def _load_cut(
     )
     kv_shape = dataclasses.replace(checkpoint.kv_shape, num_kv_heads=num_kv_heads)
     return dataclasses.replace(checkpoint, kv_shape=kv_shape), reference
-
-
-def _choose_numerics(
-    config: VerifierConfig, device: torch.device, checkpoint: Checkpoint
-) -> Numerics:
-    is_strict = wants_strict(config, device)
-    if is_strict and checkpoint.uses_experts:
-        if config.numerics == "strict":
-            raise ConfigError(
-                "--numerics",
-                f"strict: does not hold for mixtures of experts ({checkpoint.architecture}): "
-                "which tokens share a product depends on the batch",
-            )
-        is_strict = False
-    return STRICT if is_strict else FAST
 
 
 def _free_bytes(device: torch.device) -> int:

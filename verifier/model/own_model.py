@@ -14,7 +14,6 @@ from numba.misc.appdirs import AppDirs
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
-from verifier.batch.numerics import EXACT
 from verifier.config import VerifierConfig
 from verifier.cpu.decoder import BLOCK_SIZE, CpuDecoder
 from verifier.cpu.loading.loader import DecoderDescription, describe_decoder, load_weights
@@ -49,7 +48,7 @@ def find_own(config: VerifierConfig) -> DecoderDescription | None:
             return describe_decoder(config.model)
         except NotServedError as error:
             reason = str(error)
-    if config.numerics == "strict" and config.tensor_parallel_size == 1:
+    if config.numerics == "strict":
         raise ConfigError(
             "--numerics", f"strict: is Tandem's own decoder's, which does not serve this: {reason}"
         )
@@ -113,8 +112,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
     logger.info("own_decoder", tiles=TILES.name, threads=num_threads)
     return ReadyModel(
         model=model,
-        numerics=EXACT,
-        trash_slot=model.trash_slot,
+        numerics="strict",
         num_threads=num_threads,
         model_digest=model_digest,
         # Under rule `ratio`, samples depend on the drafts.

@@ -13,7 +13,6 @@ float32, and the memory of the largest module's weights in float32.
 """
 
 import contextlib
-import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,12 +22,16 @@ import torch
 from transformers import PreTrainedModel
 
 from servicekit.logs import get_logger
-from verifier.attention.kv_cache import KVCache
-from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.batch.numerics import STRICT, Numerics
-from verifier.batch.target_model import TargetModel
+from verifier.batch.target_model import FloatArray, TargetModel
 from verifier.cpu.loading.refusals import CheckpointError
-from verifier.cpu.parity import WINDOW_TOKENS, probe_text
+from verifier.cpu.parity import (
+    WINDOW_TOKENS,
+    check_difference,
+    check_rounding,
+    distance_of,
+    paged_logits,
+    probe_text,
+)
 from verifier.model.checkpoint import Checkpoint, reference_logits, widened_weights
 
 # Largest difference of any logit between two computations, relative to the largest logit. Wide,
@@ -47,33 +50,20 @@ logger = get_logger(__name__)
 class Reference:
     """Logits [T, V] of the text by transformers' own attention."""
 
-    logits: torch.Tensor
+    logits: FloatArray
     # Computed in float32. None: `logits` are, or this model's code fails with wider weights.
-    exact: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
-    """The paged model's output for the text.
-
-    Attributes:
-        logits: [T, V].
-        is_repeatable: under `strict`, whether other chunks of the text gave the same bits; that
-            this processor does so is found by trial.
-    """
-
-    logits: torch.Tensor
-    is_repeatable: bool
+    exact: FloatArray | None
 
 
 def make_reference(model: PreTrainedModel, token_ids: list[int]) -> Reference:
     """The whole model's reference, computed on the model's device."""
-    logits = reference_logits(model, token_ids)
-    if logits.dtype is torch.float32:
+    own = reference_logits(model, token_ids)
+    logits = _as_floats(own)
+    if own.dtype is torch.float32:
         return Reference(logits=logits, exact=None)
     try:
         with widened_weights(model):
-            exact = reference_logits(model, token_ids)
+            exact = _as_floats(reference_logits(model, token_ids))
     except Exception as error:
         # Any model's code runs here. Only the coarse tolerance applies then.
         logger.warning("parity_probe_without_float32", reason=str(error))
@@ -84,12 +74,11 @@ def make_reference(model: PreTrainedModel, token_ids: list[int]) -> Reference:
 def check_parity(
     checkpoint: Checkpoint,
     model: TargetModel,
-    cache: KVCache,
-    numerics: Numerics,
-    max_model_len: int,
     *,
+    block_size: int,
+    max_model_len: int,
     reference: Reference | None = None,
-) -> Probed:
+) -> None:
     """Compares the paged model with transformers' own attention; writes to the first blocks.
 
     Args:
@@ -106,65 +95,22 @@ def check_parity(
                 stack.enter_context(
                     shortened_windows(checkpoint.model, WINDOW_TOKENS, below=max_model_len)
                 )
-            rows = _rows(text, [len(text) // 2], model, cache, numerics)
-            is_repeatable = numerics is STRICT and all(
-                _has_same_bits(rows, _rows(text, cuts, model, cache, numerics))
-                for cuts in ([], [max(1, len(text) - 8)])
-            )
+            rows = paged_logits(model, text, [len(text) // 2], block_size=block_size)
             if reference is None:
                 reference = make_reference(checkpoint.model, text)
     except Exception as error:
         # Any model's code runs here and may fail in any way.
         raise CheckpointError(f"{checkpoint.architecture} is not served: {error}") from error
-    expected = reference.logits[: len(text)].to(rows.device)
-    difference = (rows.float() - expected.float()).abs().max().item()
-    largest = expected.float().abs().max().item()
-    refusal = f"{checkpoint.architecture} is not computed as transformers computes it: logits "
-    if not difference <= _TOLERANCES[checkpoint.dtype] * max(1.0, largest):
-        raise CheckpointError(f"{refusal}differ by {difference:.3g} (largest {largest:.3g})")
-    probed = Probed(logits=rows, is_repeatable=is_repeatable)
-    if reference.exact is None:
-        return probed
-    exact = reference.exact[: len(text)].to(rows.device)
-    rounding, distance = _distance(expected, exact), _distance(rows, exact)
-    if not distance <= _ROUNDING_TOLERANCE * rounding:
-        raise CheckpointError(
-            f"{refusal}are {distance:.3g} away from those in float32, where rounding is "
-            f"{rounding:.3g}"
-        )
-    return probed
+    expected = reference.logits[: len(text)]
+    check_difference(rows, expected, _TOLERANCES[checkpoint.dtype])
+    if reference.exact is not None:
+        exact = reference.exact[: len(text)]
+        check_rounding(rows, exact, distance_of(expected, exact), _ROUNDING_TOLERANCE)
 
 
-def _rows(
-    text: list[int], cuts: list[int], model: TargetModel, cache: KVCache, numerics: Numerics
-) -> torch.Tensor:
-    """All logits [T, V] of the text, computed in pieces."""
-    rows = []
-    for start, end in itertools.pairwise([0, *cuts, len(text)]):
-        layout = lay_out(
-            [
-                ScheduledTokens(
-                    token_ids=text[start : start + 1],
-                    draft_token_ids=text[start + 1 : end],
-                    num_computed_tokens=start,
-                    block_table=list(range(-(-end // cache.block_size))),
-                )
-            ],
-            block_size=cache.block_size,
-            trash_slot=cache.trash_slot,
-            row_multiple=numerics.row_multiple,
-        )
-        rows.append(torch.from_numpy(model.forward(layout)))
-    return torch.cat(rows)
-
-
-def _has_same_bits(rows: torch.Tensor, others: torch.Tensor) -> bool:
-    return torch.equal(rows, others)
-
-
-def _distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
-    """The median over rows [T, V] of the root mean square difference from the exact row."""
-    return (logits.float() - exact.float()).square().mean(dim=1).sqrt().median().item()
+def _as_floats(logits: torch.Tensor) -> FloatArray:
+    floats: FloatArray = logits.float().cpu().numpy()
+    return floats
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from servicekit.config import ConfigError
-from verifier.batch.numerics import Numerics
 from verifier.batch.target_model import TargetModel
 from verifier.config import VerifierConfig
 
@@ -14,13 +13,11 @@ class ReadyModel:
     """A model ready to run. What is not explained is named as in `ServedModel`.
 
     Attributes:
-        numerics: how layouts are padded.
         num_threads: that compute on a CPU.
     """
 
     model: TargetModel
-    numerics: Numerics
-    trash_slot: int
+    numerics: str
     num_threads: int
     model_digest: str
     numerics_digest: str

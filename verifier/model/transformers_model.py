@@ -3,8 +3,7 @@
 The model definition is transformers' own; only its attention function is ours, registered under
 a name for which transformers builds no mask. A step is one packed [1, T] input with explicit
 positions and without transformers' cache. The step's prepared attention is passed to the attention
-function through the model's keyword arguments. On a CPU, a model of known modules runs through
-`lean_decoder.py` instead: the same computation in fewer operations.
+function through the model's keyword arguments.
 """
 
 import contextlib
@@ -16,10 +15,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from verifier.attention.backend import AttentionBackend, StepAttention, to_device
 from verifier.attention.kv_cache import KVCache
-from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import BoolArray, FloatArray
-from verifier.model.lean_decoder import LeanModel, is_lean
 from verifier.tensor_parallel.collectives import Collectives
 
 ATTENTION_NAME = "tandem_paged"
@@ -65,9 +62,6 @@ class TransformersModel:
         self._cache = cache
         self._device = device
         self._collectives = collectives
-        self._lean: LeanModel | None = None
-        if type(backend) is SdpaBackend and device.type == "cpu" and is_lean(model):
-            self._lean = LeanModel(model, backend=backend, cache=cache)
 
     def forward(self, layout: BatchLayout) -> FloatArray:
         logits, kv_is_finite = self.forward_on_device(layout)
@@ -79,16 +73,12 @@ class TransformersModel:
         """As `forward`; returns logits in the model's dtype and whether K/V is finite, both on the
         model's device.
         """
-        if self._lean is not None:
-            logits, kv_is_finite, hidden_states = self._lean.forward(layout)
-            self.hidden_states = None if hidden_states is None else _as_floats(hidden_states)
-        else:
-            self._cache.begin_step()
-            logits = self._forward_keeping(layout)
-            kv_is_finite = self._cache.finite_rows()
-            if self._collectives is not None:
-                # Each rank checks its own heads only.
-                kv_is_finite = self._collectives.sum((~kv_is_finite).float()) == 0
+        self._cache.begin_step()
+        logits = self._forward_keeping(layout)
+        kv_is_finite = self._cache.finite_rows()
+        if self._collectives is not None:
+            # Each rank checks its own heads only.
+            kv_is_finite = self._collectives.sum((~kv_is_finite).float()) == 0
         return logits, kv_is_finite
 
     def _forward_keeping(self, layout: BatchLayout) -> torch.Tensor:
@@ -105,7 +95,7 @@ class TransformersModel:
             use_cache=False,
             step_attention=self._backend.prepare(layout, self._cache),
         )
-        logits: torch.Tensor = output.logits[0, : layout.num_rows]
+        logits: torch.Tensor = output.logits[0]
         return logits
 
     @contextlib.contextmanager

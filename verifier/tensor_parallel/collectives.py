@@ -34,17 +34,11 @@ class TorchCollectives:
 
     Args:
         store: torchrun's, through which the ranks find each other.
-        is_ordered: sums are computed in the order of the ranks, so that an element's bits depend on
-            its summands only. An all-reduce adds in an order that depends on the element's place in
-            the tensor; with two ranks there is only one order.
     """
 
-    def __init__(
-        self, store: Any, *, rank: int, size: int, device: torch.device, is_ordered: bool
-    ) -> None:
+    def __init__(self, store: Any, *, rank: int, size: int, device: torch.device) -> None:
         self.rank = rank
         self.size = size
-        self._is_ordered = is_ordered and size > 2
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -55,22 +49,14 @@ class TorchCollectives:
         )
 
     def sum(self, partial: torch.Tensor) -> torch.Tensor:
-        if not self._is_ordered:
-            dist.all_reduce(partial)
-            return partial
-        first, *others = self._all(partial)
-        for other in others:
-            first += other
-        return first
+        dist.all_reduce(partial)
+        return partial
 
     def concatenate(self, part: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._all(part), dim=-1)
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        dist.all_gather(parts, part.contiguous())
+        return torch.cat(parts, dim=-1)
 
     def close(self) -> None:
         """Ends the group; all ranks must do so."""
         dist.destroy_process_group()
-
-    def _all(self, part: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        dist.all_gather(parts, part.contiguous())
-        return parts

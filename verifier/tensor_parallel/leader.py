@@ -45,8 +45,8 @@ class Leader:
         self._connections: dict[int, Connection] = {}
         self._is_ending = False
 
-    def connect(self, *, device: torch.device, is_ordered: bool) -> TorchCollectives:
-        """Waits for all ranks; see `TorchCollectives`.
+    def connect(self, *, device: torch.device) -> TorchCollectives:
+        """Waits for all ranks.
 
         Raises:
             ConfigError: a rank did not connect.
@@ -59,9 +59,7 @@ class Leader:
             on_lost=self._rank_lost,
             is_ending=lambda: self._is_ending,
         )
-        self._collectives = TorchCollectives(
-            store, rank=0, size=self.size, device=device, is_ordered=is_ordered
-        )
+        self._collectives = TorchCollectives(store, rank=0, size=self.size, device=device)
         return self._collectives
 
     def load_others(self, identity: Mapping[str, str]) -> int:
@@ -88,10 +86,10 @@ class Leader:
             num_kv_blocks.append(int(loaded["num_kv_blocks"]))
         return min(num_kv_blocks)
 
-    def begin(self, *, num_kv_blocks: int, max_model_len: int) -> None:
+    def begin(self, *, num_kv_blocks: int) -> None:
         """Makes the other ranks ready for steps."""
         for connection in self._connections.values():
-            connection.send(Kind.BEGIN, num_kv_blocks=num_kv_blocks, max_model_len=max_model_len)
+            connection.send(Kind.BEGIN, num_kv_blocks=num_kv_blocks)
 
     def model(self, own: TargetModel) -> "ParallelModel":
         """The whole model: rank 0's part and the others'."""

@@ -88,9 +88,7 @@ class RunningDecoder:
     ) -> None:
         self.decoder.close()
 
-    def lay_out(
-        self, *chunks: Chunk, is_expanded: bool = False, row_multiple: int = 1
-    ) -> BatchLayout:
+    def lay_out(self, *chunks: Chunk, is_expanded: bool = False) -> BatchLayout:
         """`is_expanded`: tokens that stand for drafts attend one by one."""
         scheduled = []
         for chunk in chunks:
@@ -105,19 +103,11 @@ class RunningDecoder:
                     num_expanded_tokens=max(chunk.num_rows, 1) - 1 if is_expanded else 0,
                 )
             )
-        layout = lay_out(
-            scheduled,
-            block_size=self.decoder.block_size,
-            trash_slot=self.decoder.trash_slot,
-            row_multiple=row_multiple,
-        )
-        return expand(layout)
+        return expand(lay_out(scheduled, block_size=self.decoder.block_size))
 
-    def run(
-        self, *chunks: Chunk, is_expanded: bool = False, row_multiple: int = 1
-    ) -> list[FloatArray]:
+    def run(self, *chunks: Chunk, is_expanded: bool = False) -> list[FloatArray]:
         """One step over all chunks; returns each one's logits [num_rows, vocab_size]."""
-        layout = self.lay_out(*chunks, is_expanded=is_expanded, row_multiple=row_multiple)
+        layout = self.lay_out(*chunks, is_expanded=is_expanded)
         logits = self.decoder.forward(layout).copy()
         ends = np.cumsum([chunk.num_rows for chunk in chunks])
         return list(np.split(logits, ends[:-1]))

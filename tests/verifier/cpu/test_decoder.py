@@ -74,13 +74,7 @@ def test_hidden_states_are_what_the_heads_logits_come_from() -> None:
             block_table=[3, 2],
             scored_offsets=range(4, 30),
         )
-        layout = lay_out(
-            [scheduled],
-            block_size=16,
-            trash_slot=running.decoder.trash_slot,
-            row_multiple=1,
-            wants_hidden_states=True,
-        )
+        layout = lay_out([scheduled], block_size=16, wants_hidden_states=True)
         logits = running.decoder.forward(layout)[layout.scored_logits_indices]
         hidden_states = running.decoder.hidden_states
         assert hidden_states is not None

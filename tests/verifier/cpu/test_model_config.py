@@ -36,6 +36,11 @@ def read(folder: Path, config: Any, generation: Any = None) -> ModelConfig:
     return read_model_config(folder)
 
 
+def test_a_number_of_layers_that_no_model_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 100000000, over 1000"):
+        read(tmp_path, {**LLAMA, "num_hidden_layers": 10**8})
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -13,7 +13,7 @@ from tests.verifier.cpu.test_loader import MODEL_FOLDER, load, save
 from verifier.cpu import parity
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import ParityCheck, Subject
-from verifier.cpu.weights import DecoderWeights, WeightType
+from verifier.cpu.weights import DecoderWeights
 
 
 def subject(folder: Path, dtype: str = "float32", quantization: str = "none") -> Subject:
@@ -122,4 +122,6 @@ def test_nan_is_never_a_match() -> None:
     broken[1, 1] = np.nan
     for logits, expected in ((broken, exact), (exact, broken)):
         with pytest.raises(CheckpointError):
-            parity._compare(logits, expected, 1.0, WeightType.BFLOAT16)
+            parity.check_difference(logits, expected, 0.1)
+        with pytest.raises(CheckpointError):
+            parity.check_rounding(logits, expected, 1.0, 1.0)

@@ -10,6 +10,7 @@ import pytest
 from servicekit.config import ConfigError
 from tests.verifier.cpu.test_loader import MODEL_FOLDER, save
 from verifier.config import VerifierConfig
+from verifier.model import own_model
 from verifier.model.own_model import find_own, load_own
 
 _LOAD = """
@@ -67,9 +68,26 @@ def test_a_model_that_is_not_known_goes_to_transformers_unless_flags_forbid(
             find_own(config_for(tmp_path, **options))
 
 
-def test_strict_with_an_attention_backend_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--attention-backend sdpa"):
-        find_own(config_for(numerics="strict", attention_backend="sdpa"))
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"attention_backend": "sdpa"}, "--attention-backend sdpa"),
+        ({"device": "cuda"}, "--device cuda"),
+    ],
+)
+def test_strict_with_what_transformers_computes_is_refused(
+    options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"--numerics: strict: .* serve this: {reason}"):
+        find_own(config_for(numerics="strict", **options))
+
+
+def test_strict_where_there_is_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_model, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert find_own(config_for(device="auto")) is None
+    with pytest.raises(ConfigError, match=r"--numerics: strict: .* there is a GPU"):
+        find_own(config_for(device="auto", numerics="strict"))
 
 
 def test_block_sizes_must_be_multiples_of_16() -> None:

@@ -27,6 +27,8 @@ DTYPES = {
     "bfloat16": WeightType.BFLOAT16,
     "float16": WeightType.FLOAT16,
 }
+# No known model has a tenth of it. Without a bound, a short file would claim all memory.
+_MAX_LAYERS = 1000
 _ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
 _SIZES = (
     "hidden_size",
@@ -146,6 +148,8 @@ class _Config:
     def layer_types(self) -> list[str]:
         """What each layer attends to."""
         num_layers = self.number("num_hidden_layers")
+        if num_layers > _MAX_LAYERS:
+            raise CheckpointError(f"num_hidden_layers is {num_layers}, over {_MAX_LAYERS}")
         window = self.values.get("sliding_window")
         if self.values.get("use_sliding_window") is False:
             window = None
