@@ -2,10 +2,11 @@
 
     python -m benchmarks.startup [--rounds 3] [--json FILE]
 
-Runs in a copy of the source, so that the first round finds no compiled kernels; the others find
-those of the first. What a process does by itself (imports, the drafter's kernels) is measured in
-processes of their own, after the rounds. Memory is read after the first token: RSS, and PSS, which
-divides a page that several processes share among them. Linux only.
+Runs in a copy of the source with an empty cache folder, so that the first round compiles all
+kernels and checks the model against transformers; the others find what the first has kept. What a
+process does by itself (imports, kernels) is measured in processes of their own, after the rounds.
+Memory is read after the first token: RSS, and PSS, which divides a page that several processes
+share among them. Linux only.
 """
 
 import argparse
@@ -36,8 +37,8 @@ _TIMEOUT_S = 300.0
 # Prints seconds.
 _IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
 _KERNELS = (
-    "import time; from drafter.warm_up import warm_up; t = time.perf_counter(); warm_up(); "
-    "print(time.perf_counter() - t)"
+    "import time; from {0}.warm_up import warm_up; from verifier.cpu.weights import WeightType; "
+    "t = time.perf_counter(); warm_up({1}); print(time.perf_counter() - t)"
 )
 _ALONE = {
     "interpreter": "print(0)",
@@ -45,14 +46,17 @@ _ALONE = {
     "imports: drafter": _IMPORT.format("drafter.__main__"),
     "imports: gateway": _IMPORT.format("gateway.__main__"),
     "imports: verifier": _IMPORT.format("verifier.__main__"),
-    "kernels: drafter, loaded": _KERNELS,
+    "kernels: drafter, loaded": _KERNELS.format("drafter", ""),
+    "kernels: verifier, loaded": _KERNELS.format(
+        "verifier", "WeightType.BFLOAT16, WeightType.BFLOAT16"
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Of one process until the first token: processor time, which other work on the machine hardly
-    changes, and memory in MB.
+    """Of one process until the first token: processor time, its ended children's included, which
+    other work on the machine hardly changes; and memory in MB.
     """
 
     cpu_s: float
@@ -139,7 +143,11 @@ def measure_alone(source: Path) -> dict[str, float]:
 
 
 def _environment(source: Path) -> dict[str, str]:
-    environment = {**os.environ, "PYTHONPATH": str(source)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(source),
+        "XDG_CACHE_HOME": str(source / "cache"),
+    }
     environment.pop("NUMBA_CACHE_DIR", None)
     return environment
 
@@ -166,8 +174,9 @@ def _name_of(pid: str) -> str:
 def _usage(pid: str) -> Usage:
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     kilobytes = dict(line.split()[:2] for line in rollup)
-    # Fields 14 and 15: user and system time; the second is the name, in brackets.
-    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    # Fields 14 to 17: user and system time, and those of ended children; the second is the name, in
+    # brackets.
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
     return Usage(
         cpu_s=sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"),
         rss_mb=int(kilobytes["Rss:"]) / 1024,

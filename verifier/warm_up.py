@@ -55,7 +55,7 @@ def compute_token(model: CpuDecoder) -> None:
     model.forward(lay_out([token], block_size=model.block_size))
 
 
-def _warm_up_all() -> None:
+def warm_up_all() -> None:
     """Serves a tiny model with all types of weights, of the checkpoint and in memory."""
     with without_collections(), tempfile.TemporaryDirectory() as folder:
         for stored in _STORED:
@@ -100,7 +100,9 @@ def _write_checkpoint(folder: Path, stored: str) -> None:
     for name, shape in _tensors(size):
         start, end = end, end + item_bytes * int(np.prod(shape))
         header[name] = {"dtype": stored, "shape": shape, "data_offsets": [start, end]}
+    # Aligned, so that rows of the types that need no conversion are read from the file itself.
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
 
 
@@ -116,4 +118,4 @@ def _tensors(size: int) -> Iterator[tuple[str, list[int]]]:
 
 
 if __name__ == "__main__":
-    compile_for_all_levels(_warm_up_all)
+    compile_for_all_levels(warm_up_all)

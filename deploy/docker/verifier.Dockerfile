@@ -32,8 +32,11 @@ COPY tandem/__init__.py /opt/tandem/app/tandem/
 COPY tandem/v1 /opt/tandem/app/tandem/v1
 COPY servicekit /opt/tandem/app/servicekit
 COPY verifier /opt/tandem/app/verifier
-# The root file system is read-only at run time.
-RUN python3 -m compileall -q /opt/tandem/app
+# The root file system is read-only at run time. The kernels of Tandem's own decoder and of sampling
+# are compiled here for all types of weights, on x86-64 for all processors with AVX2 and again for
+# all with AVX-512, elsewhere for the processor of the build.
+WORKDIR /opt/tandem/app
+RUN python3 -m compileall -q . && /opt/tandem/bin/python -m verifier.warm_up
 
 FROM ${BASE_IMAGE}
 ARG VERSION=0.1.0
@@ -48,8 +51,8 @@ RUN command -v python3 > /dev/null || { apt-get update \
     && apt-get install -y --no-install-recommends python3 \
     && rm -rf /var/lib/apt/lists/*; }
 COPY --from=build /opt/tandem /opt/tandem
-# Files are written to /tmp only: a tmpfs or an emptyDir. Compiled kernels are cached there for a
-# restarted container.
+# Files are written to /tmp only: a tmpfs or an emptyDir. There a restarted container finds that its
+# model was checked against transformers, and kernels, if the image's do not fit the processor.
 ENV PATH=/opt/tandem/bin:${PATH} \
     PYTHONPATH=/opt/tandem/app \
     PYTHONUNBUFFERED=1 \

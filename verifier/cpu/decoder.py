@@ -267,7 +267,8 @@ class CpuDecoder:
             return 0
         assert array.flags.c_contiguous
         self._kept.append(array)
-        return address_of(array)
+        # `address_of` would be compiled for each shape and type.
+        return int(array.ctypes.data)
 
     def _buffer(self, num_rows: int, size: int) -> int:
         """The address of rows of floats, `_stride(size)` apart."""
