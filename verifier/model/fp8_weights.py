@@ -1,7 +1,7 @@
 """FP8 weights: linear layers whose weights are held in float8_e4m3fn, a byte each.
 
 Weight-only: weights are widened to the model's dtype at every use, so activations are not rounded,
-and a product has the same bits as with ordinary weights of the same values (`strict` holds). One
+and a product has the same bits as with ordinary weights of the same values. One
 scale per output channel, a power of two: multiplying by it rounds nothing, and since the format has
 exponents of its own, finer scales would hardly be more exact.
 
