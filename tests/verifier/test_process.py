@@ -1,6 +1,7 @@
 """`python -m verifier` as a process of its own."""
 
 import asyncio
+import json
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -110,6 +111,7 @@ async def test_a_model_that_cannot_be_served_is_reported_in_one_line(tmp_path: P
         async with asyncio.timeout(START_PATIENCE_S):
             stdout, stderr = await process.communicate()
         assert stdout == b""
-        [line] = stderr.decode().splitlines()
+        *logged, line = stderr.decode().splitlines()
+        assert [json.loads(each)["event"] for each in logged] == ["served_by_transformers"]
         assert line == "error: --model: t5: encoder-decoder models are not served"
         assert process.returncode == 2

@@ -36,12 +36,12 @@ def assert_near(rows: torch.Tensor, expected: torch.Tensor, largest: float) -> N
 
 @pytest.mark.parametrize("name", NAMES)
 def test_in_chunks(name: str) -> None:
-    """Long chunks, single tokens and drafts; sliding windows and experts included."""
+    """Long chunks, drafts, and single tokens around the end of a window; experts included."""
     paged = make_model(name)
     token_ids = some_tokens(700, paged.vocab_size, seed=2)
     expected = reference_logits(paged.model, token_ids)
     blocks = list(range(NUM_BLOCKS))[::-1]
-    rows = paged.run_in_chunks(token_ids, [505, 1, 1, 3, 8, 100], blocks)
+    rows = paged.run_in_chunks(token_ids, [98, 1, 1, 1, 1, 400, 3, 8, 100], blocks)
     assert_near(rows, expected, expected.abs().max().item())
 
 

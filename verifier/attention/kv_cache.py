@@ -33,8 +33,9 @@ class KVCache:
     ) -> None:
         self.block_size = block_size
         size = (num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
-        # Keys, then values; so one call can write both.
-        self._slots = torch.zeros((2, shape.num_layers, *size), dtype=shape.dtype, device=device)
+        # Each layer's keys and values side by side, contiguous: one call writes both, and torch
+        # would copy a layer whole to gather from it if it were not.
+        self._slots = torch.zeros((shape.num_layers, 2, *size), dtype=shape.dtype, device=device)
         # Per write since `begin_step`: the sum of each row's values, [T] float32.
         self._row_sums: list[torch.Tensor] = []
 
@@ -51,7 +52,7 @@ class KVCache:
         # would overflow in attention, too.) The fastest reduction that propagates NaN.
         self._row_sums.append(new.sum([0, 2, 3], dtype=torch.float32))
         finite = torch.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
-        self._slots[:, layer].index_copy_(1, slot_mapping, finite)
+        self._slots[layer].index_copy_(1, slot_mapping, finite)
 
     def finite_rows(self) -> torch.Tensor:
         """[T] bool, for the rows written since `begin_step`: whether K and V of all layers are
@@ -61,11 +62,11 @@ class KVCache:
 
     def blocks(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [num_blocks, block_size, num_kv_heads, head_dim], in place."""
-        keys, values = self._slots[:, layer]
+        keys, values = self._slots[layer]
         size = (-1, self.block_size, *keys.shape[1:])
         return keys.view(size), values.view(size)
 
     def gathered(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of K and V [L, num_kv_heads, head_dim] at `slots` [L] int64."""
-        keys, values = self._slots[:, layer].index_select(1, slots)
+        keys, values = self._slots[layer].index_select(1, slots)
         return keys, values
