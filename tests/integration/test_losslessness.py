@@ -71,9 +71,7 @@ async def test_drafts_batching_and_chunking_change_no_token(dtype: str, sampling
         for index, request in enumerate(mixed_requests())
     ]
 
-    async def drafted_output_is(
-        oracle: list[tuple[int, ...]], stack: Stack, streams: int
-    ) -> bool:
+    async def drafted_output_is(oracle: list[tuple[int, ...]], stack: Stack, streams: int) -> bool:
         rounds = rounds_with_every_kind_of_draft(stack, requests, streams=streams)
         return all([output == oracle async for output in rounds])
 
