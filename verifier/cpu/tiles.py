@@ -34,6 +34,7 @@ from verifier.cpu.vectors import (
 # third fewer or twice as many, products of 8 rows from memory were 5 to 10 % slower; without any,
 # half as fast.
 _PREFETCHED_BYTES = 8192
+_CACHE_LINE = 64
 
 # Products with FP8 weights come this much too small.
 FP8_FACTOR = 256.0
@@ -154,7 +155,8 @@ class _Tile:
         x_offset = b.mul(k, ir.Constant(INT64, 4))
         w_offset = b.mul(k, ir.Constant(INT64, LANES * size))
         for u in range(unroll):
-            if prefetches:
+            # Once for each cache line, where the loop is unrolled.
+            if prefetches and u * LANES * size % _CACHE_LINE == 0:
                 ahead = _PREFETCHED_BYTES // self.num_blocks + u * LANES * size
                 for block in blocks:
                     _prefetch(b, self.at(block, (w_offset, 1), (ir.Constant(INT64, ahead), 1)))
