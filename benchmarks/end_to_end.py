@@ -27,7 +27,7 @@ from pathlib import Path
 
 import grpc
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.machine import processor
 from benchmarks.ratios import median_ratio
@@ -43,7 +43,6 @@ from tandem.client import (
 )
 from tandem.generation import EventCollector
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
-from verifier.model.checkpoint import choose_dtype
 
 BATCH = 16
 # transformers recommends 10; which is best depends on the text.
@@ -102,7 +101,7 @@ async def main() -> None:
         "--dtype",
         default="auto",
         choices=["auto", "bfloat16", "float32"],
-        help="auto: the checkpoint's, where the processor has instructions for it, else float32",
+        help="auto: the checkpoint's",
     )
     parser.add_argument("--threads", type=int, default=1, help="of the model, in both systems")
     parser.add_argument("--prompts", type=int, default=32, help="rename prompts, a multiple of 16")
@@ -111,13 +110,9 @@ async def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     model = arguments.model.resolve()
-    dtype = choose_dtype(
-        arguments.dtype, config=AutoConfig.from_pretrained(model), device=torch.device("cpu")
-    )
-    arguments.dtype = str(dtype).removeprefix("torch.")
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=arguments.dtype).eval()
+    arguments.dtype = str(reference.dtype).removeprefix("torch.")
     flags = ["--dtype", arguments.dtype, "--threads", str(arguments.threads)]
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-    reference.eval()
     renames = rename_tasks(model, arguments.prompts)
     strangers = random_tasks(reference.config.vocab_size, min(BATCH, len(renames)))
 

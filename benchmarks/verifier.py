@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from benchmarks.in_process import Counts, InProcessEngine
 from benchmarks.machine import processor
@@ -35,7 +35,6 @@ from benchmarks.ratios import median_ratio
 from benchmarks.transformers_baseline import generate, generate_batch
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
 from verifier.config import VerifierConfig
-from verifier.model.checkpoint import choose_dtype
 
 BATCH = 16
 # transformers recommends 10; which is best depends on the text.
@@ -98,7 +97,7 @@ def main() -> None:
         "--dtype",
         default="auto",
         choices=["auto", "bfloat16", "float32"],
-        help="auto: the checkpoint's, where the processor has instructions for it, else float32",
+        help="auto: the checkpoint's",
     )
     parser.add_argument("--threads", type=int, default=1, help="of the model, in both systems")
     parser.add_argument("--prompts", type=int, default=32, help="rename prompts, a multiple of 16")
@@ -137,12 +136,8 @@ def main() -> None:
 
 def _rows(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> list[Row]:
     model = arguments.model.resolve()
-    dtype = choose_dtype(
-        arguments.dtype, config=AutoConfig.from_pretrained(model), device=torch.device("cpu")
-    )
-    arguments.dtype = str(dtype).removeprefix("torch.")
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-    reference.eval()
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=arguments.dtype).eval()
+    arguments.dtype = str(reference.dtype).removeprefix("torch.")
     renames = rename_tasks(model, arguments.prompts)
     strangers = random_tasks(reference.config.vocab_size, min(BATCH, len(renames)))
     engines = {}
