@@ -80,6 +80,8 @@ async def _answer_batches() -> None:
             )
         releases = [pb.Release(sequence_id=name, keep=pb.KEEP_ALL) for name in options]
         await send(pb.ProposeRequest(releases=releases))
+    for _ in pools.texts_of("pool"):
+        pass  # as a snapshot reads them
     now_s += _POOL_LIMITS.pool_ttl_s
     pools.finish()
 

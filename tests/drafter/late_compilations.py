@@ -88,6 +88,7 @@ async def main() -> None:
                     await exchange_and_settle(local, pb.ProposeRequest(sequences=[long]))
         await exchange_and_settle(local, request)
         local.drafter.pools.finish()
+    assert list(local.drafter.pools.texts_of("pool"))
     after = compiled_kernels()
     for name in sorted(after):
         if after[name] != before.get(name):
