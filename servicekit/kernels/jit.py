@@ -16,6 +16,7 @@ import contextlib
 import functools
 import gc
 import hashlib
+import pickle
 import platform
 import re
 from collections.abc import Callable, Iterator
@@ -79,14 +80,17 @@ caching.CompileResultCacheImpl._locator_classes = [
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles `function` at its first call for each new set of argument types."""
+    """Compiles `function` at its first call for each new set of argument types.
+
+    A division by zero gives infinity or NaN, as IEEE 754 has it, and raises nothing.
+    """
     try:
-        compiled = numba.njit(nogil=True, cache=True)(function)
+        compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
         _stamp_by_contents(compiled, Path(function.__code__.co_filename))
         _tolerate_unwritable(compiled)
     except RuntimeError:
         # Numba found no place for its cache.
-        compiled = numba.njit(nogil=True)(function)
+        compiled = numba.njit(nogil=True, error_model="numpy")(function)
     compile_calls_as_parts(compiled)
     return cast(Callable[P, R], compiled)
 
@@ -132,6 +136,8 @@ def _stamp_by_contents(compiled: Any, source: Path) -> None:
     assert hasattr(own, "_source_stamp"), "numba keeps its stamp elsewhere now"
     own._source_stamp = _digest_of(_package_of(source))
     beside = source.parent / "__pycache__"
+    load = _tolerant_load(own)
+    own.load = load
     if Path(own._cache_path) == beside:
         return
     shipped = type(own)(
@@ -139,8 +145,27 @@ def _stamp_by_contents(compiled: Any, source: Path) -> None:
         filename_base=compiled._cache._impl.filename_base,
         source_stamp=own._source_stamp,
     )
-    load = own.load
-    own.load = lambda key: shipped.load(key) or load(key)
+    load_shipped = _tolerant_load(shipped)
+    own.load = lambda key: load_shipped(key) or load(key)
+
+
+def _tolerant_load(file: Any) -> Callable[[Any], Any]:
+    """The loading of a cache file, which gives nothing where it cannot be read. One that is torn is
+    removed, so that it is written anew.
+    """
+    load = file.load
+
+    def load_if_possible(key: Any) -> Any:
+        try:
+            return load(key)
+        except (EOFError, pickle.UnpicklingError):
+            with contextlib.suppress(OSError):
+                Path(file._index_path).unlink()
+        except OSError:
+            pass
+        return None
+
+    return load_if_possible
 
 
 def _tolerate_unwritable(compiled: Any) -> None:
@@ -148,7 +173,7 @@ def _tolerate_unwritable(compiled: Any) -> None:
     save = compiled._cache.save_overload
 
     def save_if_possible(signature: object, result: object) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
             save(signature, result)
 
     compiled._cache.save_overload = save_if_possible

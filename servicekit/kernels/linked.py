@@ -56,7 +56,11 @@ def compile_calls_as_parts(compiled: Any) -> None:
     """
     njit: Any = numba.njit
     part = njit(
-        nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=_PartCompiler
+        nogil=True,
+        error_model="numpy",
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+        pipeline_class=_PartCompiler,
     )(compiled.py_func)
     unliteral: Any = types.unliteral
 

@@ -1,5 +1,6 @@
 """Kernels compile where nothing can be cached."""
 
+import math
 import os
 import platform
 import shutil
@@ -116,6 +117,35 @@ def test_kernels_work_where_nothing_can_be_written(
         assert load(tmp_path, None) == 0
     before = "import sys\n" + NOWHERE_TO_WRITE
     assert load(tmp_path, tmp_path / "cache", disk, before=before) == is_shipped
+
+
+def test_a_cache_that_is_torn_or_unreadable_only_costs_time(tmp_path: Path) -> None:
+    package = tmp_path / "shipped"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "kernels.py").write_text(
+        "from servicekit.kernels.jit import kernel\n\n\n@kernel\ndef double(x):\n    return 2 * x\n"
+    )
+    assert load(tmp_path, None) == 0
+    assert load(tmp_path, None) == 1
+    [index] = (package / "__pycache__").glob("*.nbi")
+    index.write_bytes(b"")  # as after a loss of power
+    assert load(tmp_path, None) == 0
+    # It was written anew.
+    assert load(tmp_path, None) == 1
+    index.unlink()
+    index.mkdir()  # whoever may read all files cannot read this one
+    assert load(tmp_path, None) == 0
+
+
+def test_a_division_by_zero_raises_nothing() -> None:
+    """An exception would end one of a pass's threads, and the others would wait for it."""
+
+    @kernel
+    def quotient(x: float, y: float) -> float:
+        return x / y
+
+    assert quotient(1.0, 0.0) == math.inf
 
 
 def test_a_kernel_is_cached_by_the_kernels_that_python_calls(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A target model of our own kernels: owns the K/V cache, the buffers and the threads."""
 
+import os
 import threading
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from servicekit.kernels.memory import address_of
+from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout
 from verifier.cpu.attention import MAX_TASK_ROWS
 from verifier.cpu.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
@@ -26,6 +28,8 @@ LARGEST_KV = {
 }
 """The largest float32 that rounds to a finite value of a cache's type."""
 _SCRATCH_ALIGNMENT = 4096
+
+logger = get_logger(__name__)
 
 
 class CpuDecoder:
@@ -321,4 +325,9 @@ class _Threads:
             if self._is_stopping:
                 return
             linear, other, models, layers, steps = self._arguments
-            forward(linear, other, models, layers, steps, index)
+            try:
+                forward(linear, other, models, layers, steps, index)
+            except BaseException:
+                # The other threads wait for this one, in a kernel that nobody can interrupt.
+                logger.exception("decoder_thread_failed", thread=index)
+                os._exit(1)

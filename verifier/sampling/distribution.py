@@ -216,6 +216,8 @@ def keep_first(count: int, limit: float, scratch: Scratch) -> int:
     """
     scaled, weights, token_ids = scratch.scaled, scratch.weights, scratch.token_ids
     places, sums = scratch.places, scratch.sums
+    if count == 0:
+        return 0
     for i in range(count):
         places[i] = i
     num_places = count

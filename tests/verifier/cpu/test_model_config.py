@@ -36,6 +36,26 @@ def read(folder: Path, config: Any, generation: Any = None) -> ModelConfig:
     return read_model_config(folder)
 
 
+MIXTURE = {
+    **LLAMA,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+}
+
+
+def test_a_mixture_has_a_sound_number_of_experts_and_layers_with_them(tmp_path: Path) -> None:
+    assert read(tmp_path, MIXTURE).num_experts == 8
+    with pytest.raises(CheckpointError, match="num_experts is over 1000"):
+        read(tmp_path, {**MIXTURE, "num_experts": 10**8})
+    with pytest.raises(NotServedError, match="odd value"):
+        read(tmp_path, {**MIXTURE, "decoder_sparse_step": 0})
+
+
 def test_a_number_of_layers_that_no_model_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="num_hidden_layers is 100000000, over 1000"):
         read(tmp_path, {**LLAMA, "num_hidden_layers": 10**8})
@@ -62,6 +82,10 @@ def test_a_number_of_layers_that_no_model_has_is_refused(tmp_path: Path) -> None
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "spin": 1}}, "spin"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "part"),
         ({"eos_token_id": "end"}, "end"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps 0"),
+        ({"rms_norm_eps": 1e-50}, "rms_norm_eps 1e-50"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps -1e-05"),
+        ({"max_position_embeddings": 1 << 31}, "max_position_embeddings 2147483648"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(

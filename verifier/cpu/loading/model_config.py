@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from verifier.cpu.loading.families import (
     COMMON_DEFAULTS,
     FAMILIES,
@@ -29,6 +31,8 @@ DTYPES = {
 }
 # No known model has a tenth of it. Without a bound, a short file would claim all memory.
 _MAX_LAYERS = 1000
+_MAX_EXPERTS = 1000
+_LARGEST_NUMBER = (1 << 31) - 1
 _ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
 _SIZES = (
     "hidden_size",
@@ -113,7 +117,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     try:
         config = _Config(family, content)
         return _describe(config, _eos_token_ids(config, folder))
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise NotServedError(f"its config.json has an odd value: {error}") from error
 
 
@@ -138,9 +142,16 @@ class _Config:
     def number(self, key: str) -> int:
         """Raises: NotServedError: it is missing or no positive whole number."""
         value = self.values.get(key)
-        if type(value) is not int or value < 1:
+        if type(value) is not int or not 0 < value <= _LARGEST_NUMBER:
             raise NotServedError(f"its config.json has {key} {value}")
         return value
+
+    def norm_eps(self) -> float:
+        """Raises: NotServedError: it is not positive as a float32: norms of zeros would fail."""
+        eps = float(self.values["rms_norm_eps"])
+        if not 0.0 < float(np.float32(eps)) < math.inf:
+            raise NotServedError(f"its config.json has rms_norm_eps {eps}")
+        return eps
 
     def flag(self, key: bool | str) -> bool:
         return key if isinstance(key, bool) else bool(self.values[key])
@@ -200,6 +211,8 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
     sparse = _sparse_layers(config, len(layer_types))
     experts = family.experts if any(sparse) else None
     num_experts = config.number(experts.count_key) if experts else 0
+    if num_experts > _MAX_EXPERTS:
+        raise CheckpointError(f"{experts and experts.count_key} is over {_MAX_EXPERTS}")
     num_experts_per_token = config.number("num_experts_per_tok") if experts else 0
     if num_experts_per_token > num_experts:
         raise NotServedError(f"{num_experts_per_token} of {num_experts} experts per token")
@@ -213,7 +226,7 @@ def _describe(config: _Config, eos_token_ids: frozenset[int]) -> ModelConfig:
         head_dim=head_dim,
         vocab_size=config.number("vocab_size"),
         max_position_embeddings=config.number("max_position_embeddings"),
-        norm_eps=float(values["rms_norm_eps"]),
+        norm_eps=config.norm_eps(),
         attention_scaling=scalar**-0.5,
         attention_softcap=float(softcap or 0.0),
         logits_softcap=float(values.get("final_logit_softcapping") or 0.0),
