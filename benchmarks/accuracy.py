@@ -107,7 +107,7 @@ async def ask_tandem(
             num_tokens += len(token_ids)
             answers[index] = _up_to_end(token_ids, end_ids)
 
-    async with AsyncTandemClient(address) as client:
+    async with AsyncTandemClient(address, retry=None) as client:
         started_at_s = time.perf_counter()
         await asyncio.gather(*(one_stream() for _ in range(num_streams)))
     return Answers(

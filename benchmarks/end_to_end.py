@@ -29,19 +29,13 @@ import grpc
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.client_load import run_tasks
 from benchmarks.machine import processor
 from benchmarks.ratios import median_ratio
 from benchmarks.services import Stack, running_stack
 from benchmarks.transformers_baseline import generate
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
-from tandem.client import (
-    AsyncTandemClient,
-    GenerationRequest,
-    SamplingParams,
-    SpeculationParams,
-    Usage,
-)
-from tandem.generation import EventCollector
+from tandem.client import AsyncTandemClient, SpeculationParams, Usage
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 
 BATCH = 16
@@ -126,7 +120,7 @@ async def main() -> None:
             )
         )
         on_strict, on_fast, on_cached = [
-            await stack.enter_async_context(AsyncTandemClient(each.gateway))
+            await stack.enter_async_context(AsyncTandemClient(each.gateway, retry=None))
             for each in (strict, fast, cached)
         ]
 
@@ -138,7 +132,7 @@ async def main() -> None:
             num_drafts: int | None = None,
         ) -> Run:
             speculation = SpeculationParams(enabled=speculate, num_speculative_tokens=num_drafts)
-            return lambda tasks: _tandem(client, tasks, streams, speculation)
+            return lambda tasks: run_tasks(client, tasks, streams, speculation)
 
         def transformers(streams: int, **options: object) -> Run:
             return lambda tasks: _transformers(reference, tasks, streams, options)
@@ -212,33 +206,6 @@ async def _measure(rows: Sequence[Row], rounds: int) -> list[Figure]:
             figure.tokens_per_s.append(num_tokens / (time.perf_counter() - started_at_s))
             figure.count(usages)
     return figures
-
-
-async def _tandem(
-    client: AsyncTandemClient, tasks: Sequence[Task], streams: int, speculation: SpeculationParams
-) -> tuple[int, Sequence[Usage]]:
-    """Runs all tasks, `streams` at a time; returns output tokens and usages."""
-    waiting = list(enumerate(tasks))
-    usages: list[Usage] = []
-
-    async def one_stream() -> None:
-        while waiting:
-            index, task = waiting.pop()
-            request = GenerationRequest(
-                prompt=task.prompt_token_ids,
-                max_new_tokens=task.max_new_tokens,
-                ignore_eos=task.temperature > 0,
-                sampling=SamplingParams(temperature=task.temperature, seed=index),
-                speculation=speculation,
-            )
-            collector = EventCollector()
-            async with contextlib.aclosing(client.stream(request)) as events:
-                async for event in events:
-                    collector.add(event)
-            usages.append(collector.generation().usage)
-
-    await asyncio.gather(*(one_stream() for _ in range(streams)))
-    return sum(usage.output_tokens for usage in usages), usages
 
 
 async def _transformers(

@@ -18,10 +18,10 @@ from drafter.ngram.params import DEFAULT_TOKENS_PER_MATCH, NgramParams, Tie
 from drafter.ngram.text import IndexedText
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import VerifierConfig
-from verifier.drafts.draft_buffer import Hint, HintOutcome
+from verifier.drafts.draft_buffer import Hint
 from verifier.engine.engine import Engine
 from verifier.engine.messages import Decided, Event, Hints, Open, Rejected, StepStats
-from verifier.engine.observation import EngineLoad, Fault, StepRecord
+from verifier.engine.observation import EngineObserver, StepRecord
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait, OpenSequence
 
@@ -59,14 +59,22 @@ class Counts:
         return 1 - phases["forward"] / total_s
 
 
-class InProcessEngine:
+class InProcessEngine(EngineObserver):
     """A started engine; `run` is called from one thread at a time."""
 
-    def __init__(self, config: VerifierConfig, loaded: LoadedModel | None = None) -> None:
+    def __init__(
+        self,
+        config: VerifierConfig,
+        loaded: LoadedModel | None = None,
+        *,
+        has_depth_policy: bool = True,
+    ) -> None:
         self._counts = Counts()
         self._loaded = loaded or load_model(config)
         self._config = config
-        self._engine: Engine = build_engine(self._loaded, config, [self])
+        self._engine: Engine = build_engine(
+            self._loaded, config, [self], has_depth_policy=has_depth_policy
+        )
 
     def stepped(self, record: StepRecord) -> None:
         counts = self._counts
@@ -74,29 +82,21 @@ class InProcessEngine:
         for phase, duration_s in record.phase_durations_s.items():
             counts.spent(phase, duration_s)
 
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        pass
-
-    def hop_measured(self, duration_s: float) -> None:
-        pass
-
-    def settled(self, load: EngineLoad) -> None:
-        pass
-
-    def fault_met(self, fault: Fault) -> None:
-        pass
-
     def run(
         self,
         tasks: Sequence[Task],
         *,
         streams: int,
         speculate: bool,
+        max_drafts: int | None = None,
         observe: Callable[[Decided], None] | None = None,
     ) -> Counts:
         """Runs all tasks, `streams` at a time; `observe` is called with each decision, whose
-        `sequence_id` is the task's index.
+        `sequence_id` is the task's index. `max_drafts`: per sequence and step; None: the limit of
+        the verifier.
         """
+        if max_drafts is None:
+            max_drafts = self._loaded.served.max_num_speculative_tokens
         self._counts = Counts()
         drafting = _Drafting(self._engine, self._counts) if speculate else None
         done: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -130,7 +130,9 @@ class InProcessEngine:
             if drafting is not None:
                 drafting.open(str(index), task.prompt_token_ids)
             self._engine.submit(
-                Open(session_id=session_id, sequence=self._opened(index, task, speculate))
+                Open(
+                    session_id=session_id, sequence=self._opened(index, task, speculate, max_drafts)
+                )
             )
 
         session_id = self._engine.attach(sink)
@@ -140,7 +142,7 @@ class InProcessEngine:
             done.get(timeout=PATIENCE_S)
         return counts
 
-    def _opened(self, index: int, task: Task, speculate: bool) -> OpenSequence:
+    def _opened(self, index: int, task: Task, speculate: bool, max_drafts: int) -> OpenSequence:
         is_random = task.temperature > 0
         served = self._loaded.served
         return OpenSequence(
@@ -152,7 +154,7 @@ class InProcessEngine:
             stop_token_ids=frozenset() if is_random else served.eos_token_ids,
             draft_wait=DraftWait.NEVER,
             drafting=speculate,
-            num_speculative_tokens=served.max_num_speculative_tokens if speculate else 0,
+            num_speculative_tokens=max_drafts if speculate else 0,
         )
 
     @contextlib.contextmanager

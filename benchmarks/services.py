@@ -2,9 +2,10 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,61 +18,158 @@ class ServiceError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A running process: its addresses, HOST:PORT each; `http` is a gateway's."""
+
+    address: str
+    metrics: str
+    process: "subprocess.Popen[str]"
+    http: str = ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Addresses of the running services, HOST:PORT each."""
+    """Addresses of the running services, HOST:PORT each; processes by the service's name."""
 
     gateway: str
     verifier: str
     drafter: str
+    services: Mapping[str, Service]
 
 
 @contextlib.contextmanager
 def running_stack(
-    *, model: Path, verifier_flags: Sequence[str] = (), gateway_flags: Sequence[str] = ()
+    *,
+    model: Path,
+    verifier_flags: Sequence[str] = (),
+    gateway_flags: Sequence[str] = (),
+    verifier_module: str = "verifier",
+    num_verifiers: int = 1,
+    serves_text: bool = True,
+    delays_drafter: bool = False,
+    cores: Mapping[str, int] | None = None,
 ) -> Iterator[Stack]:
-    """One drafter, one verifier, one gateway; stopped on exit.
+    """One drafter, one gateway, and verifiers, of which `Stack` has the first; stopped on exit.
+
+    Args:
+        verifier_module: runs as the verifiers.
+        serves_text: whether the gateway has the model's tokenizer.
+        delays_drafter: whether `benchmarks.delay_proxy` stands before the drafter;
+            `Stack.drafter` is then its address.
+        cores: the core of each service by its name; the others run where they like.
 
     Raises:
         ServiceError: one of them ended before it was ready.
     """
+    cores = cores or {}
     with contextlib.ExitStack() as stack:
-        drafter = stack.enter_context(running_service("drafter"))
-        verifier = stack.enter_context(
-            running_service("verifier", "--model", str(model), *verifier_flags)
-        )
-        gateway = stack.enter_context(
-            running_service(
-                "gateway",
-                *("--http-listen", "127.0.0.1:0", "--tokenizer", str(model)),
-                *("--drafters", drafter, "--verifiers", verifier),
-                *gateway_flags,
+
+        def start(name: str, module: str, *flags: str) -> Service:
+            return stack.enter_context(running_process(module, *flags, core=cores.get(name)))
+
+        services = {"drafter": start("drafter", "drafter")}
+        drafter = services["drafter"].address
+        if delays_drafter:
+            services["proxy"] = start("proxy", "benchmarks.delay_proxy", "--to", drafter)
+            drafter = services["proxy"].address
+        verifiers = [
+            start(
+                "verifier",
+                verifier_module,
+                *("--model", str(model), "--drafters", drafter),
+                *verifier_flags,
             )
+            for _ in range(num_verifiers)
+        ]
+        services["verifier"] = verifiers[0]
+        services["gateway"] = gateway = start(
+            "gateway",
+            "gateway",
+            *("--http-listen", "127.0.0.1:0"),
+            *(("--tokenizer", str(model)) if serves_text else ()),
+            *("--drafters", drafter, "--verifiers", ",".join(each.address for each in verifiers)),
+            *gateway_flags,
         )
-        yield Stack(gateway=gateway, verifier=verifier, drafter=drafter)
+        yield Stack(
+            gateway=gateway.address,
+            verifier=verifiers[0].address,
+            drafter=drafter,
+            services=services,
+        )
 
 
 @contextlib.contextmanager
 def running_service(service: str, *flags: str) -> Iterator[str]:
     """Runs a service, or another module that prints a ready line; yields its address."""
-    with subprocess.Popen(
-        [
-            *(sys.executable, "-m", service, "--listen", "127.0.0.1:0"),
-            *("--metrics-listen", "127.0.0.1:0", "--log-level", "warning", *flags),
-        ],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with running_process(service, *flags) as process:
+        yield process.address
+
+
+@contextlib.contextmanager
+def running_process(
+    module: str,
+    *flags: str,
+    core: int | None = None,
+    listen: str = "127.0.0.1:0",
+    metrics_listen: str | None = None,
+    log: Path | None = None,
+    log_level: str = "warning",
+) -> Iterator[Service]:
+    """Runs a module that prints a ready line; stopped on exit.
+
+    Args:
+        core: runs on this core alone; where it likes if None.
+        listen, metrics_listen: its addresses; a free port each by default.
+        log: the file that its stderr is appended to; this process's stderr if None.
+
+    Raises:
+        ServiceError: it ended before it was ready.
+    """
+    metrics = metrics_listen or f"127.0.0.1:{free_port()}"
+    pinned = [] if core is None else ["taskset", "--cpu-list", str(core)]
+    with (
+        contextlib.nullcontext() if log is None else log.open("a") as stderr,
+        subprocess.Popen(
+            [
+                *(*pinned, sys.executable, "-m", module, "--listen", listen),
+                *("--metrics-listen", metrics, "--log-level", log_level, *flags),
+            ],
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line.startswith("ready "):
-                raise ServiceError(f"{service} ended before it was ready (status {process.wait()})")
-            yield dict(part.split("=", 1) for part in line.split()[1:])["grpc"]
+                told = "" if log is None else f": {log.read_text()[-4000:]}"
+                raise ServiceError(
+                    f"{module} ended before it was ready (status {process.wait()}){told}"
+                )
+            addresses = dict(part.split("=", 1) for part in line.split()[1:])
+            yield Service(
+                address=addresses["grpc"],
+                metrics=metrics,
+                process=process,
+                http=addresses.get("http", ""),
+            )
         finally:
             process.terminate()
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The gateway: coordinates verifiers and drafters, and streams tokens to clients.
+"""The gateway: opens requests at verifiers, names their drafters, streams tokens to clients.
 
 Read `coordinator.py` first: what happens when a step's events arrive. Then follow one request:
 
@@ -6,8 +6,8 @@ Read `coordinator.py` first: what happens when a step's events arrive. Then foll
     requests/      from a request as it came in to one that can be run
     text/          text to tokens and back
     routing/       which verifier and which drafter; the sequences open there
-    peers/         one stream to each of them
-    generation/    each choice's tokens, text and usage; clients after hints
+    peers/         one stream to each verifier
+    generation/    each choice's tokens, text and usage; when clients are served
     messages/      the gateway's own form of every message
 
 `server.py` and `config.py` put everything together; `errors.py` and `metrics.py` serve all rooms.

@@ -11,7 +11,7 @@ from servicekit.config import load_config
 from servicekit.logs import configure_logs, get_logger
 from servicekit.process import run, serve_until_signalled
 
-# Hints wait this long while a thread detokenises; the default is 5 ms.
+# The event loop waits this long while a thread detokenises; the default is 5 ms.
 _SWITCH_INTERVAL_S = 0.0005
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 import pydantic
 
 from gateway.messages.request import Algorithm, Overlap, Tie
-from gateway.messages.sizes import MAX_UINT32
+from gateway.messages.sizes import MAX_DRAFTER_ADDRESS_BYTES, MAX_UINT32
 from gateway.requests.acceptance import RequestDefaults
 from gateway.requests.drafting_policy import POLICIES, DraftingPolicy, Preset
 from gateway.requests.validation import MAX_NGRAM
@@ -19,19 +19,30 @@ SERVICE = "gateway"
 class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The options of `python -m gateway`."""
 
-    server: ServerOptions = ServerOptions(listen="127.0.0.1:50050", metrics_listen="127.0.0.1:9100")
+    server: ServerOptions = ServerOptions(
+        listen="127.0.0.1:50050", metrics_listen="127.0.0.1:9100", max_connection_age_s=300.0
+    )
 
     peers: ChannelOptions = ChannelOptions()
 
     http_listen: str | None = "127.0.0.1:8000"
-    """Address to serve HTTP on (/metrics, /health), HOST:PORT; none if empty. It speaks TLS with
-    --tls-cert, and plaintext beyond loopback only with --allow-plaintext, as --listen does."""
+    """Address to serve HTTP on (the OpenAI API, /metrics, /health), HOST:PORT; none if empty. It
+    speaks TLS with --tls-cert, and plaintext beyond loopback only with --allow-plaintext, as
+    --listen does."""
+
+    clients: Path | None = None
+    """YAML file with the clients that may call, by token or certificate, their tenants and quotas
+    (docs/security.md); a change counts within seconds. If empty, whoever reaches the port may call,
+    as one tenant."""
 
     verifiers: list[str] = pydantic.Field(min_length=1)
-    """Addresses of the verifiers."""
+    """Addresses of the verifiers, HOST:PORT each. A DNS name stands for as many verifiers as it has
+    addresses."""
 
     drafters: list[str] = []
-    """Addresses of the drafters; without any, nothing is drafted."""
+    """Addresses of the drafters, HOST:PORT each, that the verifiers are told to talk to; each
+    verifier's own --drafters must admit them. A DNS name stands for as many drafters as it has
+    addresses. Without any, nothing is drafted."""
 
     tokenizer: Path | None = None
     """Folder of the model, for its tokenizer.json; without it, requests and responses hold token
@@ -87,7 +98,8 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Longest prompt accepted, in tokens; the model's limit if empty."""
 
     max_concurrent_requests: int = pydantic.Field(default=1024, ge=1)
-    """Most requests at a time, counting each choice as one; further ones are refused."""
+    """Most requests at a time, counting each choice as one; further ones are refused. With
+    --clients, one tenant gets four fifths at most."""
 
     max_waiting_tokens: int = pydantic.Field(default=2_097_152, ge=1)
     """Most prompt tokens that wait for their first output token at a time, counted for each choice;
@@ -101,25 +113,37 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """How long a client may leave output unread, so that no more can be sent, before its request is
     ended, in seconds."""
 
-    draft_deadline_s: float = pydantic.Field(default=0.25, gt=0, allow_inf_nan=False)
-    """How late a drafter may answer before steps stop waiting for it until it has caught up, in
-    seconds; at 40 times this, it counts as gone."""
-
-    client_delay_s: float = pydantic.Field(default=0.003, ge=0, allow_inf_nan=False)
-    """How long tokens may wait for hints to be forwarded first, in seconds."""
-
     connect_timeout_s: float = pydantic.Field(default=5.0, gt=0, allow_inf_nan=False)
-    """How long one attempt to reach a drafter or verifier may take, in seconds."""
+    """How long one attempt to reach a verifier may take, in seconds."""
+
+    failover_after_s: float = pydantic.Field(default=1.5, gt=0, allow_inf_nan=False)
+    """How long a verifier may not answer, or its engine not step, before its sequences go on at
+    another one, in seconds. A step may take twice as long as the longest of the last ones."""
 
     progress_timeout_s: float = pydantic.Field(default=120.0, gt=0, allow_inf_nan=False)
-    """How long a verifier with sequences may send nothing and make no step, before their streams
-    end with UNAVAILABLE, in seconds."""
+    """The same where there is no other verifier; the session is then begun anew, in seconds."""
+
+    resume_timeout_s: float = pydantic.Field(default=10.0, ge=0, allow_inf_nan=False)
+    """How long a request whose verifier is gone may wait for one that goes on with it, before it
+    ends with UNAVAILABLE, in seconds."""
+
+    max_resumes: int = pydantic.Field(default=4, ge=0)
+    """How often a choice may go on at another verifier."""
 
     @pydantic.field_validator("http_listen")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         if value is not None:
             parse_address(value)
+        return value
+
+    @pydantic.field_validator("drafters")
+    @classmethod
+    def _are_addresses(cls, value: list[str]) -> list[str]:
+        for address in value:
+            parse_address(address)
+            if len(address.encode()) > MAX_DRAFTER_ADDRESS_BYTES:
+                raise ValueError(f"an address has over {MAX_DRAFTER_ADDRESS_BYTES} bytes")
         return value
 
     @pydantic.field_validator("verifiers", "drafters")

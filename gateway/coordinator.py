@@ -1,25 +1,26 @@
 """The flow of one verifier step: the heart of the gateway.
 
     verifier --(events of one step)--> coordinator
-        (a) on_step    every sequence's new tokens go to its drafter: one message per drafter
-        (b) on_hints   the drafter's proposals go back as hints: one message to the verifier
-        (c) publish    only then the tokens become text and go to the clients' streams
+        on_step    every sequence's new tokens are appended to its generation
+        publish    soon after, few clients at a time, they become text and go to the streams
 
-The next step may be waiting from (a) to (b), so nothing else happens there: no text, no counting,
-no client, no task per sequence, no lock; only appends to lists and sets. The links' writers put
-what was collected into one message. (c) runs after the hints, or after a bounded delay when none
-are expected (`generation/delivery.py`).
+A step of many sequences is appended at once, without text, counting, a task per sequence or a lock.
+`publish` runs later (`generation/delivery.py`), so that no client's text delays the next step.
 
-Drafts are only ever hints. A drafter that is down, late or wrong costs its sequences nothing but
-their drafts: the verifier is told not to wait for them (`Update{drafting: false}`), and to expect
-them again with the first hint after the history was replayed.
+A verifier that dies, does not respond or shuts down loses no request: the generation holds prompt,
+output and seed, and another verifier goes on from there (`routing/resumption.py`).
 
-Owns what each event and hint means for its sequence; `routing/live_sequences.py` owns the
-sequences. Everything here runs on the event loop and no method awaits, so every method sees and
-leaves a consistent state.
+Drafting needs no message of the gateway: each Open names a drafter, and the verifier talks to it.
+The gateway chooses which one, moves sequences away from those that their verifier reports as slow
+or gone, and says what a pool keeps when only it knows where the text ends.
+
+Owns what each event means for its sequence; `routing/live_sequences.py` owns the sequences.
+Everything here runs on the event loop and no method awaits, so every method sees and leaves a
+consistent state.
 """
 
-import asyncio
+import secrets
+import time
 from collections.abc import Callable, Sequence
 
 from gateway.errors import (
@@ -36,8 +37,10 @@ from gateway.generation.usage import Step
 from gateway.messages.response import FinishReason
 from gateway.messages.verifier import (
     Decided,
+    DrafterState,
+    DrafterStatus,
     DraftWait,
-    Hint,
+    Draining,
     OpenCommand,
     Opened,
     PromptScored,
@@ -47,97 +50,80 @@ from gateway.messages.verifier import (
     VerifierEvent,
 )
 from gateway.metrics import GatewayMetrics
-from gateway.peers.drafter_link import DrafterLink
 from gateway.peers.verifier_link import VerifierLink
+from gateway.routing.drafter_moves import DrafterMoves
 from gateway.routing.fleet import Fleet
 from gateway.routing.live_sequences import LiveSequence, LiveSequences
+from gateway.routing.resumption import Displaced, Resumption
+from gateway.routing.retry_budget import RetryBudget
+from servicekit.errors import RequestError
+from servicekit.logs import Logger
 
 
 class Coordinator:
-    """Moves tokens and hints between one fleet's verifiers, drafters and the clients' streams."""
+    """Moves tokens from one fleet's verifiers to the clients' streams."""
 
     def __init__(
         self,
         *,
         fleet: Fleet,
         draft_wait: DraftWait,
-        client_delay_s: float,
+        max_resumes: int,
+        resume_timeout_s: float,
         metrics: GatewayMetrics,
+        logger: Logger,
         on_availability: Callable[[], None],
     ) -> None:
         """Begins with no sequence.
 
         Args:
-            fleet: the peers; the coordinator listens to them all.
-            draft_wait: how long verifiers may wait for hints.
-            client_delay_s: how long hints may delay clients.
-            on_availability: called when a verifier comes or goes, and when a drafter comes.
+            fleet: the coordinator listens to its verifiers.
+            draft_wait: how long verifiers may wait for drafts.
+            max_resumes: how often another verifier may go on with a choice.
+            resume_timeout_s: how long a choice may wait for that verifier.
+            on_availability: called when a verifier comes or goes.
         """
         self._fleet = fleet
         self._draft_wait = draft_wait
+        self._max_resumes = max_resumes
         self._metrics = metrics
+        self._logger = logger
         self._on_availability = on_availability
-        self._loop = asyncio.get_running_loop()
         self._sequences = LiveSequences(metrics)
-        self._delivery = Delivery(
-            publish=self._publish,
-            awaits_drafts=fleet.awaits_drafts,
-            max_delay_s=client_delay_s,
+        self._moves = DrafterMoves(drafters=fleet.drafters, sequences=self._sequences)
+        self._delivery = Delivery(self._publish)
+        self._retries = RetryBudget()
+        self._resumption = Resumption(
+            timeout_s=resume_timeout_s, place=self._place, fail=self._fail_displaced
         )
 
-    # (a) A verifier's step ended.
+    # A verifier's step ended.
 
-    def on_step(
-        self, verifier: VerifierLink, events: Sequence[VerifierEvent], received_s: float
-    ) -> None:
-        """VerifierListener: the events of one step, and when they arrived."""
-        drafters: dict[DrafterLink, None] = {}
+    def on_step(self, verifier: VerifierLink, events: Sequence[VerifierEvent]) -> None:
+        """VerifierListener: the events of one step."""
         for event in events:
             sequence = self._sequences.find(event.sequence_id)
             if sequence is None or sequence.verifier is not verifier:
-                self._ignore(verifier, event, is_foreign=sequence is not None)
+                if isinstance(event, DrafterStatus):
+                    self._on_drafter_status(verifier, event)
+                elif isinstance(event, Draining):
+                    self._on_draining(verifier)
+                else:
+                    self._ignore(verifier, event, is_foreign=sequence is not None)
                 continue
             try:
                 if type(event) is not Decided:
-                    self._on_other_event(sequence, event, received_s)
+                    self._on_other_event(sequence, event)
                     continue
                 sequence.generation.append(event)
             except Exception as error:
                 # The event is invalid, or its client does not read: no other sequence fails.
                 self._abort(sequence, error)
                 continue
-            self._delivery.add(sequence.generation, received_s)
+            self._delivery.add(sequence.generation)
             if event.finish_reason:
+                sequence.has_ended = True
                 self._sequences.forget(sequence)
-            elif sequence.drafter is not None:
-                sequence.drafter.advance(event.sequence_id, event.num_wanted_draft_tokens)
-                drafters[sequence.drafter] = None
-        for drafter in drafters:
-            drafter.flush(received_s)
-        self._resume_delivery()
-
-    # (b) A drafter answered.
-
-    def on_hints(self, drafter: DrafterLink, hints: Sequence[Hint]) -> None:
-        """DrafterListener: the requested proposals, empty ones too."""
-        hints_of: dict[VerifierLink, list[Hint]] = {}
-        for hint in hints:
-            sequence = self._sequences.find(hint.sequence_id)
-            if sequence is None:
-                continue
-            if not sequence.expects_hints and not drafter.is_slow:
-                sequence.expects_hints = True
-                sequence.verifier.update(hint.sequence_id, drafting=True)
-            hints_of.setdefault(sequence.verifier, []).append(hint)
-        for verifier, its_hints in hints_of.items():
-            verifier.hint(its_hints)
-        self._resume_delivery()
-
-    # (c) Clients, after the hints.
-
-    def _resume_delivery(self) -> None:
-        # The peers' writers, woken before, run first.
-        self._loop.call_soon(self._delivery.resume)
 
     def _publish(self, generations: Sequence[Generation]) -> None:
         """Shows what was decided to the clients, and counts it."""
@@ -159,7 +145,8 @@ class Coordinator:
             if generation.finish_reason is not FinishReason.UNFINISHED:
                 self._metrics.count_end(generation.finish_reason)
                 self._metrics.observe_acceptance(generation.usage())
-                # After a stop string the verifier still generates; otherwise it is done already.
+                # After a stop string the verifier still generates; otherwise it is done already,
+                # or waits for what the pool keeps.
                 self.close(generation)
         if counted:
             self._metrics.count_steps(counted)
@@ -169,48 +156,64 @@ class Coordinator:
     def open(self, generations: Sequence[Generation]) -> None:
         """Starts the choices of one request, all at one verifier.
 
-        The prompt goes to verifier and drafter at the same time: indexing overlaps prefill.
-
         Raises:
             UnavailableError: no verifier serves the model; nothing was started.
         """
-        verifier = self._fleet.find_verifier(generations[0].request)
+        verifier = self._fleet.find_verifier(generations[0].request, num_choices=len(generations))
         for generation in generations:
-            request = generation.request
-            sequence_id = generation.sequence_id
-            drafter = self._fleet.find_drafter(sequence_id) if request.wants_drafts else None
-            sequence = LiveSequence(
-                generation=generation,
-                verifier=verifier,
-                drafter=drafter,
-                expects_hints=drafter is not None and drafter.is_up and not drafter.is_slow,
+            self._retries.add_request()
+            self._start(generation, verifier)
+
+    def _start(
+        self,
+        generation: Generation,
+        verifier: VerifierLink,
+        refused_by: frozenset[str] = frozenset(),
+        displaced: Displaced | None = None,
+    ) -> None:
+        sequence = LiveSequence(
+            generation=generation,
+            verifier=verifier,
+            numerics_digest=verifier.numerics_digest,
+            refused_by=refused_by,
+            displaced=displaced,
+        )
+        self._sequences.add(sequence)
+        self._send_open(sequence)
+
+    def _send_open(self, sequence: LiveSequence) -> None:
+        generation = sequence.generation
+        verifier = sequence.verifier
+        if generation.request.wants_drafts:
+            sequence.drafter = self._fleet.drafters.choose(verifier.name, sequence.drafter_key)
+            sequence.opened_drafter = sequence.drafter
+        verifier.open(
+            OpenCommand(
+                sequence_id=sequence.sequence_id,
+                token_ids=generation.token_ids,
+                request=generation.request,
+                sampling=generation.sampling,
+                seed=generation.seed,
+                draft_wait=self._draft_wait,
+                drafter=sequence.drafter,
             )
-            self._sequences.add(sequence)
-            verifier.open(
-                OpenCommand(
-                    sequence_id=sequence_id,
-                    token_ids=generation.token_ids,
-                    request=request,
-                    sampling=generation.sampling,
-                    seed=generation.seed,
-                    draft_wait=self._draft_wait,
-                    drafting=sequence.expects_hints,
-                )
-            )
-            if drafter is not None:
-                drafter.add(generation)
+        )
 
     def close(self, generation: Generation) -> None:
         """The client is gone, or has all it gets: frees what the choice holds."""
         self._delivery.discard(generation)
         sequence = self._sequences.find(generation.sequence_id)
         if sequence is not None:
-            sequence.verifier.close(generation.sequence_id)
             self._sequences.forget(sequence)
         if not generation.is_over:
             generation.cancel()
             self._metrics.count_end(FinishReason.CANCELLED)
-        self._sequences.release(generation)
+        self._sequences.close(generation)
+
+    def is_running(self, generation: Generation) -> bool:
+        """Whether its verifier has admitted the choice to its batch, and not ended it."""
+        sequence = self._sequences.find(generation.sequence_id)
+        return sequence is not None and sequence.is_running
 
     def check_idle(self) -> None:
         """Checks that nothing is left of any request.
@@ -219,18 +222,18 @@ class Coordinator:
             AssertionError: something is; it names it.
         """
         self._sequences.check_idle()
+        assert self._resumption.is_idle, "choices wait for a verifier"
+        assert self._moves.is_idle, "sequences are still to be moved"
         assert self._delivery.is_idle, "clients are still to be served"
         self._fleet.check_idle()
 
     # Events other than decisions.
 
-    def _on_other_event(
-        self, sequence: LiveSequence, event: VerifierEvent, received_s: float
-    ) -> None:
+    def _on_other_event(self, sequence: LiveSequence, event: VerifierEvent) -> None:
         generation = sequence.generation
         if isinstance(event, StepTraced):
             generation.append_trace(event.step)
-            self._delivery.add(generation, received_s)
+            self._delivery.add(generation)
         elif isinstance(event, PromptScored):
             generation.append_prompt_logprobs(event)
         elif isinstance(event, Opened):
@@ -241,16 +244,24 @@ class Coordinator:
                     f"the verifier had {event.num_cached_tokens} cached tokens of a sequence of "
                     f"{len(generation.token_ids)}"
                 )
-            generation.num_cached_tokens = event.num_cached_tokens
+            if not generation.num_resumes:
+                generation.num_cached_tokens = event.num_cached_tokens
+            if sequence.displaced is not None:
+                self._metrics.count_resume(sequence.displaced.reason)
+                sequence.displaced = None
             self._sequences.set_running(sequence)
         elif isinstance(event, Rejected):
+            if event.field == "drafter_address" and sequence.drafter and not sequence.is_running:
+                self._open_elsewhere(sequence, event.message)
+                return
+            sequence.has_ended = True
             error = from_verifier(
                 code=event.code,
                 message=event.message,
                 field=event.field,
                 retry_after_ms=event.retry_after_ms,
             )
-            self._fail(sequence, error)
+            self._on_rejection(sequence, error)
         elif isinstance(event, UnreadableEvent):
             raise VerifierError(f"an event of the verifier cannot be read: {event.reason}")
 
@@ -280,7 +291,6 @@ class Coordinator:
         elif not isinstance(error, OverloadedError):
             # A bug of the gateway; the client's call logs it with its traceback.
             verifier.ignored.record("internal_error", repr(error))
-        verifier.close(sequence.generation.sequence_id)
         self._fail(sequence, error)
 
     def _fail(self, sequence: LiveSequence, error: Exception) -> None:
@@ -290,7 +300,7 @@ class Coordinator:
         self._delivery.discard(generation)
         self._publish([generation])
         generation.fail(error)
-        self._sequences.release(generation)
+        self._sequences.close(generation)
 
     def on_unsendable(
         self, verifier: VerifierLink, sequence_id: str, error: InvalidRequestError
@@ -298,6 +308,7 @@ class Coordinator:
         """VerifierListener: the sequence's Open is larger than a message may be."""
         sequence = self._sequences.find(sequence_id)
         if sequence is not None:
+            sequence.has_ended = True
             self._fail(sequence, error)
 
     # Peers come and go.
@@ -306,48 +317,155 @@ class Coordinator:
         """VerifierListener: requests can be routed to it."""
         if verifier.welcome is not None:
             self._metrics.expect_positions(verifier.welcome.max_num_speculative_tokens)
-        self._fleet.check_models()
-        self._on_availability()
+        self.on_verifiers_changed()
+        self._resumption.wake()
 
     def on_verifier_down(self, verifier: VerifierLink) -> None:
-        """VerifierListener: its sequences are gone with it.
-
-        Each client gets UNAVAILABLE. The generation still holds all that is needed to open the
-        sequence at another verifier: resumption will begin here.
-        """
+        """VerifierListener: its sequences are gone with it; other verifiers go on with them."""
+        self._fleet.drafters.forget(verifier.name)
+        reason = "verifier_draining" if verifier.is_draining else "verifier_gone"
         for sequence in self._sequences.of_verifier(verifier):
-            gone = UnavailableError("the verifier is gone", retry_after_ms=RETRY_AFTER_MS)
             try:
-                self._fail(sequence, gone)
+                self._displace(sequence, reason)
             except Exception as error:
                 # Neither its client nor the others may wait for ever.
-                sequence.generation.fail(gone)
+                sequence.generation.fail(_gone())
                 verifier.ignored.record("internal_error", repr(error))
+        self.on_verifiers_changed()
+
+    def _on_draining(self, verifier: VerifierLink) -> None:
+        """It takes no more sequences, and ends those that it has if it can."""
+        verifier.is_draining = True
+        self.on_verifiers_changed()
+
+    def on_verifiers_changed(self) -> None:
+        """Other verifiers can serve requests, or one left the fleet."""
         self._fleet.check_models()
+        self._fleet.report_connected()
         self._on_availability()
 
-    def on_drafter_up(self, drafter: DrafterLink) -> None:
-        """DrafterListener: it is being sent the histories; hints follow."""
-        self._on_availability()
+    # Choices move to another verifier.
 
-    def on_drafter_slow(self, drafter: DrafterLink) -> None:
-        """DrafterListener: hints come, but no step may wait for them."""
-        self.on_drafter_down(drafter)
+    def _on_rejection(self, sequence: LiveSequence, error: RequestError) -> None:
+        """A verifier has no room for the sequence or shuts down, or the request is at fault."""
+        verifier, generation = sequence.verifier, sequence.generation
+        if isinstance(error, OverloadedError):
+            # One that names a field has no room for that, as for grammars, and has for others.
+            if not error.field:
+                wait_s = (error.retry_after_ms or RETRY_AFTER_MS) / 1000
+                verifier.load.full_until_s = time.monotonic() + wait_s
+            reason = "full"
+        elif isinstance(error, UnavailableError):
+            reason = "draining"
+        else:
+            self._fail(sequence, error)
+            return
+        if sequence.displaced is not None:
+            # It was not taken: it waits on, as before, and has not moved.
+            self._sequences.drop(sequence)
+            generation.num_resumes -= 1
+            self._resumption.put_back(sequence.displaced)
+            return
+        if generation.has_output:
+            self._displace(sequence, f"verifier_{reason}")
+            return
+        refused_by = sequence.refused_by | {verifier.name}
+        try:
+            other = self._fleet.find_verifier(
+                generation.request, num_choices=1, refused_by=refused_by
+            )
+        except UnavailableError:
+            self._fail(sequence, error)
+            return
+        if not self._retries.take():
+            self._fail(sequence, error)
+            return
+        self._metrics.count_retry(reason)
+        self._sequences.drop(sequence)
+        generation.sequence_id = new_sequence_id()
+        self._start(generation, other, refused_by)
 
-    def on_drafter_down(self, drafter: DrafterLink) -> None:
-        """DrafterListener: no hints until further notice."""
-        for sequence in self._sequences.of_drafter(drafter):
-            self._expect_no_hints(sequence)
-        self._delivery.resume()
+    def _displace(self, sequence: LiveSequence, reason: str) -> None:
+        """The sequence's verifier no longer has it: another one goes on."""
+        generation = sequence.generation
+        if generation.num_resumes >= self._max_resumes:
+            sequence.has_ended = True
+            self._fail(sequence, _gone())
+            return
+        self._sequences.drop(sequence)
+        self._delivery.discard(generation)
+        self._resumption.add(generation, numerics_digest=sequence.numerics_digest, reason=reason)
 
-    def on_given_up(self, drafter: DrafterLink, sequence_id: str) -> None:
-        """DrafterListener: this sequence will have no drafts."""
-        sequence = self._sequences.find(sequence_id)
-        if sequence is not None:
-            self._expect_no_hints(sequence)
-            sequence.drafter = None
+    def _place(self, displaced: Displaced) -> bool:
+        """Opens a displaced choice at a verifier. Returns False if none can take it now."""
+        generation = displaced.generation
+        # What was decided may end in a stop string.
+        self._publish([generation])
+        if generation.is_over:
+            return True
+        try:
+            verifier = self._fleet.find_verifier(
+                generation.request, num_choices=1, numerics_digest=displaced.numerics_digest
+            )
+        except UnavailableError:
+            return False
+        if verifier.load.full_until_s > time.monotonic():
+            return False
+        generation.sequence_id, old_id = new_sequence_id(), generation.sequence_id
+        generation.num_resumes += 1
+        self._logger.info(
+            "choice_resumed",
+            request_id=generation.request.request_id,
+            choice_index=generation.choice_index,
+            sequence_id=generation.sequence_id,
+            former_sequence_id=old_id,
+            verifier=verifier.name,
+            reason=displaced.reason,
+            num_tokens=len(generation.token_ids),
+        )
+        self._start(generation, verifier, displaced=displaced)
+        return True
 
-    def _expect_no_hints(self, sequence: LiveSequence) -> None:
-        if sequence.expects_hints:
-            sequence.expects_hints = False
-            sequence.verifier.update(sequence.generation.sequence_id, drafting=False)
+    def _fail_displaced(self, displaced: Displaced) -> None:
+        """No verifier took the choice in time; its client has what was decided."""
+        displaced.generation.fail(_gone())
+
+    # Drafters.
+
+    def set_drafters(self, addresses: Sequence[str]) -> None:
+        """These are the drafters now: sequences move away from all others."""
+        self._fleet.drafters.set_addresses(addresses)
+        self._fleet.report_connected()
+        for verifier in self._fleet.verifiers:
+            self._moves.start(verifier)
+
+    def _on_drafter_status(self, verifier: VerifierLink, status: DrafterStatus) -> None:
+        """The verifier gets drafts from a drafter again, or no longer, or not in time."""
+        drafters = self._fleet.drafters
+        if not drafters.knows(status.drafter):
+            # Perhaps another gateway's.
+            verifier.ignored.record("unknown_drafter", status.drafter)
+        elif drafters.set_state(verifier.name, status.drafter, status.state):
+            self._fleet.report_connected()
+            if drafters.has_unable(verifier.name):
+                self._moves.start(verifier)
+
+    def _open_elsewhere(self, sequence: LiveSequence, reason: str) -> None:
+        """The verifier may not talk to the sequence's drafter: opens it with another, or none."""
+        verifier = sequence.verifier
+        verifier.ignored.record("refused_drafter", reason)
+        # It may have been moved meanwhile, to a drafter that nobody refused.
+        refused = sequence.opened_drafter
+        self._fleet.drafters.set_state(verifier.name, refused, DrafterState.REFUSED)
+        sequence.drafter = ""
+        self._send_open(sequence)
+
+
+def _gone() -> UnavailableError:
+    """What a client gets whose choice no verifier goes on with; it may go on elsewhere."""
+    return UnavailableError("the verifier is gone", retry_after_ms=RETRY_AFTER_MS)
+
+
+def new_sequence_id() -> str:
+    """128 random bits: never used again, and nobody can guess them."""
+    return secrets.token_hex(16)

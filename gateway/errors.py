@@ -3,6 +3,8 @@
     RequestError
     ├── InvalidRequestError     INVALID_ARGUMENT     the caller's mistake, in `field`
     ├── UnsupportedFieldError   UNIMPLEMENTED        a field that is not supported (yet)
+    ├── UnauthenticatedError    UNAUTHENTICATED      no valid credentials
+    ├── PermissionDeniedError   PERMISSION_DENIED    more than this client may do
     ├── OverloadedError         RESOURCE_EXHAUSTED   no room; see `retry_after_ms`
     ├── UnavailableError        UNAVAILABLE          no verifier, or it is gone, or draining
     ├── PreconditionError       FAILED_PRECONDITION  not the verifier that the request expects
@@ -29,6 +31,14 @@ class UnsupportedFieldError(RequestError):
     """The field is not supported (yet)."""
 
 
+class UnauthenticatedError(RequestError):
+    """The client's credentials are missing, wrong or expired."""
+
+
+class PermissionDeniedError(RequestError):
+    """The client may not do this."""
+
+
 class OverloadedError(RequestError):
     """There is no room for this request now."""
 
@@ -52,6 +62,8 @@ class VerifierError(RequestError):
 ERROR_TABLE: ErrorTable = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     UnsupportedFieldError: grpc.StatusCode.UNIMPLEMENTED,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     PreconditionError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -17,7 +17,7 @@ from gateway.generation.usage import MAX_MATCH_LENGTH, Step
 from gateway.messages.response import FinishReason, Source, Usage
 from servicekit.tally_histogram import TallyHistogram
 
-# A draft's round trip takes some hundred microseconds; the default deadline is 0.25 s.
+# A draft's round trip takes some hundred microseconds; verifiers wait 0.25 s at most by default.
 _HOP_BUCKETS_S = (
     0.0001, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05,
     0.1, 0.25,
@@ -40,19 +40,27 @@ _MATCH_LENGTHS = (1, 2, 3, 5, 8, 16, 32, MAX_MATCH_LENGTH)
 
 # Every labelled series begins at 0: Prometheus sees no increase in a series that appears with its
 # first event.
-_SHED_REASONS = ("concurrency", "waiting_tokens", "draining", "no_verifier")
-_RESUME_REASONS = ("verifier_gone", "verifier_draining")
-#: Reasons for ignoring messages, by peer.
-IGNORED_REASONS = {
-    "verifier": (
-        "foreign_sequence",
-        "unknown_sequence",
-        "odd_event",
-        "rejected_command",
-        "internal_error",
-    ),
-    "drafter": ("odd_proposal", "refused_sequence", "late_answer", "internal_error"),
-}
+_SHED_REASONS = (
+    "concurrency",
+    "waiting_tokens",
+    "tenant_concurrency",
+    "tenant_waiting_tokens",
+    "draining",
+    "no_verifier",
+)
+_EXPIRY_PHASES = ("queue", "prefill", "decode")
+_RESUME_REASONS = ("verifier_gone", "verifier_draining", "verifier_full")
+_REFUSAL_REASONS = ("full", "draining")
+#: Reasons for ignoring a verifier's messages.
+IGNORED_REASONS = (
+    "foreign_sequence",
+    "unknown_sequence",
+    "unknown_drafter",
+    "refused_drafter",
+    "odd_event",
+    "rejected_command",
+    "internal_error",
+)
 # Further positions have no series, whatever a verifier's limit.
 _MAX_DRAFT_POSITIONS = 512
 
@@ -130,20 +138,40 @@ class GatewayMetrics:
             "Requests that were refused for load or readiness, by reason.",
             ["reason"],
         )
+        self._requests_expired = counter(
+            "requests_expired",
+            "Requests whose deadline passed, by what they were doing: waiting for a verifier, "
+            "computing the prompt, or generating.",
+            ["phase"],
+        )
         self._requests_unread = counter(
             "requests_unread", "Requests that were ended because their client did not read."
         )
-        # Always 0 until requests are resumed: dashboards have the name already.
         self._request_resumes = counter(
             "request_resumes", "Choices that moved to another verifier, by reason.", ["reason"]
         )
+        self._request_retries = counter(
+            "request_retries",
+            "Choices that a verifier refused before they began and that went to another one, by "
+            "reason.",
+            ["reason"],
+        )
         self._messages_ignored = counter(
             "peer_messages_ignored",
-            "Events of verifiers and proposals of drafters that are invalid, by reason.",
+            "Events of verifiers that are invalid, by reason.",
             ["peer", "reason"],
         )
         self._num_running = gauge("num_requests_running", "Choices in a verifier's batch.")
         self._num_waiting = gauge("num_requests_waiting", "Choices waiting for a verifier.")
+        peers_connected = Gauge(
+            "tandem_peers_connected",
+            "Verifiers that this gateway has a session with, and drafters that answer at least one "
+            "of them.",
+            ["kind"],
+            registry=registry,
+        )
+        self._verifiers_connected = peers_connected.labels("verifier")
+        self._drafters_connected = peers_connected.labels("drafter")
         self._verifiers_outvoted = gauge(
             "verifiers_outvoted",
             "Connected verifiers that get no requests, because others serve another model by the "
@@ -166,13 +194,8 @@ class GatewayMetrics:
         )
         self._draft_round_trip = histogram(
             "draft_round_trip_seconds",
-            "From sending a drafter a step's decisions to receiving its proposals, in seconds; "
-            "prompts, replays and releases are not observed.",
-            _HOP_BUCKETS_S,
-        )
-        self._draft_relay = histogram(
-            "draft_relay_seconds",
-            "Arrival of a verifier's step to sending it the hints that continue it, in seconds.",
+            "From a verifier's sending a drafter a sequence's tokens to its receiving the hint for "
+            "them, in seconds; at most one per step, of hints that arrived between steps.",
             _HOP_BUCKETS_S,
         )
         for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED):
@@ -181,11 +204,14 @@ class GatewayMetrics:
             self._request_errors.labels(code)
         for shed_reason in _SHED_REASONS:
             self._requests_shed.labels(shed_reason)
+        for phase in _EXPIRY_PHASES:
+            self._requests_expired.labels(phase)
         for resume_reason in _RESUME_REASONS:
             self._request_resumes.labels(resume_reason)
-        for peer, reasons in IGNORED_REASONS.items():
-            for ignored_reason in reasons:
-                self._messages_ignored.labels(peer, ignored_reason)
+        for refusal_reason in _REFUSAL_REASONS:
+            self._request_retries.labels(refusal_reason)
+        for ignored_reason in IGNORED_REASONS:
+            self._messages_ignored.labels("verifier", ignored_reason)
         self._series_of_position: list[Counter] = []
         # By source and bucket of match lengths: draft tokens, accepted tokens.
         self._series_of_match = {
@@ -204,6 +230,11 @@ class GatewayMetrics:
 
     def count_error(self, error: Exception) -> None:
         self._request_errors.labels(code_name(error)).inc()
+
+    def count_expired(self, phase: str) -> None:
+        """A request's deadline passed; also an error with the code that its client gets."""
+        self._requests_expired.labels(phase).inc()
+        self._request_errors.labels("DEADLINE_EXCEEDED").inc()
 
     def count_unread(self, error: Exception) -> None:
         """A request was ended, with this error, because its client did not read."""
@@ -261,13 +292,25 @@ class GatewayMetrics:
     def count_shed(self, reason: str) -> None:
         self._requests_shed.labels(reason).inc()
 
-    def count_ignored(self, peer: str, reason: str) -> None:
-        """A peer's message is ignored; the reason is one of `IGNORED_REASONS`."""
-        self._messages_ignored.labels(peer, reason).inc()
+    def count_resume(self, reason: str) -> None:
+        """Another verifier goes on with a choice; the reason is one of `_RESUME_REASONS`."""
+        self._request_resumes.labels(reason).inc()
+
+    def count_retry(self, reason: str) -> None:
+        """Another verifier gets a choice; the reason is one of `_REFUSAL_REASONS`."""
+        self._request_retries.labels(reason).inc()
+
+    def count_ignored(self, reason: str) -> None:
+        """A verifier's message is ignored; the reason is one of `IGNORED_REASONS`."""
+        self._messages_ignored.labels("verifier", reason).inc()
 
     def set_load(self, *, num_running: int, num_waiting: int) -> None:
         self._num_running.set(num_running)
         self._num_waiting.set(num_waiting)
+
+    def set_connected(self, *, num_verifiers: int, num_drafters: int) -> None:
+        self._verifiers_connected.set(num_verifiers)
+        self._drafters_connected.set(num_drafters)
 
     def set_verifiers_outvoted(self, num_verifiers: int) -> None:
         self._verifiers_outvoted.set(num_verifiers)
@@ -282,8 +325,5 @@ class GatewayMetrics:
         self._e2e_request_latency.observe(since_arrival_s)
 
     def observe_draft_round_trip(self, duration_s: float) -> None:
-        """A drafter answered a batch of decisions."""
+        """A verifier reports how long a drafter's answer took."""
         self._draft_round_trip.observe(duration_s)
-
-    def observe_draft_relay(self, duration_s: float) -> None:
-        self._draft_relay.observe(duration_s)

@@ -1,8 +1,9 @@
 """Builds a whole gateway from its configuration, and runs it."""
 
 import asyncio
+import functools
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -10,21 +11,29 @@ from prometheus_client import CollectorRegistry
 from gateway.api.frontend import Frontend
 from gateway.api.grpc_service import SERVICE_NAME, GenerationServicer
 from gateway.api.http import HttpListener
+from gateway.api.openai.service import OpenAiApi
 from gateway.api.unread_watch import UnreadWatch
 from gateway.config import GatewayConfig
 from gateway.coordinator import Coordinator
 from gateway.errors import ERROR_TABLE
 from gateway.messages.verifier import DraftWait
 from gateway.metrics import GatewayMetrics
-from gateway.peers.drafter_link import DrafterLink
 from gateway.peers.verifier_link import VerifierLink
+from gateway.requests.authenticator import Authenticator
+from gateway.requests.clients_file import KnownClients, read_clients
 from gateway.routing.fleet import Fleet
+from gateway.routing.membership import Membership
 from gateway.routing.progress_watch import ProgressWatch
+from gateway.text.chat_template import ChatTemplate, ChatTemplateError
 from gateway.text.tokenizer import Tokenizer, TokenizerLoadError
 from servicekit.channel import open_channel
 from servicekit.config import ConfigError
+from servicekit.discovery import Discovery, Replica, Resolve, resolve_host
+from servicekit.interceptors.access import Caller
 from servicekit.logs import Logger
 from servicekit.server import Server
+from servicekit.tls import channel_credentials
+from servicekit.watched_files import WatchedFiles
 from tandem.v1 import gateway_pb2_grpc, limits_pb2
 
 
@@ -38,9 +47,17 @@ class GatewayServer:
     """
 
     def __init__(
-        self, config: GatewayConfig, *, registry: CollectorRegistry, logger: Logger
+        self,
+        config: GatewayConfig,
+        *,
+        registry: CollectorRegistry,
+        logger: Logger,
+        resolve: Resolve = resolve_host,
     ) -> None:
         """Builds it, inside the event loop; nothing is bound before `start`.
+
+        Args:
+            resolve: resolves the names of verifiers and drafters.
 
         Raises:
             ConfigError: the tokenizer cannot be loaded, or the credentials cannot be used.
@@ -48,18 +65,21 @@ class GatewayServer:
         self._config = config
         self._registry = registry
         self._logger = logger
-        self._channels: list[grpc.aio.Channel] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._http: HttpListener | None = None
         self._availability_changed = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         metrics = GatewayMetrics(registry)
+        self._metrics = metrics
+        self._gateway_id = secrets.token_hex(16)
         self.fleet = Fleet(metrics=metrics, logger=logger)
         self.coordinator = Coordinator(
             fleet=self.fleet,
             draft_wait=DraftWait(config.draft_wait),
-            client_delay_s=config.client_delay_s,
+            max_resumes=config.max_resumes,
+            resume_timeout_s=config.resume_timeout_s,
             metrics=metrics,
+            logger=logger,
             on_availability=self._on_availability,
         )
         tokenizer = _load_tokenizer(config)
@@ -76,6 +96,8 @@ class GatewayServer:
             metrics=metrics,
             logger=logger,
         )
+        self._clients: WatchedFiles[KnownClients] | None = None
+        self._authenticator = Authenticator(None if config.clients is None else self._known_clients)
         self.server = Server(
             config.server,
             service_names=[SERVICE_NAME],
@@ -83,20 +105,60 @@ class GatewayServer:
             registry=registry,
             logger=logger,
             limit_options=limits_pb2,
+            admit=None if config.clients is None else self._admit,
+        )
+        if config.clients is not None:
+            self._clients = WatchedFiles(
+                [config.clients],
+                functools.partial(read_clients, config.clients),
+                on_reload=self.server.on_reload("clients"),
+            )
+        self._openai = OpenAiApi(
+            frontend=self.frontend,
+            authenticator=self._authenticator,
+            allowed_clients=config.server.allowed_clients,
+            tokenizer=tokenizer,
+            chat_template=_load_chat_template(config),
+            body_timeout_s=config.server.request_timeout_s,
+            logger=logger,
+        )
+        self._unread_watch = UnreadWatch(
+            unread_timeout_s=config.unread_timeout_s, on_unread=metrics.count_unread
         )
         gateway_pb2_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(
-                self.frontend,
-                UnreadWatch(
-                    unread_timeout_s=config.unread_timeout_s, on_unread=metrics.count_unread
-                ),
-            ),
+            GenerationServicer(self.frontend, self._unread_watch, self._authenticator),
             self.server.grpc,
         )
-        self._add_links(metrics)
-        self._progress_watch = ProgressWatch(fleet=self.fleet, timeout_s=config.progress_timeout_s)
-        if self._channels and config.peers.peer_tls_cert is not None:
-            self.server.export_expiry("peer", config.peers.peer_tls_cert)
+        self._progress_watch = ProgressWatch(
+            fleet=self.fleet,
+            failover_after_s=config.failover_after_s,
+            progress_timeout_s=config.progress_timeout_s,
+            can_wait=DraftWait(config.draft_wait) is DraftWait.ALWAYS,
+        )
+        self._membership = Membership(
+            fleet=self.fleet,
+            start_link=self._start_link,
+            on_change=self.coordinator.on_verifiers_changed,
+            logger=logger,
+        )
+        self._verifiers = Discovery(
+            config.verifiers,
+            interval_s=config.peers.resolve_interval_s,
+            on_change=self._membership.set_replicas,
+            resolve=resolve,
+            logger=logger,
+        )
+        self._drafters = Discovery(
+            config.drafters,
+            interval_s=config.peers.resolve_interval_s,
+            on_change=self._set_drafters,
+            resolve=resolve,
+            logger=logger,
+        )
+        for address in config.verifiers:
+            # What cannot be used is found now, and not when the name is resolved.
+            channel_credentials(address, config.peers)
+        self.server.watch_peer_certificate(config.peers)
 
     @property
     def http_address(self) -> str | None:
@@ -109,7 +171,7 @@ class GatewayServer:
         return self._failed
 
     async def start(self) -> None:
-        """Binds, and begins to connect to the peers; health says NOT_SERVING.
+        """Binds, and begins to connect to the verifiers; health says NOT_SERVING.
 
         Raises:
             ConfigError: an address cannot be bound. Nothing is left running.
@@ -119,8 +181,11 @@ class GatewayServer:
                 self._http = HttpListener(
                     listen=self._config.http_listen,
                     options=self._config.server,
-                    frontend=self.frontend,
+                    certificate=self.server.certificate,
                     registry=self._registry,
+                    routes=self._openai.routes(),
+                    is_ready=lambda: self.server.is_serving and self.frontend.is_serving,
+                    unread_watch=self._unread_watch,
                 )
             await self.server.start()
         except BaseException:
@@ -128,28 +193,23 @@ class GatewayServer:
             raise
         if self._http is not None:
             self._spawn(self._http.run())
-        for link in self.fleet.links:
-            self._spawn(link.run())
+        if self._clients is not None:
+            self._spawn(self._clients.watch())
+        self._membership.set_replicas(self._verifiers.replicas)
+        self._set_drafters(self._drafters.replicas)
+        self._spawn(self._membership.run())
+        self._spawn(self._verifiers.run())
+        self._spawn(self._drafters.run())
         self._spawn(self._progress_watch.run())
 
     async def wait_until_serving(self) -> None:
-        """Returns when a verifier is connected and every drafter is, or had time to be.
-
-        No request needs a drafter, but a ready gateway should draft from the first request.
+        """Returns when a verifier is connected.
 
         Raises:
             Exception: that of `failed`.
         """
-        loop = asyncio.get_running_loop()
-        drafters_due_s: float | None = None
-        while True:
-            timeout_s = None
-            if self.frontend.is_serving:
-                drafters_due_s = drafters_due_s or loop.time() + self._config.connect_timeout_s
-                timeout_s = drafters_due_s - loop.time()
-                if timeout_s <= 0 or all(drafter.is_up for drafter in self.fleet.drafters):
-                    return
-            await self._await_availability(timeout_s=timeout_s)
+        while not self.frontend.is_serving:
+            await self._await_availability()
 
     async def drain(self) -> None:
         """Refuses new requests and returns when the running ones are done."""
@@ -164,8 +224,6 @@ class GatewayServer:
         self._tasks.clear()
         if self._http is not None:
             self._http.close()
-        for channel in self._channels:
-            await channel.close()
         self.frontend.close()
 
     def ready_line(self) -> str:
@@ -173,13 +231,20 @@ class GatewayServer:
         http = "" if self.http_address is None else f" http={self.http_address}"
         return f"ready grpc={self.server.address}{http}"
 
-    async def _await_availability(self, *, timeout_s: float | None) -> None:
+    def _admit(self, caller: Caller) -> None:
+        self._authenticator.authenticate(
+            token=caller.token, certificate_names=caller.certificate_names
+        )
+
+    def _known_clients(self) -> KnownClients:
+        assert self._clients is not None, "the gateway has a file of clients"
+        return self._clients.value
+
+    async def _await_availability(self) -> None:
         self._availability_changed.clear()
         changed = asyncio.ensure_future(self._availability_changed.wait())
         try:
-            await asyncio.wait(
-                (changed, self._failed), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait((changed, self._failed), return_when=asyncio.FIRST_COMPLETED)
         finally:
             changed.cancel()
         if self._failed.done():
@@ -192,51 +257,44 @@ class GatewayServer:
         else:
             self.server.set_not_serving()
 
-    def _add_links(self, metrics: GatewayMetrics) -> None:
-        config = self._config
-        gateway_id = secrets.token_hex(16)
-        for name in config.verifiers:
-            self.fleet.verifiers.append(
-                VerifierLink(
-                    name=name,
-                    channel=self._open_channel(name),
-                    gateway_id=gateway_id,
-                    listener=self.coordinator,
-                    hint_tokens=config.hint_tokens,
-                    greet_timeout_s=config.connect_timeout_s,
-                    metrics=metrics,
-                    logger=self._logger,
-                )
-            )
-        for name in config.drafters:
-            self.fleet.drafters.append(
-                DrafterLink(
-                    name=name,
-                    channel=self._open_channel(name),
-                    listener=self.coordinator,
-                    hint_tokens=config.hint_tokens,
-                    deadline_s=config.draft_deadline_s,
-                    greet_timeout_s=config.connect_timeout_s,
-                    metrics=metrics,
-                    logger=self._logger,
-                )
-            )
+    def _set_drafters(self, replicas: Sequence[Replica]) -> None:
+        self.coordinator.set_drafters([replica.address for replica in replicas])
 
-    def _open_channel(self, target: str) -> grpc.aio.Channel:
-        channel = open_channel(target, self._config.peers, user_agent="tandem-gateway")
-        self._channels.append(channel)
-        return channel
+    def _start_link(self, replica: Replica) -> "tuple[VerifierLink, asyncio.Task[None]]":
+        channel = open_channel(
+            replica.address,
+            self._config.peers,
+            server_name=replica.server_name,
+            user_agent="tandem-gateway",
+        )
+        link = VerifierLink(
+            name=replica.address,
+            channel=channel,
+            gateway_id=self._gateway_id,
+            listener=self.coordinator,
+            greet_timeout_s=self._config.connect_timeout_s,
+            metrics=self._metrics,
+            logger=self._logger,
+        )
+        return link, self._spawn(_run_link(link, channel))
 
-    def _spawn(self, forever: Coroutine[None, None, None]) -> None:
+    def _spawn(self, forever: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task = asyncio.ensure_future(forever)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
+        return task
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
         if task.cancelled() or self._failed.done():
             return
         error = task.exception() or RuntimeError("a task that runs for ever has ended")
         self._failed.set_exception(error)
+
+
+async def _run_link(link: VerifierLink, channel: grpc.aio.Channel) -> None:
+    async with channel:
+        await link.run()
 
 
 def _load_tokenizer(config: GatewayConfig) -> Tokenizer | None:
@@ -245,4 +303,13 @@ def _load_tokenizer(config: GatewayConfig) -> Tokenizer | None:
     try:
         return Tokenizer.load(config.tokenizer)
     except TokenizerLoadError as error:
+        raise ConfigError("--tokenizer", str(error)) from None
+
+
+def _load_chat_template(config: GatewayConfig) -> ChatTemplate | None:
+    if config.tokenizer is None:
+        return None
+    try:
+        return ChatTemplate.load(config.tokenizer)
+    except ChatTemplateError as error:
         raise ConfigError("--tokenizer", str(error)) from None

@@ -9,7 +9,10 @@ Knows nothing of what the services do: it could be its own project.
     kernels/        compiles and caches numeric kernels; needs numba, so not every service has it
     health, probe   grpc.health.v1, and a command that asks it
     metrics         the Prometheus endpoint; tally_histogram is a fast histogram for it
-    channel         client channels that notice a dead peer
+    channel         client channels that notice a dead peer; peer_stream keeps one stream open on it
+    renewed_channel a channel whose calls use the certificate that the files hold now
+    watched_files   files that are read again when they change
+    discovery       the replicas that DNS names stand for
     tls             credentials from files; plaintext only on loopback or where a flag allows it
     config          flags, environment and YAML into one validated model
     errors          domain exceptions to gRPC statuses and back

@@ -1,4 +1,4 @@
-"""Client channels that notice a dead peer and reconnect when it returns.
+"""Client channels that notice a dead peer, reconnect when it returns, and renew their certificate.
 
 Owns the channel arguments that all clients of services share. Knows no service.
 Argument names: https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
@@ -6,9 +6,12 @@ Argument names: https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
 
 import grpc
 
+from servicekit.address import Address, parse_address
 from servicekit.config import ChannelOptions
 from servicekit.limits import KEEPALIVE, MAX_RECEIVE_BYTES
-from servicekit.tls import channel_credentials
+from servicekit.renewed_channel import RenewedChannel
+from servicekit.tls import channel_credentials, peer_files
+from servicekit.watched_files import WatchedFiles
 
 # How long one attempt to connect may take, and how the pauses between attempts grow: a restarted
 # peer is found within seconds, and an absent one does not get many attempts.
@@ -18,13 +21,19 @@ _MAX_BACKOFF_MS = 3_000
 
 
 def open_channel(
-    target: str, options: ChannelOptions, *, user_agent: str | None = None
+    target: str,
+    options: ChannelOptions,
+    *,
+    server_name: str | None = None,
+    user_agent: str | None = None,
 ) -> grpc.aio.Channel:
     """Opens a channel; it connects when first used. The caller closes it.
 
     Args:
         target: HOST:PORT or any gRPC name (`dns:///...`, `unix:...`).
         options: the TLS files; plaintext only to loopback unless they say otherwise.
+        server_name: the DNS name that the target's address was found by: its certificate must have
+            that name. None: it must have the target's own host.
         user_agent: stands before gRPC's own.
 
     Raises:
@@ -42,8 +51,26 @@ def open_channel(
         # The environment's HTTP proxy is meant for the internet, not for services.
         ("grpc.enable_http_proxy", 0),
     ]
+    if server_name is not None:
+        # As if gRPC itself had resolved the name: the certificate is checked for the authority.
+        authority = Address(host=server_name, port=parse_address(target).port)
+        arguments.append(("grpc.default_authority", str(authority)))
     if user_agent is not None:
         arguments.append(("grpc.primary_user_agent", user_agent))
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=arguments)
-    return grpc.aio.secure_channel(target, credentials, options=arguments)
+
+    def read() -> grpc.ChannelCredentials:
+        credentials = channel_credentials(target, options)
+        assert credentials is not None, "the options do not change"
+        return credentials
+
+    files = WatchedFiles(
+        peer_files(options),
+        read,
+        # The process reports it once, for all its channels: `Server.watch_peer_certificate`.
+        on_reload=lambda _error: None,
+    )
+    return RenewedChannel(
+        files, lambda held: grpc.aio.secure_channel(target, held, options=arguments)
+    )

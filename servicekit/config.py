@@ -56,6 +56,11 @@ class ServerOptions(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     tls_client_ca: Path | None = None
     """File with the authorities (PEM) that sign clients' certificates; the port speaks mTLS."""
 
+    allowed_clients: list[str] = []
+    """Names in certificates of the clients that may call, health checks aside: DNS names or URIs,
+    or the common name of a certificate that has neither. `*.` at the beginning stands for one
+    label. Needs --tls-client-ca; if empty, every client with a certificate may call."""
+
     allow_plaintext: bool = False
     """Listen without TLS on an address that is not loopback."""
 
@@ -75,6 +80,10 @@ class ServerOptions(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     max_concurrent_calls: int = pydantic.Field(default=4096, ge=1)
     """Maximum number of calls in flight in total, without health checks; further ones are
     refused."""
+
+    max_connection_age_s: float = pydantic.Field(default=0.0, ge=0, le=10**6, allow_inf_nan=False)
+    """How long a connection takes new calls, in seconds: then its client is asked to open another
+    one (GOAWAY) and finds new replicas; calls in flight end undisturbed. 0 is no limit."""
 
     request_timeout_s: float = pydantic.Field(default=30.0, gt=0, allow_inf_nan=False)
     """How long a call may take to send its one request, in seconds."""
@@ -107,6 +116,10 @@ class ChannelOptions(
 
     peer_allow_plaintext: bool = False
     """Call services without TLS on addresses that are not loopback."""
+
+    resolve_interval_s: float = pydantic.Field(default=5.0, gt=0, allow_inf_nan=False)
+    """How often the DNS names of services to call are resolved, in seconds. Each address that a
+    name has is a replica of its own."""
 
 
 def load_config(

@@ -91,16 +91,7 @@ def read_yaml(key: str, file: str, options: Sequence[Option]) -> dict[str, Given
     Raises:
         ConfigError: unreadable file, unknown key.
     """
-    try:
-        with Path(file).open(encoding="utf-8") as stream:
-            content = yaml.load(stream, Loader=_YAMLLoader)
-    except OSError as error:
-        raise ConfigError(key, f"{file}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        problem = getattr(error, "problem", None) or error
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(key, f"{file}{line}: {problem}") from None
+    content = load_yaml(key, file)
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -120,6 +111,24 @@ def read_yaml(key: str, file: str, options: Sequence[Option]) -> dict[str, Given
             value = _from_text(option, value)
         given[name] = Given(key=yaml_key, value=value)
     return given
+
+
+def load_yaml(key: str, file: Path | str) -> object:
+    """The content of a YAML file; a key that is given twice is an error.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no YAML; the error names the key.
+    """
+    try:
+        with Path(file).open(encoding="utf-8") as stream:
+            return yaml.load(stream, Loader=_YAMLLoader)
+    except OSError as error:
+        raise ConfigError(key, f"{file}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or error
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(key, f"{file}{line}: {problem}") from None
 
 
 def _from_text(option: Option, text: str) -> object:

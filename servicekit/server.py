@@ -6,19 +6,20 @@ added to `Server.grpc` before `start`. Signals and exit codes belong to `service
 
 import asyncio
 import errno
+import functools
 import socket
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
 from servicekit import health
 from servicekit.address import Address, parse_address
-from servicekit.config import ConfigError, ServerOptions
+from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.errors import ErrorTable
+from servicekit.interceptors.access import AccessInterceptor, Caller
 from servicekit.interceptors.bounds import BoundsInterceptor
 from servicekit.interceptors.error_mapping import ErrorInterceptor
 from servicekit.interceptors.request_id import RequestIdInterceptor
@@ -27,7 +28,19 @@ from servicekit.limits import KEEPALIVE, MAX_RECEIVE_BYTES, PING_TOLERANCE
 from servicekit.logs import Logger
 from servicekit.message_limits import LimitOptions, limits_of_methods
 from servicekit.metrics import MetricsServer
-from servicekit.tls import first_expiry, server_credentials
+from servicekit.tls import (
+    ChannelCertificate,
+    ServerCertificate,
+    peer_files,
+    read_channel_certificate,
+    server_credentials,
+    watch_server_certificate,
+)
+from servicekit.watched_files import WatchedFiles
+
+# Calls that gRPC has accepted and Python has not begun, some 10 KB each. Beyond it, gRPC ends new
+# calls of any client with CANCELLED. By default it is 1,000, fewer than one connection may open.
+_MAX_PENDING_CALLS = 8_192
 
 # Probes are few; a plaintext port that anyone may reach needs no more.
 _MAX_PROBE_STREAMS = 64
@@ -41,7 +54,7 @@ class Server:
     only, without interceptors.
 
     Raises:
-        ConfigError: see `tls.server_credentials`.
+        ConfigError: see `tls.read_server_certificate`.
     """
 
     def __init__(
@@ -53,6 +66,7 @@ class Server:
         registry: CollectorRegistry,
         logger: Logger,
         limit_options: LimitOptions | None = None,
+        admit: Callable[[Caller], object] | None = None,
     ) -> None:
         """Makes the gRPC servers; binds nothing yet.
 
@@ -64,34 +78,60 @@ class Server:
             logger: for errors that callers do not see.
             limit_options: the options of the .proto files that limit requests; None leaves the
                 transport's limit only.
+            admit: raises an exception of the error table for a caller who may not call; None
+                admits all.
         """
         self.options = options
         self.logger = logger
         self._registry = registry
-        self._credentials = server_credentials(options)
         self._certificate_expiry = Gauge(
             "tandem_certificate_expiry_timestamp_seconds",
             "When a certificate in use, or one of its chain, expires, in Unix seconds.",
             ["certificate"],
             registry=registry,
         )
-        if options.tls_cert is not None:
-            self.export_expiry("server", options.tls_cert)
+        self._file_reloads = Counter(
+            "tandem_file_reloads",
+            "Changed files that were read again, by what they hold and whether they could be used.",
+            ["files", "outcome"],
+            registry=registry,
+        )
+        #: What the main port shows; None: it speaks plaintext.
+        self.certificate = watch_server_certificate(
+            options, on_reload=self.on_reload("server_certificate")
+        )
+        if self.certificate is not None:
+            self._export_expiry("server", self.certificate)
+        ProcessCollector(registry=registry)
         self._health = health.HealthServicer([*service_names, health.SERVICE_NAME])
+        Gauge(
+            "tandem_serving", "1 while health says SERVING, else 0.", registry=registry
+        ).set_function(lambda: self._health.is_serving)
         self._address: str | None = None
         self._health_address: str | None = None
         self._metrics: MetricsServer | None = None
         self._refusing: asyncio.Task[None] | None = None
         limits = limits_of_methods(service_names, limit_options) if limit_options else {}
+        access = []
+        if options.allowed_clients or admit is not None:
+            access.append(
+                AccessInterceptor(
+                    allowed_clients=options.allowed_clients, admit=admit, error_table=error_table
+                )
+            )
         #: Servicers are added to it before `start`.
         self.grpc = grpc.aio.server(
             interceptors=[
                 RequestIdInterceptor(),
                 MetricsInterceptor(registry),
+                *access,
                 BoundsInterceptor(options.max_concurrent_calls, options.request_timeout_s),
                 ErrorInterceptor(error_table, logger, limits),
             ],
-            options=_arguments(options.max_concurrent_streams, MAX_RECEIVE_BYTES),
+            options=[
+                *_arguments(options.max_concurrent_streams, MAX_RECEIVE_BYTES),
+                *_max_age(options.max_connection_age_s),
+            ],
         )
         self._probes: grpc.aio.Server | None = None
         if options.health_listen is not None:
@@ -119,15 +159,49 @@ class Server:
         """The address of metrics, with the real port; None if they are not served."""
         return None if self._metrics is None else self._metrics.address
 
-    def export_expiry(self, certificate: str, path: Path) -> None:
-        """Exports when the certificate in a file expires.
+    def watch_peer_certificate(self, options: ChannelOptions) -> None:
+        """Exports when the certificate expires that this process shows to the services it calls.
+
+        Raises:
+            ConfigError: see `tls.read_channel_certificate`.
+        """
+        if options.peer_tls_ca is None or options.peer_tls_cert is None:
+            return
+        certificate = WatchedFiles(
+            peer_files(options),
+            functools.partial(read_channel_certificate, options),
+            on_reload=self.on_reload("peer_certificate"),
+        )
+        self._export_expiry("peer", certificate)
+
+    def on_reload(self, files: str) -> Callable[[ConfigError | None], None]:
+        """What `WatchedFiles` are to call: it logs and counts their changes.
 
         Args:
-            certificate: the metric's label: "server" for this server's own certificate, "peer"
-                for the one that it shows to the services that it calls.
-            path: its file, PEM.
+            files: what they hold, for the metric's label.
         """
-        self._certificate_expiry.labels(certificate).set(first_expiry(path.read_bytes()))
+        outcomes = [self._file_reloads.labels(files, each) for each in ("success", "failure")]
+
+        def report(error: ConfigError | None) -> None:
+            outcomes[error is not None].inc()
+            if error is None:
+                self.logger.info("files_reloaded", files=files)
+            else:
+                self.logger.error("files_not_reloaded", files=files, reason=str(error))
+
+        return report
+
+    def _export_expiry(
+        self,
+        certificate: str,
+        files: WatchedFiles[ServerCertificate] | WatchedFiles[ChannelCertificate],
+    ) -> None:
+        # A scrape also looks whether the files have changed: handshakes may be rare.
+        def read() -> float:
+            files.refresh()
+            return files.value.expires_s
+
+        self._certificate_expiry.labels(certificate).set_function(read)
 
     async def start(self) -> None:
         """Binds every port and answers calls; health still says NOT_SERVING.
@@ -138,7 +212,12 @@ class Server:
         """
         options = self.options
         try:
-            self._address = _bind(self.grpc, "--listen", options.listen, self._credentials)
+            self._address = _bind(
+                self.grpc,
+                "--listen",
+                options.listen,
+                None if self.certificate is None else server_credentials(self.certificate),
+            )
             if self._probes is not None and options.health_listen is not None:
                 self._health_address = _bind(
                     self._probes, "--health-listen", options.health_listen, None
@@ -169,6 +248,11 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop(0)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether health says SERVING."""
+        return self._health.is_serving
 
     def set_serving(self) -> None:
         """Health says SERVING, for "" and every service."""
@@ -218,8 +302,17 @@ def _arguments(max_concurrent_streams: int, max_receive_bytes: int) -> list[tupl
         ("grpc.so_reuseport", 0),
         # Without a limit, a client that rapidly opens and resets calls slows all others.
         ("grpc.max_concurrent_streams", max_concurrent_streams),
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
         ("grpc.max_receive_message_length", max_receive_bytes),
     ]
+
+
+def _max_age(max_connection_age_s: float) -> list[tuple[str, int]]:
+    """Calls in flight have no limit: gRPC's default. It also spreads the ages by a tenth."""
+    if not max_connection_age_s:
+        return []
+    return [("grpc.max_connection_age_ms", max(1, round(1000 * max_connection_age_s)))]
 
 
 def _bind(

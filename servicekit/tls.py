@@ -1,4 +1,4 @@
-"""TLS and mTLS credentials from files, and when a certificate expires.
+"""TLS and mTLS credentials from files, read again when they change, and when they expire.
 
 Owns the rule of when plaintext is allowed: on loopback, or where a flag says so. Knows nothing
 of how files get there or who signs them. `cryptography` reads our own certificates and keys; `ssl`
@@ -7,34 +7,142 @@ reads authorities, because system bundles hold old ones that `cryptography` is g
 one machine speak plaintext.
 """
 
+import contextlib
+import dataclasses
+import math
 import ssl
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
 
 from servicekit.address import is_loopback_target, parse_address
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
+from servicekit.watched_files import WatchedFiles
 
 
-def server_credentials(options: ServerOptions) -> grpc.ServerCredentials | None:
-    """The main port's credentials: TLS, mTLS with `--tls-client-ca`, or None for plaintext.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCertificate:
+    """What a server's files hold, all PEM.
+
+    Attributes:
+        chain: its certificate and those between it and the authority.
+        client_ca: the authorities of clients' certificates; None: clients need none.
+        expires_s: when the first certificate of the chain expires, in Unix seconds.
+    """
+
+    chain: bytes
+    key: bytes = dataclasses.field(repr=False)
+    client_ca: bytes | None
+    expires_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelCertificate:
+    """What the files of channels hold, all PEM.
+
+    Attributes:
+        authorities: those of the certificates of the services to call.
+        chain, key: for services that ask for a certificate; None: there is none.
+        expires_s: when the first certificate of the chain expires, in Unix seconds.
+    """
+
+    authorities: bytes
+    chain: bytes | None = None
+    key: bytes | None = dataclasses.field(default=None, repr=False)
+    expires_s: float = math.inf
+
+
+def read_server_certificate(options: ServerOptions) -> ServerCertificate | None:
+    """The main port's certificate: TLS, mTLS with `--tls-client-ca`, or None for plaintext.
 
     Raises:
-        ConfigError: a file is missing or invalid, half of a pair is missing, or the address is not
-            loopback and `--allow-plaintext` is not given.
+        ConfigError: a file is missing or invalid, the certificate has expired, half of a pair is
+            missing, or the address is not loopback and `--allow-plaintext` is not given.
     """
     if options.tls_cert is None and options.tls_key is None:
         if options.tls_client_ca is not None:
             raise ConfigError("--tls-client-ca", "needs --tls-cert and --tls-key")
+        if options.allowed_clients:
+            raise ConfigError("--allowed-clients", "needs --tls-client-ca")
         check_plaintext(options, "--listen", options.listen)
         return None
-    cert, key = _key_pair(options.tls_cert, "--tls-cert", options.tls_key, "--tls-key")
-    if options.tls_client_ca is None:
-        return grpc.ssl_server_credentials([(key, cert)])
-    client_ca = _authorities(options.tls_client_ca, "--tls-client-ca")
-    return grpc.ssl_server_credentials(
-        [(key, cert)], root_certificates=client_ca, require_client_auth=True
+    chain, key = _key_pair(options.tls_cert, "--tls-cert", options.tls_key, "--tls-key")
+    client_ca = None
+    if options.tls_client_ca is not None:
+        client_ca = _authorities(options.tls_client_ca, "--tls-client-ca")
+    elif options.allowed_clients:
+        raise ConfigError("--allowed-clients", "needs --tls-client-ca")
+    return ServerCertificate(
+        chain=chain, key=key, client_ca=client_ca, expires_s=first_expiry(chain)
     )
+
+
+def watch_server_certificate(
+    options: ServerOptions, *, on_reload: Callable[[ConfigError | None], None]
+) -> WatchedFiles[ServerCertificate] | None:
+    """The main port's certificate, read again when its files change; None for plaintext.
+
+    Raises:
+        ConfigError: see `read_server_certificate`.
+    """
+    if read_server_certificate(options) is None:
+        return None
+
+    def read() -> ServerCertificate:
+        certificate = read_server_certificate(options)
+        assert certificate is not None, "the options do not change"
+        return certificate
+
+    paths = (options.tls_cert, options.tls_key, options.tls_client_ca)
+    return WatchedFiles([path for path in paths if path], read, on_reload=on_reload)
+
+
+def server_credentials(certificate: WatchedFiles[ServerCertificate]) -> grpc.ServerCredentials:
+    """Credentials of a gRPC server; each handshake looks whether the certificate has changed."""
+    used = certificate.value
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        certificate.refresh()
+        latest = certificate.value
+        if latest is used:
+            return None
+        used = latest
+        return _configuration(latest)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used),
+        changed,  # type: ignore[arg-type]  # None, for "no change", is missing in the stubs
+        require_client_authentication=used.client_ca is not None,
+    )
+
+
+def server_context(
+    options: ServerOptions, certificate: WatchedFiles[ServerCertificate]
+) -> ssl.SSLContext:
+    """The same for HTTP; each handshake looks whether the certificate has changed.
+
+    Args:
+        options: those that the certificate was read by.
+    """
+    used = certificate.value
+    outer = current = _make_context(options)
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal used, current
+        certificate.refresh()
+        latest = certificate.value
+        if latest is not used:
+            # `ssl` reads files only: these may have changed once more, and be half written.
+            with contextlib.suppress(OSError):  # ssl.SSLError is one
+                current = _make_context(options)
+                used = latest
+        connection.context = current
+
+    outer.sni_callback = choose
+    return outer
 
 
 def check_plaintext(options: ServerOptions, flag: str, listen: str) -> None:
@@ -59,7 +167,7 @@ def channel_credentials(target: str, options: ChannelOptions) -> grpc.ChannelCre
     """The credentials of a channel: TLS with `--peer-tls-ca`, or None for plaintext.
 
     Raises:
-        ConfigError: as `server_credentials`, for the target.
+        ConfigError: as `read_server_certificate`, for the target.
     """
     if options.peer_tls_ca is None:
         for path, flag in (
@@ -74,14 +182,28 @@ def channel_credentials(target: str, options: ChannelOptions) -> grpc.ChannelCre
                 f"{target} is not loopback: give --peer-tls-ca, or --peer-allow-plaintext",
             )
         return None
-    ca = _authorities(options.peer_tls_ca, "--peer-tls-ca")
+    held = read_channel_certificate(options)
+    return grpc.ssl_channel_credentials(
+        root_certificates=held.authorities, private_key=held.key, certificate_chain=held.chain
+    )
+
+
+def read_channel_certificate(options: ChannelOptions) -> ChannelCertificate:
+    """The files of channels over TLS: `--peer-tls-ca` is given.
+
+    Raises:
+        ConfigError: a file is missing or invalid, the certificate has expired, or half of a pair is
+            missing.
+    """
+    assert options.peer_tls_ca is not None, "the caller has checked"
+    authorities = _authorities(options.peer_tls_ca, "--peer-tls-ca")
     if options.peer_tls_cert is None and options.peer_tls_key is None:
-        return grpc.ssl_channel_credentials(root_certificates=ca)
-    cert, key = _key_pair(
+        return ChannelCertificate(authorities=authorities)
+    chain, key = _key_pair(
         options.peer_tls_cert, "--peer-tls-cert", options.peer_tls_key, "--peer-tls-key"
     )
-    return grpc.ssl_channel_credentials(
-        root_certificates=ca, private_key=key, certificate_chain=cert
+    return ChannelCertificate(
+        authorities=authorities, chain=chain, key=key, expires_s=first_expiry(chain)
     )
 
 
@@ -99,6 +221,31 @@ def first_expiry(pem: bytes) -> float:
         certificate.not_valid_after_utc.timestamp()
         for certificate in x509.load_pem_x509_certificates(pem)
     )
+
+
+def peer_files(options: ChannelOptions) -> Sequence[Path]:
+    """The files that `channel_credentials` reads; none for plaintext."""
+    paths = (options.peer_tls_ca, options.peer_tls_cert, options.peer_tls_key)
+    return [path for path in paths if path is not None]
+
+
+def _configuration(certificate: ServerCertificate) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(certificate.key, certificate.chain)], root_certificates=certificate.client_ca
+    )
+
+
+def _make_context(options: ServerOptions) -> ssl.SSLContext:
+    assert options.tls_cert is not None, "the certificate was read"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(options.tls_cert, options.tls_key)
+    if options.tls_client_ca is not None:
+        context.load_verify_locations(options.tls_client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    # A resumed session would not show the client's certificate to new authorities.
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET
+    return context
 
 
 def _key_pair(
@@ -126,6 +273,9 @@ def _key_pair(
         raise ConfigError(key_flag, f"{key} holds no private key in PEM form") from None
     if private_key.public_key() != certificate.public_key():
         raise ConfigError(key_flag, f"{key} is not the key of {cert}")
+    # Peers would refuse it in every handshake, also without a reason.
+    if first_expiry(cert_bytes) <= time.time():
+        raise ConfigError(cert_flag, f"{cert} has expired")
     return cert_bytes, key_bytes
 
 

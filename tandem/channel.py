@@ -1,19 +1,35 @@
-"""Client channels: TLS, and the settings that every client shares. Knows no service."""
+"""Client channels: addresses, TLS, tokens, and the settings that every client shares.
 
+Knows no service. Argument names: https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
+"""
+
+import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
+# While a call is open, a server that vanished without closing the connection is noticed within the
+# sum of both. A server of Tandem takes a ping every 0.5 s.
+_KEEPALIVE_MS = (10_000, 5_000)
+# Where the call then goes on elsewhere: sooner, since a mistake costs little.
+_SHORT_KEEPALIVE_MS = (1_000, 1_000)
+
 _CHANNEL_OPTIONS = (
-    # While a call is open, notices a server that vanished without closing the connection.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
+    # A restarted server is found within seconds; an absent one gets few attempts.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+    # New replicas of a name are found soon after a connection has ended.
+    ("grpc.dns_min_time_between_resolutions_ms", 5_000),
+    # Connections of its own, without another channel's backoff.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.primary_user_agent", "tandem-client"),
 )
-_LOOPBACK = ("127.", "localhost", "[::1]")
+# The addresses of one name take turns, and those that cannot be reached are skipped.
+_ROUND_ROBIN = ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +59,99 @@ class TlsOptions:
         )
 
 
-def open_channel(target: str, tls: TlsOptions | None) -> grpc.Channel:
-    """A channel for blocking calls; None speaks plaintext. The caller closes it."""
+def parse_targets(targets: str | Sequence[str]) -> tuple[str, ...]:
+    """Splits `a:1,b:2` into its addresses; takes any gRPC name as one (`dns:///name:1`).
+
+    Raises:
+        ValueError: there is none, or one is empty.
+    """
+    if isinstance(targets, str):
+        # These names of gRPC hold commas themselves.
+        is_one_name = targets.startswith(("ipv4:", "ipv6:"))
+        targets = [targets] if is_one_name else targets.split(",")
+    found = tuple(target.strip() for target in targets)
+    if not found or not all(found):
+        raise ValueError(f"{targets!r} is no list of addresses HOST:PORT")
+    return found
+
+
+def token_metadata(
+    token: str | None, targets: Sequence[str], tls: TlsOptions | None, *, allow_plaintext: bool
+) -> tuple[tuple[str, str], ...]:
+    """The metadata of calls that carry a bearer token; none without a token.
+
+    Raises:
+        ValueError: the token is no token, or would cross a network in plaintext.
+    """
+    if token is None:
+        return ()
+    if not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise ValueError("the token must be of printable ASCII characters, without spaces")
+    if tls is None and not allow_plaintext:
+        for target in targets:
+            if not _is_loopback(target):
+                raise ValueError(
+                    f"the token would go to {target} in plaintext: use TLS, or allow it explicitly"
+                )
+    return (("authorization", f"Bearer {token}"),)
+
+
+def open_channel(
+    target: str, tls: TlsOptions | None, *, round_robin: bool = False, resumes: bool = False
+) -> grpc.Channel:
+    """A channel for blocking calls; None speaks plaintext. The caller closes it.
+
+    Args:
+        target: HOST:PORT or any gRPC name.
+        tls: None speaks plaintext.
+        round_robin: whether the calls are spread over all addresses of the name.
+        resumes: whether a call that is cut off goes on elsewhere.
+    """
+    options = _options(target, round_robin=round_robin, resumes=resumes)
     if tls is None:
-        return grpc.insecure_channel(target, options=_options(target))
-    return grpc.secure_channel(target, tls.credentials(), options=_options(target))
+        return grpc.insecure_channel(target, options=options)
+    return grpc.secure_channel(target, tls.credentials(), options=options)
 
 
-def open_async_channel(target: str, tls: TlsOptions | None) -> grpc.aio.Channel:
-    """A channel of the running event loop; None speaks plaintext. The caller closes it."""
+def open_async_channel(
+    target: str, tls: TlsOptions | None, *, round_robin: bool = False, resumes: bool = False
+) -> grpc.aio.Channel:
+    """A channel of the running event loop; see `open_channel`."""
+    options = _options(target, round_robin=round_robin, resumes=resumes)
     if tls is None:
-        return grpc.aio.insecure_channel(target, options=_options(target))
-    return grpc.aio.secure_channel(target, tls.credentials(), options=_options(target))
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, tls.credentials(), options=options)
 
 
-def _options(target: str) -> tuple[tuple[str, int | str], ...]:
+def _options(target: str, *, round_robin: bool, resumes: bool) -> list[tuple[str, int | str]]:
     """The channel's settings; to this machine it never uses the environment's proxy."""
-    return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(not target.startswith(_LOOPBACK))))
+    interval_ms, timeout_ms = _SHORT_KEEPALIVE_MS if resumes else _KEEPALIVE_MS
+    options: list[tuple[str, int | str]] = [
+        *_CHANNEL_OPTIONS,
+        ("grpc.keepalive_time_ms", interval_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+    ]
+    options.append(("grpc.enable_http_proxy", int(not _is_loopback(target))))
+    if round_robin:
+        options.append(_ROUND_ROBIN)
+    return options
+
+
+def _is_loopback(target: str) -> bool:
+    """Whether a gRPC name can only be on this machine."""
+    scheme, colon, rest = target.partition(":")
+    if colon and scheme in ("unix", "unix-abstract"):
+        return True
+    if colon and scheme in ("dns", "ipv4", "ipv6"):
+        target = rest.rpartition("/")[2]  # dns://name server/name
+    return all(_is_loopback_host(address.rpartition(":")[0]) for address in target.split(","))
+
+
+def _is_loopback_host(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False  # a name, which may be any machine's

@@ -19,13 +19,22 @@ nothing else. A stream that is left early (its iterator is closed, an exception,
 cancellation) cancels its call, and the servers free its resources within one step of the model.
 """
 
-from collections.abc import AsyncGenerator, Generator
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Self
 
 import grpc
 
 from tandem import wire
-from tandem.channel import TlsOptions, open_async_channel, open_channel
+from tandem.channel import (
+    TlsOptions,
+    open_async_channel,
+    open_channel,
+    parse_targets,
+    token_metadata,
+)
+from tandem.continuation import Continuation
 from tandem.drafter_client import AsyncDrafterClient, DrafterClient
 from tandem.drafting import (
     Draft,
@@ -52,11 +61,13 @@ from tandem.generation import (
     SpeculationParams,
     Started,
     StepTrace,
+    StructuredOutput,
     TandemError,
     TokenLogprob,
     Traced,
     Usage,
 )
+from tandem.retry import Failover, RetryPolicy
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 
 __all__ = [
@@ -80,10 +91,12 @@ __all__ = [
     "Model",
     "NgramParams",
     "ProposalTrace",
+    "RetryPolicy",
     "SamplingParams",
     "SpeculationParams",
     "Started",
     "StepTrace",
+    "StructuredOutput",
     "TandemClient",
     "TandemError",
     "TlsOptions",
@@ -97,31 +110,80 @@ class TandemClient:
     """Blocking client; may be shared between threads.
 
     Args:
-        target: HOST:PORT of the gateway's gRPC.
+        targets: where the gateways' gRPC is: HOST:PORT, several of them (a sequence, or separated
+            by commas), or any gRPC name. Calls go to all addresses in turn; those that fail are
+            left out for a while.
         tls: None speaks plaintext.
+        token: sent with every call, as `authorization: Bearer TOKEN`.
+        allow_plaintext_token: sends it without TLS beyond this machine, too.
+        retry: how requests get over failures; None raises each failure at once.
+
+    Raises:
+        ValueError: an argument cannot be used.
+        OSError: a file of `tls` cannot be read.
     """
 
-    def __init__(self, target: str, *, tls: TlsOptions | None = None) -> None:
-        self._channel = open_channel(target, tls)
-        self._stub = gateway_pb2_grpc.GenerationServiceStub(self._channel)
+    def __init__(
+        self,
+        targets: str | Sequence[str],
+        *,
+        tls: TlsOptions | None = None,
+        token: str | None = None,
+        allow_plaintext_token: bool = False,
+        retry: RetryPolicy | None = RetryPolicy(),  # noqa: B008 - immutable
+    ) -> None:
+        targets = parse_targets(targets)
+        self._metadata = token_metadata(token, targets, tls, allow_plaintext=allow_plaintext_token)
+        self._channels = [
+            open_channel(each, tls, round_robin=True, resumes=retry is not None) for each in targets
+        ]
+        self._stubs = [
+            gateway_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels
+        ]
+        self._failover = Failover(len(targets), retry)
+        self._closed = threading.Event()
 
     def stream(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> Generator[Event, None, None]:
         """Yields one Started, then Chunks, then one Finished per choice.
 
+        After a failure, as far as `retry` allows, the stream goes on through another gateway: each
+        token comes once and in order. The output is what it would have been without the failure
+        where it is greedy or sampled by seed (which `Started` tells) and the verifiers have equal
+        numerics; otherwise it goes on as the model may. Several choices are resumed one after the
+        other. `Traced` events tell the steps of all calls, and usage what is known of them: a call
+        that failed does not tell the match lengths and sources of its drafts.
+
         Raises:
             TandemError: the request failed; events yielded before stay valid.
         """
-        call = self._stub.Generate(wire.to_request(request), timeout=timeout_s)
-        try:
-            for response in call:
-                if (event := wire.to_event(response)) is not None:
-                    yield event
-        except grpc.RpcError as error:
-            raise wire.to_error(error) from error
-        finally:
-            call.cancel()
+        continuation = Continuation(request)
+        attempts = self._failover.begin(timeout_s)
+        while (wanted := continuation.next_call()) is not None:
+            call = self._stubs[attempts.next_gateway()].Generate(
+                wire.to_request(wanted), timeout=attempts.time_left_s, metadata=self._metadata
+            )
+            try:
+                for response in call:
+                    if (event := wire.to_event(response)) is None:
+                        continue
+                    if not isinstance(event, Started):
+                        attempts.bring_output()
+                    if (shown := continuation.receive(event)) is not None:
+                        yield shown
+                continuation.end()
+                attempts.succeed()
+            except grpc.RpcError as error:
+                failure = wire.to_error(error)
+                pause_s = attempts.fail(failure)
+                if pause_s is None:
+                    raise failure from error
+                yield from continuation.interrupt()
+                if self._closed.wait(pause_s):
+                    raise failure from error
+            finally:
+                call.cancel()
 
     def generate(self, request: GenerationRequest, *, timeout_s: float | None = None) -> Generation:
         """Returns the whole result at once.
@@ -135,16 +197,33 @@ class TandemClient:
         return collector.generation()
 
     def list_models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        """Returns the models that the gateway serves."""
-        try:
-            response = self._stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise wire.to_error(error) from error
-        return wire.to_models(response)
+        """Returns the models that the gateway serves.
+
+        Raises:
+            TandemError: the call failed.
+        """
+        attempts = self._failover.begin(timeout_s)
+        while True:
+            try:
+                response = self._stubs[attempts.next_gateway()].ListModels(
+                    gateway_pb2.ListModelsRequest(),
+                    timeout=attempts.time_left_s,
+                    metadata=self._metadata,
+                )
+            except grpc.RpcError as error:
+                failure = wire.to_error(error)
+                pause_s = attempts.fail(failure)
+                if pause_s is None or self._closed.wait(pause_s):
+                    raise failure from error
+            else:
+                attempts.succeed()
+                return wire.to_models(response)
 
     def close(self) -> None:
-        """Closes the channel; calls still open end with CANCELLED."""
-        self._channel.close()
+        """Closes the channels; calls still open end with CANCELLED."""
+        self._closed.set()
+        for channel in self._channels:
+            channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -157,18 +236,42 @@ class AsyncTandemClient:
     """Asyncio client; belongs to the event loop that it was made in.
 
     Args:
-        target: HOST:PORT of the gateway's gRPC.
+        targets: where the gateways' gRPC is; see `TandemClient`, also for what follows.
         tls: None speaks plaintext.
+        token: sent with every call, as `authorization: Bearer TOKEN`.
+        allow_plaintext_token: sends it without TLS beyond this machine, too.
+        retry: how requests get over failures; None raises each failure at once.
+
+    Raises:
+        ValueError: an argument cannot be used.
+        OSError: a file of `tls` cannot be read.
     """
 
-    def __init__(self, target: str, *, tls: TlsOptions | None = None) -> None:
-        self._channel = open_async_channel(target, tls)
-        self._stub = gateway_pb2_grpc.GenerationServiceStub(self._channel)
+    def __init__(
+        self,
+        targets: str | Sequence[str],
+        *,
+        tls: TlsOptions | None = None,
+        token: str | None = None,
+        allow_plaintext_token: bool = False,
+        retry: RetryPolicy | None = RetryPolicy(),  # noqa: B008 - immutable
+    ) -> None:
+        targets = parse_targets(targets)
+        self._metadata = token_metadata(token, targets, tls, allow_plaintext=allow_plaintext_token)
+        self._channels = [
+            open_async_channel(each, tls, round_robin=True, resumes=retry is not None)
+            for each in targets
+        ]
+        self._stubs: list[gateway_pb2_grpc.GenerationServiceAsyncStub] = [
+            gateway_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels
+        ]
+        self._failover = Failover(len(targets), retry)
+        self._is_closed = False
 
     async def stream(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Yields one Started, then Chunks, then one Finished per choice.
+        """Yields one Started, then Chunks, then one Finished per choice; see `TandemClient.stream`.
 
         Leave it early through `contextlib.aclosing`: a `break` alone leaves the call open until
         the event loop finalises the iterator.
@@ -176,16 +279,34 @@ class AsyncTandemClient:
         Raises:
             TandemError: the request failed; events yielded before stay valid.
         """
-        call = self._stub.Generate(wire.to_request(request), timeout=timeout_s)
-        try:
-            async for response in call:
-                if (event := wire.to_event(response)) is not None:
-                    yield event
-        except grpc.RpcError as error:
-            raise wire.to_error(error) from error
-        finally:
-            # Otherwise its handler would run on: grpc.aio does not end abandoned calls.
-            call.cancel()
+        continuation = Continuation(request)
+        attempts = self._failover.begin(timeout_s)
+        while (wanted := continuation.next_call()) is not None:
+            call = self._stubs[attempts.next_gateway()].Generate(
+                wire.to_request(wanted), timeout=attempts.time_left_s, metadata=self._metadata
+            )
+            try:
+                async for response in call:
+                    if (event := wire.to_event(response)) is None:
+                        continue
+                    if not isinstance(event, Started):
+                        attempts.bring_output()
+                    if (shown := continuation.receive(event)) is not None:
+                        yield shown
+                continuation.end()
+                attempts.succeed()
+            except grpc.RpcError as error:
+                failure = wire.to_error(error)
+                pause_s = attempts.fail(failure)
+                if pause_s is None:
+                    raise failure from error
+                for finished in continuation.interrupt():
+                    yield finished
+                if await self._is_closed_after(pause_s):
+                    raise failure from error
+            finally:
+                # Otherwise its handler would run on: grpc.aio does not end abandoned calls.
+                call.cancel()
 
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
@@ -201,21 +322,40 @@ class AsyncTandemClient:
         return collector.generation()
 
     async def list_models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
-        """Returns the models that the gateway serves."""
-        try:
-            response = await self._stub.ListModels(
-                gateway_pb2.ListModelsRequest(), timeout=timeout_s
-            )
-        except grpc.RpcError as error:
-            raise wire.to_error(error) from error
-        return wire.to_models(response)
+        """Returns the models that the gateway serves.
+
+        Raises:
+            TandemError: the call failed.
+        """
+        attempts = self._failover.begin(timeout_s)
+        while True:
+            try:
+                response = await self._stubs[attempts.next_gateway()].ListModels(
+                    gateway_pb2.ListModelsRequest(),
+                    timeout=attempts.time_left_s,
+                    metadata=self._metadata,
+                )
+            except grpc.RpcError as error:
+                failure = wire.to_error(error)
+                pause_s = attempts.fail(failure)
+                if pause_s is None or await self._is_closed_after(pause_s):
+                    raise failure from error
+            else:
+                attempts.succeed()
+                return wire.to_models(response)
 
     async def close(self) -> None:
-        """Closes the channel; calls still open end with CANCELLED."""
-        await self._channel.close()
+        """Closes the channels; calls still open end with CANCELLED."""
+        self._is_closed = True
+        for channel in self._channels:
+            await channel.close()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def _is_closed_after(self, pause_s: float) -> bool:
+        await asyncio.sleep(pause_s)
+        return self._is_closed

@@ -8,7 +8,7 @@ gRPC channels nor protobuf (`tandem.wire` translates).
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import grpc
 
@@ -26,6 +26,24 @@ class DraftSource(enum.StrEnum):
 
     SEQUENCE = "sequence"
     POOL = "pool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutput:
+    """What the text of the output must be: exactly one of these.
+
+    Tokens that it forbids are never chosen. An output that ends early, by `max_new_tokens` or a
+    stop, may be incomplete.
+    """
+
+    json_schema: str | Mapping[str, Any] | None = None
+    """A JSON value that is valid under this schema."""
+    regex: str | None = None
+    """A text that matches all of this regular expression."""
+    choices: Sequence[str] = ()
+    """One of these strings."""
+    lark: str | None = None
+    """A text of this grammar, in the syntax of Lark; its first rule is `start`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +76,8 @@ class SamplingParams:
     """The same for the tokens of the prompt."""
     logprobs_mode: Literal["processed", "raw"] | None = None
     """Logprobs of the distribution that is sampled from, or of the model's own logits."""
+    structured_output: StructuredOutput | None = None
+    """The grammar that the output follows; None leaves it free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +191,7 @@ class Usage:
     accepted_per_position: tuple[int, ...] = ()
     """Element j: how often the draft at position j was accepted."""
     resumes: int = 0
-    """How often the request moved to another verifier."""
+    """How often the request moved to another verifier, or was resumed by the client."""
     by_match_length: tuple[MatchAcceptance, ...] = ()
     """In ascending order of length."""
     num_sequence_drafts: int = 0
@@ -277,6 +297,8 @@ class Chunk:
     """Steps of the model that the chunk covers; more than 1 if the client reads slowly."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    """Why the choice ended, on its last chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ server would answer with. Messages to a drafter are those of `tandem.draft_excha
 """
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -191,6 +192,29 @@ def _sampling(wire: sampling_pb2.SamplingParams, params: generation.SamplingPara
             params.logprobs_mode,
             "sampling.logprobs_mode",
         )
+    if params.structured_output is not None:
+        _structured_output(wire.structured_output, params.structured_output)
+
+
+def _structured_output(
+    wire: sampling_pb2.StructuredOutput, params: generation.StructuredOutput
+) -> None:
+    given = [each for each in ("json_schema", "regex", "choices", "lark") if getattr(params, each)]
+    if len(given) != 1:
+        raise generation.TandemError(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"exactly one of its fields must be given, not {', '.join(given) or 'none'}",
+            field="sampling.structured_output",
+        )
+    (name,) = given
+    value = getattr(params, name)
+    path = f"sampling.structured_output.{name}"
+    if name == "choices":
+        assign(wire.choices, "values", value, path=path)
+        return
+    if name == "json_schema" and not isinstance(value, str):
+        value = json.dumps(value)
+    assign(wire, name, value, path=path)
 
 
 def _speculation(
@@ -234,6 +258,7 @@ def _to_chunk(chunk: gateway_pb2.Chunk) -> generation.Chunk:
         num_steps=chunk.num_steps,
         logprobs=tuple(_to_logprob(entry) for entry in chunk.logprobs),
         prompt_logprobs=tuple(_to_logprob(entry) for entry in chunk.prompt_logprobs),
+        finish_reason=_finish_reason(chunk.finish_reason) if chunk.finish_reason else None,
     )
 
 

@@ -6,6 +6,7 @@ parts together, `follower.py` is the process of another rank. The rooms, from th
     service/          gRPC: sessions, conversion and validation of messages, liveness
     engine/           the engine thread: commands in, steps, events out
     scheduling/       which sequences run, with how many tokens, in which K/V blocks
+    drafters/         what each drafter was sent, and the stream to it
     drafts/           a sequence's latest hint, how many drafts to verify, whether to wait for one
     sampling/         from logits to tokens and logprobs; acceptance of drafts
     batch/            a step as flat arrays, and the protocol of a model that runs it

@@ -8,7 +8,7 @@ from servicekit.logs import configure_logs
 from servicekit.process import run
 from verifier.config import SERVICE, VerifierConfig
 from verifier.server import serve
-from verifier.tensor_parallel.launch import read_launch
+from verifier.tensor_parallel.launch import loopback_variables, read_launch
 
 
 def main() -> int:
@@ -19,6 +19,8 @@ def main() -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if launch is not None:
+        os.environ.update(loopback_variables(os.environ))
     if launch is not None and launch.rank > 0:
         # With torch, which a process of its own may never need.
         from verifier.follower import follow

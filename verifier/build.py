@@ -1,12 +1,16 @@
 """Builds a verifier from its parts: checkpoint, K/V cache, scheduler, engine."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from servicekit.logs import get_logger
-from verifier.batch.target_model import TargetModel
+from verifier.batch.target_model import HasRowTile, TargetModel
 from verifier.config import VerifierConfig
+from verifier.drafters.drafters import Drafters
+from verifier.drafters.messages import DrafterMessage, Link
+from verifier.drafts.depth_policy import DepthPolicy
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.observation import EngineObserver, Observers
 from verifier.model.digests import tokenizer_digest_of
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from verifier.tensor_parallel.leader import Leader
 
 logger = get_logger(__name__)
+
+# From a drafter's address, and what is to be called with everything that its link reports.
+OpenLink = Callable[[str, Callable[[DrafterMessage], None]], Link]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +97,32 @@ def load_model(config: VerifierConfig, leader: "Leader | None" = None) -> Loaded
 
 
 def build_engine(
-    loaded: LoadedModel, config: VerifierConfig, observers: list[EngineObserver]
+    loaded: LoadedModel,
+    config: VerifierConfig,
+    observers: list[EngineObserver],
+    open_link: OpenLink | None = None,
+    *,
+    has_depth_policy: bool = True,
 ) -> Engine:
-    """An engine for the model; not started."""
+    """An engine for the model; not started.
+
+    Args:
+        open_link: begins to connect to a drafter; None: there is none.
+        has_depth_policy: False: steps verify as many drafts as the limits allow, for comparison.
+    """
     observer = Observers(observers)
     served = loaded.served
+
+    def open_drafter(address: str) -> Link:
+        assert open_link is not None, "no session can name a drafter"
+        return open_link(address, engine.submit)
+
+    drafters = Drafters(
+        open_link=open_drafter,
+        vocab_size=served.vocab_size,
+        idle_timeout_s=config.drafter_idle_timeout_s,
+        count_fault=observer.drafter_failed,
+    )
     scheduler = Scheduler(
         block_pool=BlockPool(served.num_kv_blocks),
         block_size=served.block_size,
@@ -105,10 +133,18 @@ def build_engine(
         max_scored_rows=max_rows_per_step(
             vocab_size=served.vocab_size, max_logprobs=served.max_logprobs or 0
         ),
+        depth_policy=DepthPolicy(
+            max_rows=config.max_num_batched_tokens,
+            max_depth=config.max_num_speculative_tokens,
+            row_tile=loaded.model.row_tile if isinstance(loaded.model, HasRowTile) else 8,
+        )
+        if has_depth_policy
+        else None,
     )
-    return Engine(
+    engine = Engine(
         model=loaded.model,
         scheduler=scheduler,
+        drafters=drafters,
         options=EngineOptions(
             max_model_len=served.max_model_len,
             max_num_waiting=config.max_num_waiting,
@@ -119,3 +155,4 @@ def build_engine(
         ),
         observer=observer,
     )
+    return engine

@@ -5,7 +5,8 @@ from typing import Literal
 
 import pydantic
 
-from servicekit.config import ServerOptions
+from servicekit.address import parse_address
+from servicekit.config import ChannelOptions, ServerOptions
 from servicekit.cores import available_cores
 
 SERVICE = "verifier"
@@ -18,6 +19,20 @@ class VerifierConfig(
 
     # Loopback: any other address needs TLS or --allow-plaintext, which the operator must choose.
     server: ServerOptions = ServerOptions(listen="127.0.0.1:50052", metrics_listen="127.0.0.1:9102")
+
+    peers: ChannelOptions = ChannelOptions()
+
+    drafters: list[str] = []
+    """Addresses of the drafters that gateways may name. Each admits itself, hosts below its name
+    and, for a DNS name, every IP address that it resolves to, now or later: nothing is connected
+    before. Without any, requests that name a drafter are refused."""
+
+    draft_deadline_s: float = pydantic.Field(default=0.25, gt=0, allow_inf_nan=False)
+    """How late a drafter may answer. One that stays later is put aside for a while: no step waits
+    for it; at 40 times this, it counts as gone. In seconds."""
+
+    drafter_idle_timeout_s: float = pydantic.Field(default=60.0, gt=0, allow_inf_nan=False)
+    """How long a drafter that no sequence needs stays connected, in seconds."""
 
     model: Path
     """Checkpoint folder: config.json and safetensors."""
@@ -106,6 +121,13 @@ class VerifierConfig(
     """Whether requests may ask for a trace of every step: what was computed, where, and from which
     proposals."""
 
+    allow_score: bool = True
+    """Whether callers may use Score. Gateways do not need it; it also needs --logprobs."""
+
+    allow_structured_output: bool = False
+    """Whether requests may have the output follow a grammar of theirs. A hostile grammar can slow
+    the steps of all requests: for clients that are trusted not to send one."""
+
     allow_full_scores: bool = False
     """Whether Score requests may ask for each position's distribution over the vocabulary and its
     hidden state, up to 4 MiB a call. Callers can learn much of the model's weights from them."""
@@ -119,6 +141,13 @@ class VerifierConfig(
 
     max_session_event_bytes: int = pydantic.Field(default=8 << 20, ge=1 << 16)
     """Largest number of bytes of events that a session may leave unread before it is ended."""
+
+    @pydantic.field_validator("drafters")
+    @classmethod
+    def _are_addresses(cls, value: list[str]) -> list[str]:
+        for address in value:
+            parse_address(address)
+        return value
 
     @pydantic.model_validator(mode="after")
     def _every_decode_fits_a_step(self) -> "VerifierConfig":

@@ -1,82 +1,78 @@
 """The verifier's metrics: an observer of the engine."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from servicekit.tally_histogram import TallyHistogram
+from verifier.drafters.messages import DrafterFault, DrafterState
+from verifier.drafts.depth_policy import DepthOutcome
 from verifier.drafts.draft_buffer import HintOutcome
-from verifier.drafts.speculation_gain import DecodeCosts
-from verifier.engine.observation import EngineLoad, Fault, StepRecord
+from verifier.drafts.draft_wait import WaitOutcome
+from verifier.engine.engine import Engine
+from verifier.engine.observation import PHASES, EngineObserver, Fault, StepRecord
 
 _STEP_BUCKETS_S = (
     0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1, 3, 10,
 )  # fmt: skip
 _HOP_BUCKETS_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)
 _TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_ERROR_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 3)
 _DEPTH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 24, 32)
 
 
-class VerifierMetrics:
-    """An `EngineObserver`. Called by the engine thread; prometheus_client does the locking."""
+class VerifierMetrics(EngineObserver):
+    """Called by the engine thread."""
 
     def __init__(self, registry: CollectorRegistry, *, num_kv_blocks: int) -> None:
-        self._step_duration = Histogram(
+        self._registry = registry
+        self._step_duration = TallyHistogram(
             "tandem_step_duration_seconds",
             "Model step, in seconds, by phase: schedule, forward, verify, commit.",
-            ["phase"],
-            buckets=_STEP_BUCKETS_S,
+            bounds=_STEP_BUCKETS_S,
             registry=registry,
+            label="phase",
+            label_values=PHASES,
         )
-        self._step_tokens = Histogram(
+        self._step_tokens = TallyHistogram(
             "tandem_step_tokens",
             "Tokens scheduled per step, drafts included.",
-            buckets=_TOKEN_BUCKETS,
+            bounds=_TOKEN_BUCKETS,
             registry=registry,
         )
-        self._draft_wait = Histogram(
+        self._draft_wait = TallyHistogram(
             "tandem_draft_wait_seconds",
             "Time a step waited for hints, in seconds.",
-            buckets=_HOP_BUCKETS_S,
+            bounds=_HOP_BUCKETS_S,
             registry=registry,
         )
-        self._draft_hop = Histogram(
+        self._draft_hop = TallyHistogram(
             "tandem_draft_hop_seconds",
-            "From a decision's publication to the receipt of its hint, in seconds.",
-            buckets=_HOP_BUCKETS_S,
+            "From sending a drafter a sequence's tokens to the receipt of the hint that continues "
+            "them, in seconds; hints that travelled while a step was computed do not count.",
+            bounds=_HOP_BUCKETS_S,
             registry=registry,
         )
+        waits = Counter(
+            "tandem_draft_waits",
+            "Steps that waited for hints, by whether a draft came meanwhile: paid, vain.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._waits = {outcome: waits.labels(outcome.value) for outcome in WaitOutcome}
+        drafter_faults = Counter(
+            "tandem_verifier_drafter_faults",
+            "What drafters did wrong, by kind; it cost drafts, nothing else.",
+            ["reason"],
+            registry=registry,
+        )
+        self._drafter_faults = {fault: drafter_faults.labels(fault.value) for fault in DrafterFault}
         hints = Counter("tandem_draft_hints", "Hints, by outcome.", ["outcome"], registry=registry)
         self._hints = {outcome: hints.labels(outcome.value) for outcome in HintOutcome}
-        self._kv_blocks_used = Gauge(
-            "tandem_kv_blocks_used", "K/V blocks held by sequences.", registry=registry
-        )
         Gauge("tandem_kv_blocks_total", "K/V blocks.", registry=registry).set(num_kv_blocks)
-        self._running = Gauge(
-            "tandem_verifier_sequences_running", "Sequences in the batch.", registry=registry
-        )
-        self._waiting = Gauge(
-            "tandem_verifier_sequences_waiting", "Sequences waiting for room.", registry=registry
-        )
-        self._prefix_cache_queries = Counter(
-            "tandem_prefix_cache_queries",
-            "Tokens of sequences looked up in the prefix cache.",
-            registry=registry,
-        )
-        self._prefix_cache_hits = Counter(
-            "tandem_prefix_cache_hits", "Tokens found in the prefix cache.", registry=registry
-        )
-        self._preemptions = Counter(
-            "tandem_preemptions",
-            "Sequences that gave their K/V blocks back and went back to waiting.",
-            registry=registry,
-        )
-        self._counted = EngineLoad()
-        self._pending_commands = Gauge(
-            "tandem_verifier_pending_commands",
-            "Commands that the engine has not handled yet.",
-            registry=registry,
-        )
         faults = Counter(
             "tandem_verifier_internal_errors",
             "Faults of the verifier's own that ended at most one sequence, by phase.",
@@ -85,12 +81,11 @@ class VerifierMetrics:
         )
         self._faults = {fault: faults.labels(fault.value) for fault in Fault}
         self._depth = TallyHistogram(
-            "tandem_spec_decode_depth",
+            "tandem_speculation_depth",
             "Drafts verified per sequence and step, 0 included.",
             bounds=_DEPTH_BUCKETS,
             registry=registry,
         )
-        self._decode_costs = DecodeCosts()
         self._decode_seconds = Counter(
             "tandem_decode_seconds",
             "Time of steps in which all sequences decoded, waits for hints included, in seconds.",
@@ -101,28 +96,33 @@ class VerifierMetrics:
             "Estimate of what plain decoding would have taken for the same tokens, in seconds.",
             registry=registry,
         )
+        self._expected_tokens = Counter(
+            "tandem_speculation_expected_tokens",
+            "Drafts expected to be accepted, of those that the verifier chose to verify.",
+            registry=registry,
+        )
+        self._accepted_tokens = Counter(
+            "tandem_speculation_accepted_tokens",
+            "Drafts accepted, of those that the verifier chose to verify.",
+            registry=registry,
+        )
+        self._cost_error = TallyHistogram(
+            "tandem_step_cost_error_ratio",
+            "Error of a step's expected duration: the difference / the duration.",
+            bounds=_ERROR_BUCKETS,
+            registry=registry,
+        )
 
     def stepped(self, record: StepRecord) -> None:
         for phase, duration_s in record.phase_durations_s.items():
-            self._step_duration.labels(phase).observe(duration_s)
+            self._step_duration.observe(duration_s, phase)
         self._step_tokens.observe(record.stats.num_scheduled_tokens)
         self._draft_wait.observe(record.stats.draft_wait_s)
         self._depth.observe_all(
             len(item.draft_token_ids) for item in record.scheduled if item.samples
         )
-        if all(item.samples and item.num_new_tokens == 1 for item in record.scheduled):
-            self._weigh_decode(record)
-
-    def settled(self, load: EngineLoad) -> None:
-        self._kv_blocks_used.set(load.num_kv_blocks_used)
-        self._running.set(load.num_running)
-        self._waiting.set(load.num_waiting)
-        before, self._counted = self._counted, load
-        self._prefix_cache_queries.inc(
-            load.num_prefix_cache_queries - before.num_prefix_cache_queries
-        )
-        self._prefix_cache_hits.inc(load.num_prefix_cache_hits - before.num_prefix_cache_hits)
-        self._preemptions.inc(load.num_preemptions - before.num_preemptions)
+        if record.speculation is not None:
+            self._count_speculation(record.speculation, record.stats.draft_wait_s)
 
     def hint_ended(self, outcome: HintOutcome) -> None:
         self._hints[outcome].inc()
@@ -130,22 +130,77 @@ class VerifierMetrics:
     def hop_measured(self, duration_s: float) -> None:
         self._draft_hop.observe(duration_s)
 
+    def wait_ended(self, outcome: WaitOutcome) -> None:
+        self._waits[outcome].inc()
+
+    def drafter_failed(self, fault: DrafterFault) -> None:
+        self._drafter_faults[fault].inc()
+
     def fault_met(self, fault: Fault) -> None:
         self._faults[fault].inc()
 
-    def watch_commands(self, num_pending: Callable[[], int]) -> None:
-        """Sets the source of the gauge of pending commands."""
-        self._pending_commands.set_function(num_pending)
+    def watch(self, engine: Engine) -> None:
+        """Exports, at every scrape, what the engine's load says."""
+        self._registry.register(_LoadCollector(engine))
 
-    def _weigh_decode(self, record: StepRecord) -> None:
-        num_sequences = len(record.scheduled)
-        time = self._decode_costs.weigh(
-            num_sequences=num_sequences,
-            num_scheduled_tokens=record.stats.num_scheduled_tokens,
-            num_output_tokens=num_sequences + int(record.verdict.num_accepted_tokens.sum()),
-            duration_s=record.stats.duration_s,
-            draft_wait_s=record.stats.draft_wait_s,
+    def _count_speculation(self, outcome: DepthOutcome, draft_wait_s: float) -> None:
+        self._expected_tokens.inc(outcome.expected_drafts)
+        self._accepted_tokens.inc(outcome.num_accepted)
+        if outcome.expected_s is not None:
+            error_s = abs(outcome.duration_s - outcome.expected_s)
+            self._cost_error.observe(error_s / outcome.duration_s)
+        if outcome.plain_s is not None:
+            self._decode_seconds.inc(outcome.duration_s + draft_wait_s)
+            self._plain_decode_seconds.inc(outcome.plain_s)
+
+
+class _LoadCollector(Collector):
+    """The metrics that show the engine's load: read at a scrape, and no work in any step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._engine.load
+        for name, text, value in (
+            ("kv_blocks_used", "K/V blocks held by sequences.", load.num_kv_blocks_used),
+            ("verifier_sequences_running", "Sequences in the batch.", load.num_running),
+            ("verifier_sequences_waiting", "Sequences waiting for room.", load.num_waiting),
+            (
+                "verifier_pending_commands",
+                "Commands that the engine has not handled yet.",
+                self._engine.num_pending_commands,
+            ),
+        ):
+            yield GaugeMetricFamily(f"tandem_{name}", text, value=value)
+        for name, text, value in (
+            (
+                "prefix_cache_queries",
+                "Tokens of sequences looked up in the prefix cache.",
+                load.num_prefix_cache_queries,
+            ),
+            ("prefix_cache_hits", "Tokens found in the prefix cache.", load.num_prefix_cache_hits),
+            (
+                "preemptions",
+                "Sequences that gave their K/V blocks back and went back to waiting.",
+                load.num_preemptions,
+            ),
+        ):
+            yield CounterMetricFamily(f"tandem_{name}", text, value=value)
+        hop = GaugeMetricFamily(
+            "tandem_draft_hop_quantile_seconds",
+            "Quantiles of the last hops (see tandem_draft_hop_seconds), in seconds; 0: none yet.",
+            labels=["quantile"],
         )
-        if time is not None:
-            self._decode_seconds.inc(time.took_s)
-            self._plain_decode_seconds.inc(time.plain_s)
+        for quantile in (0.5, 0.99):
+            hop.add_metric([str(quantile)], self._engine.hop_quantile_s(quantile))
+        yield hop
+        drafters = GaugeMetricFamily(
+            "tandem_verifier_drafters",
+            "Drafters in use, by state: connecting, up, slow, down.",
+            labels=["state"],
+        )
+        for state in DrafterState:
+            if state is not DrafterState.IDLE:
+                drafters.add_metric([state.value], load.num_drafters.get(state, 0))
+        yield drafters

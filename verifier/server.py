@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from servicekit.config import ConfigError
+from servicekit.discovery import Resolve, resolve_host
 from servicekit.logs import Logger, get_logger
 from servicekit.process import serve_until_signalled
 from servicekit.server import Server
+from servicekit.tls import channel_credentials
 from tandem.v1 import limits_pb2, verifier_pb2, verifier_pb2_grpc
 from verifier.build import LoadedModel, build_engine, load_model
 from verifier.config import SERVICE, VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
+from verifier.drafters.addresses import AdmittedDrafters
+from verifier.drafters.link import DrafterLink
+from verifier.drafters.messages import DrafterMessage, Link
 from verifier.engine.engine import Engine
 from verifier.engine.observation import EngineObserver
 from verifier.errors import ERROR_TABLE
 from verifier.metrics import VerifierMetrics
 from verifier.service.servicer import VerifierServicer
 from verifier.service.watchdog import Watchdog
+from verifier.structured.grammars import Grammars
 from verifier.tensor_parallel.launch import Launch
 
 if TYPE_CHECKING:
@@ -47,8 +53,18 @@ class VerifierServer:
     """
 
     def __init__(
-        self, config: VerifierConfig, *, registry: CollectorRegistry, logger: Logger
+        self,
+        config: VerifierConfig,
+        *,
+        registry: CollectorRegistry,
+        logger: Logger,
+        resolve: Resolve = resolve_host,
     ) -> None:
+        """Builds it; nothing is bound before `start`.
+
+        Args:
+            resolve: resolves the names of drafters.
+        """
         self.engine: Engine | None = None
         self._config = config
         self._registry = registry
@@ -61,7 +77,19 @@ class VerifierServer:
             logger=logger,
             limit_options=limits_pb2,
         )
-        self.servicer = VerifierServicer(max_session_event_bytes=config.max_session_event_bytes)
+        self._admitted = AdmittedDrafters(
+            config.drafters, resolve_interval_s=config.peers.resolve_interval_s, resolve=resolve
+        )
+        for address in config.drafters:
+            # What cannot be used is found now, and not by the first request.
+            channel_credentials(address, config.peers)
+        if config.drafters:
+            self.server.watch_peer_certificate(config.peers)
+        self.servicer = VerifierServicer(
+            admits_drafter=self._admitted.admit,
+            max_session_event_bytes=config.max_session_event_bytes,
+            allow_score=config.allow_score,
+        )
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.servicer, self.server.grpc)
 
     async def start(
@@ -78,18 +106,48 @@ class VerifierServer:
         """
         await self.server.start()
         try:
+            await self._admitted.resolve()
             loaded = await asyncio.to_thread(load, self._config)
         except BaseException:
             await self.server.stop(0)
             raise
         metrics = VerifierMetrics(self._registry, num_kv_blocks=loaded.served.num_kv_blocks)
+        loop = asyncio.get_running_loop()
+
+        def open_link(address: str, post: Callable[[DrafterMessage], None]) -> Link:
+            link = DrafterLink(
+                address,
+                admitted=self._admitted,
+                loop=loop,
+                options=self._config.peers,
+                post=post,
+                deadline_s=self._config.draft_deadline_s,
+                logger=self._logger,
+            )
+            link.start()
+            return link
+
         engine = self.engine = build_engine(
-            loaded, self._config, [metrics, *([observer] if observer else [])]
+            loaded, self._config, [metrics, *([observer] if observer else [])], open_link
         )
-        metrics.watch_commands(lambda: engine.num_pending_commands)
+        metrics.watch(engine)
         engine.start()
-        self.servicer.open(self.engine, loaded.served)
+        self.servicer.open(
+            self.engine,
+            loaded.served,
+            Grammars(
+                self._config.model / "tokenizer.json",
+                vocab_size=loaded.served.vocab_size,
+                end_token_ids=sorted(loaded.served.eos_token_ids),
+            )
+            if self._config.allow_structured_output
+            else None,
+        )
         return engine
+
+    async def resolve_drafters(self) -> None:
+        """Keeps the drafters' names resolved, until cancelled."""
+        await self._admitted.run()
 
     async def watch(self, stopped: "asyncio.Future[None]") -> None:
         """Updates the liveness status until the engine has stopped; after `start`."""
@@ -149,10 +207,12 @@ async def _serve(config: VerifierConfig, leader: "Leader | None") -> None:
     stopped = asyncio.wrap_future(engine.stopped)
     failed = stopped if leader is None else _first_failure(stopped, leader)
     watching = asyncio.create_task(verifier.watch(stopped))
+    resolving = asyncio.create_task(verifier.resolve_drafters())
     try:
         await serve_until_signalled(verifier.server, drain=verifier.servicer.drain, failed=failed)
     finally:
         watching.cancel()
+        resolving.cancel()
         engine.stop()
         # The process would abort if the interpreter ended during a step.
         await asyncio.wait([stopped], timeout=_LAST_STEP_TIMEOUT_S)

@@ -25,6 +25,8 @@ from verifier.cpu.loading.loader import describe_decoder, load_weights
 from verifier.cpu.loading.model_config import DTYPES
 from verifier.cpu.records import LAYER, MODEL, STEP
 from verifier.cpu.weights import WeightType
+from verifier.drafters import wire as drafters
+from verifier.drafts.depth_policy import DepthPolicy
 from verifier.sampling import warm_up as sampling
 
 _STORED = ("F32", "BF16", "F16")
@@ -47,12 +49,21 @@ def warm_up(linear: WeightType, other: WeightType) -> None:
     sampling.warm_up()
 
 
-def compute_token(model: CpuDecoder) -> None:
-    """Calls what a step calls. Writes to block 0."""
-    token = ScheduledTokens(
-        token_ids=[0], draft_token_ids=[], num_computed_tokens=0, block_table=[0]
+def compute_chunk(model: CpuDecoder, num_tokens: int) -> None:
+    """Calls what a step calls, and touches memory that steps share. Writes to block 0.
+
+    Args:
+        num_tokens: at most a block. With one alone, the first prompt could take ten times as long
+            as the next, and the verifier would believe for a while that drafts cost as much.
+    """
+    num_drafts = num_tokens // 2
+    chunk = ScheduledTokens(
+        token_ids=[0] * (num_tokens - num_drafts),
+        draft_token_ids=[0] * num_drafts,
+        num_computed_tokens=0,
+        block_table=[0],
     )
-    model.forward(lay_out([token], block_size=model.block_size))
+    model.forward(lay_out([chunk], block_size=model.block_size))
 
 
 def warm_up_all() -> None:
@@ -70,9 +81,11 @@ def warm_up_all() -> None:
                     num_threads=2,
                     max_num_tokens=1,
                 )
-                compute_token(model)
+                compute_chunk(model, 1)
                 model.close()
     sampling.warm_up()
+    drafters.warm_up()
+    DepthPolicy(max_rows=8, max_depth=1, row_tile=8)
 
 
 def _write_checkpoint(folder: Path, stored: str) -> None:

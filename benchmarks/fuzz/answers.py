@@ -80,10 +80,13 @@ def _check_session(requests: _Messages, answers: _Messages, is_complete: bool) -
     for index, answer in enumerate(answers):
         for event in answer.events:
             kind = event.WhichOneof("event")
+            body = getattr(event, kind)
+            if kind == "drafter_status":
+                _require(bool(body.drafter_address and body.state), "a status says nothing")
+                continue
             _require((kind == "welcome") == (index == 0), f"{kind} in answer {index}")
             if kind == "welcome":
                 continue
-            body = getattr(event, kind)
             sequence_id = body.sequence_id
             if not sequence_id:  # of a command without a sequence
                 _require(kind == "rejected", f"{kind} of nobody's")

@@ -153,7 +153,7 @@ async def _bystander(services: Sequence[FuzzedService], report: Report) -> Async
         )
         for task, temperature in zip(rename_tasks(BUNDLED_MODEL, 3), (0.0, 0.0, 1.0), strict=True)
     ]
-    async with AsyncTandemClient(gateway.address) as client:
+    async with AsyncTandemClient(gateway.address, retry=None) as client:
         expected = [(await client.generate(request)).token_ids for request in requests]
 
         async def ask() -> None:

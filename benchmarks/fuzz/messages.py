@@ -18,6 +18,9 @@ from google.protobuf.message_factory import GetMessageClass
 from servicekit.limits import MAX_RECEIVE_BYTES
 from tandem.v1 import drafter_pb2, gateway_pb2, limits_pb2, sampling_pb2, verifier_pb2
 
+#: A drafter that verifiers may talk to, and that is never there.
+ABSENT_DRAFTER = "127.0.0.1:1"
+
 # One in `_RARELY` repeated fields is filled to its limit or one beyond. Limits over `_LARGE` are
 # used once in `_RARELY_LARGE` times, else `_LARGE`.
 _RARELY = 25
@@ -271,9 +274,12 @@ def _command(draw: random.Random, _index: int) -> verifier_pb2.Command:
     match draw.randrange(6):
         case 0:
             command.close.sequence_id = sequence_id
+            command.close.keep = draw.randrange(4)  # type: ignore[assignment]
         case 1:
             command.update.sequence_id = sequence_id
             command.update.drafting = draw.random() < 0.5
+            if draw.random() < 0.5:
+                command.update.drafter_address = draw.choice(("", ABSENT_DRAFTER, "x:1"))
         case 2 | 3:
             command.draft.sequence_id = sequence_id
             command.draft.base_length = draw.randrange(30)
@@ -293,6 +299,11 @@ def _command(draw: random.Random, _index: int) -> verifier_pb2.Command:
                     cache_salt=draw.choice(("", "a")),
                 )
             )
+            if draw.random() < 0.3:
+                command.open.drafter_address = ABSENT_DRAFTER
+                command.open.ngram.CopyFrom(_ngram_params(draw))
+                command.open.hint_tokens = draw.choice((0, 8))
+                command.open.keep = draw.randrange(4)  # type: ignore[assignment]
     return command
 
 

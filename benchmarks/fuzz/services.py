@@ -5,15 +5,13 @@ Their bounds are small, so that a short campaign reaches them.
 
 import contextlib
 import json
-import os
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.services import REPOSITORY, STOP_TIMEOUT_S, ServiceError
+from benchmarks.fuzz.messages import ABSENT_DRAFTER
+from benchmarks.services import ServiceError, running_process
 from benchmarks.workloads import BUNDLED_MODEL
 
 _DRAFTER_FLAGS = (
@@ -77,7 +75,10 @@ def running_services(folder: Path) -> Iterator[list[FuzzedService]]:
     """
     with contextlib.ExitStack() as stack:
         drafter = stack.enter_context(_running(folder, "drafter", *_DRAFTER_FLAGS))
-        verifier = stack.enter_context(_running(folder, "verifier", *_VERIFIER_FLAGS))
+        drafters = f"{drafter.address},{ABSENT_DRAFTER}"
+        verifier = stack.enter_context(
+            _running(folder, "verifier", "--drafters", drafters, *_VERIFIER_FLAGS)
+        )
         gateway = stack.enter_context(
             _running(
                 folder,
@@ -92,42 +93,13 @@ def running_services(folder: Path) -> Iterator[list[FuzzedService]]:
 @contextlib.contextmanager
 def _running(folder: Path, name: str, *flags: str) -> Iterator[FuzzedService]:
     log = folder / f"{name}.log"
-    metrics = f"127.0.0.1:{_free_port()}"
-    with (
-        log.open("w") as stderr,
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", name, "--listen", "127.0.0.1:0"),
-                *("--metrics-listen", metrics, "--log-level", "warning", *flags),
-            ],
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line.startswith("ready "):
-                raise ServiceError(f"{name} did not become ready: {log.read_text()}")
-            address = dict(part.split("=", 1) for part in line.split()[1:])["grpc"]
-            yield FuzzedService(
-                name=name, address=address, metrics=metrics, process=process, log=log
-            )
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise ServiceError(f"{name} did not end within {STOP_TIMEOUT_S} s") from None
-        if process.returncode:
-            raise ServiceError(f"{name} ended with status {process.returncode}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with running_process(name, *flags, log=log) as service:
+        yield FuzzedService(
+            name=name,
+            address=service.address,
+            metrics=service.metrics,
+            process=service.process,
+            log=log,
+        )
+    if service.process.returncode:
+        raise ServiceError(f"{name} ended with status {service.process.returncode}")

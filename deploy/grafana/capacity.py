@@ -2,6 +2,12 @@
 
 from deploy.grafana.panels import Dashboard, Panel, Query, Row, gauge, quantiles, rate, total
 
+
+def _of_tandem(expression: str) -> str:
+    """Only Tandem's processes: others export metrics of these names, too."""
+    return expression.replace("{", '{job=~"tandem-.+",')
+
+
 _MEMORY = Row(
     title="Verifiers' memory",
     panels=[
@@ -136,9 +142,48 @@ _DRAFTERS = Row(
     ],
 )
 
+_PROCESSES = Row(
+    title="Processes",
+    panels=[
+        Panel(
+            title="Resident memory",
+            description="Of each process, mapped files included. Its pod's limit is the bound.",
+            unit="bytes",
+            queries=[
+                Query(
+                    expression=_of_tandem(gauge("process_resident_memory_bytes")),
+                    legend="{{job}} {{instance}}",
+                )
+            ],
+        ),
+        Panel(
+            title="Processor time",
+            description="Cores that each process uses. A gateway uses one at most.",
+            unit="short",
+            queries=[
+                Query(
+                    expression=_of_tandem(rate("process_cpu_seconds_total")),
+                    legend="{{job}} {{instance}}",
+                )
+            ],
+        ),
+        Panel(
+            title="Restarts",
+            description="Starts of each process in the last half hour, after the first.",
+            unit="short",
+            queries=[
+                Query(
+                    expression=f"changes({_of_tandem(gauge('process_start_time_seconds'))}[30m])",
+                    legend="{{job}} {{instance}}",
+                )
+            ],
+        ),
+    ],
+)
+
 CAPACITY = Dashboard(
     uid="tandem-capacity",
     title="Tandem / Capacity",
-    description="K/V, prefix cache, batches and drafters' memory.",
-    rows=[_MEMORY, _STEPS, _DRAFTERS],
+    description="K/V, prefix cache, batches, drafters' memory and processes.",
+    rows=[_MEMORY, _STEPS, _DRAFTERS, _PROCESSES],
 )

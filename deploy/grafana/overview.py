@@ -29,14 +29,23 @@ _TRAFFIC = Row(
             ],
         ),
         Panel(
-            title="Up",
-            description="Instances of each service that Prometheus reaches.",
+            title="Up and serving",
+            description=(
+                "Instances of each service that Prometheus reaches, and those that serve: that do "
+                "not load, drain or wait for verifiers. And what the gateway with the fewest is "
+                "connected to: verifiers, and drafters that answer one of them."
+            ),
             unit="short",
             queries=[
                 Query(
                     expression=total(gauge("up").replace("{", '{job=~"tandem-.+",'), "job"),
                     legend="{{job}}",
-                )
+                ),
+                Query(expression=total(gauge("tandem_serving"), "job"), legend="{{job}}: serving"),
+                Query(
+                    expression=f"min by (kind) ({gauge('tandem_peers_connected')})",
+                    legend="connected: {{kind}}",
+                ),
             ],
         ),
     ],

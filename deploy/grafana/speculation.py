@@ -100,7 +100,7 @@ _DEPTH = Row(
             width=12,
             queries=[
                 Query(
-                    expression=total(rate("tandem_spec_decode_depth_bucket"), "le"), legend="{{le}}"
+                    expression=total(rate("tandem_speculation_depth_bucket"), "le"), legend="{{le}}"
                 )
             ],
         ),
@@ -112,12 +112,41 @@ _DEPTH = Row(
             queries=[
                 Query(
                     expression=(
-                        f"{total(rate('tandem_spec_decode_depth_sum'))}"
-                        f" / {total(rate('tandem_spec_decode_depth_count'))}"
+                        f"{total(rate('tandem_speculation_depth_sum'))}"
+                        f" / {total(rate('tandem_speculation_depth_count'))}"
                     ),
                     legend="drafts",
                 )
             ],
+        ),
+        Panel(
+            title="Accepted drafts beside the forecast",
+            description=(
+                "Of drafts that the verifiers chose to verify by their cost. Far apart for long: "
+                "the texts changed, or a drafter is wrong; the verifiers learn it."
+            ),
+            unit="short",
+            width=12,
+            queries=[
+                Query(
+                    expression=total(rate("tandem_speculation_expected_tokens_total")),
+                    legend="expected / s",
+                ),
+                Query(
+                    expression=total(rate("tandem_speculation_accepted_tokens_total")),
+                    legend="accepted / s",
+                ),
+            ],
+        ),
+        Panel(
+            title="Error of the expected step time",
+            description=(
+                "Difference between a step's duration and what the verifier expected, / the "
+                "duration. High where other processes take the processor now and then."
+            ),
+            unit="percentunit",
+            width=12,
+            queries=quantiles("tandem_step_cost_error_ratio", 0.5, 0.9),
         ),
     ],
 )
@@ -220,19 +249,78 @@ _HINTS = Row(
             ],
         ),
         Panel(
-            title="Hop and round trip",
+            title="What waits brought",
+            description="Waits of steps for hints: paid, or in vain.",
+            unit="short",
+            stacked=True,
+            queries=[
+                Query(
+                    expression=total(rate("tandem_draft_waits_total"), "outcome"),
+                    legend="{{outcome}} / s",
+                )
+            ],
+        ),
+        Panel(
+            title="Hop",
             description=(
-                "The hop: from the verifier's decision to its hint. The round trip is a part of "
-                "it: from the gateway to the drafter and back."
+                "From a verifier's sending tokens to the hint that continues them, of hints that "
+                "travelled while no step was computed; and the drafters' part of it."
             ),
             unit="s",
+            width=12,
             queries=[
                 Query(expression=query.expression, legend=f"{name} {query.legend}")
                 for name, histogram in (
                     ("hop", "tandem_draft_hop_seconds"),
-                    ("round trip", "tandem_draft_round_trip_seconds"),
+                    ("drafter", "tandem_drafter_proposal_seconds"),
                 )
                 for query in quantiles(histogram, 0.5, 0.99)
+            ],
+        ),
+        Panel(
+            title="Latest hops",
+            description="Quantiles of each verifier's latest hops.",
+            unit="s",
+            width=12,
+            queries=[
+                Query(
+                    expression=gauge("tandem_draft_hop_quantile_seconds"),
+                    legend="{{instance}} {{quantile}}",
+                )
+            ],
+        ),
+    ],
+)
+
+_DRAFTERS = Row(
+    title="Drafters",
+    panels=[
+        Panel(
+            title="Connections to drafters",
+            description=(
+                "Drafters as verifiers see them, each verifier counting its own: slow ones are not "
+                "waited for, those that are down are tried again."
+            ),
+            unit="short",
+            stacked=True,
+            width=12,
+            queries=[
+                Query(
+                    expression=total(gauge("tandem_verifier_drafters"), "state"),
+                    legend="{{state}}",
+                )
+            ],
+        ),
+        Panel(
+            title="Drafters' faults",
+            description="What drafters did wrong, as verifiers see it. They cost drafts only.",
+            unit="short",
+            width=12,
+            queries=[
+                Query(
+                    expression=total(rate("tandem_verifier_drafter_faults_total"), "reason"),
+                    legend="{{reason}} / s",
+                )
             ],
         ),
         Panel(
@@ -240,20 +328,13 @@ _HINTS = Row(
             description="Proposals by outcome and source: the sequence itself or a pool.",
             unit="short",
             stacked=True,
-            width=12,
+            width=24,
             queries=[
                 Query(
                     expression=total(rate("tandem_drafter_proposals_total"), "outcome", "source"),
                     legend="{{outcome}} ({{source}}) / s",
                 )
             ],
-        ),
-        Panel(
-            title="Drafters' time",
-            description="Time to answer one batch of deltas.",
-            unit="s",
-            width=12,
-            queries=quantiles("tandem_drafter_proposal_seconds", 0.5, 0.99),
         ),
     ],
 )
@@ -262,5 +343,5 @@ SPECULATION = Dashboard(
     uid="tandem-speculation",
     title="Tandem / Speculation",
     description="Whether drafts pay: acceptance, depth, hints, waits, and the gain.",
-    rows=[_GAIN, _DEPTH, _MATCH, _HINTS],
+    rows=[_GAIN, _DEPTH, _MATCH, _HINTS, _DRAFTERS],
 )

@@ -56,7 +56,7 @@ def live_tandem(
 
     Args:
         flags: further flags, by service.
-        host: the peers' host name for the gateway; with TLS, a name in their certificates.
+        host: the peers' host name for their callers; with TLS, a name in their certificates.
 
     Raises:
         RuntimeError: a service ended before it was ready; stderr says why.
@@ -69,11 +69,11 @@ def live_tandem(
             return stack.enter_context(_running(name, *own, *flags.get(name, ())))
 
         drafter = start("drafter")
-        verifier = start("verifier", "--model", model, "--threads", "1")
+        drafters = ("--drafters", drafter.address.replace("127.0.0.1", host))
+        verifier = start("verifier", "--model", model, "--threads", "1", *drafters)
         gateway = start(
             "gateway",
-            *("--tokenizer", model, "--http-listen", "127.0.0.1:0"),
-            *("--drafters", drafter.address.replace("127.0.0.1", host)),
+            *("--tokenizer", model, "--http-listen", "127.0.0.1:0", *drafters),
             *("--verifiers", verifier.address.replace("127.0.0.1", host)),
         )
         yield LiveTandem(drafter=drafter, verifier=verifier, gateway=gateway)

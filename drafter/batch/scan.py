@@ -12,6 +12,7 @@ import numpy.typing as npt
 from drafter.history.id_table import MAX_ID_BYTES, hash_id, same_bytes
 from servicekit.kernels.jit import kernel
 from servicekit.kernels.memory import load_u8, load_unaligned_u64, signed
+from servicekit.kernels.varints import read_varint, read_varint64
 
 # ProposeRequest, ProposeResponse
 BATCH_ID, SEQUENCES, RELEASES = 1, 2, 3
@@ -70,40 +71,7 @@ NUM_OUTCOMES = 8
 SHORT_TAIL, LONG_TAIL, FEED = 1, 2, 4
 """Remaining work for a text: index a short unindexed tail, or a long one; feed its pool."""
 
-MAX_VARINT_BYTES = 5
 _HIGH_BITS = np.uint64(0x8080808080808080)
-
-
-@kernel
-def read_varint(data: int, at: int, end: int) -> tuple[int, int]:
-    """Returns (a number under 2^32, where it ends); (0, -1): it is irregular."""
-    if at < end:
-        byte = signed(load_u8(data + at))
-        if byte < 0x80:
-            return byte, at + 1
-    value = 0
-    for i in range(min(MAX_VARINT_BYTES, end - at)):
-        byte = signed(load_u8(data + at + i))
-        value |= (byte & 0x7F) << (7 * i)
-        if byte < 0x80:
-            if value >> 32:
-                break
-            return value, at + i + 1
-    return 0, -1
-
-
-@kernel
-def _read_varint64(data: int, at: int, end: int) -> tuple[int, int]:
-    """Returns (the bits of a number under 2^64, where it ends); (0, -1): it is irregular."""
-    value = np.uint64(0)
-    for i in range(min(10, end - at)):
-        byte = np.uint64(load_u8(data + at + i))
-        if i == 9 and byte > 1:
-            break
-        value |= (byte & np.uint64(0x7F)) << np.uint64(7 * i)
-        if byte < 0x80:
-            return signed(value), at + i + 1
-    return 0, -1
 
 
 @kernel
@@ -208,7 +176,7 @@ def scan_request(
         start = at
         tag = signed(load_u8(data + at))
         if tag == BATCH_ID << 3 | VARINT:
-            head[0], at = _read_varint64(data, at + 1, end)
+            head[0], at = read_varint64(data, at + 1, end)
             if at < 0:
                 return IRREGULAR
             continue

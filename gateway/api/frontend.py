@@ -7,10 +7,10 @@ HTTP are adapters around `Frontend.generate`, and close it when their client goe
 import asyncio
 import contextlib
 import dataclasses
-import secrets
-from collections.abc import AsyncGenerator, Sequence
+import math
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
-from gateway.coordinator import Coordinator
+from gateway.coordinator import Coordinator, new_sequence_id
 from gateway.errors import InvalidRequestError, UnavailableError
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest, GenerateRequest
@@ -19,6 +19,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.requests import acceptance, validation
 from gateway.requests.acceptance import RequestDefaults
 from gateway.requests.admission import Admission, AdmittedRequest
+from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.seeds import seed_of_choice
 from gateway.routing.fleet import Fleet, no_verifier
 from gateway.text.output_text import OutputText
@@ -67,6 +68,7 @@ class Frontend:
             max_choices=max_concurrent_requests,
             max_waiting_tokens=max_waiting_tokens,
             on_shed=metrics.count_shed,
+            clock=self._loop.time,
         )
 
     @property
@@ -78,8 +80,19 @@ class Frontend:
         """The models that are served."""
         return list(self._fleet.models().values())
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+    async def generate(
+        self,
+        request: GenerateRequest,
+        principal: Principal = ANONYMOUS,
+        *,
+        expires_at_s: float = math.inf,
+    ) -> AsyncGenerator[GenerateEvent, None]:
         """Runs one request. Closing the iterator frees everything it holds, at once.
+
+        Args:
+            principal: who makes it.
+            expires_at_s: its deadline, by the event loop's clock. The transport closes the iterator
+                then; from this time on, that counts as an expired deadline.
 
         Yields:
             One Started, then chunks, each after the traces of its steps, then one Finished per
@@ -90,25 +103,31 @@ class Frontend:
         """
         self._metrics.count_request()
         try:
-            async with contextlib.aclosing(self._generate(request)) as events:
+            async with contextlib.aclosing(
+                self._generate(request, principal, expires_at_s)
+            ) as events:
                 async for event in events:
                     yield event
         except Exception as error:
             self._metrics.count_error(error)
             raise
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateEvent, None]:
+    async def _generate(
+        self, request: GenerateRequest, principal: Principal, expires_at_s: float
+    ) -> AsyncGenerator[GenerateEvent, None]:
         arrival_s = self._loop.time()
         validation.check_request(
             request, has_tokenizer=self._tokenizer is not None, allow_trace=self._allow_trace
         )
+        principal.check_priority(request.priority)
         # From here on, every log line of the call has the id that the client gets.
         request = dataclasses.replace(request, request_id=adopt_request_id(request.request_id))
-        admitted = self._admission.admit(request.num_choices or 1)
+        admitted = self._admission.admit(request.num_choices or 1, principal)
         try:
-            accepted = await self._accept(request, admitted)
             changed = asyncio.Event()
-            generations = await self._make_generations(accepted, changed)
+            with self._count_expiry(expires_at_s, ()):
+                accepted = await self._accept(request, principal, admitted)
+                generations = await self._make_generations(accepted, changed)
             try:
                 self._coordinator.open(generations)
             except UnavailableError:
@@ -120,15 +139,16 @@ class Frontend:
                 sequence_ids=[generation.sequence_id for generation in generations],
             )
             try:
-                yield Started(
-                    request_id=accepted.request_id,
-                    seed=accepted.seed,
-                    num_prompt_tokens=len(accepted.prompt_token_ids),
-                )
-                output = self._read(generations, changed, arrival_s, admitted)
-                async with contextlib.aclosing(output) as events:
-                    async for event in events:
-                        yield event
+                with self._count_expiry(expires_at_s, generations):
+                    yield Started(
+                        request_id=accepted.request_id,
+                        seed=accepted.seed,
+                        num_prompt_tokens=len(accepted.prompt_token_ids),
+                    )
+                    output = self._read(generations, changed, arrival_s, admitted)
+                    async with contextlib.aclosing(output) as events:
+                        async for event in events:
+                            yield event
             finally:
                 for generation in generations:
                     self._coordinator.close(generation)
@@ -152,7 +172,31 @@ class Frontend:
         self._admission.check_idle()
         self._coordinator.check_idle()
 
-    async def _accept(self, request: GenerateRequest, admitted: AdmittedRequest) -> AcceptedRequest:
+    @contextlib.contextmanager
+    def _count_expiry(
+        self, expires_at_s: float, generations: Sequence[Generation]
+    ) -> Iterator[None]:
+        """Counts the request if it is ended from outside after its deadline.
+
+        Args:
+            generations: those that were opened.
+        """
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            if self._loop.time() >= expires_at_s:
+                if any(each.has_started for each in generations):
+                    phase = "decode"
+                elif any(self._coordinator.is_running(each) for each in generations):
+                    phase = "prefill"
+                else:
+                    phase = "queue"
+                self._metrics.count_expired(phase)
+            raise
+
+    async def _accept(
+        self, request: GenerateRequest, principal: Principal, admitted: AdmittedRequest
+    ) -> AcceptedRequest:
         models = self._fleet.models()
         if not models:
             self._metrics.count_shed("no_verifier")
@@ -165,7 +209,11 @@ class Frontend:
             admitted.wait_with(len(request.text) // _CHARACTERS_PER_TOKEN + num_given)
         prompt_token_ids = await self._encode(request, model)
         accepted = acceptance.accept(
-            request, prompt_token_ids=prompt_token_ids, model=model, defaults=self._defaults
+            request,
+            prompt_token_ids=prompt_token_ids,
+            model=model,
+            defaults=self._defaults,
+            tenant=principal.tenant,
         )
         admitted.wait_with(len(prompt_token_ids) + num_given)
         return accepted
@@ -203,7 +251,7 @@ class Frontend:
             generations.append(
                 Generation(
                     request=request,
-                    sequence_id=secrets.token_hex(16),
+                    sequence_id=new_sequence_id(),
                     choice_index=index,
                     seed=seed_of_choice(request.seed, index),
                     output_text=output_text.copy(),

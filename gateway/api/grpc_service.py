@@ -4,13 +4,18 @@ Owns nothing: converts messages to requests, and events to messages. Errors pass
 server's interceptor turns them into statuses with `errors.ERROR_TABLE`.
 """
 
+import asyncio
 import contextlib
+import math
 
 import grpc
 
 from gateway.api import wire
 from gateway.api.frontend import Frontend
 from gateway.api.unread_watch import UnreadWatch
+from gateway.requests.authenticator import Authenticator
+from servicekit.interceptors.access import caller_of
+from servicekit.interceptors.base import end_of_call_s
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -26,8 +31,11 @@ _ListModelsContext = grpc.aio.ServicerContext[
 class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     """The RPCs of gateway.proto."""
 
-    def __init__(self, frontend: Frontend, unread_watch: UnreadWatch) -> None:
+    def __init__(
+        self, frontend: Frontend, unread_watch: UnreadWatch, authenticator: Authenticator
+    ) -> None:
         self._frontend = frontend
+        self._authenticator = authenticator
         self._unread_watch = unread_watch
 
     # Not a generator: it writes its responses itself, to know how long each waits.
@@ -35,7 +43,15 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         self, request: gateway_pb2.GenerateRequest, context: _GenerateContext
     ) -> None:
         """One request; see the proto."""
-        events = self._frontend.generate(wire.generate_request_from_proto(request))
+        caller = caller_of(context)
+        principal = self._authenticator.authenticate(
+            token=caller.token, certificate_names=caller.certificate_names
+        )
+        events = self._frontend.generate(
+            wire.generate_request_from_proto(request),
+            principal,
+            expires_at_s=_expires_at_s(context),
+        )
         # If the client goes away or stops reading, everything the request holds is freed at once.
         async with self._unread_watch.watch() as call, contextlib.aclosing(events):
             async for event in events:
@@ -49,3 +65,9 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     ) -> gateway_pb2.ListModelsResponse:
         """The models that are served."""
         return wire.models_to_proto(self._frontend.list_models())
+
+
+def _expires_at_s(context: _GenerateContext) -> float:
+    """From when on the call's end is due to its deadline, by the event loop's clock."""
+    end_s = end_of_call_s(context)
+    return math.inf if end_s is None else asyncio.get_running_loop().time() + end_s

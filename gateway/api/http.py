@@ -1,29 +1,44 @@
-"""HTTP: `/metrics` and `/health`.
+"""HTTP: the OpenAI API, `/metrics`, `/health`, `/ready` and `/openapi.json`.
 
-Owns the listening socket and the routes. An ASGI application (Starlette on uvicorn): further APIs
-are more routes around the same `Frontend`.
+Owns the listening socket, the routes, and what holds for every request: its id, and how long its
+answer may stay unread. An ASGI application (Starlette on uvicorn) on the event loop of gRPC:
+further APIs are more routes around the same `Frontend`.
 """
 
 import contextlib
 import socket
-import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.frontend import Frontend
+from gateway.api.http_connection import ConnectionLimits, bounded
+from gateway.api.openai.errors import http_error
+from gateway.api.unread_watch import UnreadWatch
+from gateway.errors import OverloadedError
 from servicekit.address import Address, parse_address
 from servicekit.config import ConfigError, ServerOptions
+from servicekit.interceptors.request_id import valid_request_id
 from servicekit.metrics import Exposition
-from servicekit.tls import check_plaintext
+from servicekit.tls import ServerCertificate, check_plaintext, server_context
+from servicekit.watched_files import WatchedFiles
 
 # For requests that are still being answered when the process stops.
 _SHUTDOWN_TIMEOUT_S = 1
+
+# Longer than load balancers keep a connection for their next request (60 s, most of them): the
+# side that closes first loses no request.
+_IDLE_TIMEOUT_S = 75
+
+# The line and the headers of a request.
+_MAX_HEAD_BYTES = 32 * 1024
 
 
 class HttpListener:
@@ -34,36 +49,48 @@ class HttpListener:
         *,
         listen: str,
         options: ServerOptions,
-        frontend: Frontend,
+        certificate: WatchedFiles[ServerCertificate] | None,
         registry: CollectorRegistry,
+        routes: Sequence[BaseRoute],
+        is_ready: Callable[[], bool],
+        unread_watch: UnreadWatch,
     ) -> None:
         """Binds and listens; requests are answered once `run` has begun.
 
         Args:
             listen: the address.
-            options: TLS, mTLS or plaintext, by the rules of the gRPC port; the files have been
-                checked.
+            options: TLS, mTLS or plaintext, timeouts and limits, by the rules of the gRPC port.
+            certificate: the gRPC port's; None: it speaks plaintext.
+            registry: what `/metrics` shows.
+            routes: those of the APIs.
+            is_ready: whether requests that come now would be run.
+            unread_watch: ends the requests of clients that do not read.
 
         Raises:
             ConfigError: the address cannot be bound, or plaintext is not allowed on it.
         """
-        if options.tls_cert is None:
+        if certificate is None:
             check_plaintext(options, "--http-listen", listen)
         address = parse_address(listen)
         self._socket = _bind(address)
         self.address = str(Address(host=address.host, port=self._socket.getsockname()[1]))
+        limits = ConnectionLimits(
+            max_connections=options.max_concurrent_calls, head_timeout_s=options.request_timeout_s
+        )
         config = uvicorn.Config(
-            make_application(frontend, registry),
-            http="h11",
+            _Guard(make_application(registry, routes, is_ready), is_ready, unread_watch),
+            http=bounded(limits),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
+            server_header=False,
+            h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+            timeout_keep_alive=_IDLE_TIMEOUT_S,
             timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
-            ssl_certfile=options.tls_cert,
-            ssl_keyfile=options.tls_key,
-            ssl_ca_certs=None if options.tls_client_ca is None else str(options.tls_client_ca),
-            ssl_cert_reqs=ssl.CERT_NONE if options.tls_client_ca is None else ssl.CERT_REQUIRED,
+            ssl_context_factory=None
+            if certificate is None
+            else lambda _config, _default: server_context(options, certificate),
         )
         self._server = _Server(config)
 
@@ -80,21 +107,71 @@ class HttpListener:
         self._socket.close()
 
 
-def make_application(frontend: Frontend, registry: CollectorRegistry) -> Starlette:
-    """The routes."""
+def make_application(
+    registry: CollectorRegistry, routes: Sequence[BaseRoute], is_ready: Callable[[], bool]
+) -> Starlette:
+    """The routes: those of the APIs, and the gateway's own."""
     exposition = Exposition(registry)
 
-    # Not a coroutine: Starlette runs it in a thread, so that a scrape does not delay hints.
+    # Not a coroutine: Starlette runs it in a thread, so that a scrape does not block the loop.
     def metrics(request: Request) -> Response:
         body, content_type = exposition.render(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
     async def health(request: Request) -> Response:
-        if frontend.is_serving:
+        if is_ready():
             return JSONResponse({"status": "serving"})
         return JSONResponse({"status": "not_serving"}, status_code=503)
 
-    return Starlette(routes=[Route("/metrics", metrics), Route("/health", health)])
+    return Starlette(
+        routes=[
+            Route("/metrics", metrics),
+            Route("/health", health),
+            Route("/ready", health),
+            *routes,
+        ],
+        exception_handlers={HTTPException: http_error},
+    )
+
+
+class _Guard:
+    """What holds for every request, around the application."""
+
+    def __init__(
+        self, application: ASGIApp, is_ready: Callable[[], bool], unread_watch: UnreadWatch
+    ) -> None:
+        self._application = application
+        self._is_ready = is_ready
+        self._unread_watch = unread_watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request; an ASGI application."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        request_id = valid_request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        try:
+            async with self._unread_watch.watch() as call:
+
+                async def watched_send(message: Message) -> None:
+                    if message["type"] == "http.response.start":
+                        self._add_headers(message, request_id)
+                    call.begin_write()
+                    await send(message)
+                    call.end_write()
+
+                await self._application(scope, receive, watched_send)
+        except OverloadedError:
+            # The client does not read: no answer would reach it.
+            scope["state"]["connection"].abort()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+    def _add_headers(self, message: Message, request_id: str) -> None:
+        headers = message.setdefault("headers", [])
+        headers.append((b"x-request-id", request_id.encode()))
+        if not self._is_ready():
+            # So that clients open their next connection elsewhere.
+            headers.append((b"connection", b"close"))
 
 
 class _Server(uvicorn.Server):

@@ -4,16 +4,41 @@ Knows no rules: `requests/` decides which values are acceptable.
 """
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any, TypeVar, assert_never
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 from google.protobuf.message import Message
 
-from gateway.messages.request import GenerateRequest, SamplingParams, SpeculationParams
-from gateway.messages.response import Chunk, Finished, GenerateEvent, Model, Started, Traced
+from gateway.messages.request import (
+    EncodedGrammar,
+    GenerateRequest,
+    SamplingParams,
+    SpeculationParams,
+)
+from gateway.messages.response import (
+    Chunk,
+    EncodedLogprob,
+    Finished,
+    GenerateEvent,
+    Model,
+    Started,
+    Traced,
+)
 from tandem.v1 import gateway_pb2, sampling_pb2
 
 _Params = TypeVar("_Params", SamplingParams, SpeculationParams)
+
+
+class TokenLogprob(NamedTuple):
+    """One token's logprob.
+
+    Attributes:
+        top: id and logprob of the likeliest tokens, in order.
+    """
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> GenerateRequest:
@@ -26,8 +51,14 @@ def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> Generat
         text=message.text if prompt == "text" else None,
         prompt_token_ids=message.tokens.token_ids[:] if prompt == "tokens" else None,
         output_token_ids=message.output_token_ids[:],
-        # The map is the message's own.
-        sampling=dataclasses.replace(sampling, logit_bias=dict(sampling.logit_bias)),
+        sampling=dataclasses.replace(
+            sampling,
+            # The map is the message's own.
+            logit_bias=dict(sampling.logit_bias),
+            structured_output=message.sampling.structured_output.SerializeToString()
+            if message.sampling.HasField("structured_output")
+            else None,
+        ),
         max_new_tokens=message.max_new_tokens if message.HasField("max_new_tokens") else None,
         stop_sequences=message.stop_sequences[:],
         stop_token_ids=message.stop_token_ids[:],
@@ -55,6 +86,7 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
             chunk.num_draft_tokens = event.num_draft_tokens
             chunk.num_accepted_tokens = event.num_accepted_tokens
             chunk.num_steps = event.num_steps
+            chunk.finish_reason = sampling_pb2.FinishReason.ValueType(event.finish_reason)
             for logprob in event.logprobs:
                 chunk.logprobs.add().MergeFromString(logprob)
             for logprob in event.prompt_logprobs:
@@ -75,6 +107,33 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
         case _:
             assert_never(event)
     return response
+
+
+def encoded_grammar(
+    *,
+    json_schema: str | None = None,
+    regex: str | None = None,
+    choices: Sequence[str] | None = None,
+    lark: str | None = None,
+) -> EncodedGrammar:
+    """A grammar as verifiers get it; one of them is given."""
+    message = sampling_pb2.StructuredOutput()
+    if json_schema is not None:
+        message.json_schema = json_schema
+    if regex is not None:
+        message.regex = regex
+    if choices is not None:
+        message.choices.values.extend(choices)
+    if lark is not None:
+        message.lark = lark
+    return message.SerializeToString()
+
+
+def logprob_from_encoded(encoded: EncodedLogprob) -> TokenLogprob:
+    """A logprob as the verifier sent it."""
+    message = sampling_pb2.TokenLogprob.FromString(encoded)
+    top = [(each.token_id, each.logprob) for each in message.top]
+    return TokenLogprob(message.token_id, message.logprob, top)
 
 
 def models_to_proto(models: Iterable[Model]) -> gateway_pb2.ListModelsResponse:

@@ -7,8 +7,8 @@ the event loop:
     the delivery makes text of it and shows it to the client       publish()
     the client's stream reads what was shown                       read()
 
-`append` is on the path to the next hint and does as little as possible; text and counting wait for
-`publish`, after the hints.
+`append` does as little as possible, so that a step's events are handled at once; text and counting
+wait for `publish`, few clients at a time.
 
     token_ids    |---- prompt ----|-- given output --|-- read --|-- shown --|-- decided --|
                  0          prompt_length        (resume)            _num_shown          len
@@ -46,8 +46,10 @@ class Generation:
     shown; nothing changes after it or after `error`.
 
     Attributes:
-        token_ids: prompt and output, as decided; drafters are sent slices of it.
-        num_cached_tokens: prompt tokens whose K/V the verifier had.
+        token_ids: prompt and output, as decided.
+        sequence_id: by which its verifier knows it; each verifier gets another one.
+        num_cached_tokens: prompt tokens whose K/V the first verifier had.
+        num_resumes: how often another verifier went on with it.
         finish_reason: why the output ended; UNFINISHED until all of it is shown.
         error: why there will be no more output.
         changed: set whenever there is something to read; shared by the choices of one request.
@@ -75,7 +77,9 @@ class Generation:
         self.changed = changed
         self.token_ids: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
         self.prompt_length = len(request.prompt_token_ids)
+        self._num_given = len(self.token_ids)
         self.num_cached_tokens = 0
+        self.num_resumes = 0
         self.finish_reason = FinishReason.UNFINISHED
         self.error: Exception | None = None
         self._max_length = self.prompt_length + request.max_new_tokens
@@ -106,6 +110,11 @@ class Generation:
     def has_unread(self) -> bool:
         """Whether something that was shown is not read."""
         return not self._unread.is_empty
+
+    @property
+    def has_output(self) -> bool:
+        """Whether any token was decided here."""
+        return len(self.token_ids) > self._num_given
 
     @property
     def has_started(self) -> bool:
@@ -162,7 +171,7 @@ class Generation:
                 appended.
         """
         (
-            _, base_length, token_ids, num_drafts, num_accepted, _, finish_reason, logprobs,
+            _, base_length, token_ids, num_drafts, num_accepted, finish_reason, logprobs,
             matched_ngram_length, source,
         ) = decided  # fmt: skip
         known = self.token_ids
@@ -235,6 +244,8 @@ class Generation:
         event = self._unread.read()
         if not self._unread.is_empty:
             self.changed.set()
+        elif isinstance(event, Chunk) and self.finish_reason is not FinishReason.UNFINISHED:
+            return dataclasses.replace(event, finish_reason=self.finish_reason)
         return event
 
     def usage(self) -> Usage:
@@ -243,6 +254,7 @@ class Generation:
             prompt_tokens=self.prompt_length,
             output_tokens=self._num_shown - self.prompt_length,
             cached_tokens=self.num_cached_tokens,
+            resumes=self.num_resumes,
         )
 
     def _show(self, step: Step, *, is_last: bool) -> None:

@@ -111,7 +111,9 @@ class UnreadOutput:
             if isinstance(step, EncodedStep):
                 break
             room_bytes -= self._max_bytes(step, num_tokens)
-            if room_bytes < 0 and (steps or prompt_logprobs):
+            # A text that was held back is short, and goes with the last tokens: a client that has
+            # these must know that there are no more.
+            if room_bytes < 0 and step.num_tokens and (steps or prompt_logprobs):
                 break
             self._shown.popleft()
             steps.append(step)

@@ -65,7 +65,9 @@ class UsageCounter:
         self._num_sequence_drafts += step.source == Source.SEQUENCE
         self._num_pool_drafts += step.source == Source.POOL
 
-    def to_usage(self, *, prompt_tokens: int, output_tokens: int, cached_tokens: int) -> Usage:
+    def to_usage(
+        self, *, prompt_tokens: int, output_tokens: int, cached_tokens: int, resumes: int
+    ) -> Usage:
         return Usage(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
@@ -75,7 +77,7 @@ class UsageCounter:
             num_draft_tokens=self._num_draft_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
             accepted_per_position=tuple(self._accepted_per_position),
-            resumes=0,
+            resumes=resumes,
             by_match_length=tuple(
                 MatchAcceptance(
                     matched_ngram_length=length,

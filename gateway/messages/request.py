@@ -8,6 +8,9 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
+#: A serialized `StructuredOutput` of sampling.proto: the verifier reads and checks it.
+EncodedGrammar = bytes
+
 
 class Overlap(enum.IntEnum):
     """Where an earlier occurrence of the last n tokens may lie; the wire's numbers."""
@@ -50,6 +53,7 @@ class SamplingParams:
     Attributes:
         logprobs_mode: the wire's number, known or not.
         num_beams: 0 or 1; there is no beam search.
+        structured_output: None if the output is free.
     """
 
     temperature: float = 0.0
@@ -66,6 +70,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logprobs_mode: int = 0
     num_beams: int = 0
+    structured_output: EncodedGrammar | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +168,6 @@ class AcceptedRequest:
         max_new_tokens: counting `output_token_ids`; never past the model's limit.
         num_speculative_tokens: the most drafts verified per step; 0: no drafts.
         hint_tokens: the most draft tokens requested from its drafter at a time.
-        max_model_len: no draft may exceed it.
         vocab_size: the model's; every token id is below it.
         pool_keep_cancelled: whether its pool keeps the text even if it is cancelled or fails.
         has_text: whether the output is sent as text too: the gateway's tokenizer is the model's.
@@ -186,7 +190,6 @@ class AcceptedRequest:
     num_choices: int
     num_speculative_tokens: int
     ngram: NgramParams
-    max_model_len: int
     vocab_size: int
     affinity_key: str
     hint_tokens: int
@@ -199,3 +202,11 @@ class AcceptedRequest:
     @property
     def wants_drafts(self) -> bool:
         return self.num_speculative_tokens > 0
+
+    @property
+    def is_kept_by_close(self) -> bool:
+        """Whether what its pool keeps is not known before all output was searched: a stop string
+        may end it earlier than its verifier does.
+        """
+        ngram = self.ngram
+        return bool(ngram.pool_id and self.stop_sequences) and ngram.pool_keep is not Keep.NOTHING

@@ -62,6 +62,7 @@ class Chunk:
         num_steps: model steps that the chunk covers.
         logprobs: one per token, if the request asked for them.
         prompt_logprobs: the next of the prompt's, if the request asked for them.
+        finish_reason: why the choice ended, on its last chunk.
     """
 
     choice_index: int
@@ -73,6 +74,7 @@ class Chunk:
     num_steps: int
     logprobs: Sequence[EncodedLogprob] = ()
     prompt_logprobs: Sequence[EncodedLogprob] = ()
+    finish_reason: FinishReason = FinishReason.UNFINISHED
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

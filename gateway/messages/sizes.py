@@ -1,7 +1,7 @@
 """How large the messages that the gateway writes may be.
 
-Owns the figures, in serialized bytes. They follow from what verifiers, drafters and clients with
-gRPC's default settings accept, and leave room for the fields around the sized part.
+Owns the figures, in serialized bytes. They follow from what verifiers, and clients with gRPC's
+default settings, accept, and leave room for the fields around the sized part.
 """
 
 from servicekit.limits import MAX_MESSAGE_BYTES
@@ -12,8 +12,8 @@ MAX_SESSION_REQUEST_BYTES = 1 << 20
 #: The largest Open; a request that needs a larger one is refused.
 MAX_OPEN_BYTES = MAX_MESSAGE_BYTES
 
-#: One message to a drafter (drafter.proto).
-MAX_PROPOSE_REQUEST_BYTES = 1 << 20
+#: The address of a drafter (verifier.proto).
+MAX_DRAFTER_ADDRESS_BYTES = 256
 
 #: One chunk to a client. Clients accept 4 MiB by default; writing that much would keep the event
 #: loop busy for too long.

@@ -3,8 +3,8 @@
 Owns the gateway's own form of them. `base_length` is always the number of tokens of the sequence
 before the first one carried.
 
-A decision and a hint per sequence and step pass between a step's end and its next hint, so they
-are named tuples: a frozen dataclass takes three times as long to make.
+A decision per sequence and step comes in, so it is a named tuple: a frozen dataclass takes three
+times as long to make.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.messages.request import AcceptedRequest, SamplingParams
+from gateway.messages.request import AcceptedRequest, Keep, SamplingParams
 from gateway.messages.response import EncodedLogprob, EncodedStep, FinishReason
 
 # Commands
@@ -34,7 +34,7 @@ class OpenCommand:
         token_ids: prompt, and on resume the output so far.
         request: all that the choices of a request have in common.
         sampling: the request's, except that only the first choice scores the prompt.
-        drafting: whether hints may be expected.
+        drafter: the address of the drafter that the verifier talks to; "": no drafts.
     """
 
     sequence_id: str
@@ -43,23 +43,20 @@ class OpenCommand:
     sampling: SamplingParams
     seed: int
     draft_wait: DraftWait
-    drafting: bool
+    drafter: str
 
 
-class Hint(NamedTuple):
-    """A draft: what may follow the first `base_length` tokens.
+class CloseCommand(NamedTuple):
+    """Ends a sequence.
 
     Attributes:
-        is_indexing: whether it is empty only because the drafter is still indexing the sequence.
-        source: the wire's number, known or not.
+        keep: which part of its text its pool keeps.
+        keep_length: where that text ends; the verifier may be ahead.
     """
 
     sequence_id: str
-    base_length: int
-    token_ids: list[int]
-    matched_ngram_length: int
-    is_indexing: bool = False
-    source: int = 0
+    keep: Keep
+    keep_length: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +64,11 @@ class CommandBatch:
     """One message to a verifier, in this order; Opens are added later, by their size.
 
     Attributes:
-        updates: sequence id, and whether hints may be expected.
+        updates: sequence id, and the address of its drafter from now on.
     """
 
-    updates: Sequence[tuple[str, bool]]
-    hints: Sequence[Hint]
-    closes: Sequence[str]
+    updates: Sequence[tuple[str, str]]
+    closes: Sequence[CloseCommand]
 
 
 # Welcome
@@ -85,6 +81,9 @@ class Welcome:
     Attributes:
         model_digest: verifiers with equal digests serve the same model, whatever its name.
         tokenizer_digest: "" if unknown.
+        instance_id: of the verifier's process.
+        numerics_digest: verifiers with equal ones continue a text with the same tokens; "" if it
+            promises nothing.
     """
 
     model_id: str
@@ -93,6 +92,8 @@ class Welcome:
     max_model_len: int
     max_num_speculative_tokens: int
     vocab_size: int
+    instance_id: str = ""
+    numerics_digest: str = ""
 
 
 # Events
@@ -131,7 +132,6 @@ class Decided(NamedTuple):
     token_ids: list[int]
     num_draft_tokens: int
     num_accepted_tokens: int
-    num_wanted_draft_tokens: int
     finish_reason: FinishReason
     logprobs: Sequence[EncodedLogprob] = ()
     matched_ngram_length: int = 0
@@ -154,6 +154,31 @@ class Rejected:
     retry_after_ms: int
 
 
+class DrafterState(enum.Enum):
+    """Whether a verifier gets drafts from a drafter; see verifier.proto."""
+
+    UP = "up"
+    SLOW = "slow"
+    DOWN = "down"
+    IDLE = "idle"
+    # The verifier may not talk to it: no event says so, but the rejection of an Open.
+    REFUSED = "refused"
+
+
+class DrafterStatus(NamedTuple):
+    """The verifier reports on one of its drafters; an event of no sequence."""
+
+    drafter: str
+    state: DrafterState
+    sequence_id: str = ""
+
+
+class Draining(NamedTuple):
+    """The verifier takes no more sequences; an event of no sequence."""
+
+    sequence_id: str = ""
+
+
 class UnreadableEvent(NamedTuple):
     """An event that this gateway cannot read.
 
@@ -165,4 +190,13 @@ class UnreadableEvent(NamedTuple):
     reason: str
 
 
-VerifierEvent = Opened | PromptScored | StepTraced | Decided | Rejected | UnreadableEvent
+VerifierEvent = (
+    Opened
+    | PromptScored
+    | StepTraced
+    | Decided
+    | Rejected
+    | DrafterStatus
+    | Draining
+    | UnreadableEvent
+)

@@ -1,7 +1,7 @@
-"""Messages of one peer, or parts of them, that are invalid and ignored.
+"""Messages of one verifier, or parts of them, that are invalid and ignored.
 
 Owns how they are reported: all are counted; per reason, one line is logged per minute at most, so
-that a peer that keeps failing fills no disk.
+that a verifier that keeps failing fills no disk.
 """
 
 import time
@@ -11,7 +11,7 @@ from gateway.metrics import GatewayMetrics
 from servicekit.logs import Logger
 
 _LOG_INTERVAL_S = 60.0
-# Of a peer's own words, in a log line.
+# Of a verifier's own words, in a log line.
 _MAX_DETAIL_CHARACTERS = 200
 
 
@@ -21,19 +21,13 @@ class IgnoredMessages:
     def __init__(
         self,
         *,
-        peer: str,
-        address: str,
+        verifier: str,
         metrics: GatewayMetrics,
         logger: Logger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins with nothing recorded.
-
-        Args:
-            peer: "verifier" or "drafter".
-        """
-        self._peer = peer
-        self._address = address
+        """Begins with nothing recorded."""
+        self._verifier = verifier
         self._metrics = metrics
         self._logger = logger
         self._clock = clock
@@ -48,7 +42,7 @@ class IgnoredMessages:
             reason: one of `metrics.IGNORED_REASONS`.
             detail: what was wrong with it.
         """
-        self._metrics.count_ignored(self._peer, reason)
+        self._metrics.count_ignored(reason)
         now_s = self._clock()
         if now_s < self._next_log_s.get(reason, 0.0):
             self._num_unlogged[reason] = self._num_unlogged.get(reason, 0) + 1
@@ -56,8 +50,7 @@ class IgnoredMessages:
         self._next_log_s[reason] = now_s + _LOG_INTERVAL_S
         self._logger.warning(
             "peer_message_ignored",
-            peer=self._peer,
-            address=self._address,
+            verifier=self._verifier,
             reason=reason,
             detail=detail[:_MAX_DETAIL_CHARACTERS],
             num_unlogged=self._num_unlogged.pop(reason, 0),

@@ -1,20 +1,19 @@
 """The commands that are still to be sent to one verifier.
 
-Owns them, merged: the latest hint and the latest update of each sequence. Knows no gRPC. However
-long the stream is blocked, it holds at most a few commands for each live sequence.
+Owns them, merged: the latest update of each sequence. Knows no gRPC. However long the stream is
+blocked, it holds at most a few commands for each live sequence.
 """
 
 import dataclasses
 import itertools
 
-from gateway.messages.sizes import MAX_SESSION_REQUEST_BYTES, TOKEN_BYTES
-from gateway.messages.verifier import CommandBatch, Hint, OpenCommand
+from gateway.messages.sizes import MAX_DRAFTER_ADDRESS_BYTES, MAX_SESSION_REQUEST_BYTES
+from gateway.messages.verifier import CloseCommand, CommandBatch, OpenCommand
 
-# A command without its tokens: a sequence id, and some numbers.
-_COMMAND_BYTES = 80
-# Of each message: for hints, and for updates and closes each. More wait for the next message.
-_MAX_HINT_BYTES = MAX_SESSION_REQUEST_BYTES // 2
-_MAX_NOTICES = MAX_SESSION_REQUEST_BYTES // 8 // _COMMAND_BYTES
+# A command's id, its numbers and the address of a drafter.
+_COMMAND_BYTES = 80 + MAX_DRAFTER_ADDRESS_BYTES
+# Of each message: for updates and closes each. More wait for the next message.
+_MAX_NOTICES = MAX_SESSION_REQUEST_BYTES // 4 // _COMMAND_BYTES
 
 
 class Outbox:
@@ -23,72 +22,53 @@ class Outbox:
     Invariant: a sequence that is closed before its Open was sent leaves nothing behind.
     """
 
-    def __init__(self, *, hint_tokens: int) -> None:
-        """Holds hints of at most `hint_tokens`."""
-        self._updates: dict[str, bool] = {}
-        self._hints: dict[str, Hint] = {}
+    def __init__(self) -> None:
+        self._updates: dict[str, str] = {}
         self._opens: dict[str, OpenCommand] = {}
-        self._closes: dict[str, None] = {}
-        self._max_hints = _MAX_HINT_BYTES // (_COMMAND_BYTES + TOKEN_BYTES * hint_tokens)
+        self._closes: dict[str, CloseCommand] = {}
 
     @property
     def is_empty(self) -> bool:
-        return not (self._hints or self._updates or self._opens or self._closes)
+        return not (self._updates or self._opens or self._closes)
 
     def open(self, command: OpenCommand) -> None:
         self._opens[command.sequence_id] = command
 
-    def hint(self, hint: Hint) -> None:
-        """Hot path."""
-        self._hints[hint.sequence_id] = hint
-
-    def update(self, sequence_id: str, drafting: bool) -> None:
+    def update(self, sequence_id: str, drafter: str) -> None:
         unsent = self._opens.get(sequence_id)
         if unsent is not None:
-            self._opens[sequence_id] = dataclasses.replace(unsent, drafting=drafting)
+            self._opens[sequence_id] = dataclasses.replace(unsent, drafter=drafter)
         else:
-            self._updates[sequence_id] = drafting
+            self._updates[sequence_id] = drafter
 
-    def close(self, sequence_id: str) -> bool:
+    def close(self, command: CloseCommand) -> bool:
         """Returns whether the verifier was sent the sequence, so that it gets a Close."""
-        self.forget(sequence_id)
-        if self._opens.pop(sequence_id, None) is not None:
+        self.forget(command.sequence_id)
+        if self._opens.pop(command.sequence_id, None) is not None:
             return False
-        self._closes[sequence_id] = None
+        self._closes[command.sequence_id] = command
         return True
 
     def forget(self, sequence_id: str) -> None:
-        """The sequence ended at the verifier: drops its hint and its update."""
-        self._hints.pop(sequence_id, None)
+        """The sequence is over: drops its update."""
         self._updates.pop(sequence_id, None)
 
     def clear(self) -> None:
         """The stream is gone, and with it every sequence that was opened on it."""
-        for waiting in (self._updates, self._hints, self._opens, self._closes):
+        for waiting in (self._updates, self._opens, self._closes):
             waiting.clear()
 
     def next_batch(self) -> CommandBatch | None:
-        """Removes the next message, without its Opens; None if there is nothing else.
-
-        No other command delays hints. Updates come before them: a hint for a sequence that expects
-        none would be lost.
-        """
-        if not (self._hints or self._updates or self._closes):
+        """Removes the next message, without its Opens; None if there is nothing else."""
+        if not (self._updates or self._closes):
             return None
         updates = list(itertools.islice(self._updates.items(), _MAX_NOTICES))
         for sequence_id, _ in updates:
             del self._updates[sequence_id]
-        hints = [] if self._updates else list(self._hints.values())
-        if len(hints) == len(self._hints) <= self._max_hints:
-            self._hints = {}
-        else:
-            hints = hints[: self._max_hints]
-            for hint in hints:
-                del self._hints[hint.sequence_id]
-        closes = list(itertools.islice(self._closes, _MAX_NOTICES))
-        for sequence_id in closes:
-            del self._closes[sequence_id]
-        return CommandBatch(updates=updates, hints=hints, closes=closes)
+        closes = list(itertools.islice(self._closes.values(), _MAX_NOTICES))
+        for command in closes:
+            del self._closes[command.sequence_id]
+        return CommandBatch(updates=updates, closes=closes)
 
     @property
     def next_open(self) -> OpenCommand | None:

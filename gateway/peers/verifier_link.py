@@ -12,17 +12,28 @@ import grpc
 
 from gateway.errors import InvalidRequestError, client_field
 from gateway.messages.sizes import FIELD_BYTES, MAX_OPEN_BYTES, MAX_SESSION_REQUEST_BYTES
-from gateway.messages.verifier import Decided, Hint, OpenCommand, Rejected, VerifierEvent, Welcome
+from gateway.messages.verifier import (
+    CloseCommand,
+    Decided,
+    OpenCommand,
+    Rejected,
+    VerifierEvent,
+    Welcome,
+)
 from gateway.metrics import GatewayMetrics
 from gateway.peers import wire
 from gateway.peers.ignored_messages import IgnoredMessages
 from gateway.peers.outbox import Outbox
-from gateway.peers.peer_stream import Call, PeerError, PeerStream
+from gateway.peers.verifier_load import VerifierLoad
 from servicekit.logs import Logger
+from servicekit.peer_stream import Call, PeerError, PeerStream
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 
 # Closed sequences whose last event is awaited: the verifier answers each Close, so there are few.
 _MAX_CLOSED = 1 << 16
+
+# A longer round trip to a drafter is a mistake of the verifier: nothing waits for so long.
+_MAX_ROUND_TRIP_S = 60.0
 
 # Opens in one message, unless one alone is larger: making them must not block the event loop long.
 _MAX_OPENS = 256
@@ -36,9 +47,7 @@ class VerifierListener(Protocol):
 
     def on_verifier_up(self, verifier: "VerifierLink") -> None: ...
 
-    def on_step(
-        self, verifier: "VerifierLink", events: Sequence[VerifierEvent], received_s: float
-    ) -> None: ...
+    def on_step(self, verifier: "VerifierLink", events: Sequence[VerifierEvent]) -> None: ...
 
     def on_unsendable(
         self, verifier: "VerifierLink", sequence_id: str, error: InvalidRequestError
@@ -54,8 +63,10 @@ class VerifierLink:
         name: the verifier's address, by which it is routed.
         ignored: reports its invalid messages.
         welcome: who it is; None while it is not connected.
+        is_leaving: whether it gets no new sequences, because discovery finds it no more.
         num_sequences: how many are open there.
-        last_progress_s: when it last sent a message, was seen to step, or got its first sequence.
+        load: what else it has to do, and whether it does it.
+        is_draining: whether it takes no more sequences.
     """
 
     def __init__(
@@ -65,30 +76,30 @@ class VerifierLink:
         channel: grpc.aio.Channel,
         gateway_id: str,
         listener: VerifierListener,
-        hint_tokens: int,
         greet_timeout_s: float,
         metrics: GatewayMetrics,
         logger: Logger,
     ) -> None:
         """Prepares; `run` connects."""
         self.name = name
-        self.ignored = IgnoredMessages(
-            peer="verifier", address=name, metrics=metrics, logger=logger
-        )
+        self.ignored = IgnoredMessages(verifier=name, metrics=metrics, logger=logger)
         self.welcome: Welcome | None = None
+        self.is_leaving = False
         self.num_sequences = 0
-        self.last_progress_s = 0.0
+        self.load = VerifierLoad()
+        self.is_draining = False
         self._loop = asyncio.get_running_loop()
         self._gateway_id = gateway_id
         self._listener = listener
-        self._outbox = Outbox(hint_tokens=hint_tokens)
+        self._metrics = metrics
+        self._outbox = Outbox()
         # The Open that did not fit into the last message, encoded for the next.
         self._encoded_open: tuple[OpenCommand, verifier_pb2.Open] | None = None
         # Closed sequences whose last event is still to come, oldest first.
         self._closed: dict[str, None] = {}
         self._stub = stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-        # As last reported by the verifier.
-        self._num_steps: int | None = None
+        # The events that came with the Welcome.
+        self._first_events: Sequence[VerifierEvent] = ()
         self._stream = PeerStream(
             open_call=lambda: stub.Session(wait_for_ready=True),
             handler=self,
@@ -96,6 +107,16 @@ class VerifierLink:
             on_internal_error=lambda error: self.ignored.record("internal_error", repr(error)),
             logger=logger.bind(verifier=name),
         )
+
+    @property
+    def numerics_digest(self) -> str:
+        """Of the connected verifier; "" if it promises nothing."""
+        return "" if self.welcome is None else self.welcome.numerics_digest
+
+    @property
+    def is_available(self) -> bool:
+        """Whether new sequences can be opened there."""
+        return self.welcome is not None and not (self.is_leaving or self.is_draining)
 
     @property
     def is_idle(self) -> bool:
@@ -108,23 +129,21 @@ class VerifierLink:
 
     def open(self, command: OpenCommand) -> None:
         if self.num_sequences <= 1:
-            self.last_progress_s = self._loop.time()
+            self.load.begin(self._loop.time())
         self._outbox.open(command)
         self._stream.wake()
 
-    def hint(self, hints: Sequence[Hint]) -> None:
-        """Sends a step's hints, in one message unless the stream is blocked; hot path."""
-        for hint in hints:
-            self._outbox.hint(hint)
+    def update(self, sequence_id: str, *, drafter: str) -> None:
+        """Moves the sequence to this drafter."""
+        self._outbox.update(sequence_id, drafter)
         self._stream.wake()
 
-    def update(self, sequence_id: str, *, drafting: bool) -> None:
-        self._outbox.update(sequence_id, drafting)
-        self._stream.wake()
-
-    def close(self, sequence_id: str) -> None:
-        if self._outbox.close(sequence_id):
-            self._closed[sequence_id] = None
+    def close(self, command: CloseCommand, *, has_ended: bool) -> None:
+        """Ends a sequence, or says what is kept of one whose last event has come already."""
+        if self.welcome is None:
+            return
+        if self._outbox.close(command) and not has_ended:
+            self._closed[command.sequence_id] = None
             if len(self._closed) > _MAX_CLOSED:
                 del self._closed[next(iter(self._closed))]
         self._stream.wake()
@@ -138,31 +157,31 @@ class VerifierLink:
         return True
 
     def forget(self, sequence_id: str) -> None:
-        """The verifier ended the sequence itself: drops its unsent commands."""
+        """The sequence is over: drops its unsent update."""
         self._outbox.forget(sequence_id)
 
-    async def has_stepped(self, *, timeout_s: float) -> bool:
-        """Whether its engine has made steps, for any sequence, since the last call; true for the
-        first call.
-        """
+    async def poll(self, *, timeout_s: float) -> None:
+        """Asks for its load; `load` tells whether it has answered."""
         try:
             load = await self._stub.GetVerifierLoad(
                 verifier_pb2.GetVerifierLoadRequest(), timeout=timeout_s
             )
         except grpc.aio.AioRpcError:
-            return False
-        has_stepped = load.num_steps != self._num_steps
-        self._num_steps = load.num_steps
-        if has_stepped:
-            self.last_progress_s = self._loop.time()
-        return has_stepped
+            return
+        self.load.answer(self._loop.time())
+        self.load.report(
+            num_sequences=load.num_running + load.num_waiting,
+            num_own=self.num_sequences,
+            num_steps=load.num_steps,
+            step_s=load.step_duration_s,
+        )
 
     def give_up(self, reason: str) -> None:
         """Ends the session, and every sequence with it."""
         self._stream.fail(PeerError(reason))
 
     async def greet(self, call: _Call) -> None:
-        """PeerHandler: Hello and Welcome."""
+        """PeerHandler: Hello and Welcome, which other events may follow."""
         await call.write(wire.hello_to_proto(self._gateway_id))
         answer = await call.read()
         welcome = (
@@ -172,11 +191,15 @@ class VerifierLink:
         )
         if welcome is None:
             raise PeerError(f"no Welcome of protocol version {wire.PROTOCOL_VERSION}")
-        self.welcome = welcome
+        self.welcome, self._first_events = welcome
 
     def on_up(self) -> None:
         """PeerHandler."""
+        assert self.welcome is not None, "greeted"
+        self.load.connect(self._loop.time(), self.welcome.instance_id)
         self._listener.on_verifier_up(self)
+        self._listener.on_step(self, self._first_events)
+        self._first_events = ()
 
     def next_request(self) -> verifier_pb2.SessionRequest | None:
         """PeerHandler."""
@@ -186,14 +209,25 @@ class VerifierLink:
 
     def on_response(self, response: verifier_pb2.SessionResponse) -> None:
         """PeerHandler."""
-        received_s = self.last_progress_s = self._loop.time()
-        self._listener.on_step(self, wire.events_from_proto(response), received_s)
+        self._listener.on_step(self, wire.events_from_proto(response.events))
+        self.load.answer(self._loop.time())
+        if not response.HasField("step"):
+            return
+        step = response.step
+        self.load.step(
+            num_sequences=step.num_running + step.num_waiting,
+            num_own=self.num_sequences,
+            step_s=step.duration_s,
+        )
+        round_trip_s = step.draft_round_trip_s
+        if 0 < round_trip_s <= _MAX_ROUND_TRIP_S:
+            self._metrics.observe_draft_round_trip(round_trip_s)
 
     def _add_opens(
         self, request: verifier_pb2.SessionRequest | None
     ) -> verifier_pb2.SessionRequest | None:
         """Adds as many Opens as the message may hold; at least one if it holds nothing else."""
-        # Hints, updates and closes leave `_MAX_OPENS_BYTES` at least.
+        # Updates and closes leave `_MAX_OPENS_BYTES` at least.
         num_bytes = 0
         num_opens = 0
         while num_opens < _MAX_OPENS and (command := self._outbox.next_open) is not None:
@@ -219,13 +253,17 @@ class VerifierLink:
             self._encoded_open = None
         return request
 
-    def on_down(self) -> None:
+    def on_unreachable(self, reason: str) -> None:
+        """PeerHandler."""
+
+    def on_down(self, reason: str) -> None:
         """PeerHandler."""
         self.welcome = None
         self._encoded_open = None
         self._outbox.clear()
         self._closed.clear()
         self._listener.on_verifier_down(self)
+        self.is_draining = False
 
 
 def _too_large(message: verifier_pb2.Open, num_bytes: int) -> InvalidRequestError:

@@ -1,24 +1,24 @@
-"""The messages of verifiers and drafters to the gateway's own types and back.
+"""The messages of verifiers to the gateway's own types and back.
 
-Knows no sequence: `generation/` and `draft_feed.py` decide which messages are possible.
+Knows no sequence: `generation/` decides which messages are possible.
 
-Repeated fields are read by slicing and written by filling the message in place: between a step's
-events and its hints this is most of the gateway's work, and both are three times as fast as the
-alternatives.
+Repeated fields are read by slicing: that is three times as fast as the alternatives.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 from google.protobuf.message import Message
 
-from gateway.messages.drafter import DeltaBatch, Proposal, ProposalStatus
 from gateway.messages.request import Keep, NgramParams, SamplingParams
 from gateway.messages.response import FinishReason
 from gateway.messages.sizes import MAX_UINT32
 from gateway.messages.verifier import (
     CommandBatch,
     Decided,
-    Hint,
+    DrafterState,
+    DrafterStatus,
+    Draining,
     OpenCommand,
     Opened,
     PromptScored,
@@ -37,9 +37,12 @@ PROTOCOL_VERSION = 1
 _RUN_AHEAD = 4
 
 _FINISH_REASONS = {int(reason): reason for reason in FinishReason}
-_PROPOSAL_STATUSES = {int(status): status for status in ProposalStatus}
-
-# Verifiers
+_DRAFTER_STATES = {
+    int(verifier_pb2.DrafterStatus.STATE_UP): DrafterState.UP,
+    int(verifier_pb2.DrafterStatus.STATE_SLOW): DrafterState.SLOW,
+    int(verifier_pb2.DrafterStatus.STATE_DOWN): DrafterState.DOWN,
+    int(verifier_pb2.DrafterStatus.STATE_IDLE): DrafterState.IDLE,
+}
 
 
 def hello_to_proto(gateway_id: str) -> verifier_pb2.SessionRequest:
@@ -48,13 +51,21 @@ def hello_to_proto(gateway_id: str) -> verifier_pb2.SessionRequest:
     return verifier_pb2.SessionRequest(commands=[verifier_pb2.Command(hello=hello)])
 
 
-def welcome_from_proto(message: verifier_pb2.SessionResponse) -> Welcome | None:
-    """The answer to Hello; None if the message is anything else, or of another version."""
-    if len(message.events) != 1 or message.events[0].WhichOneof("event") != "welcome":
+def welcome_from_proto(
+    message: verifier_pb2.SessionResponse,
+) -> tuple[Welcome, list[VerifierEvent]] | None:
+    """The answer to Hello and the events that follow it; None if the message is anything else, or
+    of another version.
+    """
+    if not message.events or message.events[0].WhichOneof("event") != "welcome":
         return None
     welcome = message.events[0].welcome
     if welcome.protocol_version != PROTOCOL_VERSION:
         return None
+    return _welcome_from_proto(welcome), events_from_proto(message.events[1:])
+
+
+def _welcome_from_proto(welcome: verifier_pb2.Welcome) -> Welcome:
     return Welcome(
         model_id=welcome.model_id,
         model_digest=welcome.model_digest,
@@ -62,37 +73,32 @@ def welcome_from_proto(message: verifier_pb2.SessionResponse) -> Welcome | None:
         max_model_len=welcome.limits.max_model_len,
         max_num_speculative_tokens=welcome.limits.max_num_speculative_tokens,
         vocab_size=welcome.limits.vocab_size,
+        instance_id=welcome.instance_id,
+        numerics_digest=welcome.numerics_digest,
     )
 
 
 def commands_to_proto(batch: CommandBatch) -> verifier_pb2.SessionRequest:
-    """One message to a verifier, without its Opens; hot path."""
+    """One message to a verifier, without its Opens."""
     request = verifier_pb2.SessionRequest()
     add = request.commands.add
-    for sequence_id, drafting in batch.updates:
+    for sequence_id, drafter in batch.updates:
         update = add().update
         update.sequence_id = sequence_id
-        update.drafting = drafting
-    for hint in batch.hints:
-        sequence_id, base_length, token_ids, matched_ngram_length, is_indexing, source = hint
-        draft = add().draft
-        draft.sequence_id = sequence_id
-        draft.base_length = base_length
-        draft.token_ids.extend(token_ids)
-        draft.matched_ngram_length = matched_ngram_length
-        if is_indexing:
-            draft.indexing = True
-        if source:
-            draft.source = drafter_pb2.Source.ValueType(source)
-    for sequence_id in batch.closes:
-        add().close.sequence_id = sequence_id
+        update.drafter_address = drafter
+    for command in batch.closes:
+        close = add().close
+        close.sequence_id = command.sequence_id
+        close.keep = drafter_pb2.Keep.ValueType(command.keep)
+        if command.keep is not Keep.NOTHING:
+            close.keep_length = command.keep_length
     return request
 
 
 def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
     """Starts a sequence."""
     request = command.request
-    return verifier_pb2.Open(
+    message = verifier_pb2.Open(
         sequence_id=command.sequence_id,
         token_ids=command.token_ids,
         prompt_length=len(request.prompt_token_ids),
@@ -101,7 +107,7 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         draft_wait=verifier_pb2.DraftWait.Value(f"DRAFT_WAIT_{command.draft_wait.name}"),
-        drafting=command.drafting,
+        drafting=bool(command.drafter),
         num_speculative_tokens=request.num_speculative_tokens,
         cache_salt=request.cache_salt,
         priority=request.priority,
@@ -109,6 +115,13 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         tokens_per_match=request.ngram.tokens_per_match,
         trace=request.trace,
     )
+    if command.drafter:
+        message.drafter_address = command.drafter
+        message.ngram.CopyFrom(_ngram_to_proto(request.ngram))
+        message.hint_tokens = request.hint_tokens
+        if request.ngram.pool_id and not request.is_kept_by_close:
+            message.keep = drafter_pb2.Keep.ValueType(request.ngram.pool_keep)
+    return message
 
 
 def largest_field(message: Message) -> str:
@@ -122,13 +135,13 @@ def largest_field(message: Message) -> str:
     return f"{name}.{largest_field(value)}" if isinstance(value, Message) else name
 
 
-def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEvent]:
-    """The events of one verifier step, in order; hot path.
+def events_from_proto(messages: Iterable[verifier_pb2.Event]) -> list[VerifierEvent]:
+    """The events of one message, in order; hot path.
 
     An event that cannot be read becomes an `UnreadableEvent`: it fails its own sequence only.
     """
     events: list[VerifierEvent] = []
-    for event in message.events:
+    for event in messages:
         kind = event.WhichOneof("event")
         if kind == "decided":
             decided = event.decided
@@ -144,7 +157,6 @@ def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEve
                     decided.token_ids[:],
                     decided.num_draft_tokens,
                     decided.num_accepted_tokens,
-                    decided.num_wanted_draft_tokens,
                     finish_reason,
                     [each.SerializeToString() for each in decided.logprobs],
                     decided.matched_ngram_length,
@@ -181,62 +193,30 @@ def events_from_proto(message: verifier_pb2.SessionResponse) -> list[VerifierEve
                     retry_after_ms=rejected.retry_after_ms,
                 )
             )
+        elif kind == "drafter_status":
+            status = event.drafter_status
+            state = _DRAFTER_STATES.get(status.state)
+            if state is None:
+                reason = f"drafter_status.state has no value {status.state}"
+                events.append(UnreadableEvent("", reason))
+            else:
+                events.append(DrafterStatus(status.drafter_address, state))
+        elif kind == "draining":
+            events.append(Draining())
         else:
             events.append(UnreadableEvent("", f"an event of kind {kind}"))
     return events
 
 
-# Drafters
-
-
-def deltas_to_proto(batch: DeltaBatch) -> drafter_pb2.ProposeRequest:
-    """One message to a drafter; hot path."""
-    request = drafter_pb2.ProposeRequest(batch_id=batch.batch_id)
-    add = request.sequences.add
-    for delta in batch.deltas:
-        sequence = add()
-        sequence.sequence_id = delta.sequence_id
-        sequence.base_length = delta.base_length
-        sequence.token_ids.extend(delta.token_ids)
-        sequence.max_draft_tokens = delta.max_draft_tokens
-        sequence.max_length = delta.max_length
-        if delta.new_history is not None:
-            sequence.prompt_length = delta.new_history.prompt_length
-            sequence.params.CopyFrom(_ngram_to_proto(delta.new_history.ngram))
-    for release in batch.releases:
-        message = request.releases.add()
-        message.sequence_id = release.sequence_id
-        if release.keep is not Keep.NOTHING:
-            message.keep = drafter_pb2.Keep.ValueType(release.keep)
-            message.feed_id = release.sequence_id
-            message.length = release.length
-    return request
-
-
-def proposals_from_proto(message: drafter_pb2.ProposeResponse) -> list[Proposal]:
-    """One drafter's answers, in order; hot path."""
-    return [
-        Proposal(
-            _PROPOSAL_STATUSES.get(proposal.status, ProposalStatus.UNSPECIFIED),
-            Hint(
-                proposal.sequence_id,
-                proposal.base_length,
-                proposal.token_ids[:],
-                proposal.matched_ngram_length,
-                proposal.status == drafter_pb2.STATUS_INDEXING,
-                proposal.source,
-            ),
-            proposal.known_length,
-            proposal.message,
-        )
-        for proposal in message.proposals
-    ]
-
-
 def _sampling_to_proto(sampling: SamplingParams, seed: int) -> sampling_pb2.SamplingParams:
     values = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
     # Verifiers get no beam search.
-    return sampling_pb2.SamplingParams(**values | {"seed": seed, "num_beams": None})
+    values |= {"seed": seed, "num_beams": None}
+    if sampling.structured_output is not None:
+        values["structured_output"] = sampling_pb2.StructuredOutput.FromString(
+            sampling.structured_output
+        )
+    return sampling_pb2.SamplingParams(**values)
 
 
 def _ngram_to_proto(ngram: NgramParams) -> drafter_pb2.NgramParams:

@@ -33,15 +33,12 @@ class RequestDefaults:
     Attributes:
         drafting: the policy of a request that names no preset.
         hint_tokens: the most draft tokens requested from a drafter at a time.
-        tenant: whose pools are drafted from and whose cached prefixes are shared. One for all
-            requests, until they are authenticated.
         tokenizer_digest: of the gateway's tokenizer; "": it has none.
         max_prompt_tokens: None: the model's limit.
     """
 
     drafting: DraftingPolicy = TANDEM
     hint_tokens: int = 64
-    tenant: str = ""
     max_prompt_tokens: int | None = None
     tokenizer_digest: str = ""
 
@@ -119,6 +116,7 @@ def accept(
     prompt_token_ids: Sequence[int],
     model: Model,
     defaults: RequestDefaults,
+    tenant: str = "",
 ) -> AcceptedRequest:
     """Checks a request against its model and fills in what it leaves open.
 
@@ -127,6 +125,7 @@ def accept(
         prompt_token_ids: of the request's text, or as it gave them.
         model: the one that it will run on.
         defaults: the gateway's.
+        tenant: the client's, from its credentials.
 
     Raises:
         InvalidRequestError: a value does not fit the model.
@@ -170,17 +169,16 @@ def accept(
             tokens_per_match=policy.tokens_per_match,
             algorithm=policy.algorithm,
             chained=policy.chained,
-            pool_id=pool_id(defaults.tenant, speculation.pool),
+            pool_id=pool_id(tenant, speculation.pool),
             pool_min_ngram=policy.pool_min_ngram,
             pool_keep=Keep(speculation.pool_keep) or Keep.OUTPUT,
             pool_feed_tokens=speculation.pool_feed_tokens,
         ),
         hint_tokens=_hint_tokens(speculation, policy, num_speculative_tokens, defaults),
-        max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         affinity_key=request.affinity_key,
         priority=request.priority,
-        cache_salt=cache_salt(defaults.tenant),
+        cache_salt=cache_salt(tenant),
         pool_keep_cancelled=speculation.pool_keep_cancelled,
         has_text=has_tokenizer_of(model, defaults),
         trace=request.trace,

@@ -1,21 +1,46 @@
 """How many requests are admitted: choices at a time, and prompt tokens that wait.
 
-Owns both counts. A choice waits until its first output comes: until then a verifier has its prompt
-to compute, and how long that takes depends on the sum of prompts, not on their number. Quotas of
-single tenants belong here, too. On the event loop. Knows no request.
+Owns both counts, in all and by tenant. A choice waits until its first output comes: until then a
+verifier has its prompt to compute, and how long that takes depends on the sum of prompts, not on
+their number. On the event loop. Knows no request.
+
+A tenant is refused more than its quotas, and more than its share: what one tenant holds may be at
+most `_MAX_SHARE` times what is free afterwards. So one tenant alone gets four fifths of the limit,
+two greedy ones four ninths each, and a tenant that holds nothing always finds room. The share is
+that of dynamic thresholds for shared buffers (Choudhury and Hahne, 1998): it needs no list of
+tenants and leaves little unused. Where clients are not authenticated there are no shares.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 
 from gateway.errors import RETRY_AFTER_MS, OverloadedError, UnavailableError
+from gateway.requests.principal import ANONYMOUS, Principal
+from gateway.requests.retry_hint import RetryHint
+
+_MAX_SHARE = 4
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """What the admitted requests of a tenant hold."""
+
+    num_requests: int = 0
+    num_choices: int = 0
+    num_waiting_tokens: int = 0
 
 
 class Admission:
     """Counts the admitted requests and refuses what is over the limits."""
 
     def __init__(
-        self, *, max_choices: int, max_waiting_tokens: int, on_shed: Callable[[str], None]
+        self,
+        *,
+        max_choices: int,
+        max_waiting_tokens: int,
+        on_shed: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
         """Begins empty and open.
 
@@ -24,40 +49,63 @@ class Admission:
             max_waiting_tokens: the most tokens of waiting choices, over all requests; a request
                 may have more while no other waits.
             on_shed: called with the reason of every refusal.
+            clock: returns seconds, monotonic.
         """
         self._max_choices = max_choices
         self._max_waiting_tokens = max_waiting_tokens
         self._on_shed = on_shed
-        self.num_requests = 0
-        self.num_choices = 0
-        self.num_waiting_tokens = 0
+        self._retry_hint = RetryHint(clock)
+        self._all = _Held()
+        self._by_tenant: dict[str, _Held] = {}  # only those that hold something
         self.is_draining = False
         self._emptied = asyncio.Event()
 
-    def admit(self, num_choices: int) -> "AdmittedRequest":
+    def admit(self, num_choices: int, principal: Principal = ANONYMOUS) -> "AdmittedRequest":
         """Admits one request, which must `leave`.
+
+        Args:
+            principal: whose tenant is charged.
 
         Raises:
             UnavailableError: draining.
-            OverloadedError: there are too many choices.
+            OverloadedError: there are too many choices, in all or of its tenant.
         """
         if self.is_draining:
             self._on_shed("draining")
             raise UnavailableError("the server is shutting down", retry_after_ms=RETRY_AFTER_MS)
-        if self.num_choices + num_choices > self._max_choices:
-            self._on_shed("concurrency")
-            raise OverloadedError(
-                f"{self.num_choices} of at most {self._max_choices} choices are being generated",
-                retry_after_ms=RETRY_AFTER_MS,
+        held = self._by_tenant.get(principal.tenant, _Held())
+        num_others = self._all.num_choices
+        if num_others + num_choices > self._max_choices:
+            raise self._shed(
+                "concurrency",
+                f"{num_others} of at most {self._max_choices} choices are being generated",
             )
-        self.num_choices += num_choices
-        self.num_requests += 1
-        return AdmittedRequest(self, num_choices)
+        quota = principal.max_choices
+        if quota is not None and held.num_choices + num_choices > quota:
+            raise self._shed(
+                "tenant_concurrency",
+                f"{held.num_choices} of this client's at most {quota} choices are being generated",
+            )
+        if not _leaves_room(
+            principal,
+            held=held.num_choices,
+            added=num_choices,
+            num_free=self._max_choices - num_others,
+        ):
+            raise self._shed(
+                "tenant_concurrency",
+                f"{held.num_choices} choices of this client are being generated, its share",
+            )
+        self._by_tenant[principal.tenant] = held
+        for each in (self._all, held):
+            each.num_requests += 1
+            each.num_choices += num_choices
+        return AdmittedRequest(self, num_choices, principal)
 
     async def drain(self) -> None:
         """Admits nobody from now on and returns when all have left."""
         self.is_draining = True
-        while self.num_requests:
+        while self._all.num_requests:
             self._emptied.clear()
             await self._emptied.wait()
 
@@ -65,36 +113,74 @@ class Admission:
         """Checks that no request is admitted.
 
         Raises:
-            AssertionError: one is; it names the count.
+            AssertionError: one is; it shows what is held.
         """
-        assert self.num_requests == 0, f"{self.num_requests} requests are admitted"
-        assert self.num_choices == 0, f"{self.num_choices} choices are admitted"
-        assert self.num_waiting_tokens == 0, f"{self.num_waiting_tokens} tokens are waiting"
+        assert self._all == _Held(), f"admitted: {self._all}"
+        assert not self._by_tenant, f"admitted by tenant: {self._by_tenant}"
 
-    def _wait(self, num_tokens: int, *, instead_of: int) -> None:
-        others = self.num_waiting_tokens - instead_of
+    def _wait(self, principal: Principal, num_tokens: int, *, instead_of: int) -> None:
+        held = self._by_tenant[principal.tenant]
+        others = self._all.num_waiting_tokens - instead_of
         if others > 0 and others + num_tokens > self._max_waiting_tokens:
-            self._on_shed("waiting_tokens")
-            raise OverloadedError(
+            raise self._shed(
+                "waiting_tokens",
                 f"{others} prompt tokens are waiting; {num_tokens} more would exceed the limit of "
                 f"{self._max_waiting_tokens}",
-                retry_after_ms=RETRY_AFTER_MS,
             )
-        self.num_waiting_tokens = others + num_tokens
+        own = held.num_waiting_tokens - instead_of
+        quota = principal.max_waiting_tokens
+        if own > 0 and quota is not None and own + num_tokens > quota:
+            raise self._shed(
+                "tenant_waiting_tokens",
+                f"{own} prompt tokens of this client are waiting; {num_tokens} more would exceed "
+                f"its limit of {quota}",
+            )
+        if not _leaves_room(
+            principal, held=own, added=num_tokens, num_free=self._max_waiting_tokens - others
+        ):
+            raise self._shed(
+                "tenant_waiting_tokens",
+                f"{own} prompt tokens of this client are waiting; {num_tokens} more would exceed "
+                "its share",
+            )
+        self._add_tokens(principal, num_tokens - instead_of)
 
-    def _leave(self, num_choices: int, num_waiting_tokens: int) -> None:
-        self.num_choices -= num_choices
-        self.num_waiting_tokens -= num_waiting_tokens
-        self.num_requests -= 1
-        if self.num_requests == 0:
+    def _begin(self, principal: Principal, num_tokens: int) -> None:
+        self._retry_hint.count_served()
+        self._add_tokens(principal, -num_tokens)
+
+    def _leave(self, principal: Principal, num_choices: int, num_waiting_tokens: int) -> None:
+        held = self._by_tenant[principal.tenant]
+        self._add_tokens(principal, -num_waiting_tokens)
+        for each in (self._all, held):
+            each.num_requests -= 1
+            each.num_choices -= num_choices
+        if not held.num_requests:
+            del self._by_tenant[principal.tenant]
+        if not self._all.num_requests:
             self._emptied.set()
+
+    def _add_tokens(self, principal: Principal, num_tokens: int) -> None:
+        self._all.num_waiting_tokens += num_tokens
+        self._by_tenant[principal.tenant].num_waiting_tokens += num_tokens
+
+    def _shed(self, reason: str, message: str) -> OverloadedError:
+        self._on_shed(reason)
+        return OverloadedError(message, retry_after_ms=self._retry_hint.refuse())
+
+
+def _leaves_room(principal: Principal, *, held: int, added: int, num_free: int) -> bool:
+    """Whether a tenant's share allows it to hold more; it does if the tenant holds nothing."""
+    has_share = bool(principal.tenant) and held > 0
+    return not has_share or held + added <= _MAX_SHARE * (num_free - added)
 
 
 class AdmittedRequest:
-    """One request's share of the counts, from `Admission.admit` to `leave`."""
+    """What one admitted request holds, from `Admission.admit` to `leave`."""
 
-    def __init__(self, admission: Admission, num_choices: int) -> None:
+    def __init__(self, admission: Admission, num_choices: int, principal: Principal) -> None:
         self._admission = admission
+        self._principal = principal
         self._num_choices = num_choices
         self._num_waiting = num_choices
         self._num_tokens = 0
@@ -107,15 +193,19 @@ class AdmittedRequest:
         """
         assert self._num_waiting == self._num_choices
         self._admission._wait(
-            num_tokens * self._num_waiting, instead_of=self._num_tokens * self._num_waiting
+            self._principal,
+            num_tokens * self._num_waiting,
+            instead_of=self._num_tokens * self._num_waiting,
         )
         self._num_tokens = num_tokens
 
     def begin_choice(self) -> None:
         """The first output of one more choice came: it no longer waits."""
         self._num_waiting -= 1
-        self._admission.num_waiting_tokens -= self._num_tokens
+        self._admission._begin(self._principal, self._num_tokens)
 
     def leave(self) -> None:
         """The request is over."""
-        self._admission._leave(self._num_choices, self._num_tokens * self._num_waiting)
+        self._admission._leave(
+            self._principal, self._num_choices, self._num_tokens * self._num_waiting
+        )

@@ -155,7 +155,7 @@ def _check_feeding(request: GenerateRequest) -> None:
             field="speculation.pool_feed_tokens",
         )
     if feed_tokens and request.stop_sequences:
-        # Drafters get tokens before it is known whether a stop string cuts them off.
+        # The verifier sends tokens to the drafter before they are searched for stop strings.
         raise InvalidRequestError(
             "with stop_sequences, a pool is fed at the end only: pool_feed_tokens must be 0, not "
             f"{feed_tokens}",

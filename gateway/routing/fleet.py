@@ -1,50 +1,55 @@
-"""The verifiers and drafters that this gateway is connected to, or tries to be.
+"""The verifiers that this gateway is connected to, or tries to be, and their drafters.
 
-Owns the lists of links, whether they can serve, and, by the router's rules, which of them a
-request goes to. Knows no sequence.
+Owns the list of links, whether they can serve, and, by the router's rules, which verifier a request
+goes to. Knows no sequence.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection
 
 from gateway.errors import RETRY_AFTER_MS, UnavailableError
 from gateway.messages.request import AcceptedRequest
 from gateway.messages.response import Model
 from gateway.metrics import GatewayMetrics
-from gateway.peers.drafter_link import DrafterLink
 from gateway.peers.verifier_link import VerifierLink
 from gateway.routing import router
+from gateway.routing.drafters import Drafters
 from gateway.routing.models import models_of
 from servicekit.errors import RequestError
 from servicekit.logs import Logger
 
 
 class Fleet:
-    """All peers. Filled once, before the links run."""
+    """All peers. `routing/membership.py` keeps `verifiers`."""
 
     def __init__(self, *, metrics: GatewayMetrics, logger: Logger) -> None:
+        """Begins without peers."""
         self._metrics = metrics
         self._logger = logger
         self.verifiers: list[VerifierLink] = []
-        self.drafters: list[DrafterLink] = []
+        self.drafters = Drafters()
         # Verifiers without requests, because others serve another model by the same name.
         self._outvoted: list[VerifierLink] = []
 
     @property
-    def links(self) -> Sequence[VerifierLink | DrafterLink]:
-        return [*self.verifiers, *self.drafters]
-
-    @property
     def is_serving(self) -> bool:
-        """Whether any verifier is connected."""
-        return any(verifier.welcome is not None for verifier in self.verifiers)
-
-    def awaits_drafts(self) -> bool:
-        """Whether a hint is expected from any drafter."""
-        return any(drafter.awaits_drafts for drafter in self.drafters)
+        """Whether any verifier is connected that requests can go to."""
+        return any(verifier.is_available for verifier in self.verifiers)
 
     def models(self) -> dict[str, Model]:
-        """The models of the connected verifiers, by id."""
-        return models_of(each.welcome for each in self.verifiers if each.welcome is not None)
+        """The models of the verifiers that requests can go to, by id."""
+        return models_of(
+            each.welcome
+            for each in self.verifiers
+            if each.welcome is not None and each.is_available
+        )
+
+    def report_connected(self) -> None:
+        """Exports how many peers are connected, after a change."""
+        self._metrics.set_connected(
+            num_verifiers=sum(verifier.welcome is not None for verifier in self.verifiers),
+            num_drafters=self.drafters.num_up,
+        )
 
     def check_models(self) -> None:
         """Reports the verifiers whose model is outvoted, after one came or went."""
@@ -52,7 +57,9 @@ class Fleet:
         outvoted = []
         for verifier in self.verifiers:
             welcome = verifier.welcome
-            if welcome is None or models[welcome.model_id].model_digest == welcome.model_digest:
+            if welcome is None or not verifier.is_available:
+                continue
+            if models[welcome.model_id].model_digest == welcome.model_digest:
                 continue
             outvoted.append(verifier)
             # One that comes may also outvote others.
@@ -66,39 +73,65 @@ class Fleet:
         self._outvoted = outvoted
         self._metrics.set_verifiers_outvoted(len(outvoted))
 
-    def find_verifier(self, request: AcceptedRequest) -> VerifierLink:
-        """The verifier for all choices of a request, which serves the model that it was checked
+    def find_verifier(
+        self,
+        request: AcceptedRequest,
+        *,
+        num_choices: int,
+        refused_by: Collection[str] = (),
+        numerics_digest: str = "",
+    ) -> VerifierLink:
+        """The verifier for choices of a request, which serves the model that it was checked
         against.
+
+        Verifiers that do not respond or have no room get requests only if all are like that.
+
+        Args:
+            num_choices: that begin or go on there.
+            refused_by: names of verifiers that are out of question.
+            numerics_digest: of the verifier that made the output so far: another one with the same
+                continues it with the same tokens, and is preferred.
 
         Raises:
             UnavailableError: no such verifier is connected.
         """
-        candidates = {
-            verifier.name: verifier
+        candidates = [
+            verifier
             for verifier in self.verifiers
-            if verifier.welcome is not None
+            if verifier.is_available
+            and verifier.welcome is not None
             and verifier.welcome.model_id == request.model_id
             and verifier.welcome.model_digest == request.model_digest
-        }
+            and verifier.name not in refused_by
+        ]
         if not candidates:
             raise no_verifier()
+        candidates = [v for v in candidates if not v.load.is_unresponsive] or candidates
+        now_s = time.monotonic()
+        candidates = [v for v in candidates if v.load.full_until_s <= now_s] or candidates
+        if numerics_digest:
+            same = [v for v in candidates if v.numerics_digest == numerics_digest]
+            candidates = same or candidates
+        by_name = {verifier.name: verifier for verifier in candidates}
         name = router.choose_verifier(
             router.affinity_of(request.affinity_key, request.prompt_token_ids),
-            {name: verifier.num_sequences for name, verifier in candidates.items()},
-            request.num_choices,
+            {each.name: each.num_sequences + each.load.num_others for each in candidates},
+            num_choices,
         )
-        return candidates[name]
+        return by_name[name]
 
-    def find_drafter(self, sequence_id: str) -> DrafterLink | None:
-        """The drafter of a new sequence; None if there is no drafter.
-
-        One that answers in time, if any does. It is never changed: one that is down keeps its
-        sequences, and gets their histories again when it is back.
-        """
-        by_name = {drafter.name: drafter for drafter in self.drafters}
-        able = [name for name, drafter in by_name.items() if drafter.is_up and not drafter.is_slow]
-        name = router.choose_drafter(sequence_id, able or by_name)
-        return None if name is None else by_name[name]
+    def has_alternative(self, verifier: VerifierLink) -> bool:
+        """Whether another verifier responds that serves the same model."""
+        model = verifier.welcome
+        return model is not None and any(
+            other is not verifier
+            and other.is_available
+            and not other.load.is_unresponsive
+            and other.welcome is not None
+            and other.welcome.model_digest == model.model_digest
+            and other.welcome.model_id == model.model_id
+            for other in self.verifiers
+        )
 
     def check_idle(self) -> None:
         """Checks that no link holds anything.
@@ -106,7 +139,7 @@ class Fleet:
         Raises:
             AssertionError: one does; it names it.
         """
-        busy = [link.name for link in self.links if not link.is_idle]
+        busy = [verifier.name for verifier in self.verifiers if not verifier.is_idle]
         assert not busy, f"links that are not idle: {busy}"
 
 

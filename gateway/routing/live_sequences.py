@@ -1,9 +1,9 @@
 """The sequences that are open, and the verifier and drafter of each.
 
-Owns these assignments and frees what they hold. Knows no events and no hints. A sequence is found
-here from its Open until its terminal event, its stop string or its close, whichever comes first;
-later messages about it are ignored. From then on until its output is final, only its drafter is
-remembered: its pool gets the output.
+Owns these assignments and frees what they hold. Knows no events. A sequence is found here from its
+Open until its terminal event, its stop string or its close, whichever comes first; later messages
+about it are ignored. From then on until its output is final, it is remembered only if its verifier
+is still to be sent a Close: to end it, or to say what its pool keeps.
 """
 
 import dataclasses
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from gateway.generation.generation import Generation
 from gateway.messages.request import Keep
 from gateway.messages.response import FinishReason
+from gateway.messages.verifier import CloseCommand
 from gateway.metrics import GatewayMetrics
-from gateway.peers.drafter_link import DrafterLink
 from gateway.peers.verifier_link import VerifierLink
+from gateway.routing.resumption import Displaced
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -22,16 +23,40 @@ class LiveSequence:
     """One open sequence.
 
     Attributes:
-        drafter: keeps its history; None if it gets no drafts.
-        expects_hints: whether the verifier was last told to expect hints.
+        numerics_digest: of its verifier; "" if that promises nothing.
+        refused_by: names of verifiers that had no room for it.
+        displaced: what it is the resumption of, until its verifier takes it.
+        opened_drafter: the drafter that its Open named.
+        drafter: the address of the drafter that its verifier was told; "" if it gets no drafts.
         is_running: whether the verifier has admitted it to its batch.
+        has_ended: whether the verifier has sent its last event.
     """
 
     generation: Generation
     verifier: VerifierLink
-    drafter: DrafterLink | None
-    expects_hints: bool
+    numerics_digest: str = ""
+    refused_by: frozenset[str] = frozenset()
+    displaced: Displaced | None = None
+    opened_drafter: str = ""
+    drafter: str = ""
     is_running: bool = False
+    has_ended: bool = False
+
+    @property
+    def sequence_id(self) -> str:
+        return self.generation.sequence_id
+
+    @property
+    def drafter_key(self) -> str:
+        """By which its drafter is chosen: a pool's text is at one drafter."""
+        return self.generation.request.ngram.pool_id or self.sequence_id
+
+    @property
+    def needs_close(self) -> bool:
+        """Whether the verifier waits for a Close."""
+        return not self.has_ended or (
+            bool(self.drafter) and self.generation.request.is_kept_by_close
+        )
 
 
 class LiveSequences:
@@ -43,13 +68,13 @@ class LiveSequences:
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._by_id: dict[str, LiveSequence] = {}
-        self._unreleased: dict[str, DrafterLink] = {}
+        self._unclosed: dict[str, LiveSequence] = {}
         self._num_running = 0
         #: The sequence of an id, or None; hot path.
         self.find = self._by_id.get
 
     def add(self, sequence: LiveSequence) -> None:
-        self._by_id[sequence.generation.sequence_id] = sequence
+        self._by_id[sequence.sequence_id] = sequence
         sequence.verifier.num_sequences += 1
         self._report_load()
 
@@ -62,31 +87,40 @@ class LiveSequences:
     def of_verifier(self, verifier: VerifierLink) -> Sequence[LiveSequence]:
         return [each for each in self._by_id.values() if each.verifier is verifier]
 
-    def of_drafter(self, drafter: DrafterLink) -> Sequence[LiveSequence]:
-        return [each for each in self._by_id.values() if each.drafter is drafter]
-
     def forget(self, sequence: LiveSequence) -> None:
-        """The sequence is over: frees all but its drafter's history, until `release`."""
-        sequence_id = sequence.generation.sequence_id
+        """The sequence is over: frees all but what its Close needs, until `close`."""
+        self.drop(sequence)
+        if sequence.needs_close:
+            self._unclosed[sequence.sequence_id] = sequence
+
+    def drop(self, sequence: LiveSequence) -> None:
+        """Its verifier no longer has the sequence, and gets no Close."""
+        sequence_id = sequence.sequence_id
         del self._by_id[sequence_id]
         sequence.verifier.num_sequences -= 1
         sequence.verifier.forget(sequence_id)
-        if sequence.drafter is not None:
-            self._unreleased[sequence_id] = sequence.drafter
         if sequence.is_running:
             self._num_running -= 1
         self._report_load()
 
-    def release(self, generation: Generation) -> None:
-        """The output is final: frees its drafter's history, and its pool gets the text."""
-        drafter = self._unreleased.pop(generation.sequence_id, None)
-        if drafter is None:
+    def close(self, generation: Generation) -> None:
+        """The output of a forgotten sequence is final: its verifier is told, if it waits for that.
+
+        Its pool gets the text if it ended by itself, or if the request wants that anyway.
+        """
+        sequence = self._unclosed.pop(generation.sequence_id, None)
+        if sequence is None:
             return
         request = generation.request
-        has_ended = generation.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        is_kept = has_ended or request.pool_keep_cancelled
-        drafter.remove(
-            generation.sequence_id, keep=request.ngram.pool_keep if is_kept else Keep.NOTHING
+        has_finished = generation.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        is_kept = has_finished or request.pool_keep_cancelled
+        sequence.verifier.close(
+            CloseCommand(
+                generation.sequence_id,
+                request.ngram.pool_keep if is_kept else Keep.NOTHING,
+                len(generation.token_ids),
+            ),
+            has_ended=sequence.has_ended,
         )
 
     def check_idle(self) -> None:
@@ -96,7 +130,7 @@ class LiveSequences:
             AssertionError: there is one; it names it.
         """
         assert not self._by_id, f"live sequences: {list(self._by_id)}"
-        assert not self._unreleased, f"unreleased sequences: {list(self._unreleased)}"
+        assert not self._unclosed, f"sequences that are not closed: {list(self._unclosed)}"
         assert self._num_running == 0, f"{self._num_running} count as running"
 
     def _report_load(self) -> None:

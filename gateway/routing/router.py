@@ -48,10 +48,14 @@ def choose_verifier(affinity: bytes, loads: Mapping[str, int], num_sequences: in
     return ranked[0]
 
 
-def choose_drafter(sequence_id: str, names: Iterable[str]) -> str | None:
-    """The name of the drafter that keeps this sequence's history; None if there are none."""
-    ranked = rank(sequence_id.encode(), names)
-    return ranked[0] if ranked else None
+def choose_drafter(key: str, addresses: Iterable[str]) -> str:
+    """The address of the drafter for a sequence; "" if there are none.
+
+    Args:
+        key: of its pool, whose text is at one drafter, or of the sequence.
+    """
+    ranked = rank(key.encode(), addresses)
+    return ranked[0] if ranked else ""
 
 
 def rank(key: bytes, names: Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ Owns encoding, decoding and what is known of the vocabulary. Read-only once load
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ CONTEXT_TOKENS = 64
 
 # NFC composition leaves at least one byte of four: found by trying all characters.
 _MAX_NFC_SHRINKAGE = 4
+
+
+# SentencePiece's byte fallback, and what it writes for a space.
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class TooManyTokensError(Exception):
@@ -61,11 +67,11 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._special_ids = frozenset(
-            token_id
+        self._special_texts = {
+            token_id: token.content
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if token.special
-        )
+        }
         self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._bytes_of: dict[int, bytes] = {}  # at most one entry per id of the vocabulary
         self._max_bytes_per_token = _max_bytes_per_token(tokenizer) if self._is_byte_level else None
@@ -137,8 +143,24 @@ class Tokenizer:
             found = self._bytes_of[token_id] = self._find_bytes(token_id)
         return found
 
+    def special_text(self, token_id: int) -> str:
+        """How a special token is written; "" of any other."""
+        return self._special_texts.get(token_id, "")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for by itself, special ones included; none if unknown."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level:
+            return self.special_text(token_id).encode() or self.bytes_of(token_id)
+        byte = _BYTE_TOKEN.fullmatch(token)
+        if byte:
+            return bytes.fromhex(byte[1])
+        return token.replace(_SPACE, " ").encode()
+
     def _find_bytes(self, token_id: int) -> bytes:
-        if token_id in self._special_ids:
+        if token_id in self._special_texts:
             return b""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:

@@ -23,6 +23,9 @@ else:
 # it has written the responses itself.
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
+# How much earlier than ours a client's deadline may pass, beside 1 % for rounding.
+_CLIENT_LEAD_S = 0.05
+
 CODE_BY_NUMBER = {code_number(code): code for code in grpc.StatusCode}
 
 
@@ -66,6 +69,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def wrap(self, handler: Handler, method: str) -> Handler:
         """The handler inside this interceptor; `method` is `/package.Service/Method`."""
         raise NotImplementedError
+
+
+def end_of_call_s(context: Context) -> float | None:
+    """How long the call may still take until its client's deadline passes; None: it has none.
+
+    The client's clock began earlier than ours and ends the call first, and gRPC sends it a rounded
+    deadline: a call that the client ends from then on is late, and is not a cancelled one.
+    """
+    # None without a deadline, though typed as a number.
+    remaining_s = cast("float | None", context.time_remaining())
+    return None if remaining_s is None else 0.99 * remaining_s - _CLIENT_LEAD_S
 
 
 def behaviour_of(handler: Handler) -> Behaviour:

@@ -16,6 +16,7 @@ from servicekit.interceptors.base import (
     Context,
     Handler,
     behaviour_of,
+    end_of_call_s,
     rebuild,
 )
 
@@ -57,6 +58,7 @@ class MetricsInterceptor(CallInterceptor):
 
         async def with_metrics(request: Any, context: Context) -> Any:
             start_s = time.perf_counter()
+            end_s = end_of_call_s(context)
             code = grpc.StatusCode.UNKNOWN
             try:
                 response = await inner(request, context)
@@ -70,7 +72,7 @@ class MetricsInterceptor(CallInterceptor):
                 raise
             except (asyncio.CancelledError, grpc.aio.BaseError):
                 # The caller went away; BaseError: while a response was being written.
-                is_late = context.time_remaining() == 0
+                is_late = end_s is not None and time.perf_counter() - start_s >= end_s
                 code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
                 raise
             finally:

@@ -1,4 +1,5 @@
-"""How kernels are compiled (`jit.py`), and how they access memory by address (`memory.py`).
+"""How kernels are compiled (`jit.py`), how they access memory by address (`memory.py`), and numbers
+of protobuf messages (`varints.py`).
 
 Does not know what any kernel computes.
 """

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tandem.client import (
     Event,
     Generation,
     GenerationRequest,
+    RetryPolicy,
     SamplingParams,
     StepTrace,
     TandemClient,
@@ -31,6 +33,9 @@ from tandem.generation import EventCollector
 from tandem.trace_text import TraceText, summary_text
 
 _INTERRUPTED = 130
+_TOKEN_VARIABLE = "TANDEM_TOKEN"
+# Somebody waits: a gateway that is not there is reported within a second.
+_RETRY = RetryPolicy(max_attempts=4)
 
 # Features that other systems have a flag for and that are out of Tandem's scope.
 _OUT_OF_SCOPE = {
@@ -58,7 +63,18 @@ def add_parser(commands: Any) -> None:
         "--target",
         default=f"127.0.0.1:{DEFAULT_GRPC_PORT}",
         metavar="HOST:PORT",
-        help="the gateway (default: %(default)s)",
+        help="the gateway, or several, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"bearer token for the gateway (default: the variable {_TOKEN_VARIABLE}, if set)",
+    )
+    parser.add_argument(
+        "--allow-plaintext-token",
+        action="store_true",
+        help="send the token without TLS to other machines, too",
     )
     parser.add_argument("--model-id", default="", help="model, if the gateway serves several")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="maximum output tokens")
@@ -114,8 +130,14 @@ class _OutOfScope(argparse.Action):
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        tls = _tls(arguments)
-        with TandemClient(arguments.target, tls=tls) as client:
+        client = TandemClient(
+            arguments.target,
+            tls=_tls(arguments),
+            token=_token(arguments),
+            allow_plaintext_token=arguments.allow_plaintext_token,
+            retry=_RETRY,
+        )
+        with client:
             request = _request(arguments)
             _show(client.stream(request), request, as_json=arguments.json)
     except TandemError as error:
@@ -154,6 +176,13 @@ def _tls(arguments: argparse.Namespace) -> TlsOptions | None:
     if not arguments.tls and not any(files):
         return None
     return TlsOptions(ca=files[0], certificate=files[1], key=files[2])
+
+
+def _token(arguments: argparse.Namespace) -> str | None:
+    if arguments.token_file is not None:
+        token: str = arguments.token_file.read_text().strip()
+        return token
+    return os.environ.get(_TOKEN_VARIABLE) or None
 
 
 def _show(

@@ -16,19 +16,19 @@ die, stops all. Does not know what they serve.
 
 import asyncio
 import contextlib
-import ctypes
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.cli import death_with_parent
 from tandem.ready_line import parse_ready_line
 
 Report = Callable[[str], None]
 
-_PR_SET_PDEATHSIG = 1
 # How long a process may take to end after SIGKILL; one in an uninterruptible wait is abandoned.
 _KILL_WAIT_S = 5.0
 # Longest line read from a process's stdout; nothing but the ready line belongs there.
@@ -201,13 +201,12 @@ class _Process:
         ]
         try:
             self._running = await asyncio.create_subprocess_exec(
-                *self._spec.command,
+                *_dying_with_parent(self._spec.command),
                 *flags,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_LINE_LIMIT_BYTES,
                 start_new_session=True,
-                preexec_fn=_death_with_parent(),
             )
         except OSError as error:
             raise StartError(f"{self._spec.name} could not be started: {error}") from error
@@ -267,17 +266,14 @@ def _ended(status: int) -> str:
     return f"was killed by {signal.Signals(-status).name}"
 
 
-def _death_with_parent() -> Callable[[], None] | None:
-    """Runs in the forked child before exec; None where the kernel has no such call."""
+def _dying_with_parent(command: Sequence[str]) -> list[str]:
+    """Returns the command that runs `command`, killed by the kernel once this process is dead.
+
+    Raises:
+        FileNotFoundError: there is no such command.
+    """
+    if shutil.which(command[0]) is None:
+        raise FileNotFoundError(f"no command {command[0]!r}")
     if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    parent = os.getpid()
-
-    def arm() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The parent may have died before the call.
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return arm
+        return list(command)
+    return [sys.executable, "-I", "-S", death_with_parent.__file__, str(os.getpid()), *command]

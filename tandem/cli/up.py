@@ -54,7 +54,7 @@ class Topology:
     http_port: int = DEFAULT_HTTP_PORT
 
     def drafters(self, addresses: Sequence[str]) -> list[ProcessSpec]:
-        """Drafters that listen on these addresses; so for `verifiers`."""
+        """Drafters that listen on these addresses."""
         return [
             ProcessSpec(
                 name=f"drafter-{index}", command=_service("drafter"), listen={"grpc": address}
@@ -62,8 +62,9 @@ class Topology:
             for index, address in enumerate(addresses)
         ]
 
-    def verifiers(self, addresses: Sequence[str]) -> list[ProcessSpec]:
-        options = ["--model", str(self.model)]
+    def verifiers(self, addresses: Sequence[str], drafters: Sequence[str]) -> list[ProcessSpec]:
+        """Verifiers that listen on these addresses and may call these drafters."""
+        options = ["--model", str(self.model), *_drafters(drafters)]
         options += ["--device", self.device] if self.device else []
         options += ["--dtype", self.dtype] if self.dtype else []
         options += ["--allow-trace"] if self.allow_trace else []
@@ -77,9 +78,9 @@ class Topology:
         ]
 
     def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
-        """The gateway that connects to these addresses."""
+        """The gateway that connects to these verifiers, and has them call these drafters."""
         options = ["--verifiers", ",".join(verifiers), "--tokenizer", str(self.model)]
-        options += ["--drafters", ",".join(drafters)] if drafters else []
+        options += _drafters(drafters)
         options += ["--allow-trace"] if self.allow_trace else []
         return ProcessSpec(
             name="gateway",
@@ -204,11 +205,11 @@ async def _serve(topology: Topology, supervisor: Supervisor) -> None:
     drafters, verifiers = found[: topology.num_drafters], found[topology.num_drafters :]
     tiers = [
         topology.drafters(drafters),
-        topology.verifiers(verifiers),
+        topology.verifiers(verifiers, drafters),
         [topology.gateway(drafters, verifiers)],
     ]
     _report("starting " + ", ".join(spec.name for tier in tiers for spec in tier))
-    # All at once: the gateway waits for the others, and loads its own code and tokenizer meanwhile.
+    # All at once: each waits for those that it calls, and loads its code and model meanwhile.
     starts = [asyncio.ensure_future(supervisor.start(tier)) for tier in tiers]
     ready = asyncio.ensure_future(_print_when_ready(*starts[1:]))
     try:
@@ -236,6 +237,10 @@ def _free_addresses(count: int) -> list[str]:
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(socket.create_server((_HOST, 0))) for _ in range(count)]
         return [f"{_HOST}:{each.getsockname()[1]}" for each in found]
+
+
+def _drafters(addresses: Sequence[str]) -> list[str]:
+    return ["--drafters", ",".join(addresses)] if addresses else []
 
 
 def _service(module: str, *options: str) -> list[str]:

@@ -61,7 +61,7 @@ class DrafterServiceServicer:
 
     def Propose(self, request, context):
         """Appends each sequence's new tokens and answers with one proposal per sequence, in request
-        order. Idempotent. For tools and tests; a gateway uses ProposeStream.
+        order. Idempotent. For tools and tests; a verifier uses ProposeStream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

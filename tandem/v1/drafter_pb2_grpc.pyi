@@ -44,7 +44,7 @@ class DrafterServiceStub:
     def __new__(cls, channel: _aio.Channel) -> DrafterServiceAsyncStub: ...
     Propose: _grpc.UnaryUnaryMultiCallable[_drafter_pb2.ProposeRequest, _drafter_pb2.ProposeResponse]
     """Appends each sequence's new tokens and answers with one proposal per sequence, in request
-    order. Idempotent. For tools and tests; a gateway uses ProposeStream.
+    order. Idempotent. For tools and tests; a verifier uses ProposeStream.
     """
     ProposeStream: _grpc.StreamStreamMultiCallable[_drafter_pb2.ProposeRequest, _drafter_pb2.ProposeResponse]
     """The same exchange over one long-lived stream: one request per verifier step, one response
@@ -61,7 +61,7 @@ class DrafterServiceAsyncStub(DrafterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Propose: _aio.UnaryUnaryMultiCallable[_drafter_pb2.ProposeRequest, _drafter_pb2.ProposeResponse]  # type: ignore[assignment]
     """Appends each sequence's new tokens and answers with one proposal per sequence, in request
-    order. Idempotent. For tools and tests; a gateway uses ProposeStream.
+    order. Idempotent. For tools and tests; a verifier uses ProposeStream.
     """
     ProposeStream: _aio.StreamStreamMultiCallable[_drafter_pb2.ProposeRequest, _drafter_pb2.ProposeResponse]  # type: ignore[assignment]
     """The same exchange over one long-lived stream: one request per verifier step, one response
@@ -81,7 +81,7 @@ class DrafterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_drafter_pb2.ProposeResponse, _abc.Awaitable[_drafter_pb2.ProposeResponse]]:
         """Appends each sequence's new tokens and answers with one proposal per sequence, in request
-        order. Idempotent. For tools and tests; a gateway uses ProposeStream.
+        order. Idempotent. For tools and tests; a verifier uses ProposeStream.
         """
 
     @_abc_1.abstractmethod

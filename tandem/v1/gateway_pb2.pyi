@@ -75,7 +75,9 @@ class GenerateRequest(_message.Message):
     ignore_eos: _builtins.bool
     """Do not end at the model's own end token."""
     n: _builtins.int
-    """Independent choices, 1 to 16. Choice i > 0 uses the seed mixed with i. Absent: 1."""
+    """Independent choices, 1 to 16. Choice i > 0 uses the i-th output of SplitMix64 started at the
+    seed, and equals the only choice of a request with that seed. Absent: 1.
+    """
     affinity_key: _builtins.str
     """Requests with equal keys go to the same verifier while it has room."""
     priority: _builtins.int
@@ -228,6 +230,7 @@ class Chunk(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
     choice_index: _builtins.int
     offset: _builtins.int
     """Output tokens of this choice sent before this chunk."""
@@ -241,6 +244,10 @@ class Chunk(_message.Message):
     num_steps: _builtins.int
     """Model steps of this chunk: 1, or more if the client reads more slowly than tokens are
     generated; 0 without tokens.
+    """
+    finish_reason: _sampling_pb2.FinishReason.ValueType
+    """Set on the last chunk of the choice, which Finished follows: a client that loses Finished with
+    its connection knows that there is nothing to resume.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -268,10 +275,11 @@ class Chunk(_message.Message):
         num_draft_tokens: _builtins.int = ...,
         num_accepted_tokens: _builtins.int = ...,
         num_steps: _builtins.int = ...,
+        finish_reason: _sampling_pb2.FinishReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "logprobs", b"logprobs", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_steps", b"num_steps", "offset", b"offset", "prompt_logprobs", b"prompt_logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_index", b"choice_index", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "num_accepted_tokens", b"num_accepted_tokens", "num_draft_tokens", b"num_draft_tokens", "num_steps", b"num_steps", "offset", b"offset", "prompt_logprobs", b"prompt_logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

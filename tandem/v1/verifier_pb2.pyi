@@ -6,8 +6,8 @@ batched forward pass, and accepts or rejects them so that the output follows the
 distribution.
 
 Two ways to drive it:
- - leader: a gateway opens a Session; the verifier steps by itself and uses hints as they
-   arrive.
+ - leader: a gateway opens a Session and names a drafter for each sequence. The verifier steps by
+   itself, sends the drafter each sequence's tokens, and uses its proposals as they arrive.
  - orchestrator: a client opens a Session, opens sequences with DRAFT_WAIT_ALWAYS and
    supplies its own draft (possibly empty) before every step.
 
@@ -193,6 +193,9 @@ class Open(_message.Message):
     DRAFTER_ADDRESS_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MATCH_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    NGRAM_FIELD_NUMBER: _builtins.int
+    HINT_TOKENS_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """128 random bits made by the gateway, never reused."""
     prompt_length: _builtins.int
@@ -203,7 +206,8 @@ class Open(_message.Message):
     draft_wait: Global___DraftWait.ValueType
     drafting: _builtins.bool
     """Whether to expect drafts. Absent: true. False: no step waits for one, until an Update says
-    otherwise; a draft that arrives is used nevertheless.
+    otherwise; a draft that arrives is used nevertheless. With a drafter, the verifier itself finds
+    out whether it answers.
     """
     num_speculative_tokens: _builtins.int
     """Most drafts verified per step. Absent: the server's limit."""
@@ -219,7 +223,11 @@ class Open(_message.Message):
     adapter_id: _builtins.str
     """Adapters are out of scope: refused by name."""
     drafter_address: _builtins.str
-    """Reserved for verifiers that call drafters themselves: refused by name."""
+    """The drafter that drafts for the sequence, HOST:PORT; the server's operator says which are
+    allowed, any other is refused by name. The verifier sends it the sequence's tokens and takes its
+    proposals; the session's Draft commands for the sequence are ignored then. Empty: drafts come
+    from these commands.
+    """
     tokens_per_match: _builtins.int
     """Most drafts verified per step for each token of match length: the hint's matched_ngram_length
     (at least 1) plus the tokens decided as it proposed since. So a hint may hold more tokens than
@@ -228,6 +236,13 @@ class Open(_message.Message):
     trace: _builtins.bool
     """Report every step (`StepTraced`). Refused by name unless the operator allows it. No step
     computes more than 4096 tokens of such a sequence.
+    """
+    hint_tokens: _builtins.int
+    """With a drafter: the most draft tokens requested at a time. 0: as many as the verifier can use."""
+    keep: _drafter_pb2.Keep.ValueType
+    """With a drafter and a pool: what the pool keeps of the text when the sequence ends by itself.
+    KEEP_UNSPECIFIED: the sequence's Close says it, which must then follow its last event, too,
+    within 30 s; for a client that may find an earlier end of the text in it.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -239,6 +254,10 @@ class Open(_message.Message):
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def ngram(self) -> _drafter_pb2.NgramParams:
+        """With a drafter: how its drafts are found. Its pool_id is to be scoped to a tenant."""
+
     def __init__(
         self,
         *,
@@ -259,10 +278,13 @@ class Open(_message.Message):
         drafter_address: _builtins.str = ...,
         tokens_per_match: _builtins.int = ...,
         trace: _builtins.bool = ...,
+        ngram: _drafter_pb2.NgramParams | None = ...,
+        hint_tokens: _builtins.int = ...,
+        keep: _drafter_pb2.Keep.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "drafting", b"drafting", "num_speculative_tokens", b"num_speculative_tokens", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "drafting", b"drafting", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "hint_tokens", b"hint_tokens", "ignore_eos", b"ignore_eos", "keep", b"keep", "max_new_tokens", b"max_new_tokens", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafting: _TypeAlias = _typing.Literal["drafting"]  # noqa: Y015
     _WhichOneofArgType__drafting: _TypeAlias = _typing.Literal["_drafting", b"_drafting"]  # noqa: Y015
@@ -279,7 +301,7 @@ Global___Open: _TypeAlias = Open  # noqa: Y015
 class Draft(_message.Message):
     """A hint: what may follow the sequence's first base_length tokens. Only the latest per sequence
     counts. A contradicted one is dropped; a late one is moved forward to the current length. Drafts
-    for unknown sequences are ignored.
+    for unknown sequences, and for those that have a drafter, are ignored.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -332,20 +354,28 @@ class Update(_message.Message):
 
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     DRAFTING_FIELD_NUMBER: _builtins.int
+    DRAFTER_ADDRESS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     drafting: _builtins.bool
-    """False: do not wait for hints."""
+    """False: do not wait for hints. Ignored for a sequence that has a drafter."""
+    drafter_address: _builtins.str
+    """The sequence's drafter from now on, as in Open; empty: none. Absent: unchanged. Ignored if its
+    Open had neither drafter_address nor ngram.
+    """
     def __init__(
         self,
         *,
         sequence_id: _builtins.str = ...,
         drafting: _builtins.bool = ...,
+        drafter_address: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drafter_address", b"_drafter_address", "drafter_address", b"drafter_address"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafter_address", b"_drafter_address", "drafter_address", b"drafter_address", "drafting", b"drafting", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__drafter_address: _TypeAlias = _typing.Literal["drafter_address"]  # noqa: Y015
+    _WhichOneofArgType__drafter_address: _TypeAlias = _typing.Literal["_drafter_address", b"_drafter_address"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drafter_address) -> _WhichOneofReturnType__drafter_address | None: ...
 
 Global___Update: _TypeAlias = Update  # noqa: Y015
 
@@ -358,15 +388,23 @@ class Close(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    KEEP_LENGTH_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
+    keep: _drafter_pb2.Keep.ValueType
+    """With a drafter and a pool: what the pool keeps of the text."""
+    keep_length: _builtins.int
+    """Length of that text: tokens after it are not kept. 0: all tokens."""
     def __init__(
         self,
         *,
         sequence_id: _builtins.str = ...,
+        keep: _drafter_pb2.Keep.ValueType = ...,
+        keep_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_id", b"sequence_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "keep_length", b"keep_length", "sequence_id", b"sequence_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -408,6 +446,8 @@ class Event(_message.Message):
     DECIDED_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
     STEP_TRACED_FIELD_NUMBER: _builtins.int
+    DRAFTER_STATUS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -420,6 +460,10 @@ class Event(_message.Message):
     def rejected(self) -> Global___Rejected: ...
     @_builtins.property
     def step_traced(self) -> Global___StepTraced: ...
+    @_builtins.property
+    def drafter_status(self) -> Global___DrafterStatus: ...
+    @_builtins.property
+    def draining(self) -> Global___Draining: ...
     def __init__(
         self,
         *,
@@ -429,16 +473,95 @@ class Event(_message.Message):
         decided: Global___Decided | None = ...,
         rejected: Global___Rejected | None = ...,
         step_traced: Global___StepTraced | None = ...,
+        drafter_status: Global___DrafterStatus | None = ...,
+        draining: Global___Draining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "event", b"event", "opened", b"opened", "prompt_scored", b"prompt_scored", "rejected", b"rejected", "step_traced", b"step_traced", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "drafter_status", b"drafter_status", "draining", b"draining", "event", b"event", "opened", b"opened", "prompt_scored", b"prompt_scored", "rejected", b"rejected", "step_traced", b"step_traced", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "event", b"event", "opened", b"opened", "prompt_scored", b"prompt_scored", "rejected", b"rejected", "step_traced", b"step_traced", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "drafter_status", b"drafter_status", "draining", b"draining", "event", b"event", "opened", b"opened", "prompt_scored", b"prompt_scored", "rejected", b"rejected", "step_traced", b"step_traced", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["welcome", "opened", "prompt_scored", "decided", "rejected", "step_traced"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["welcome", "opened", "prompt_scored", "decided", "rejected", "step_traced", "drafter_status", "draining"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class Draining(_message.Message):
+    """The verifier is shutting down: it refuses Opens from now on, and goes on with the sequences that
+    it has. Those that do not end in time are lost with the session, and can be opened elsewhere.
+    Sent once to every session, after its Welcome.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draining: _TypeAlias = Draining  # noqa: Y015
+
+@_typing.final
+class DrafterStatus(_message.Message):
+    """Whether the verifier gets proposals from a drafter. Sent to every session when it changes, and
+    after Welcome for each drafter that is in use.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[DrafterStatus._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: DrafterStatus._State.ValueType  # 0
+        STATE_UP: DrafterStatus._State.ValueType  # 1
+        """It answers in time."""
+        STATE_SLOW: DrafterStatus._State.ValueType  # 2
+        """It answers too late, repeatedly: no step waits for it until it has caught up."""
+        STATE_DOWN: DrafterStatus._State.ValueType  # 3
+        """It cannot be reached. The verifier goes on trying, and sends it every history again."""
+        STATE_IDLE: DrafterStatus._State.ValueType  # 4
+        """The verifier has closed the connection, because no sequence needs it."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: DrafterStatus.State.ValueType  # 0
+    STATE_UP: DrafterStatus.State.ValueType  # 1
+    """It answers in time."""
+    STATE_SLOW: DrafterStatus.State.ValueType  # 2
+    """It answers too late, repeatedly: no step waits for it until it has caught up."""
+    STATE_DOWN: DrafterStatus.State.ValueType  # 3
+    """It cannot be reached. The verifier goes on trying, and sends it every history again."""
+    STATE_IDLE: DrafterStatus.State.ValueType  # 4
+    """The verifier has closed the connection, because no sequence needs it."""
+
+    DRAFTER_ADDRESS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    drafter_address: _builtins.str
+    state: Global___DrafterStatus.State.ValueType
+    reason: _builtins.str
+    """For people."""
+    def __init__(
+        self,
+        *,
+        drafter_address: _builtins.str = ...,
+        state: Global___DrafterStatus.State.ValueType = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter_address", b"drafter_address", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrafterStatus: _TypeAlias = DrafterStatus  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
@@ -636,7 +759,9 @@ class Decided(_message.Message):
     num_accepted_tokens: _builtins.int
     """Of these, accepted; the first num_accepted_tokens of token_ids."""
     num_wanted_draft_tokens: _builtins.int
-    """How many draft tokens the next hint should hold. 0: send no hint."""
+    """How many draft tokens the next hint should hold. 0: send no hint. Of no use to the client if the
+    sequence has a drafter.
+    """
     finish_reason: _sampling_pb2.FinishReason.ValueType
     matched_ngram_length: _builtins.int
     """With drafts: their match length, including tokens decided as proposed since, and the place they
@@ -723,6 +848,7 @@ class StepStats(_message.Message):
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     NUM_KV_BLOCKS_USED_FIELD_NUMBER: _builtins.int
+    DRAFT_ROUND_TRIP_S_FIELD_NUMBER: _builtins.int
     step_id: _builtins.int
     """Counts from 1 in this instance."""
     num_sequences: _builtins.int
@@ -734,6 +860,10 @@ class StepStats(_message.Message):
     num_running: _builtins.int
     num_waiting: _builtins.int
     num_kv_blocks_used: _builtins.int
+    draft_round_trip_s: _builtins.float
+    """Since the last step's stats: from sending a drafter a sequence's tokens to receiving the hint
+    that continues them; the last that arrived while no step was being computed. 0: none.
+    """
     def __init__(
         self,
         *,
@@ -745,10 +875,11 @@ class StepStats(_message.Message):
         num_running: _builtins.int = ...,
         num_waiting: _builtins.int = ...,
         num_kv_blocks_used: _builtins.int = ...,
+        draft_round_trip_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_wait_s", b"draft_wait_s", "duration_s", b"duration_s", "num_kv_blocks_used", b"num_kv_blocks_used", "num_running", b"num_running", "num_scheduled_tokens", b"num_scheduled_tokens", "num_sequences", b"num_sequences", "num_waiting", b"num_waiting", "step_id", b"step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_round_trip_s", b"draft_round_trip_s", "draft_wait_s", b"draft_wait_s", "duration_s", b"duration_s", "num_kv_blocks_used", b"num_kv_blocks_used", "num_running", b"num_running", "num_scheduled_tokens", b"num_scheduled_tokens", "num_sequences", b"num_sequences", "num_waiting", b"num_waiting", "step_id", b"step_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1045,6 +1176,8 @@ class GetVerifierLoadResponse(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     STEP_DURATION_S_FIELD_NUMBER: _builtins.int
     HOP_DURATION_S_FIELD_NUMBER: _builtins.int
+    HOP_P50_S_FIELD_NUMBER: _builtins.int
+    HOP_P99_S_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     num_running: _builtins.int
     num_waiting: _builtins.int
@@ -1053,9 +1186,13 @@ class GetVerifierLoadResponse(_message.Message):
     num_steps: _builtins.int
     step_duration_s: _builtins.float
     """Running estimates for the draft wait: the duration of a step, and of a hop, from the verifier's
-    decision to the arrival of its hint.
+    decision to the arrival of its hint. Hops of hints that travelled while a step was computed do
+    not count, because nothing waited for them.
     """
     hop_duration_s: _builtins.float
+    hop_p50_s: _builtins.float
+    """Quantiles of the last such hops; 0: none yet."""
+    hop_p99_s: _builtins.float
     def __init__(
         self,
         *,
@@ -1067,10 +1204,12 @@ class GetVerifierLoadResponse(_message.Message):
         num_steps: _builtins.int = ...,
         step_duration_s: _builtins.float = ...,
         hop_duration_s: _builtins.float = ...,
+        hop_p50_s: _builtins.float = ...,
+        hop_p99_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hop_duration_s", b"hop_duration_s", "instance_id", b"instance_id", "num_kv_blocks_total", b"num_kv_blocks_total", "num_kv_blocks_used", b"num_kv_blocks_used", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "step_duration_s", b"step_duration_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hop_duration_s", b"hop_duration_s", "hop_p50_s", b"hop_p50_s", "hop_p99_s", b"hop_p99_s", "instance_id", b"instance_id", "num_kv_blocks_total", b"num_kv_blocks_total", "num_kv_blocks_used", b"num_kv_blocks_used", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting", "step_duration_s", b"step_duration_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

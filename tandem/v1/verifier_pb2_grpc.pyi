@@ -6,8 +6,8 @@ batched forward pass, and accepts or rejects them so that the output follows the
 distribution.
 
 Two ways to drive it:
- - leader: a gateway opens a Session; the verifier steps by itself and uses hints as they
-   arrive.
+ - leader: a gateway opens a Session and names a drafter for each sequence. The verifier steps by
+   itself, sends the drafter each sequence's tokens, and uses its proposals as they arrive.
  - orchestrator: a client opens a Session, opens sequences with DRAFT_WAIT_ALWAYS and
    supplies its own draft (possibly empty) before every step.
 

@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -216,11 +217,11 @@ async def test_a_failure_after_some_text_begins_on_its_own_line(
     gateway: StandInGateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway.script = gateway.script[:2]
-    gateway.failure = refusal(grpc.StatusCode.UNAVAILABLE, "no verifier")
+    gateway.failure = refusal(grpc.StatusCode.INTERNAL, "a bug")
     assert await generate(gateway, "ren") == 1
     output = capsys.readouterr()
     assert output.out == "né\n"
-    assert output.err == "tandem generate: no verifier (UNAVAILABLE)\n"
+    assert output.err == "tandem generate: a bug (INTERNAL)\n"
 
 
 async def test_a_value_that_cannot_be_sent_is_refused_in_one_line(
@@ -238,6 +239,32 @@ async def test_an_absent_gateway_is_one_line(
     assert await asyncio.to_thread(main, arguments) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("(UNAVAILABLE)")
+
+
+async def test_a_token_comes_from_a_file_or_the_environment(
+    gateway: StandInGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("from-file\n")
+    assert await generate(gateway, "ren") == 0
+    monkeypatch.setenv("TANDEM_TOKEN", "from-environment")
+    assert await generate(gateway, "ren") == 0
+    assert await generate(gateway, "ren", "--token-file", str(file)) == 0
+    assert [each.get("authorization") for each in gateway.metadata] == [
+        None,
+        "Bearer from-environment",
+        "Bearer from-file",
+    ]
+
+
+def test_a_token_that_would_go_out_in_plaintext_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_TOKEN", "secret")
+    assert main(["generate", "ren", "--target", "gateway.example:1"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "gateway.example:1 in plaintext" in line
+    assert "secret" not in line
 
 
 def test_an_unreadable_certificate_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,8 +304,12 @@ async def test_ctrl_c_ends_the_call_and_exits_with_130(gateway: StandInGateway) 
 async def test_a_closed_stdout_ends_the_call_without_an_error(
     gateway: StandInGateway,
 ) -> None:
-    chunk = gateway_pb2.GenerateResponse(chunk=gateway_pb2.Chunk(token_ids=[1], text="x" * 100))
-    gateway.script[1:-1] = [chunk] * 5_000
+    gateway.script[1:-1] = [
+        gateway_pb2.GenerateResponse(
+            chunk=gateway_pb2.Chunk(offset=offset, token_ids=[1], text="x" * 100)
+        )
+        for offset in range(5_000)
+    ]
     gateway.hang = True
     process = await started(gateway, "ren")
     assert process.stdout is not None

@@ -91,7 +91,9 @@ async def running_up(folder: Path, *options: str) -> AsyncIterator[RunningUp]:
             await process.wait()
 
 
-async def test_the_gateway_connects_all_the_others(folder: Path) -> None:
+async def test_gateway_and_verifiers_get_the_addresses_that_the_others_serve_at(
+    folder: Path,
+) -> None:
     async with running_up(folder, "--num-drafters", "2", "--num-verifiers", "2") as running:
         addresses = await running.ready()
         for name in ("drafter-0", "drafter-1", "verifier-0", "verifier-1"):
@@ -100,6 +102,9 @@ async def test_the_gateway_connects_all_the_others(folder: Path) -> None:
         drafters, verifiers = option(argv, "--drafters"), option(argv, "--verifiers")
         assert len(set(drafters.split(","))) == 2
         assert len(set(verifiers.split(","))) == 2
+        for times in (1, 2):
+            verifier = await running.until_logged("verifier", "started", times=times)
+            assert option(verifier["argv"], "--drafters") == drafters
         assert option(argv, "--tokenizer") == str(folder / "model")
         assert option(argv, "--metrics-listen") == "127.0.0.1:0"
         for served in [*drafters.split(","), *verifiers.split(","), *addresses.values()]:
@@ -153,10 +158,11 @@ async def test_traces_are_allowed_everywhere_or_nowhere(folder: Path) -> None:
                 assert ("--allow-trace" in argv) is bool(options)
 
 
-async def test_without_drafters_the_gateway_gets_none(folder: Path) -> None:
+async def test_without_drafters_none_are_named(folder: Path) -> None:
     async with running_up(folder, "--num-drafters", "0") as running:
         await running.ready()
-        assert "--drafters" not in (await running.until_logged("gateway", "started"))["argv"]
+        for service in ("verifier", "gateway"):
+            assert "--drafters" not in (await running.until_logged(service, "started"))["argv"]
 
 
 async def test_given_ports_are_used(folder: Path, unused_tcp_port_factory: Any) -> None:

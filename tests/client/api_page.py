@@ -23,6 +23,7 @@ Made of the docstrings of `tandem.client` by `python -m tests.client.api_page`.
 # By the module that defines them, in this order; within a module, as in its source.
 _SECTIONS = {
     "tandem.client": "Clients of a gateway",
+    "tandem.retry": "Failures",
     "tandem.channel": "TLS",
     "tandem.generation": "Requests, events and results",
     "tandem.drafter_client": "Clients of a drafter",

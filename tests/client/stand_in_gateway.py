@@ -16,13 +16,19 @@ Failure = Callable[[Context], Awaitable[None]]
 
 
 class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
-    """Streams `script`, then fails as `failure` says, or waits forever with `hang`."""
+    """Streams `script`, then fails as `failure` says, or waits forever with `hang`.
+
+    A request that has output already gets the script without it. Each of `interruptions` ends one
+    call, after so many responses.
+    """
 
     def __init__(self) -> None:
         self.script: list[gateway_pb2.GenerateResponse] = rename_script()
         self.failure: Failure | None = None
+        self.interruptions: list[tuple[int, Failure]] = []
         self.hang = False
         self.requests: list[gateway_pb2.GenerateRequest] = []
+        self.metadata: list[dict[str, str | bytes]] = []
         self.cancelled = asyncio.Event()
         self.address = ""
 
@@ -30,8 +36,20 @@ class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
         self, request: gateway_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         self.requests.append(request)
+        self.metadata.append(dict(context.invocation_metadata() or ()))
+        has_output = len(request.output_token_ids)
+        script = [
+            response
+            for response in self.script
+            if not response.HasField("chunk") or response.chunk.offset >= has_output
+        ]
         try:
-            for response in self.script:
+            if self.interruptions:
+                num_responses, interrupt = self.interruptions.pop(0)
+                for response in script[:num_responses]:
+                    yield response
+                await interrupt(context)
+            for response in script:
                 yield response
             if self.hang:
                 await asyncio.Event().wait()
@@ -45,6 +63,8 @@ class StandInGateway(gateway_pb2_grpc.GenerationServiceServicer):
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
+        if self.interruptions:
+            await self.interruptions.pop(0)[1](context)
         return gateway_pb2.ListModelsResponse(
             models=[gateway_pb2.Model(model_id="demo", vocab_size=2048, num_verifiers=2)]
         )
@@ -121,7 +141,8 @@ def refusal(code: grpc.StatusCode, message: str, *, field: str = "", retry_ms: i
                 _packed(error_details_pb2.BadRequest(field_violations=[violation]))
             )
         if retry_ms:
-            delay = duration_pb2.Duration(nanos=retry_ms * 1_000_000)
+            delay = duration_pb2.Duration()
+            delay.FromMilliseconds(retry_ms)
             status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
         await context.abort_with_status(rpc_status.to_status(status))
 

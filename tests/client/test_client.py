@@ -21,6 +21,7 @@ from tandem.client import (
     FinishReason,
     Generation,
     GenerationRequest,
+    RetryPolicy,
     SamplingParams,
     SpeculationParams,
     Started,
@@ -34,6 +35,8 @@ from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gate
 
 pytestmark = pytest.mark.stand_in
 REQUEST = GenerationRequest(prompt="ren")
+# test_failover.py tests what is tried again.
+IMPATIENT = RetryPolicy(max_attempts=2)
 
 
 async def events_of(
@@ -50,11 +53,15 @@ async def generation_of(connect: Any, target: str, request: GenerationRequest) -
         return generation
 
 
-def blocking_client(target: str) -> InThread:
-    return InThread(TandemClient(target))
+def blocking_client(target: str, **options: Any) -> InThread:
+    return InThread(TandemClient(target, retry=IMPATIENT, **options))
 
 
-@pytest.fixture(params=[blocking_client, AsyncTandemClient])
+def asyncio_client(target: str, **options: Any) -> AsyncTandemClient:
+    return AsyncTandemClient(target, retry=IMPATIENT, **options)
+
+
+@pytest.fixture(params=[blocking_client, asyncio_client])
 def connect(request: pytest.FixtureRequest) -> Any:
     """Makes a client, of each kind in turn."""
     return request.param
@@ -94,9 +101,11 @@ async def test_generate_joins_the_stream(gateway: StandInGateway, connect: Any) 
 
 
 async def test_choices_are_joined_separately(gateway: StandInGateway, connect: Any) -> None:
-    def chunk(index: int, token_id: int) -> gateway_pb2.GenerateResponse:
+    def chunk(index: int, token_id: int, offset: int = 0) -> gateway_pb2.GenerateResponse:
         return gateway_pb2.GenerateResponse(
-            chunk=gateway_pb2.Chunk(choice_index=index, token_ids=[token_id], text=str(token_id))
+            chunk=gateway_pb2.Chunk(
+                choice_index=index, offset=offset, token_ids=[token_id], text=str(token_id)
+            )
         )
 
     def finished(index: int) -> gateway_pb2.GenerateResponse:
@@ -106,7 +115,7 @@ async def test_choices_are_joined_separately(gateway: StandInGateway, connect: A
             )
         )
 
-    gateway.script[1:] = [chunk(1, 5), chunk(0, 6), finished(1), chunk(0, 7), finished(0)]
+    gateway.script[1:] = [chunk(1, 5), chunk(0, 6), finished(1), chunk(0, 7, 1), finished(0)]
     generation = await generation_of(connect, gateway.address, GenerationRequest(prompt="x", n=2))
     assert [choice.text for choice in generation.choices] == ["67", "5"]
     assert gateway.requests[0].n == 2
@@ -155,10 +164,10 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, connect: An
             stop_sequences=["\n\n"],
             stop_token_ids=[0],
             ignore_eos=True,
-            n=3,
+            n=1,
             request_id="mine",
             model_id="demo",
-            output_token_ids=[3],
+            output_token_ids=[7],
             affinity_key="user",
             priority=-1,
             trace=True,
@@ -203,10 +212,10 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, connect: An
         stop_sequences=["\n\n"],
         stop_token_ids=[0],
         ignore_eos=True,
-        n=3,
+        n=1,
         request_id="mine",
         model_id="demo",
-        output_token_ids=[3],
+        output_token_ids=[7],
         affinity_key="user",
         priority=-1,
         trace=True,
@@ -279,6 +288,7 @@ async def test_a_failure_without_details_is_an_error_without_field(
     async def fail(context: Any) -> None:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "no verifier")
 
+    gateway.script = []
     gateway.failure = fail
     with pytest.raises(TandemError) as caught:
         await generation_of(connect, gateway.address, REQUEST)
@@ -294,7 +304,7 @@ async def test_events_before_a_failure_are_yielded(gateway: StandInGateway) -> N
         async for event in client.stream(REQUEST):
             events.append(event)
 
-    async with AsyncTandemClient(gateway.address) as client:
+    async with AsyncTandemClient(gateway.address, retry=None) as client:
         with pytest.raises(TandemError):
             await read(client)
     assert len(events) == 2
@@ -448,7 +458,7 @@ async def test_mtls_serves_a_client_with_a_certificate(mtls: tuple[str, TlsOptio
 
 async def test_mtls_refuses_a_client_without_a_certificate(mtls: tuple[str, TlsOptions]) -> None:
     target, options = mtls
-    async with AsyncTandemClient(target, tls=TlsOptions(ca=options.ca)) as client:
+    async with AsyncTandemClient(target, tls=TlsOptions(ca=options.ca), retry=None) as client:
         with pytest.raises(TandemError) as caught:
             await client.generate(REQUEST)
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE

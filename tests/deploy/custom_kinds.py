@@ -114,6 +114,7 @@ _SCALED_OBJECT = _object(
                 query=_TEXT,
                 threshold=_NUMBER_TEXT,
                 activationThreshold=_NUMBER_TEXT,
+                ignoreNullValues=_choice("true", "false"),
             ),
         )
     ),
@@ -150,7 +151,6 @@ _HTTP_ROUTE = _object(
                     )
                 )
             ),
-            timeouts=_object(request=_DURATION, backendRequest=_DURATION),
             backendRefs=_BACKENDS,
         )
     ),

@@ -23,6 +23,7 @@ Manifest = dict[str, Any]
 VARIANTS = {
     "dev": ("dev",),
     "gpu": ("gpu",),
+    "ha": ("ha",),
     "dev+mtls": ("dev", "mtls"),
     "dev+keda": ("dev", "keda"),
     "dev+hpa": ("dev", "hpa"),
@@ -31,7 +32,8 @@ VARIANTS = {
     "dev+drafter-clients": ("dev", "drafter-clients"),
     "dev+monitoring": ("dev", "monitoring"),
     "gpu+tensor-parallel": ("gpu", "tensor-parallel"),
-    "gpu+mtls+keda+hpa": ("gpu", "mtls", "keda", "hpa"),
+    "gpu+model-loader": ("gpu", "model-loader"),
+    "ha+mtls+keda+hpa": ("ha", "mtls", "keda", "hpa"),
 }
 
 SERVICES = ("gateway", "drafter", "verifier")
@@ -49,22 +51,53 @@ def find_tool(name: str) -> str:
 @functools.cache
 def resolve(variant: str) -> tuple[Manifest, ...]:
     """All manifests of a variant, as `kubectl kustomize` prints them."""
-    kubectl = find_tool("kubectl")
+    overlay, *components = VARIANTS[variant]
+    # Relative, since kustomize accepts no absolute paths.
+    with tempfile.TemporaryDirectory() as scratch:
+        root = os.path.relpath(DEPLOY, Path(scratch).resolve())
+        write_kustomization(
+            Path(scratch),
+            resources=[f"{root}/overlays/{overlay}"],
+            components=[f"{root}/components/{component}" for component in components],
+        )
+        return kustomize(Path(scratch))
+
+
+def resolve_in_namespace(variant: str, namespace: str) -> tuple[Manifest, ...]:
+    """A variant in another namespace, in the two layers that docs/deploy.md asks for."""
     overlay, *components = VARIANTS[variant]
     with tempfile.TemporaryDirectory() as scratch:
-        # Relative, since kustomize accepts no absolute paths.
         root = os.path.relpath(DEPLOY, Path(scratch).resolve())
-        kustomization = {
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
-            "namespace": "tandem",
-            "resources": [f"{root}/overlays/{overlay}"],
-            "components": [f"{root}/components/{component}" for component in components],
-        }
-        (Path(scratch) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-        done = subprocess.run(
-            [kubectl, "kustomize", scratch], capture_output=True, text=True, timeout=60, check=False
+        write_kustomization(
+            Path(scratch) / "services",
+            namespace=namespace,
+            resources=[f"../{root}/overlays/{overlay}"],
         )
+        write_kustomization(
+            Path(scratch),
+            namespace=namespace,
+            resources=["services"],
+            components=[f"{root}/components/{component}" for component in components],
+        )
+        return kustomize(Path(scratch))
+
+
+def write_kustomization(folder: Path, *, namespace: str = "tandem", **fields: list[str]) -> None:
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": namespace,
+        **fields,
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+
+
+def kustomize(folder: Path) -> tuple[Manifest, ...]:
+    kubectl = find_tool("kubectl")
+    done = subprocess.run(
+        [kubectl, "kustomize", folder], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "kustomize warns"
     return tuple(manifest for manifest in yaml.safe_load_all(done.stdout) if manifest)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from servicekit.config import parse_config
+from servicekit.tls import channel_credentials
 from tests.deploy.manifests import DEPLOY, REPOSITORY, SERVICES, find_tool
 from tests.deploy.test_manifests_match_code import CODE, port_of
 
@@ -181,10 +182,13 @@ def test_the_compose_file_matches_the_services() -> None:
         assert entry["cap_drop"] == ["ALL"]
         assert config.server.drain_timeout_s < int(entry["stop_grace_period"].removesuffix("s"))
         for address in [*getattr(config, "verifiers", ()), *getattr(config, "drafters", ())]:
+            assert channel_credentials(address, config.peers) is None
             callee, _, port = address.partition(":")
             assert int(port) == port_of(
                 image_environment(callee)[f"TANDEM_{callee.upper()}_LISTEN"]
             )
+    drafters = services["gateway"]["environment"]["TANDEM_GATEWAY_DRAFTERS"]
+    assert services["verifier"]["environment"]["TANDEM_VERIFIER_DRAFTERS"] == drafters
     for entry in services.values():
         assert int(entry["user"].partition(":")[0]) > 0
         dockerfile = Path(entry["build"]["dockerfile"])

@@ -3,13 +3,23 @@
 import copy
 import functools
 import json
+import re
 import subprocess
 
 import pytest
 import yaml
 
 from tests.deploy import custom_kinds
-from tests.deploy.manifests import DEPLOY, REPOSITORY, VARIANTS, find_tool, of_kind, resolve
+from tests.deploy.manifests import (
+    DEPLOY,
+    REPOSITORY,
+    VARIANTS,
+    find_tool,
+    named,
+    of_kind,
+    resolve,
+    resolve_in_namespace,
+)
 from tests.deploy.monitoring import operator_schemas
 
 SCHEMAS = custom_kinds.SCHEMAS | operator_schemas.SCHEMAS
@@ -51,7 +61,7 @@ def test_the_schemas_refuse_fields_that_do_not_exist() -> None:
     wrong["spec"]["dnsName"] = ["a"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, SCHEMAS["Certificate"])
-    [deployment] = of_kind("dev", "Deployment")
+    deployment = named("dev", "Deployment", "tandem-gateway")
     wrong = copy.deepcopy(deployment)
     wrong["spec"]["template"]["spec"]["containers"][0]["readOnlyRootFilesystem"] = True
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -66,6 +76,21 @@ def test_all_manifests_are_in_one_namespace_with_unique_names(variant: str) -> N
     }
     names = [(m["kind"], m["metadata"]["name"]) for m in manifests]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_other_namespace_is_left_where_an_overlay_chooses_one(variant: str) -> None:
+    manifests = resolve_in_namespace(variant, "serving")
+    for manifest in manifests:
+        if manifest["kind"] == "Namespace":
+            assert manifest["metadata"]["name"] == "serving"
+            continue
+        assert manifest["metadata"]["namespace"] == "serving"
+        text = json.dumps({**manifest, "data": None})
+        assert "NAMESPACE" not in text
+        # `tandem` alone is a name, and the label of all parts.
+        assert not re.search(r"tandem-(gateway|drafter|verifier)\.tandem\b", text)
+        assert 'namespace=\\"tandem' not in text
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -5,27 +5,28 @@ code. A manifest that disagrees fails here and not in a cluster.
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pydantic
 import pytest
 from prometheus_client import CollectorRegistry
+from starlette.routing import Route
 
 import drafter.config
-import drafter.metrics
 import drafter.service
 import gateway.api.grpc_service
 import gateway.config
-import gateway.metrics
 import verifier.config
-import verifier.metrics
 import verifier.server
+from gateway.api.http import make_application
+from gateway.api.openai.service import OpenAiApi
+from servicekit import health
 from servicekit.address import parse_address
 from servicekit.config import parse_config
 from servicekit.config_keys import list_options
 from servicekit.health import LIVENESS_NAME
+from servicekit.tls import channel_credentials
 from tests.deploy.manifests import (
     VARIANTS,
     Workload,
@@ -33,8 +34,11 @@ from tests.deploy.manifests import (
     named,
     of_kind,
     resolve,
+    resolve_in_namespace,
     workloads,
 )
+from tests.deploy.monitoring import metric_names
+from verifier.drafters.addresses import AdmittedDrafters
 
 
 class Code(NamedTuple):
@@ -50,6 +54,8 @@ CODE = {
 
 # Time for the process to end after its drain.
 END_S = 5
+# CoreDNS as most installers configure it.
+DNS_CACHE_S = 30
 
 
 def arguments(workload: Workload) -> list[str]:
@@ -137,35 +143,64 @@ def test_a_pod_has_the_time_to_drain(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_gateways_call_names_that_exist(variant: str) -> None:
+def test_a_hung_process_restarts_within_a_minute(variant: str) -> None:
+    for workload in workloads(variant):
+        config = configuration(variant, workload)
+        liveness = workload.container["livenessProbe"]
+        noticed_s = liveness["periodSeconds"] * liveness["failureThreshold"]
+        noticed_s += liveness["timeoutSeconds"]
+        ended_s = liveness["terminationGracePeriodSeconds"]
+        # A verifier whose engine hangs still answers, at once: that it is not alive.
+        stalled_s = getattr(config, "stall_timeout_s", 0.0)
+        assert stalled_s + noticed_s + ended_s <= 60
+        # One failed probe may be an accident.
+        assert liveness["failureThreshold"] >= 2
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_rollout_waits_until_callers_find_the_new_pod(variant: str) -> None:
+    resolve_interval_s = configuration(variant, workloads(variant)[0]).peers.resolve_interval_s
+    for workload in workloads(variant):
+        spec = workload.manifest["spec"]
+        if workload.manifest["kind"] != "LeaderWorkerSet":
+            assert spec["minReadySeconds"] >= DNS_CACHE_S + resolve_interval_s
+        if workload.service == "gateway":
+            # Clients outside of Tandem know of a drain by DNS only.
+            pause_s = workload.container["lifecycle"]["preStop"]["sleep"]["seconds"]
+            assert pause_s > DNS_CACHE_S
+        if "progressDeadlineSeconds" in spec:
+            startup = workload.container["startupProbe"]
+            loading_s = startup["periodSeconds"] * startup["failureThreshold"]
+            assert spec["progressDeadlineSeconds"] > loading_s + spec["minReadySeconds"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gateways_find_all_replicas_by_a_headless_service(variant: str) -> None:
     [caller, drafters, verifiers] = workloads(variant)
     config = configuration(variant, caller)
     for addresses, callee in ((config.drafters, drafters), (config.verifiers, verifiers)):
-        names = list(names_of(callee))
-        assert addresses
-        for address in map(parse_address, addresses):
-            assert address.port == callee.container_ports["grpc"]
-            assert any(re.fullmatch(name, address.host) for name in names), address
-    max_replicas = [
-        scaled["spec"]["maxReplicaCount"]
-        for scaled in of_kind(variant, "ScaledObject")
-        if scaled["spec"]["scaleTargetRef"]["name"] == verifiers.manifest["metadata"]["name"]
-    ]
-    assert len(config.verifiers) == (max_replicas[0] if max_replicas else 1)
+        # One name of all replicas: scaling needs no other configuration.
+        [address] = map(parse_address, addresses)
+        assert address.port == callee.container_ports["grpc"]
+        service = named(variant, "Service", address.host)["spec"]
+        assert service["clusterIP"] == "None"
+        assert service["selector"].items() <= callee.labels.items()
 
 
-def names_of(workload: Workload) -> Iterator[str]:
-    """The DNS names of a service and of its pods."""
-    name = workload.manifest["metadata"]["name"]
-    match workload.manifest["kind"]:
-        case "StatefulSet":
-            service = workload.manifest["spec"]["serviceName"]
-            yield service
-            yield rf"{name}-\d+\.{service}"
-        case "LeaderWorkerSet":
-            yield rf"{name}-\d+\.{name}"
-        case _:
-            yield name
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_verifiers_admit_the_drafters_that_gateways_name(variant: str) -> None:
+    [caller, _, verifiers] = workloads(variant)
+    admitted = AdmittedDrafters(configuration(variant, verifiers).drafters)
+    for address in configuration(variant, caller).drafters:
+        assert admitted.admit(address), address
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if "mtls" not in v])
+def test_without_tls_services_may_call_their_peers_in_plaintext(variant: str) -> None:
+    [caller, _, verifiers] = workloads(variant)
+    for config in (configuration(variant, caller), configuration(variant, verifiers)):
+        for address in [*getattr(config, "verifiers", ()), *config.drafters]:
+            assert channel_credentials(address, config.peers) is None
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "mtls" in v])
@@ -184,18 +219,28 @@ def test_under_mtls_all_ports_require_certificates_with_the_called_names(variant
         server = config.server
         assert not server.allow_plaintext
         files = [server.tls_cert, server.tls_key, server.tls_client_ca]
-        if workload.service == "gateway":
+        is_caller = workload.service in ("gateway", "verifier")
+        assert ("client auth" in certificate["spec"]["usages"]) is is_caller
+        if is_caller:
             peers = config.peers
             assert not peers.peer_allow_plaintext
-            assert "client auth" in certificate["spec"]["usages"]
             files += [peers.peer_tls_ca, peers.peer_tls_cert, peers.peer_tls_key]
+        if workload.service == "gateway":
             # It would require client certificates.
             assert config.http_listen is None
         assert [PurePosixPath(file).parent for file in files] == (
             [PurePosixPath(mount["mountPath"])] * len(files)
         )
         # The files of cert-manager's Secret.
-        assert [file.name for file in files[:3]] == ["tls.crt", "tls.key", "ca.crt"]
+        names_of_files = ["tls.crt", "tls.key", "ca.crt", "ca.crt", "tls.crt", "tls.key"]
+        assert [file.name for file in files] == names_of_files[: len(files)]
+    [_, drafters, verifiers] = workloads(variant)
+    for called, caller in ((drafters, "verifier"), (verifiers, "gateway")):
+        [allowed] = configuration(variant, called).server.allowed_clients
+        assert allowed in names[caller]
+        assert not any(allowed in found for other, found in names.items() if other != caller)
+        client = named(variant, "Certificate", "tandem-client")["spec"]
+        assert allowed not in [client["commonName"], *client["dnsNames"]]
     config = configuration(variant, workloads(variant)[0])
     for callee, addresses in (("drafter", config.drafters), ("verifier", config.verifiers)):
         assert {parse_address(address).host for address in addresses} <= names[callee]
@@ -224,32 +269,30 @@ def test_on_cpu_the_variables_state_the_containers_cores_and_memory() -> None:
 
 
 def exported_metrics() -> set[str]:
-    """The sample names of all services."""
-    registries = {name: CollectorRegistry() for name in CODE}
-    gateway.metrics.GatewayMetrics(registries["gateway"])
-    drafter.metrics.DrafterMetrics(registries["drafter"])
-    verifier.metrics.VerifierMetrics(registries["verifier"], num_kv_blocks=1)
-    return {
-        sample.name
-        for registry in registries.values()
-        for family in registry.collect()
-        for sample in family.samples
-    }
+    """The names of the series that the services export without TLS, before the first request."""
+    after = (
+        "tandem_certificate_",
+        "tandem_file_",
+        "tandem_rpc_",
+        "tandem_spec_decode_num_accepted_tokens_per_pos",
+    )
+    return {name for name in metric_names.exported() if not name.startswith(after)}
 
 
 def test_autoscalers_use_exported_metrics() -> None:
     queries = [
         trigger["metadata"]["query"]
-        for scaled in of_kind("gpu+mtls+keda+hpa", "ScaledObject")
+        for scaled in of_kind("ha+mtls+keda+hpa", "ScaledObject")
         for trigger in scaled["spec"]["triggers"]
     ]
-    [hpa] = of_kind("gpu+mtls+keda+hpa", "HorizontalPodAutoscaler")
+    [hpa] = of_kind("ha+mtls+keda+hpa", "HorizontalPodAutoscaler")
     kinds = {metric["type"]: metric for metric in hpa["spec"]["metrics"]}
     assert kinds["Resource"]["resource"]["name"] == "cpu"
     queries.append(kinds["Pods"]["pods"]["metric"]["name"])
     queried = {name for query in queries for name in re.findall(r"tandem_\w+", query)}
     assert queried >= {
-        "tandem_num_requests_waiting",
+        "tandem_verifier_sequences_running",
+        "tandem_verifier_sequences_waiting",
         "tandem_kv_blocks_used",
         "tandem_drafter_history_bytes",
     }
@@ -257,7 +300,7 @@ def test_autoscalers_use_exported_metrics() -> None:
 
 
 def test_autoscalers_have_targets_and_scale_before_shedding() -> None:
-    variant = "gpu+mtls+keda+hpa"
+    variant = "ha+mtls+keda+hpa"
     targets = {
         (m["kind"], m["metadata"]["name"]) for m in of_kind(variant, "Deployment", "StatefulSet")
     }
@@ -270,19 +313,65 @@ def test_autoscalers_have_targets_and_scale_before_shedding() -> None:
         if manifest["kind"] in ("Deployment", "StatefulSet"):
             assert "replicas" not in manifest["spec"], "it would undo the autoscaler's work"
     [caller, drafters, verifiers] = (configuration(variant, w) for w in workloads(variant))
-    thresholds = {
-        trigger["metadata"]["query"]: float(trigger["metadata"]["threshold"])
+    triggers = [
+        trigger["metadata"]
         for s in scalers
         if s["kind"] == "ScaledObject"
         for trigger in s["spec"]["triggers"]
-    }
-    assert thresholds["sum(tandem_num_requests_waiting)"] < verifiers.max_num_waiting / 2
-    open_streams = "sum(tandem_num_requests_running) + sum(tandem_num_requests_waiting)"
-    assert thresholds[open_streams] < caller.max_concurrent_requests / 2
+    ]
+    thresholds = {one["query"]: float(one["threshold"]) for one in triggers}
+
+    def threshold(*metrics: str) -> float:
+        return thresholds[" + ".join(f'sum(tandem_{m}{{namespace="tandem"}})' for m in metrics)]
+
+    busy = threshold("verifier_sequences_running", "verifier_sequences_waiting")
+    assert busy < verifiers.max_num_seqs < verifiers.max_num_waiting / 2
+    open_streams = threshold("num_requests_running", "num_requests_waiting")
+    assert open_streams < caller.max_concurrent_requests / 2
+    # Where Prometheus does not answer, nothing is scaled down.
+    assert {one["ignoreNullValues"] for one in triggers} == {"false"}
     [hpa] = [s for s in scalers if s["kind"] == "HorizontalPodAutoscaler"]
     [pods] = [m for m in hpa["spec"]["metrics"] if m["type"] == "Pods"]
     mebibytes = int(pods["pods"]["target"]["averageValue"].removesuffix("Mi"))
     assert mebibytes << 20 < drafters.max_history_bytes
+
+
+def test_autoscalers_look_at_their_own_namespace_only() -> None:
+    for namespace in ("tandem", "serving"):
+        manifests = resolve_in_namespace("ha+mtls+keda+hpa", namespace)
+        for scaled in manifests:
+            for trigger in scaled["spec"].get("triggers", ()) if "spec" in scaled else ():
+                query = trigger["metadata"]["query"]
+                selectors = re.findall(r"tandem_\w+(\{.*?\})?", query)
+                assert selectors
+                assert set(selectors) == {f'{{namespace="{namespace}"}}'}
+
+
+def test_a_step_on_a_gpu_has_room_for_every_sequence_and_its_drafts() -> None:
+    for variant in ("gpu", "gpu+tensor-parallel", "ha"):
+        config = configuration(variant, workloads(variant)[2])
+        assert config.max_num_batched_tokens >= config.max_num_seqs * (
+            1 + config.max_num_speculative_tokens
+        )
+
+
+def test_routes_lead_to_what_gateways_serve() -> None:
+    services = {CODE["gateway"].health_name, health.SERVICE_NAME}
+    [grpc_route] = of_kind("dev+gateway-api", "GRPCRoute")
+    for rule in grpc_route["spec"]["rules"]:
+        assert {match["method"]["service"] for match in rule["matches"]} <= services
+    # Only requests need the service's parts.
+    api = OpenAiApi.__new__(OpenAiApi)
+    application = make_application(CollectorRegistry(), api.routes(), lambda: True)
+    paths = {cast(Route, route).path for route in application.routes} - {"/metrics"}
+    [http_route] = of_kind("dev+gateway-api", "HTTPRoute")
+    for rule in http_route["spec"]["rules"]:
+        for match in rule["matches"]:
+            prefix = match["path"]["value"]
+            if match["path"]["type"] == "PathPrefix":
+                assert any(path.startswith(f"{prefix}/") for path in paths)
+            else:
+                assert prefix in paths
 
 
 def test_tensor_parallel_sizes_agree() -> None:

@@ -19,7 +19,7 @@ from servicekit.server import Server
 from servicekit.tls import channel_credentials
 from tests.deploy.manifests import environment, named, workloads
 
-VARIANT = "gpu+mtls+keda+hpa"
+VARIANT = "ha+mtls+keda+hpa"
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def secrets(tmp_path: Path) -> Mapping[str, Path]:
     return folders
 
 
-@pytest.mark.parametrize("callee", ["drafter", "verifier"])
-async def test_gateways_connect_by_every_name_and_probes_need_no_certificate(
-    secrets: Mapping[str, Path], callee: str
+@pytest.mark.parametrize(("caller", "callee"), [("gateway", "verifier"), ("verifier", "drafter")])
+async def test_services_connect_by_every_name_and_probes_need_no_certificate(
+    secrets: Mapping[str, Path], caller: str, callee: str
 ) -> None:
-    own, theirs = secrets["gateway"], secrets[callee]
+    own, theirs = secrets[caller], secrets[callee]
     server = Server(
         ServerOptions(
             health_listen="127.0.0.1:0",
@@ -65,6 +65,7 @@ async def test_gateways_connect_by_every_name_and_probes_need_no_certificate(
         ),
     )
     assert credentials is not None
+    # Verifiers call drafters by the names that gateways give them.
     addresses = environment(VARIANT, workloads(VARIANT)[0])[f"TANDEM_GATEWAY_{callee.upper()}S"]
     async with server:
         server.set_serving()

@@ -38,7 +38,7 @@ SUBNET = "10.89.77.0/24"
 ADDRESSES = {"gateway": "10.89.77.10", "drafter": "10.89.77.11", "verifier": "10.89.77.12"}
 NAMES = {
     "drafter": ["tandem-drafter"],
-    "verifier": ["tandem-verifier-0.tandem-verifier"],
+    "verifier": ["tandem-verifier"],
     "gateway": ["tandem-gateway"],
 }
 
@@ -177,6 +177,16 @@ def by_service(service: str) -> Workload:
     return workloads("dev")[SERVICES.index(service)]
 
 
+def scraped(service: str) -> list[str]:
+    """The lines of a pod's metrics."""
+    port = by_service(service).container_ports["metrics"]
+    # Without the environment's proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{ADDRESSES[service]}:{port}/metrics", timeout=10) as response:
+        text: str = response.read().decode()
+        return text.splitlines()
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_pods_are_live_and_ready(podman: Podman, service: str) -> None:
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -239,15 +249,20 @@ def test_requests_are_answered_with_and_without_speculation(podman: Podman) -> N
     assert len(drafted.token_ids) > 1
 
 
+def test_the_verifier_reaches_the_drafter_once_a_request_needs_it(podman: Podman) -> None:
+    with TandemClient(f"{ADDRESSES['gateway']}:50050") as client:
+        client.generate(GenerationRequest(prompt="def add(", max_new_tokens=8, ignore_eos=True))
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while 'tandem_verifier_drafters{state="up"} 1.0' not in scraped("verifier"):
+        logs = podman.tried("logs", container_name("verifier"))
+        assert time.monotonic() < deadline_s, logs.stdout + logs.stderr
+        time.sleep(1)
+
+
 def test_running_pods_export_what_the_code_registers(podman: Podman) -> None:
     exported = set()
     for service in SERVICES:
-        port = by_service(service).container_ports["metrics"]
-        # Without the environment's proxy.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"http://{ADDRESSES[service]}:{port}/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        exported |= {line.partition("{")[0].partition(" ")[0] for line in lines}
+        exported |= {line.partition("{")[0].partition(" ")[0] for line in scraped(service)}
     assert exported_metrics() <= exported
 
 

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from drafter.batch import scan as columns
 from drafter.batch import wire
-from drafter.batch.scan import FIELDS, IRREGULAR, ODD, UNKNOWN, read_varint, scan_request
+from drafter.batch.scan import FIELDS, IRREGULAR, ODD, UNKNOWN, scan_request
 from drafter.batch.write import write_response
 from drafter.history.id_table import MAX_ID_BYTES
 from drafter.ngram.params import NgramParams
 from drafter.ngram.text import IndexedText
 from servicekit.kernels.memory import address_of
+from servicekit.kernels.varints import read_varint
 from tandem.v1 import drafter_pb2 as pb
 from tests.volume import examples
 

@@ -1,4 +1,4 @@
-"""A real gateway on 127.0.0.1:0, and peers for it: scripted ones, and a real drafter."""
+"""A real gateway on 127.0.0.1:0, and scripted verifiers for it."""
 
 import asyncio
 import contextlib
@@ -11,21 +11,18 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from drafter.config import DrafterConfig
-from drafter.server import DrafterServer
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
 from gateway.text.tokenizer import Tokenizer
 from servicekit.config import ServerOptions
+from servicekit.discovery import Resolve, resolve_host
 from servicekit.logs import Logger, get_logger
 from tandem.v1 import gateway_pb2_grpc
 from tests.gateway.running_gateway import RunningGateway, StartGateway, until
-from tests.gateway.scripted_drafter import ScriptedDrafter
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
 
-StartDrafter = Callable[..., Awaitable[DrafterServer]]
 StartVerifier = Callable[..., Awaitable[ScriptedVerifier]]
 
 
@@ -45,9 +42,14 @@ async def start_verifier() -> AsyncIterator[StartVerifier]:
     """Starts stand-ins for verifiers, with limits."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(**limits: int) -> ScriptedVerifier:
+        async def start(
+            *,
+            listen: str = "127.0.0.1:0",
+            credentials: grpc.ServerCredentials | None = None,
+            **limits: int,
+        ) -> ScriptedVerifier:
             scripted = ScriptedVerifier(**limits)
-            await scripted.start()
+            await scripted.start(listen, credentials)
             stack.push_async_callback(scripted.stop)
             return scripted
 
@@ -58,32 +60,6 @@ async def start_verifier() -> AsyncIterator[StartVerifier]:
 async def verifier(start_verifier: StartVerifier) -> ScriptedVerifier:
     """A stand-in for the verifier."""
     return await start_verifier()
-
-
-@pytest.fixture
-async def scripted_drafter() -> AsyncIterator[ScriptedDrafter]:
-    """A stand-in for the drafter."""
-    scripted = ScriptedDrafter()
-    await scripted.start()
-    yield scripted
-    await scripted.stop()
-
-
-@pytest.fixture
-async def start_drafter() -> AsyncIterator[StartDrafter]:
-    """Starts real drafters."""
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def start(listen: str = "127.0.0.1:0") -> DrafterServer:
-            config = DrafterConfig(server=ServerOptions(listen=listen))
-            drafter = DrafterServer(
-                config, registry=CollectorRegistry(), logger=get_logger("drafter")
-            )
-            await drafter.start()
-            stack.push_async_callback(drafter.server.stop, 0)
-            return drafter
-
-        yield start
 
 
 @pytest.fixture
@@ -100,7 +76,7 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
             verifiers: Sequence[str],
             drafters: Sequence[str] = (),
             is_serving: bool = True,
-            are_drafters_up: bool = True,
+            resolve: Resolve = resolve_host,
             **options: object,
         ) -> RunningGateway:
             config = GatewayConfig.model_validate(
@@ -110,8 +86,6 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
                     "verifiers": list(verifiers),
                     "drafters": list(drafters),
                     "draft_wait": "always",
-                    # The machine that runs the tests may be busy.
-                    "draft_deadline_s": 5.0,
                     **options,
                 }
             )
@@ -121,7 +95,7 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
                 processors=[structlog.contextvars.merge_contextvars, log],
                 wrapper_class=structlog.make_filtering_bound_logger("info"),
             )
-            gateway = GatewayServer(config, registry=registry, logger=logger)
+            gateway = GatewayServer(config, registry=registry, logger=logger, resolve=resolve)
             stack.push_async_callback(gateway.stop)
             await gateway.start()
             channel = grpc.aio.insecure_channel(gateway.server.address)
@@ -140,8 +114,6 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
             stack.push_async_callback(leave)
             if is_serving:
                 await until(lambda: gateway.frontend.is_serving)
-            if are_drafters_up:
-                await until(lambda: all(d.is_up for d in gateway.fleet.drafters))
             return running
 
         yield start

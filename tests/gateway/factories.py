@@ -30,7 +30,6 @@ def make_request(prompt: Sequence[int] = (1, 2, 3), **fields: Any) -> AcceptedRe
             "num_choices": 1,
             "num_speculative_tokens": 7,
             "ngram": NgramParams(min_ngram=2, max_ngram=5),
-            "max_model_len": 2048,
             "vocab_size": 1 << 18,
             "affinity_key": "",
             "hint_tokens": 512,
@@ -67,7 +66,7 @@ def make_open(
     sequence_id: str = "sequence",
     seed: int = 7,
     draft_wait: DraftWait = DraftWait.ADAPTIVE,
-    drafting: bool = True,
+    drafter: str = "drafter:50051",
     **fields: Any,
 ) -> OpenCommand:
     request = make_request(prompt, **fields)
@@ -78,7 +77,7 @@ def make_open(
         sampling=request.sampling,
         seed=seed,
         draft_wait=draft_wait,
-        drafting=drafting,
+        drafter=drafter,
     )
 
 
@@ -109,9 +108,10 @@ def append_step(
     drafts: int = 0,
     accepted: int = 0,
     finish: FinishReason = FinishReason.UNFINISHED,
+    logprobs: Sequence[EncodedLogprob] = (),
 ) -> None:
     """One verifier step for a generation."""
     base_length = len(generation.token_ids)
     generation.append(
-        Decided("sequence", base_length, list(token_ids), drafts, accepted, 24, finish)
+        Decided("sequence", base_length, list(token_ids), drafts, accepted, finish, logprobs)
     )

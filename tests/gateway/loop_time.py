@@ -1,7 +1,7 @@
 """How long the gateway keeps the event loop busy at a time, in CPU time of the loop's thread.
 
-CPU time, because the machine that runs the tests may be busy with other things. Only the gateway's
-own tasks and callbacks count: scripted peers and clients run on the same loop.
+CPU time, because the machine that runs the tests may be busy with other things. Only the tasks and
+callbacks of gateway and servicekit count: scripted peers and clients run on the same loop.
 """
 
 import asyncio
@@ -9,13 +9,13 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import gateway
+import servicekit
 
-_OWN_FOLDER = str(Path(gateway.__file__).parent)
+_OWN_FOLDERS = (gateway.__path__[0], servicekit.__path__[0])
 
 #: The limit, which holds on a slow machine too.
 MAX_BUSY_S = 0.05
@@ -64,9 +64,9 @@ def _what(handle: asyncio.Handle) -> str:
         code = getattr(owner.get_coro(), "cr_code", None)
         return (
             code.co_qualname
-            if code is not None and code.co_filename.startswith(_OWN_FOLDER)
+            if code is not None and code.co_filename.startswith(_OWN_FOLDERS)
             else ""
         )
-    if type(owner).__module__.startswith("gateway."):
+    if type(owner).__module__.startswith(("gateway.", "servicekit.")):
         return getattr(callback, "__qualname__", "")
     return ""

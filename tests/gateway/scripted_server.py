@@ -1,4 +1,4 @@
-"""The server of stand-ins for verifiers and drafters, and the records that tests wait for."""
+"""The server of stand-ins for verifiers, and the records that tests wait for."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,9 @@ class ScriptedServer:
         """Adds the servicer to the server."""
         raise NotImplementedError
 
-    async def start(self, listen: str = "127.0.0.1:0") -> None:
+    async def start(
+        self, listen: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None
+    ) -> None:
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),
@@ -35,8 +37,13 @@ class ScriptedServer:
             ]
         )
         self.register(self._server)
-        port = self._server.add_insecure_port(listen)
-        self.address = f"127.0.0.1:{port}"
+        host = listen.rpartition(":")[0]
+        port = (
+            self._server.add_insecure_port(listen)
+            if credentials is None
+            else self._server.add_secure_port(listen, credentials)
+        )
+        self.address = f"{host}:{port}"
         await self._server.start()
 
     async def stop(self) -> None:

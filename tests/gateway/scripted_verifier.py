@@ -1,8 +1,9 @@
 """A STAND-IN for the verifier: the real VerifierService over real gRPC, but no model behind it.
 
 It serves any number of sessions at a time and records every command of all of them. It is driven
-by hand (`send`), or plays a target model by itself: after `play` it verifies hints against a known
-continuation, one step per hint, as the real verifier with DRAFT_WAIT_ALWAYS would.
+by hand (`send`), or plays a target model by itself: after `play` it steps through a known
+continuation. For a sequence with a drafter, it verifies drafts of the last two tokens' latest
+earlier occurrence; no drafter is there.
 """
 
 import asyncio
@@ -42,7 +43,6 @@ class PlayedSequence:
     tokens: list[int]
     to_come: list[int]
     num_output: int
-    is_drafted: bool
 
 
 class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer):
@@ -50,7 +50,11 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
 
     Attributes:
         messages: those of all sessions, in order.
+        first_events: what it sends together with each Welcome.
         steps_elsewhere: whether it makes a step between two calls of GetVerifierLoad.
+        instance_id: "" if each session finds a new process.
+        num_elsewhere: sequences of other clients that it reports.
+        is_frozen: whether it answers no GetVerifierLoad.
     """
 
     def __init__(self, **limits: int) -> None:
@@ -67,7 +71,12 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
         self.model_digest = "digest"
         self.tokenizer_digest = ""
         self.messages: list[verifier_pb2.SessionRequest] = []
+        self.first_events: list[verifier_pb2.Event] = []
         self.steps_elsewhere = False
+        self.num_elsewhere = 0
+        self.is_frozen = False
+        self.numerics_digest = ""
+        self.instance_id = ""
         self.num_steps = 0
         self.num_load_calls = 0
         self.num_sessions = 0
@@ -75,6 +84,7 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
         self._sessions: list[ScriptedSession] = []
         self._continuation: Continuation | None = None
         self._played: dict[str, PlayedSequence] = {}
+        self._playing: set[asyncio.Task[None]] = set()
 
     def register(self, server: grpc.aio.Server) -> None:
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, server)
@@ -106,8 +116,14 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
 
     async def GetVerifierLoad(self, request: Any, context: Any) -> Any:
         self.num_load_calls += 1
+        if self.is_frozen:
+            await asyncio.Event().wait()
         self.num_steps += self.steps_elsewhere
-        return verifier_pb2.GetVerifierLoadResponse(num_steps=self.num_steps)
+        return verifier_pb2.GetVerifierLoadResponse(
+            num_steps=self.num_steps,
+            num_running=self.num_elsewhere + sum(len(each.opened) for each in self._sessions),
+            step_duration_s=0.001,
+        )
 
     # Recorded commands
 
@@ -136,6 +152,10 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
         owners = [session for session in self._sessions if sequence_id in session.opened]
         (owners or self._sessions)[-1].send(*events)
 
+    def send_response(self, response: verifier_pb2.SessionResponse) -> None:
+        """Sends a whole message, on the last session."""
+        self._sessions[-1].responses.put_nowait(response)
+
     def end_session(self) -> None:
         """Ends every session."""
         for session in self._sessions:
@@ -149,7 +169,6 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
         *,
         drafts: int = 0,
         accepted: int = 0,
-        wanted: int = 24,
         finish: Any = 0,
     ) -> verifier_pb2.Event:
         return verifier_pb2.Event(
@@ -159,7 +178,6 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
                 token_ids=token_ids,
                 num_draft_tokens=drafts,
                 num_accepted_tokens=accepted,
-                num_wanted_draft_tokens=wanted,
                 finish_reason=finish,
             )
         )
@@ -172,6 +190,16 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
     def opened(sequence_id: str, num_cached_tokens: int = 0) -> verifier_pb2.Event:
         return verifier_pb2.Event(
             opened=verifier_pb2.Opened(sequence_id=sequence_id, num_cached_tokens=num_cached_tokens)
+        )
+
+    @staticmethod
+    def draining() -> verifier_pb2.Event:
+        return verifier_pb2.Event(draining=verifier_pb2.Draining())
+
+    @staticmethod
+    def drafter_status(address: str, state: Any) -> verifier_pb2.Event:
+        return verifier_pb2.Event(
+            drafter_status=verifier_pb2.DrafterStatus(drafter_address=address, state=state)
         )
 
     # Events by itself
@@ -206,57 +234,48 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
             verifier_pb2.Event(
                 welcome=verifier_pb2.Welcome(
                     protocol_version=1,
-                    instance_id=f"instance-{self.num_sessions}",
+                    instance_id=self.instance_id or f"instance-{self.num_sessions}",
                     model_id=self.model_id,
                     model_digest=self.model_digest,
+                    numerics_digest=self.numerics_digest,
                     tokenizer_digest=self.tokenizer_digest,
                     limits=verifier_pb2.Limits(**self.limits),
                 )
-            )
+            ),
+            *self.first_events,
         )
 
     def _play(self, session: ScriptedSession, command: verifier_pb2.Command) -> None:
         kind = command.WhichOneof("command")
         if kind == "open":
             self._start(session, command.open)
-        elif kind == "draft":
-            self._step(command.draft.sequence_id, command.draft)
-        elif kind == "update" and command.update.sequence_id in self._played:
-            self._played[command.update.sequence_id].is_drafted = command.update.drafting
-            if not command.update.drafting:
-                self._run_undrafted(command.update.sequence_id)
         elif kind == "close" and self._played.pop(command.close.sequence_id, None) is not None:
             session.send(self.decided(command.close.sequence_id, 0, [], finish=CANCELLED))
 
     def _start(self, session: ScriptedSession, opened: verifier_pb2.Open) -> None:
         assert self._continuation is not None
-        num_given = len(opened.token_ids) - (opened.prompt_length or len(opened.token_ids))
         played = PlayedSequence(
             session=session,
             open=opened,
             tokens=list(opened.token_ids),
             to_come=list(self._continuation(opened)),
-            num_output=num_given,
-            is_drafted=opened.drafting,
+            num_output=len(opened.token_ids) - (opened.prompt_length or len(opened.token_ids)),
         )
         self._played[opened.sequence_id] = played
         session.send(self.opened(opened.sequence_id))
-        self._advance(played, [])
-        self._run_undrafted(opened.sequence_id)
+        task = asyncio.ensure_future(self._step_to_the_end(played))
+        self._playing.add(task)
+        task.add_done_callback(self._playing.discard)
 
-    def _run_undrafted(self, sequence_id: str) -> None:
-        while (played := self._played.get(sequence_id)) is not None and not played.is_drafted:
-            self._advance(played, [])
+    async def _step_to_the_end(self, played: PlayedSequence) -> None:
+        while played.open.sequence_id in self._played:
+            self._advance(played)
+            await asyncio.sleep(0)
 
-    def _step(self, sequence_id: str, draft: verifier_pb2.Draft) -> None:
-        played = self._played.get(sequence_id)
-        if played is None or not played.is_drafted or draft.base_length != len(played.tokens):
-            return
-        room = played.open.max_new_tokens - played.num_output - 1
-        k = min(played.open.num_speculative_tokens, room, len(played.to_come) - 1)
-        self._advance(played, list(draft.token_ids[: max(0, k)]))
-
-    def _advance(self, played: PlayedSequence, draft: list[int]) -> None:
+    def _advance(self, played: PlayedSequence) -> None:
+        room = min(played.open.max_new_tokens - played.num_output, len(played.to_come)) - 1
+        draft = look_up(played.tokens) if played.open.drafter_address else []
+        draft = draft[: max(0, min(played.open.num_speculative_tokens, room))]
         accepted = 0
         while accepted < len(draft) and draft[accepted] == played.to_come[accepted]:
             accepted += 1
@@ -278,3 +297,11 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
                 finish=finish,
             )
         )
+
+
+def look_up(tokens: Sequence[int]) -> list[int]:
+    """What followed the last two tokens where they occurred last before."""
+    for start in range(len(tokens) - 3, -1, -1):
+        if tokens[start : start + 2] == tokens[-2:]:
+            return list(tokens[start + 2 :])
+    return []

@@ -98,6 +98,9 @@ def test_a_preset_is_named_as_on_the_wire(preset: Preset) -> None:
         (("--verifiers", "a:1", "--tokens-per-match", str(2**32)), "--tokens-per-match"),
         (("--verifiers", "a:1", "--pool-min-ngram", str(2**32)), "--pool-min-ngram"),
         (("--verifiers", "a:1", "--http-listen", "nowhere"), "--http-listen"),
+        (("--verifiers", "a:1", "--drafters", "b:1,nowhere"), "--drafters"),
+        (("--verifiers", "a:1", "--drafters", "b:1,b:1"), "--drafters"),
+        (("--verifiers", "a:1", "--drafters", f"{'b' * 256}:1"), "--drafters"),
         (("--verifiers", "a:1", "--max-concurrent-requests", "0"), "--max-concurrent-requests"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Clients are served after hints, but soon, and few at a time."""
+"""Clients are served soon, and few at a time."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,31 +7,20 @@ from gateway.generation.delivery import CLIENTS_PER_ITERATION, Delivery
 from gateway.generation.generation import Generation
 from tests.gateway.factories import make_generation
 
-LONG_S = 1000.0
-
 
 class RecordedDelivery:
-    """A delivery, what it published and whether drafts are awaited."""
+    """A delivery, and what it published."""
 
-    def __init__(self, max_delay_s: float = LONG_S) -> None:
-        self.awaits_drafts = False
+    def __init__(self) -> None:
         self.batches: list[list[Generation]] = []
-        self.published = asyncio.Event()
-        self.loop = asyncio.get_running_loop()
-        self.delivery = Delivery(
-            publish=self.publish,
-            awaits_drafts=lambda: self.awaits_drafts,
-            max_delay_s=max_delay_s,
-        )
+        self.delivery = Delivery(self.publish)
 
     def publish(self, generations: Sequence[Generation]) -> None:
         self.batches.append(list(generations))
-        self.published.set()
 
     def add(self, *generations: Generation) -> None:
         for generation in generations:
-            self.delivery.add(generation, self.loop.time())
-        self.delivery.resume()
+            self.delivery.add(generation)
 
 
 async def iterate(count: int) -> None:
@@ -40,7 +29,7 @@ async def iterate(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_without_awaited_hints_clients_are_served_in_the_next_iteration() -> None:
+async def test_clients_are_served_in_the_next_iteration() -> None:
     recorded = RecordedDelivery()
     generation = make_generation()
     recorded.add(generation)
@@ -50,64 +39,48 @@ async def test_without_awaited_hints_clients_are_served_in_the_next_iteration() 
     assert recorded.delivery.is_idle
 
 
-async def test_while_hints_are_awaited_clients_wait() -> None:
-    recorded = RecordedDelivery()
-    recorded.awaits_drafts = True
-    recorded.add(make_generation())
-    await iterate(20)
-    assert recorded.batches == []
-    recorded.awaits_drafts = False
-    recorded.delivery.resume()
-    assert recorded.batches == [], "after the writer that was woken with the hints"
-    await iterate(1)
-    assert len(recorded.batches) == 1
-
-
-async def test_hints_that_do_not_come_delay_clients_for_a_bounded_time() -> None:
-    recorded = RecordedDelivery(max_delay_s=0.01)
-    recorded.awaits_drafts = True
-    recorded.add(make_generation())
-    async with asyncio.timeout(60):
-        await recorded.published.wait()
-    assert recorded.delivery.is_idle
-
-
 async def test_many_clients_are_served_over_several_iterations_of_the_loop() -> None:
     recorded = RecordedDelivery()
     generations = [make_generation() for _ in range(3 * CLIENTS_PER_ITERATION - 1)]
     recorded.add(*generations)
-    await iterate(1)
-    assert len(recorded.batches) == 1
-    recorded.awaits_drafts = True  # the next step has ended meanwhile: its hints go first
-    await iterate(20)
-    assert len(recorded.batches) == 1
-    recorded.awaits_drafts = False
-    recorded.delivery.resume()
-    await iterate(20)
+    for num_batches in (1, 2, 3, 3):
+        await iterate(1)
+        assert len(recorded.batches) == num_batches
     assert [len(batch) for batch in recorded.batches] == [4, 4, 3]
     assert [generation for batch in recorded.batches for generation in batch] == generations
 
 
 async def test_a_generation_waits_once_however_many_steps_it_gathers() -> None:
     recorded = RecordedDelivery()
-    recorded.awaits_drafts = True
-    generation = make_generation()
-    for _ in range(5):
-        recorded.add(generation)
-    recorded.awaits_drafts = False
-    recorded.delivery.resume()
+    first, second = make_generation(), make_generation()
+    recorded.add(first, second, *[first] * 5)
     await iterate(5)
-    assert recorded.batches == [[generation]]
+    assert recorded.batches == [[first, second]]
 
 
 async def test_a_generation_that_nobody_wants_is_not_served() -> None:
     recorded = RecordedDelivery()
-    recorded.awaits_drafts = True
-    generation = make_generation()
-    recorded.add(generation)
-    recorded.delivery.discard(generation)
-    assert recorded.delivery.is_idle
-    recorded.awaits_drafts = False
-    recorded.delivery.resume()
+    wanted, unwanted = make_generation(), make_generation()
+    recorded.add(wanted, unwanted)
+    recorded.delivery.discard(unwanted)
     await iterate(5)
-    assert recorded.batches == []
+    assert recorded.batches == [[wanted]]
+    assert recorded.delivery.is_idle
+
+
+async def test_the_others_are_served_even_if_some_fail() -> None:
+    recorded = RecordedDelivery()
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    publish = recorded.publish
+
+    def fail_once(generations: Sequence[Generation]) -> None:
+        publish(generations)
+        if len(recorded.batches) == 1:
+            raise RuntimeError("cannot be published")
+
+    recorded.delivery = Delivery(fail_once)
+    recorded.add(*(make_generation() for _ in range(CLIENTS_PER_ITERATION + 1)))
+    await iterate(3)
+    assert [len(batch) for batch in recorded.batches] == [CLIENTS_PER_ITERATION, 1]
+    assert len(failures) == 1

@@ -1,4 +1,8 @@
-"""The text that a request's pool gets, by how the request ends; over real sockets."""
+"""The text that a request's pool gets, by how the request ends; over real sockets.
+
+Its verifier feeds the pool: what `Open.keep` says when it ends the sequence itself, else what the
+sequence's Close says.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +11,7 @@ import grpc
 import pytest
 
 from gateway.text.tokenizer import Tokenizer
-from tandem.v1 import drafter_pb2
+from tandem.v1 import drafter_pb2, verifier_pb2
 from tandem.v1 import sampling_pb2 as sampling
 from tests.gateway.running_gateway import (
     GenerateCall,
@@ -15,24 +19,30 @@ from tests.gateway.running_gateway import (
     StartGateway,
     collect,
     error_of,
+    read,
+    until,
 )
-from tests.gateway.scripted_drafter import ScriptedDrafter
 from tests.gateway.scripted_verifier import ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
 
 STOP = sampling.FINISH_REASON_STOP
 LENGTH = sampling.FINISH_REASON_LENGTH
+
+NOTHING = drafter_pb2.KEEP_NOTHING
+OUTPUT = drafter_pb2.KEEP_OUTPUT
+ALL = drafter_pb2.KEEP_ALL
+# The Close says it.
+LATER = drafter_pb2.KEEP_UNSPECIFIED
 
 
 class Feeding:
     """A request with a pool on its way through a gateway."""
 
-    def __init__(
-        self, running: RunningGateway, verifier: ScriptedVerifier, drafter: ScriptedDrafter
-    ) -> None:
+    def __init__(self, running: RunningGateway, verifier: ScriptedVerifier) -> None:
         self.running = running
         self.verifier = verifier
-        self.drafter = drafter
-        self.sequence_id = ""
+        self.opened = verifier_pb2.Open()
 
     async def begin(
         self, *, stop_sequences: tuple[str, ...] = (), **speculation: Any
@@ -43,75 +53,86 @@ class Feeding:
             stop_sequences=stop_sequences,
             speculation=sampling.SpeculationParams(**{"pool": "p", **speculation}),
         )
-        self.sequence_id = (await self.verifier.nth("open", 0)).sequence_id
-        await self.drafter.nth(0)
+        self.opened = await self.verifier.nth("open", 0)
+        assert (await read(call)).HasField("started")
         return call
 
-    async def decide(self, base_length: int, token_ids: list[int], finish: int = 0) -> None:
-        """Sends a step, and waits until the drafter has its tokens."""
+    def decide(self, base_length: int, token_ids: list[int], finish: int = 0) -> None:
         self.verifier.send(
-            self.verifier.decided(self.sequence_id, base_length, token_ids, finish=finish, wanted=8)
+            self.verifier.decided(self.opened.sequence_id, base_length, token_ids, finish=finish)
         )
-        if not finish:
-            end = base_length + len(token_ids)
-            await self.drafter.until(
-                lambda: any(
-                    delta.base_length + len(delta.token_ids) == end
-                    for delta in self.drafter.deltas()
-                )
-            )
 
-    async def release(self) -> drafter_pb2.Release:
-        drafter = self.drafter
-        await drafter.until(lambda: drafter.releases() == [self.sequence_id])
+    async def close(self) -> verifier_pb2.Close:
+        """The sequence's Close; there is no other."""
+        close: verifier_pb2.Close = await self.verifier.nth("close", 0)
+        assert close.sequence_id == self.opened.sequence_id
+        await self.assert_closes(1)
+        return close
+
+    async def assert_closes(self, number: int) -> None:
+        """No more Closes come than this."""
         await self.running.until_idle()
-        [release] = [each for batch in drafter.batches for each in batch.releases]
-        return release
+        call = self.running.call(7)
+        await self.verifier.nth("open", 1)
+        assert len(self.verifier.commands("close")) == number
+        call.cancel()
 
 
 @pytest.fixture
 async def feeding(
-    start_gateway: StartGateway,
-    verifier: ScriptedVerifier,
-    scripted_drafter: ScriptedDrafter,
-    model_folder: Path,
+    start_gateway: StartGateway, verifier: ScriptedVerifier, model_folder: Path
 ) -> Feeding:
     running = await start_gateway(
-        verifiers=[verifier.address], drafters=[scripted_drafter.address], tokenizer=model_folder
+        verifiers=[verifier.address], drafters=["10.0.0.9:50051"], tokenizer=model_folder
     )
-    return Feeding(running, verifier, scripted_drafter)
+    return Feeding(running, verifier)
 
 
 @pytest.mark.parametrize("finish", [STOP, LENGTH])
 @pytest.mark.parametrize(
-    ("wanted", "kept"),
-    [
-        (drafter_pb2.KEEP_UNSPECIFIED, drafter_pb2.KEEP_OUTPUT),
-        (drafter_pb2.KEEP_OUTPUT, drafter_pb2.KEEP_OUTPUT),
-        (drafter_pb2.KEEP_ALL, drafter_pb2.KEEP_ALL),
-        (drafter_pb2.KEEP_NOTHING, drafter_pb2.KEEP_UNSPECIFIED),
-    ],
+    ("wanted", "kept"), [(LATER, OUTPUT), (OUTPUT, OUTPUT), (ALL, ALL), (NOTHING, NOTHING)]
 )
-async def test_at_its_end_a_request_feeds_its_pool_what_pool_keep_says(
+async def test_the_open_says_what_the_pool_gets_at_the_end(
     feeding: Feeding, finish: int, wanted: "drafter_pb2.Keep.ValueType", kept: int
 ) -> None:
     call = await feeding.begin(pool_keep=wanted)
-    await feeding.decide(2, [3, 4])
-    await feeding.decide(4, [5], finish)
+    assert feeding.opened.keep == kept
+    feeding.decide(2, [3, 4])
+    feeding.decide(4, [5], finish)
     await collect(call)
-    release = await feeding.release()
-    assert (release.keep, release.length) == (kept, 0)
+    await feeding.assert_closes(0)
+
+
+@pytest.mark.parametrize("kept", [OUTPUT, ALL])
+@pytest.mark.parametrize("finish", [STOP, LENGTH])
+async def test_with_stop_strings_the_close_says_it_after_the_end(
+    feeding: Feeding, finish: int, kept: "drafter_pb2.Keep.ValueType"
+) -> None:
+    call = await feeding.begin(stop_sequences=("STOP",), pool_keep=kept)
+    assert feeding.opened.keep == LATER
+    feeding.decide(2, [3, 4])
+    feeding.decide(4, [5], finish)
+    await collect(call)
+    close = await feeding.close()
+    assert (close.keep, close.keep_length) == (kept, 5)
+
+
+async def test_stop_strings_do_not_matter_where_nothing_is_kept(feeding: Feeding) -> None:
+    call = await feeding.begin(stop_sequences=("STOP",), pool_keep=NOTHING)
+    assert feeding.opened.keep == NOTHING
+    feeding.decide(2, [5], LENGTH)
+    await collect(call)
+    await feeding.assert_closes(0)
 
 
 async def test_text_after_a_stop_string_is_not_fed(feeding: Feeding, tokenizer: Tokenizer) -> None:
     output = [tokenizer.encode(character)[0] for character in "abSTOPcdef"]
     call = await feeding.begin(stop_sequences=("STOP",))
-    await feeding.decide(2, output)
+    feeding.decide(2, output)
     shown = await collect(call)
     assert len(shown.token_ids) < len(output)
-    release = await feeding.release()
-    assert release.keep == drafter_pb2.KEEP_OUTPUT
-    assert release.length == 2 + len(shown.token_ids)
+    close = await feeding.close()
+    assert (close.keep, close.keep_length) == (OUTPUT, 2 + len(shown.token_ids))
 
 
 async def test_a_stop_string_in_the_last_step_cuts_the_fed_text(
@@ -119,44 +140,80 @@ async def test_a_stop_string_in_the_last_step_cuts_the_fed_text(
 ) -> None:
     output = [tokenizer.encode(character)[0] for character in "abSTOPcdef"]
     call = await feeding.begin(stop_sequences=("STOP",))
-    await feeding.decide(2, [5])
-    await feeding.decide(3, output, LENGTH)
+    feeding.decide(2, [5])
+    feeding.decide(3, output, LENGTH)
     shown = await collect(call)
-    release = await feeding.release()
-    assert release.keep == drafter_pb2.KEEP_OUTPUT
-    fed = [token for delta in feeding.drafter.deltas() for token in delta.token_ids]
-    assert fed[2 : release.length or None] == shown.token_ids
+    assert len(shown.token_ids) == 1 + len("abSTOP")
+    close = await feeding.close()
+    assert (close.keep, close.keep_length) == (OUTPUT, 2 + len(shown.token_ids))
 
 
-@pytest.mark.parametrize(
-    ("is_wanted", "kept"), [(False, drafter_pb2.KEEP_UNSPECIFIED), (True, drafter_pb2.KEEP_ALL)]
-)
-@pytest.mark.parametrize("how", ["cancel", "failure", "verifier gone"])
-async def test_a_cancelled_or_failed_request_feeds_its_pool_only_on_request(
-    feeding: Feeding, how: str, is_wanted: bool, kept: int
+async def test_of_a_cancelled_text_only_what_was_shown_is_fed(
+    feeding: Feeding, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = await feeding.begin(pool_keep=drafter_pb2.KEEP_ALL, pool_keep_cancelled=is_wanted)
-    await feeding.decide(2, [3, 4])
-    if how == "cancel":
-        call.cancel()
-    elif how == "failure":
-        feeding.verifier.send(
-            feeding.verifier.rejected(feeding.sequence_id, code=grpc.StatusCode.INTERNAL.value[0])
-        )
-        await error_of(call)
-    else:
-        feeding.verifier.end_session()
-        await error_of(call)
-    release = await feeding.release()
-    assert (release.keep, release.length) == (kept, 0)
-
-
-async def test_pool_feed_tokens_reach_the_drafter(
-    feeding: Feeding,
-) -> None:
-    call = await feeding.begin(pool_keep=drafter_pb2.KEEP_ALL, pool_feed_tokens=32)
-    created = feeding.drafter.deltas()[0].params
-    assert (created.pool_keep, created.pool_feed_tokens) == (drafter_pb2.KEEP_ALL, 32)
-    assert created.pool_id.endswith("/p")
+    """A stop string may be in what was decided and not searched yet."""
+    call = await feeding.begin(stop_sequences=("STOP",), pool_keep_cancelled=True)
+    feeding.decide(2, [3, 4])
+    assert (await read(call)).chunk.token_ids == [3, 4]
+    # The next step is not searched any more.
+    delivery = feeding.running.gateway.coordinator._delivery
+    monkeypatch.setattr(delivery, "_publish", lambda generations: None)
+    (generation,) = [
+        each.generation for each in feeding.running.gateway.coordinator._sequences._by_id.values()
+    ]
+    feeding.decide(4, [tokenizer.encode(character)[0] for character in "STOPx"])
+    await until(lambda: len(generation.token_ids) == 9)
     call.cancel()
-    assert (await feeding.release()).keep == drafter_pb2.KEEP_UNSPECIFIED
+    close = await feeding.close()
+    assert (close.keep, close.keep_length) == (OUTPUT, 4)
+
+
+@pytest.mark.parametrize("has_stops", [False, True])
+@pytest.mark.parametrize(("is_wanted", "kept"), [(False, NOTHING), (True, ALL)])
+async def test_a_cancelled_request_feeds_its_pool_only_on_request(
+    feeding: Feeding, has_stops: bool, is_wanted: bool, kept: int
+) -> None:
+    call = await feeding.begin(
+        stop_sequences=("STOP",) if has_stops else (), pool_keep=ALL, pool_keep_cancelled=is_wanted
+    )
+    feeding.decide(2, [3, 4])
+    await read(call)
+    call.cancel()
+    close = await feeding.close()
+    assert (close.keep, close.keep_length) == (kept, 4 if is_wanted else 0)
+
+
+@pytest.mark.parametrize(("is_wanted", "kept"), [(False, NOTHING), (True, ALL)])
+async def test_after_an_invalid_event_the_pool_is_fed_only_on_request(
+    feeding: Feeding, is_wanted: bool, kept: int
+) -> None:
+    call = await feeding.begin(pool_keep=ALL, pool_keep_cancelled=is_wanted)
+    feeding.decide(2, [3, 4])
+    feeding.decide(77, [5])
+    assert (await error_of(call)).code() is grpc.StatusCode.INTERNAL
+    close = await feeding.close()
+    assert (close.keep, close.keep_length) == (kept, 4 if is_wanted else 0)
+
+
+async def test_a_verifier_that_is_gone_is_told_nothing(feeding: Feeding) -> None:
+    """It has released the sequences of its session by itself."""
+    call = await feeding.begin(stop_sequences=("STOP",), pool_keep_cancelled=True)
+    feeding.decide(2, [3, 4])
+    await read(call)
+    feeding.verifier.end_session()
+    await until(lambda: feeding.verifier.num_sessions == 2)
+    # The request goes on in a sequence of its own.
+    resumed = await feeding.verifier.nth("open", 1)
+    feeding.verifier.send(feeding.verifier.decided(resumed.sequence_id, 4, [5], finish=LENGTH))
+    await collect(call)
+    assert (await feeding.verifier.nth("close", 0)).sequence_id == resumed.sequence_id
+    await feeding.running.until_idle()
+    assert len(feeding.verifier.commands("close")) == 1
+
+
+async def test_a_request_without_a_pool_waits_for_no_close(feeding: Feeding) -> None:
+    call = await feeding.begin(stop_sequences=("STOP",), pool="")
+    assert feeding.opened.keep == LATER
+    feeding.decide(2, [3], LENGTH)
+    await collect(call)
+    await feeding.assert_closes(0)

@@ -65,6 +65,19 @@ def test_unread_steps_merge() -> None:
     )
 
 
+def test_only_the_last_chunk_says_why_the_choice_ended() -> None:
+    generation = make_generation()
+    append_step(generation, [4])
+    generation.publish()
+    first = read_chunk(generation)
+    append_step(generation, [5], finish=FinishReason.LENGTH)
+    generation.publish()
+    assert first == chunk(token_ids=[4])
+    last = chunk(offset=1, token_ids=[5], finish_reason=FinishReason.LENGTH)
+    assert read_chunk(generation) == last
+    assert wire.event_to_proto(last).chunk.finish_reason == int(FinishReason.LENGTH)
+
+
 def test_usage_counts_steps_drafts_and_accepted_positions() -> None:
     generation = make_generation([9] * 5)
     generation.num_cached_tokens = 4
@@ -90,7 +103,7 @@ def test_the_stop_token_is_a_token_without_text(tokenizer: Tokenizer) -> None:
     append_step(generation, [a, b], finish=FinishReason.STOP)
     generation.publish()
     taken = read_chunk(generation)
-    assert taken == chunk(token_ids=[a, b], text="a")
+    assert taken == chunk(token_ids=[a, b], text="a", finish_reason=FinishReason.STOP)
     assert generation.finish_reason is FinishReason.STOP
 
 
@@ -116,7 +129,12 @@ def test_tokens_decided_after_a_stop_string_are_dropped(tokenizer: Tokenizer) ->
     assert [step.num_tokens for step in counted] == [1, 3]
     taken = read_chunk(generation)
     assert taken == chunk(
-        token_ids=ids[:4], text="ab", num_draft_tokens=7, num_accepted_tokens=3, num_steps=2
+        token_ids=ids[:4],
+        text="ab",
+        num_draft_tokens=7,
+        num_accepted_tokens=3,
+        num_steps=2,
+        finish_reason=FinishReason.STOP,
     )
     assert generation.finish_reason is FinishReason.STOP
     assert generation.token_ids == [1, 2, 3, *ids[:4]]
@@ -155,7 +173,7 @@ def test_given_output_counts_in_offsets_and_length_and_not_in_steps() -> None:
 
 def test_a_decision_at_another_length_is_an_error_of_the_verifier() -> None:
     generation = make_generation([1, 2, 3])
-    wrong = Decided("sequence", 5, [4], 0, 0, 24, FinishReason.UNFINISHED)
+    wrong = Decided("sequence", 5, [4], 0, 0, FinishReason.UNFINISHED)
     with pytest.raises(VerifierError, match="3 tokens from 5"):
         generation.append(wrong)
     assert generation.token_ids == [1, 2, 3]
@@ -271,7 +289,6 @@ def test_a_slow_client_gets_chunks_of_bounded_bytes(
                 token_ids,
                 7,
                 7,
-                24,
                 FinishReason.LENGTH if first + 8 == 6_000 else FinishReason.UNFINISHED,
                 () if num_tops is None else logprobs,
             )
@@ -298,9 +315,23 @@ def test_a_slow_client_gets_chunks_of_bounded_bytes(
     assert not generation._unread.prompt_logprobs
 
 
+def test_held_back_text_comes_with_the_last_token_however_full_the_chunk_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generation = make_generation()
+    text = "x" * MAX_CHUNK_BYTES
+    monkeypatch.setattr(generation._output_text, "feed", lambda ids: Shown(text, len(ids)))
+    monkeypatch.setattr(generation._output_text, "finish", lambda: "held")
+    append_step(generation, [4], finish=FinishReason.LENGTH)
+    generation.publish()
+    assert read_chunk(generation) == chunk(
+        token_ids=[4], text=text + "held", finish_reason=FinishReason.LENGTH
+    )
+
+
 def test_more_alternatives_than_requested_are_an_error_of_the_verifier() -> None:
     generation = make_generation(sampling=SamplingParams(logprobs=1))
     logprobs = [encoded_logprob(1, num_tops=3)]
     with pytest.raises(VerifierError):
-        generation.append(Decided("sequence", 3, [1], 0, 0, 24, FinishReason.UNFINISHED, logprobs))
+        generation.append(Decided("sequence", 3, [1], 0, 0, FinishReason.UNFINISHED, logprobs))
     assert generation.token_ids == [1, 2, 3]

@@ -33,7 +33,7 @@ GATEWAY_METRICS = {
     "tandem_inter_token_latency_seconds",
     "tandem_e2e_request_latency_seconds",
     "tandem_draft_round_trip_seconds",
-    "tandem_draft_relay_seconds",
+    "tandem_peers_connected",
     "tandem_peer_messages_ignored",
 }
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
+from servicekit import watched_files
 from servicekit.config import ConfigError, ServerOptions
 from servicekit.logs import Logger
 from tests.gateway.running_gateway import StartGateway
@@ -89,3 +90,45 @@ async def test_it_speaks_tls_where_grpc_does(
     assert await status_of(address, known) == "HTTP/1.1 200 OK"
     assert await status_of(address, anonymous) == ("" if is_mutual else "HTTP/1.1 200 OK")
     assert await status_of(address, None) == ""
+
+
+async def test_it_uses_new_certificates_and_authorities_without_a_restart(
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    files: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watched_files, "CHECK_INTERVAL_S", 0.0)
+    running = await start_gateway(
+        verifiers=[verifier.address],
+        server=ServerOptions(
+            listen="127.0.0.1:0",
+            tls_cert=files["127.0.0.1.pem"],
+            tls_key=files["127.0.0.1.key"],
+            tls_client_ca=files["ca.pem"],
+        ),
+        http_listen="127.0.0.1:0",
+    )
+    address = running.gateway.http_address
+    old = ssl.create_default_context(cafile=files["ca.pem"])
+    old.load_cert_chain(files["client.test.pem"], files["client.test.key"])
+    authority = trustme.CA()
+    new = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    authority.issue_cert("new.test").configure_cert(new)
+    # One that trusts the new server, and which the new server does not trust.
+    foreign = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    foreign.load_cert_chain(files["client.test.pem"], files["client.test.key"])
+    assert await status_of(address, old) == "HTTP/1.1 200 OK"
+    with pytest.raises(ssl.SSLError):
+        await status_of(address, new)
+    certificate = authority.issue_cert("127.0.0.1")
+    # Half of it: the old one stays in use.
+    certificate.cert_chain_pems[0].write_to_path(files["127.0.0.1.pem"])
+    assert await status_of(address, old) == "HTTP/1.1 200 OK"
+    certificate.private_key_pem.write_to_path(files["127.0.0.1.key"])
+    authority.cert_pem.write_to_path(files["ca.pem"])
+    assert await status_of(address, new) == "HTTP/1.1 200 OK"
+    assert await status_of(address, foreign) == ""
+    with pytest.raises(ssl.SSLError):
+        await status_of(address, old)

@@ -12,14 +12,15 @@ from gateway.messages.verifier import Decided
 from gateway.metrics import GatewayMetrics
 from gateway.peers.ignored_messages import IgnoredMessages
 from tests.gateway.running_gateway import RunningGateway, StartGateway, collect, error_of, until
-from tests.gateway.scripted_drafter import ScriptedDrafter
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
 
-def num_internal_errors(running: RunningGateway, peer: str) -> float:
-    return running.sample("tandem_peer_messages_ignored_total", peer=peer, reason="internal_error")
+def num_internal_errors(running: RunningGateway) -> float:
+    return running.sample(
+        "tandem_peer_messages_ignored_total", peer="verifier", reason="internal_error"
+    )
 
 
 async def test_an_event_that_cannot_be_appended_fails_its_request_alone(
@@ -45,17 +46,16 @@ async def test_an_event_that_cannot_be_appended_fails_its_request_alone(
     assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
     assert output.token_ids == [6]
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
-    assert num_internal_errors(running, "verifier") == 1
+    assert num_internal_errors(running) == 1
 
 
 async def test_a_link_reconnects_after_an_error_while_it_went_down(
     start_gateway: StartGateway,
     verifier: ScriptedVerifier,
-    scripted_drafter: ScriptedDrafter,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     verifier.play(lambda opened: [5, 0])
-    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
+    running = await start_gateway(verifiers=[verifier.address])
 
     def fail() -> None:
         monkeypatch.undo()
@@ -65,7 +65,7 @@ async def test_a_link_reconnects_after_an_error_while_it_went_down(
     monkeypatch.setattr(link._stream._handler, "on_down", fail)
     verifier.end_session()
     await until(lambda: verifier.num_sessions == 2)
-    assert num_internal_errors(running, "verifier") == 1
+    assert num_internal_errors(running) == 1
     assert any(entry["event"] == "peer_stream_failed" for entry in running.log)
     assert not running.gateway.failed.done()
     await until(lambda: link.welcome is not None)
@@ -75,7 +75,7 @@ async def test_a_link_reconnects_after_an_error_while_it_went_down(
 async def test_every_request_of_a_lost_verifier_fails(
     start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
+    running = await start_gateway(verifiers=[verifier.address], max_resumes=0)
     calls = [running.call(1), running.call(1, 2)]
     await verifier.nth("open", 1)
     sequences = running.gateway.coordinator._sequences
@@ -92,7 +92,7 @@ async def test_every_request_of_a_lost_verifier_fails(
     verifier.end_session()
     errors = await asyncio.gather(*(error_of(call) for call in calls))
     assert {error.code() for error in errors} == {grpc.StatusCode.UNAVAILABLE}
-    assert num_internal_errors(running, "verifier") == 1
+    assert num_internal_errors(running) == 1
 
 
 def test_repeated_ignored_messages_are_all_counted_and_logged_once_a_minute() -> None:
@@ -100,8 +100,7 @@ def test_repeated_ignored_messages_are_all_counted_and_logged_once_a_minute() ->
     log = structlog.testing.LogCapture()
     registry = CollectorRegistry()
     ignored = IgnoredMessages(
-        peer="drafter",
-        address="here",
+        verifier="here",
         metrics=GatewayMetrics(registry),
         logger=structlog.wrap_logger(
             None,
@@ -112,10 +111,10 @@ def test_repeated_ignored_messages_are_all_counted_and_logged_once_a_minute() ->
     )
     for step in range(1, 1201):
         now_s = step / 10
-        ignored.record("odd_proposal", "x" * 10_000)
+        ignored.record("odd_event", "x" * 10_000)
     assert (
         registry.get_sample_value(
-            "tandem_peer_messages_ignored_total", {"peer": "drafter", "reason": "odd_proposal"}
+            "tandem_peer_messages_ignored_total", {"peer": "verifier", "reason": "odd_event"}
         )
         == 1200
     )

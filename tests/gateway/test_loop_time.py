@@ -4,30 +4,20 @@ import asyncio
 
 import pytest
 
-from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
+from tandem.v1 import gateway_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.loop_time import MAX_BUSY_S, LoopTime, measured
 from tests.gateway.running_gateway import GenerateCall, RunningGateway, StartGateway, until
-from tests.gateway.scripted_drafter import ScriptedDrafter
 from tests.gateway.scripted_verifier import ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
-NUM_LONG = 131_072
+ONE, TWO = "10.0.0.1:50051", "10.0.0.2:50051"
 
 
 def check(found: LoopTime) -> None:
     assert found.num_callbacks > 10, "something was measured"
     assert found.longest_s < MAX_BUSY_S, f"{found.what} took {found.longest_s * 1000:.0f} ms"
-
-
-def draft(delta: drafter_pb2.SequenceDelta) -> drafter_pb2.Proposal:
-    return drafter_pb2.Proposal(
-        sequence_id=delta.sequence_id,
-        base_length=delta.base_length + len(delta.token_ids),
-        token_ids=[1000] * delta.max_draft_tokens,
-        status=drafter_pb2.STATUS_OK,
-    )
 
 
 async def open_many(
@@ -43,50 +33,41 @@ async def end(calls: list[GenerateCall]) -> None:
         call.cancel()
 
 
-async def test_a_replay_of_long_histories(
-    start_gateway: StartGateway, start_verifier: StartVerifier, scripted_drafter: ScriptedDrafter
-) -> None:
-    verifier = await start_verifier(max_model_len=1 << 20, vocab_size=200_000)
-    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
-    tokens = gateway_pb2.TokenIds(token_ids=[199_999] * NUM_LONG)
-    with measured() as found:
-        calls = [running.call(tokens=tokens) for _ in range(4)]
-        await verifier.nth("open", 3)
-
-        def num_received() -> int:
-            return sum(len(delta.token_ids) for delta in scripted_drafter.deltas())
-
-        await scripted_drafter.until(lambda: num_received() == 4 * NUM_LONG)
-        address = scripted_drafter.address
-        await scripted_drafter.stop()
-        await until(lambda: not running.gateway.fleet.drafters[0].is_up)
-        for opened in verifier.commands("open"):
-            verifier.send(verifier.decided(opened.sequence_id, NUM_LONG, [5]))
-        await scripted_drafter.start(address)
-        await scripted_drafter.until(lambda: num_received() == 8 * NUM_LONG + 4)
-    check(found)
-    await end(calls)
-
-
-async def test_a_step_of_many_sequences_and_its_hints(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+async def test_a_step_of_many_sequences(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
     verifier.limits["max_num_speculative_tokens"] = 31
-    scripted_drafter.answer = draft
-    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
+    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
     calls = await open_many(running, verifier, 64)
     opened = [command.sequence_id for command in verifier.commands("open")]
     with measured() as found:
         for step in range(3):
             verifier.send(
                 *(
-                    verifier.decided(
-                        each, 3 + 32 * step, [1000] * 32, drafts=31, accepted=31, wanted=64
-                    )
+                    verifier.decided(each, 3 + 32 * step, [1000] * 32, drafts=31, accepted=31)
                     for each in opened
                 )
             )
-            await verifier.until(lambda: len(verifier.commands("draft")) >= 1024 * (step + 1))  # noqa: B023
+        num_tokens = 3 * 32 * len(opened)
+        await until(lambda: running.sample("tandem_generation_tokens_total") == num_tokens)
+    check(found)
+    await end(calls)
+
+
+async def test_many_sequences_that_move_to_another_drafter(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=[ONE, TWO], max_concurrent_requests=4096
+    )
+    calls = await open_many(running, verifier, 256)
+    num_moved = sum(each.drafter_address == ONE for each in verifier.commands("open"))
+    with measured() as found:
+        verifier.send(
+            verifier.drafter_status(ONE, verifier_pb2.DrafterStatus.STATE_DOWN),
+        )
+        await verifier.nth("update", num_moved - 1)
+    assert num_moved > 1000
     check(found)
     await end(calls)
 
@@ -126,13 +107,12 @@ async def test_a_message_full_of_logprobs(
 
 
 async def test_a_burst_of_a_thousand_opens(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+    start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
-    running = await start_gateway(verifiers=[verifier.address], drafters=[scripted_drafter.address])
+    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
     sampling = sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(1000), 1.0))
     with measured() as found:
         calls = await open_many(running, verifier, 63, sampling=sampling)
-        await scripted_drafter.until(lambda: len(scripted_drafter.deltas()) == 1008)
         await end(calls)
         await running.until_idle()
     check(found)

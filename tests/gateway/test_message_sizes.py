@@ -1,4 +1,4 @@
-"""No request makes a message to a peer larger than its limit."""
+"""No request makes a message to a verifier larger than its limit."""
 
 import asyncio
 from typing import Any
@@ -8,25 +8,24 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.errors import InvalidRequestError
-from gateway.messages.request import NgramParams, SamplingParams
+from gateway.messages.request import Keep, NgramParams, SamplingParams
 from gateway.messages.sizes import (
+    MAX_DRAFTER_ADDRESS_BYTES,
     MAX_OPEN_BYTES,
-    MAX_PROPOSE_REQUEST_BYTES,
     MAX_SESSION_REQUEST_BYTES,
 )
-from gateway.messages.verifier import Hint, OpenCommand
+from gateway.messages.verifier import CloseCommand, OpenCommand, Welcome
 from gateway.metrics import GatewayMetrics
-from gateway.peers import wire
-from gateway.peers.draft_feed import DraftFeed
 from gateway.peers.verifier_link import VerifierLink
 from servicekit.errors import field_violation
 from servicekit.logs import Logger
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
-from tests.gateway.factories import make_generation, make_open
+from tests.gateway.factories import make_open
 from tests.gateway.running_gateway import StartGateway, error_of
 
 MAX_ID = (1 << 32) - 1
+LONG_ADDRESS = "a" * MAX_DRAFTER_ADDRESS_BYTES
 
 
 def sequence_id(index: int) -> str:
@@ -48,7 +47,10 @@ def opening(index: int, *, num_tokens: int = 3, num_biases: int = 0) -> OpenComm
         num_speculative_tokens=31,
         cache_salt="s" * 256,
         priority=-5,
-        ngram=NgramParams(min_ngram=2, max_ngram=5, tokens_per_match=MAX_ID),
+        drafter=LONG_ADDRESS,
+        ngram=NgramParams(
+            min_ngram=2, max_ngram=5, tokens_per_match=MAX_ID, pool_id="p" * 256, pool_keep=Keep.ALL
+        ),
     )
 
 
@@ -67,18 +69,26 @@ class RefusalListener:
 
 @pytest.fixture
 async def link(logger: Logger) -> Any:
-    """A link that never connects: the test reads its messages."""
+    """A link that takes itself for connected: the test reads its messages."""
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
-        yield VerifierLink(
+        link = VerifierLink(
             name="verifier",
             channel=channel,
             gateway_id="gateway",
             listener=RefusalListener(),
-            hint_tokens=512,
             greet_timeout_s=1.0,
             metrics=GatewayMetrics(CollectorRegistry()),
             logger=logger,
         )
+        link.welcome = Welcome(
+            model_id="",
+            model_digest="",
+            tokenizer_digest="",
+            max_model_len=1,
+            max_num_speculative_tokens=1,
+            vocab_size=1,
+        )
+        yield link
 
 
 def messages_of(link: VerifierLink) -> list[verifier_pb2.SessionRequest]:
@@ -104,16 +114,14 @@ async def test_messages_to_a_verifier_are_sized_by_their_bytes(link: VerifierLin
     link.open(opening(1000, num_biases=100_000))
     link.open(opening(1001, num_tokens=600_000))
     for index in range(2000, 6000):
-        link.hint([Hint(sequence_id(index), MAX_ID, [MAX_ID] * 512, 64)])
-        link.update(sequence_id(index), drafting=True)
-        link.close(sequence_id(index + 10_000))
+        link.update(sequence_id(index), drafter=LONG_ADDRESS)
+        link.close(CloseCommand(sequence_id(index + 10_000), Keep.ALL, MAX_ID), has_ended=False)
     messages = messages_of(link)
     for message in messages:
         assert message.ByteSize() <= (
             MAX_OPEN_BYTES + 100 if len(message.commands) == 1 else MAX_SESSION_REQUEST_BYTES
         )
     assert sequences_of(messages, "open") == [sequence_id(index) for index in range(1002)]
-    assert len(sequences_of(messages, "draft")) == 4000
     assert len(sequences_of(messages, "update")) == 4000
     assert len(sequences_of(messages, "close")) == 4000
     assert len(messages) < 100, "small ones share a message"
@@ -135,26 +143,6 @@ async def test_an_open_that_is_too_large_is_refused_by_field_and_the_others_are_
     assert [(key, error.field) for key, error in listener.refused.items()] == [
         (sequence_id(1), name)
     ]
-
-
-def test_messages_to_a_drafter_are_sized_by_their_bytes() -> None:
-    ngram = NgramParams(min_ngram=2, max_ngram=32, tokens_per_match=MAX_ID, pool_id="p" * 400)
-    feed = DraftFeed(hint_tokens=512)
-    for index in range(10_000):
-        generation = make_generation(
-            [MAX_ID] * 4, sequence_id=sequence_id(index), ngram=ngram, max_model_len=MAX_ID
-        )
-        feed.add(generation)
-    num_deltas = num_releases = 0
-    while (batch := feed.next_batch(0.0)) is not None:
-        message = wire.deltas_to_proto(batch)
-        assert message.ByteSize() <= MAX_PROPOSE_REQUEST_BYTES
-        num_deltas += len(batch.deltas)
-        num_releases += len(batch.releases)
-        for delta in batch.deltas:
-            feed.remove(delta.sequence_id)
-        feed._in_flight.clear()
-    assert (num_deltas, num_releases) == (10_000, 10_000)
 
 
 @pytest.mark.stand_in

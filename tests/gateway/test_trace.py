@@ -126,7 +126,7 @@ class TestTracedGeneration:
             base = len(generation.token_ids)
             generation.append(
                 Decided(
-                    "sequence", base, [4] * (accepted + 1), drafts, accepted, 24,
+                    "sequence", base, [4] * (accepted + 1), drafts, accepted,
                     FinishReason.UNFINISHED, (), length, source,
                 )
             )  # fmt: skip
@@ -159,7 +159,7 @@ class TestTracedGeneration:
         for length in range(3000):
             base = len(generation.token_ids)
             generation.append(
-                Decided("s", base, [4], 1, 0, 24, FinishReason.UNFINISHED, (), length, length)
+                Decided("s", base, [4], 1, 0, FinishReason.UNFINISHED, (), length, length)
             )
         generation.publish()
         assert len(generation.usage().by_match_length) == 65

@@ -44,7 +44,11 @@ def speculation(**fields: Any) -> GenerateRequest:
 
 
 def accepted(
-    made: GenerateRequest, *, defaults: RequestDefaults | None = None, **model: Any
+    made: GenerateRequest,
+    *,
+    defaults: RequestDefaults | None = None,
+    tenant: str = "",
+    **model: Any,
 ) -> AcceptedRequest:
     check_request(made, has_tokenizer=True)
     return accept(
@@ -52,6 +56,7 @@ def accepted(
         prompt_token_ids=made.prompt_token_ids or [5] * len(made.text or ""),
         model=dataclasses.replace(MODEL, **model),
         defaults=defaults or RequestDefaults(),
+        tenant=tenant,
     )
 
 
@@ -301,7 +306,7 @@ def test_no_tenant_shares_anothers_cached_prefixes() -> None:
     salts = {cache_salt(tenant) for tenant in ("", "a", "1:a", "1:a/")}
     assert len(salts) == 4
     assert accepted(request()).cache_salt == cache_salt("")
-    named = accepted(request(), defaults=RequestDefaults(tenant="a"))
+    named = accepted(request(), tenant="a")
     assert named.cache_salt == cache_salt("a")
 
 

@@ -8,31 +8,26 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.messages.verifier import Hint
+from gateway.messages.request import Keep
+from gateway.messages.verifier import CloseCommand
 from servicekit.errors import field_violation, retry_after_ms
 from tandem.v1 import gateway_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
 from tests.gateway.running_gateway import Output, StartGateway, add, collect, error_of, read, until
-from tests.gateway.scripted_drafter import ScriptedDrafter
 from tests.gateway.scripted_verifier import CANCELLED, STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
 
 async def test_after_a_verifiers_end_a_client_gets_what_was_decided_then_unavailable(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, scripted_drafter: ScriptedDrafter
+    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = await start_gateway(
-        verifiers=[verifier.address],
-        drafters=[scripted_drafter.address],
-        client_delay_s=1000.0,  # what was decided is still waiting for hints
-    )
+    running = await start_gateway(verifiers=[verifier.address], max_resumes=0)
     call = running.call(1)
     opened = await verifier.nth("open", 0)
-    await scripted_drafter.nth(0)
-    scripted_drafter.holds = True
+    # What was decided is not shown yet when the verifier ends.
+    monkeypatch.setattr(running.gateway.coordinator._delivery, "_publish", lambda _: None)
     verifier.send(verifier.decided(opened.sequence_id, 1, [5]))
-    await scripted_drafter.nth(1)
     verifier.end_session()
     output = Output()
     add(output, await read(call))
@@ -41,21 +36,19 @@ async def test_after_a_verifiers_end_a_client_gets_what_was_decided_then_unavail
     error = await error_of(call)
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert retry_after_ms(error) == 1000
-    scripted_drafter.let_go()
-    await scripted_drafter.until(lambda: scripted_drafter.releases() == [opened.sequence_id])
 
 
 async def test_commands_unsent_at_a_verifiers_end_are_dropped(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
+    running = await start_gateway(verifiers=[verifier.address], max_resumes=0)
     call = running.call(1)
     await verifier.nth("open", 0)
     (link,) = running.gateway.fleet.verifiers
     (sequence_id,) = running.gateway.coordinator._sequences._by_id
-    link.hint([Hint(sequence_id, 1, [5], 0)])
-    link.close("another")
-    link.on_down()  # before the writer had its turn
+    link.update(sequence_id, drafter="a:1")
+    link.close(CloseCommand("another", Keep.NOTHING, 0), has_ended=False)
+    link.on_down("gone")  # before the writer had its turn
     assert link.next_request() is None
     assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
     assert link.is_idle
@@ -91,7 +84,9 @@ async def test_only_the_requests_of_the_lost_verifier_fail(
     start_gateway: StartGateway, start_verifier: StartVerifier
 ) -> None:
     verifiers = [await start_verifier(), await start_verifier()]
-    running = await start_gateway(verifiers=[verifier.address for verifier in verifiers])
+    running = await start_gateway(
+        verifiers=[verifier.address for verifier in verifiers], max_resumes=0
+    )
     await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
     calls = [running.call(index) for index in range(8)]  # the bound on loads spreads them
     await until(lambda: sum(len(v.commands("open")) for v in verifiers) == 8)
@@ -308,52 +303,3 @@ async def test_a_text_that_cannot_be_made_fails_its_request_alone(
     assert output.token_ids == [6]
     assert (await verifier.nth("close", 0)).sequence_id == opened[1].sequence_id
     assert any(entry["event"] == "rpc_failed" for entry in running.log)
-
-
-async def test_a_verifier_that_lives_and_does_not_step_ends_its_streams(
-    start_gateway: StartGateway, start_verifier: StartVerifier
-) -> None:
-    verifiers = [await start_verifier(), await start_verifier()]
-    running = await start_gateway(
-        verifiers=[verifier.address for verifier in verifiers], progress_timeout_s=0.4
-    )
-    links = running.gateway.fleet.verifiers
-    await until(lambda: all(link.welcome for link in links))
-    calls = [running.call(1, 2, affinity_key=f"key {index}") for index in range(8)]
-    await until(lambda: sum(len(v.commands("open")) for v in verifiers) == 8)
-    stuck, alive = verifiers
-    assert stuck.commands("open")
-    assert alive.commands("open")
-    # This gateway's sequences wait in a queue while others' make steps.
-    alive.steps_elsewhere = True
-    opened = stuck.commands("open")[0]
-    stuck.send(stuck.opened(opened.sequence_id), stuck.decided(opened.sequence_id, 2, [5]))
-    await until(lambda: stuck.num_ended_sessions > 0)
-    assert any(entry.get("reason") == "no progress within 0.4 s" for entry in running.log)
-    # Far longer than the timeout.
-    num_looks = alive.num_load_calls
-    await until(lambda: alive.num_load_calls >= num_looks + 12)
-    for opened in alive.commands("open"):
-        alive.send(alive.decided(opened.sequence_id, 2, [7], finish=STOP))
-    codes = []
-    for call in calls:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            await collect(call)
-        codes.append((await call.code()).name)
-    num_alive = len(alive.commands("open"))
-    assert sorted(codes) == ["OK"] * num_alive + ["UNAVAILABLE"] * (8 - num_alive)
-    assert alive.num_sessions == 1
-
-
-async def test_an_idle_verifier_is_not_stuck(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    verifier.play(lambda opened: [5, 0])
-    running = await start_gateway(verifiers=[verifier.address], progress_timeout_s=0.04)
-    (link,) = running.gateway.fleet.verifiers
-    begin_s = asyncio.get_running_loop().time()
-    await until(lambda: asyncio.get_running_loop().time() > begin_s + 0.2)
-    assert link.last_progress_s < begin_s + 0.04, "no message came, and none was requested"
-    assert verifier.num_load_calls == 0
-    assert (await running.generate(1)).token_ids == [5, 0]
-    assert verifier.num_sessions == 1

@@ -1,9 +1,10 @@
 """The gateway's own types agree with the wire."""
 
+from typing import Any
+
 import pytest
 
 from gateway.api.wire import generate_request_from_proto
-from gateway.messages.drafter import Delta, DeltaBatch, NewHistory, ProposalStatus, Release
 from gateway.messages.request import (
     GenerateRequest,
     Keep,
@@ -14,7 +15,15 @@ from gateway.messages.request import (
     Tie,
 )
 from gateway.messages.response import FinishReason
-from gateway.messages.verifier import CommandBatch, DraftWait, Hint, Opened, UnreadableEvent
+from gateway.messages.verifier import (
+    CloseCommand,
+    CommandBatch,
+    DrafterState,
+    DrafterStatus,
+    DraftWait,
+    Opened,
+    UnreadableEvent,
+)
 from gateway.peers import wire
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.factories import make_open
@@ -30,8 +39,8 @@ def test_enums_have_the_wires_numbers() -> None:
     assert {f"TIE_{t.name}": int(t) for t in Tie if t} == {
         name: number for name, number in drafter_pb2.Tie.items() if number
     }
-    assert {f"STATUS_{s.name}": int(s) for s in ProposalStatus if s} == {
-        name: number for name, number in drafter_pb2.Status.items() if number
+    assert {f"KEEP_{k.name}": int(k) for k in Keep if k} == {
+        name: number for name, number in drafter_pb2.Keep.items() if number
     }
 
 
@@ -90,7 +99,7 @@ def test_every_sampling_field_reaches_the_verifier() -> None:
         stop_token_ids=[4],
         ignore_eos=True,
         draft_wait=DraftWait.ALWAYS,
-        drafting=False,
+        drafter="",
         num_speculative_tokens=0,
         cache_salt="1:a/",
         priority=-3,
@@ -132,57 +141,48 @@ def test_no_field_of_sampling_or_speculation_is_overlooked() -> None:
     } == set(GenerateRequest.__dataclass_fields__)
 
 
-def test_updates_go_before_hints() -> None:
+def test_updates_name_the_drafter_and_closes_say_what_is_kept() -> None:
     sent = wire.commands_to_proto(
-        CommandBatch(updates=[("one", True)], hints=[Hint("one", 5, [7, 8], 3)], closes=["two"])
-    )
-    assert [command.WhichOneof("command") for command in sent.commands] == [
-        "update",
-        "draft",
-        "close",
-    ]
-    assert sent.commands[1].draft == verifier_pb2.Draft(
-        sequence_id="one", base_length=5, token_ids=[7, 8], matched_ngram_length=3
-    )
-    assert sent.commands[2].close.sequence_id == "two"
-
-
-def test_a_hint_says_that_the_drafter_is_still_indexing() -> None:
-    hints = [Hint("one", 5, [], 0, is_indexing=True), Hint("two", 5, [], 0)]
-    sent = wire.commands_to_proto(CommandBatch(updates=[], hints=hints, closes=[]))
-    assert [command.draft.indexing for command in sent.commands] == [True, False]
-
-
-def test_only_the_first_delta_creates_a_history() -> None:
-    new = NewHistory(prompt_length=2, ngram=NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LATEST))
-    sent = wire.deltas_to_proto(
-        DeltaBatch(
-            batch_id=3,
-            deltas=[Delta("a", 0, [1, 2], 0, 64, new), Delta("b", 5, [6], 24, 64, None)],
-            releases=[Release("c"), Release("d", Keep.OUTPUT)],
+        CommandBatch(
+            updates=[("one", "a:1"), ("two", "")],
+            closes=[
+                CloseCommand("three", Keep.NOTHING, 7),
+                CloseCommand("four", Keep.OUTPUT, 7),
+            ],
         )
     )
-    begun, continued = sent.sequences
-    assert (begun.prompt_length, begun.params.min_ngram, begun.params.max_ngram) == (2, 1, 4)
-    assert begun.params.tie == drafter_pb2.TIE_LATEST
-    assert not continued.HasField("params")
-    assert (continued.base_length, continued.max_draft_tokens) == (5, 24)
-    assert [(r.sequence_id, r.keep, r.feed_id) for r in sent.releases] == [
-        ("c", drafter_pb2.KEEP_UNSPECIFIED, ""),
-        ("d", drafter_pb2.KEEP_OUTPUT, "d"),
+    assert [command.update for command in sent.commands[:2]] == [
+        verifier_pb2.Update(sequence_id="one", drafter_address="a:1"),
+        verifier_pb2.Update(sequence_id="two", drafter_address=""),
+    ]
+    assert [command.close for command in sent.commands[2:]] == [
+        verifier_pb2.Close(sequence_id="three", keep=drafter_pb2.KEEP_NOTHING),
+        verifier_pb2.Close(sequence_id="four", keep=drafter_pb2.KEEP_OUTPUT, keep_length=7),
     ]
 
 
 @pytest.mark.parametrize(("verified", "asked"), [(0, 0), (2, 8), (2**32 - 1, 2**32 - 1)])
 def test_drafters_get_a_multiple_of_tokens_per_match(verified: int, asked: int) -> None:
     ngram = NgramParams(min_ngram=1, max_ngram=4, tie=Tie.LONGEST, tokens_per_match=verified)
-    new = NewHistory(prompt_length=2, ngram=ngram)
-    sent = wire.deltas_to_proto(
-        DeltaBatch(batch_id=3, deltas=[Delta("a", 0, [1, 2], 0, 64, new)], releases=[])
-    )
-    params = sent.sequences[0].params
-    assert params.HasField("tokens_per_match")
-    assert params.tokens_per_match == asked
+    opened = wire.open_to_proto(make_open(ngram=ngram, drafter="a:1", hint_tokens=9))
+    assert opened.ngram.HasField("tokens_per_match")
+    assert opened.ngram.tokens_per_match == asked
+    assert opened.tokens_per_match == verified
+    assert (opened.drafter_address, opened.drafting, opened.hint_tokens) == ("a:1", True, 9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "keep"),
+    [
+        ({"pool_id": ""}, drafter_pb2.KEEP_UNSPECIFIED),
+        ({"pool_id": "p"}, drafter_pb2.KEEP_OUTPUT),
+        ({"pool_id": "p", "pool_keep": Keep.ALL}, drafter_pb2.KEEP_ALL),
+        ({"pool_id": "p", "pool_keep": Keep.NOTHING}, drafter_pb2.KEEP_NOTHING),
+    ],
+)
+def test_an_open_says_what_its_pool_keeps(fields: dict[str, Any], keep: int) -> None:
+    command = make_open(ngram=NgramParams(min_ngram=1, max_ngram=4, **fields))
+    assert wire.open_to_proto(command).keep == keep
 
 
 @pytest.mark.parametrize(
@@ -201,12 +201,37 @@ def test_a_welcome_of_another_version_is_none(message: verifier_pb2.SessionRespo
     assert wire.welcome_from_proto(message) is None
 
 
-def test_an_unknown_status_of_a_proposal_becomes_unspecified() -> None:
-    message = drafter_pb2.ProposeResponse(
-        proposals=[drafter_pb2.Proposal(sequence_id="a", status=number) for number in (0, 1, 77)]  # type: ignore[arg-type]
+def test_events_that_come_with_a_welcome_are_read() -> None:
+    status = verifier_pb2.DrafterStatus(
+        drafter_address="a:1", state=verifier_pb2.DrafterStatus.STATE_UP
     )
-    statuses = [proposal.status for proposal in wire.proposals_from_proto(message)]
-    assert statuses == [ProposalStatus.UNSPECIFIED, ProposalStatus.OK, ProposalStatus.UNSPECIFIED]
+    message = verifier_pb2.SessionResponse(
+        events=[
+            verifier_pb2.Event(welcome=verifier_pb2.Welcome(protocol_version=1, model_id="m")),
+            verifier_pb2.Event(drafter_status=status),
+        ]
+    )
+    read = wire.welcome_from_proto(message)
+    assert read is not None
+    welcome, events = read
+    assert welcome.model_id == "m"
+    assert events == [DrafterStatus("a:1", DrafterState.UP)]
+
+
+def test_every_state_of_a_drafter_is_read_and_no_other() -> None:
+    states = verifier_pb2.DrafterStatus.State
+    message = [
+        verifier_pb2.Event(
+            drafter_status=verifier_pb2.DrafterStatus(drafter_address="a:1", state=number)  # type: ignore[arg-type]
+        )
+        for number in [*states.values(), 77]
+    ]
+    unspecified, *known, unknown = wire.events_from_proto(message)
+    assert [each.state.name for each in known if isinstance(each, DrafterStatus)] == [
+        name.removeprefix("STATE_") for name, number in states.items() if number
+    ]
+    assert unspecified == UnreadableEvent("", "drafter_status.state has no value 0")
+    assert unknown == UnreadableEvent("", "drafter_status.state has no value 77")
 
 
 def test_an_event_that_cannot_be_read_leaves_the_others_as_they_are() -> None:
@@ -217,7 +242,7 @@ def test_an_event_that_cannot_be_read_leaves_the_others_as_they_are() -> None:
             verifier_pb2.Event(opened=verifier_pb2.Opened(sequence_id="b", num_cached_tokens=3)),
         ]
     )
-    unreadable, unknown, opened = wire.events_from_proto(message)
+    unreadable, unknown, opened = wire.events_from_proto(message.events)
     assert unreadable == UnreadableEvent("a", "finish_reason has no value 77")
     assert isinstance(unknown, UnreadableEvent)
     assert unknown.sequence_id == ""

@@ -1,18 +1,24 @@
-"""The real model, which a test can pause between two steps."""
+"""The real model, which a test can pause and slow down between two steps."""
 
 import threading
+import time
 
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
 
 
 class PausableModel:
-    """A `TargetModel` whose forward pass waits while `may_run` is cleared."""
+    """A `TargetModel` whose forward pass waits while `may_run` is cleared.
+
+    Attributes:
+        pause_s: before each forward pass.
+    """
 
     def __init__(self, model: TargetModel) -> None:
         self.vocab_size = model.vocab_size
         self.may_run = threading.Event()
         self.may_run.set()
+        self.pause_s = 0.0
         self._model = model
 
     @property
@@ -21,4 +27,5 @@ class PausableModel:
 
     def forward(self, layout: BatchLayout) -> FloatArray:
         self.may_run.wait()
+        time.sleep(self.pause_s)
         return self._model.forward(layout)

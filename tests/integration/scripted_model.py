@@ -11,8 +11,6 @@ from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.drafts.draft_buffer import HintOutcome
-from verifier.engine.observation import EngineLoad, Fault
 from verifier.service.wire import ServedModel
 
 _BLOCK_SIZE = 16
@@ -40,22 +38,6 @@ class FixedLawModel:
 
     def forward(self, layout: BatchLayout) -> FloatArray:
         return np.tile(self._logits, (layout.num_rows, 1))
-
-
-class StepObserver:
-    """What an `EngineObserver` needs that cares for steps alone: it adds `stepped`."""
-
-    def hint_ended(self, outcome: HintOutcome) -> None:
-        pass
-
-    def hop_measured(self, duration_s: float) -> None:
-        pass
-
-    def settled(self, load: EngineLoad) -> None:
-        pass
-
-    def fault_met(self, fault: Fault) -> None:
-        pass
 
 
 def loaded(

@@ -102,6 +102,8 @@ async def running_stack(
 ) -> AsyncIterator[Stack]:
     """Starts the services and a client; stops them on exit.
 
+    The verifier admits the drafters that the gateway chooses from.
+
     Args:
         load: builds the verifier's model.
         observer: receives every engine step.
@@ -117,8 +119,11 @@ async def running_stack(
         )
         stack.push_async_callback(its_drafter.server.stop, 0)
         await its_drafter.start()
+        drafters = {"drafters": [its_drafter.server.address], **(gateway or {})}["drafters"]
         its_verifier = VerifierServer(
-            verifier or verifier_config(), registry=registries["verifier"], logger=logger
+            (verifier or verifier_config()).model_copy(update={"drafters": drafters}),
+            registry=registries["verifier"],
+            logger=logger,
         )
         stack.push_async_callback(its_verifier.server.stop, 0)
         engine = await its_verifier.start(load, observer)
@@ -127,7 +132,7 @@ async def running_stack(
             "server": LOOPBACK,
             "http_listen": "127.0.0.1:0",
             "tokenizer": MODEL,
-            "drafters": [its_drafter.server.address],
+            "drafters": drafters,
             "verifiers": [its_verifier.server.address],
             **(gateway or {}),
         }
@@ -137,7 +142,10 @@ async def running_stack(
         stack.push_async_callback(its_gateway.stop)
         await its_gateway.start()
         await its_gateway.wait_until_serving()
-        client = await stack.enter_async_context(AsyncTandemClient(its_gateway.server.address))
+        # No failure may be hidden from a test.
+        client = await stack.enter_async_context(
+            AsyncTandemClient(its_gateway.server.address, retry=None)
+        )
         yield Stack(
             drafter=its_drafter,
             verifier=its_verifier,

@@ -21,9 +21,10 @@ NUM_REQUESTS = 200
 async def test_two_hundred_requests_with_random_cancels_leave_nothing_behind() -> None:
     choice = random.Random(8)
     # Blocks for a quarter of the requests: the others wait, and are cancelled while they wait.
-    config = verifier_config(num_kv_blocks=512, max_num_seqs=48)
-    # A drafter that missed its deadline would be given up and reconnected, which makes new tasks.
-    async with running_stack(verifier=config, gateway={"draft_deadline_s": 60.0}) as stack:
+    # A drafter that missed its deadline often would be given up and reconnected, which makes new
+    # tasks.
+    config = verifier_config(num_kv_blocks=512, max_num_seqs=48, draft_deadline_s=60.0)
+    async with running_stack(verifier=config) as stack:
         prompts = rename_prompts(NUM_REQUESTS, seed=8)
         requests = [GenerationRequest(prompt=p, max_new_tokens=32) for p in prompts]
         # Tasks are counted after a first request, which starts those that live on.

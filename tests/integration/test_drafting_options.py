@@ -18,11 +18,11 @@ import drafter.ngram.params as ngram_params
 from drafter.ngram.params import NgramParams, Overlap, Tie
 from tandem.client import GenerationRequest, SamplingParams, SpeculationParams
 from tests.drafter.brute_force import propose
-from tests.integration.scripted_model import StepObserver, loaded, model_of_script
+from tests.integration.scripted_model import loaded, model_of_script
 from tests.integration.stack import LOOPBACK, MODEL, Stack, running_stack, wait_until
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.engine.observation import StepRecord
+from verifier.engine.observation import EngineObserver, StepRecord
 
 SEMANTICS = json.loads((Path(__file__).parents[1] / "data" / "drafter_semantics.json").read_text())
 VOCAB_SIZE = 1000
@@ -34,8 +34,8 @@ MATCHINGS: list[tuple[str, Any, Any]] = [
 ]
 
 
-class DraftRecorder(StepObserver):
-    """An `EngineObserver` that records the drafts of each step."""
+class DraftRecorder(EngineObserver):
+    """Records the drafts of each step."""
 
     def __init__(self) -> None:
         self.drafts: list[list[int]] = []

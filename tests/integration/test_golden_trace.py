@@ -21,17 +21,17 @@ from tandem.client import (
 from tandem.generation import EventCollector
 from tests import golden_trace
 from tests.golden_trace import TEXT, TRACE
-from tests.integration.scripted_model import StepObserver, loaded, model_of_script
+from tests.integration.scripted_model import loaded, model_of_script
 from tests.integration.stack import LOOPBACK, MODEL, running_stack
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.engine.observation import StepRecord
+from verifier.engine.observation import EngineObserver, StepRecord
 
 VOCAB_SIZE = 151_936
 
 
-class StepRecorder(StepObserver):
-    """An `EngineObserver` that records the padded outputs of each step."""
+class StepRecorder(EngineObserver):
+    """Records the padded outputs of each step."""
 
     def __init__(self) -> None:
         self.num_sampled_tokens: list[int] = []

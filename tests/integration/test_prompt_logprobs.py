@@ -50,7 +50,8 @@ async def test_prompt_logprobs_are_the_models_and_the_same_alone_and_in_chunks_b
         assert one.token_ids == other.token_ids
         assert one.choices[0].prompt_logprobs == other.choices[0].prompt_logprobs
     assert alone[-1].choices[0].prompt_logprobs == ()
-    model = load_checkpoint(MODEL, dtype="float32", device=torch.device("cpu")).model
+    # Of float32 arithmetic, which errs by up to 2e-4 here, depending on the processor.
+    model = load_checkpoint(MODEL, dtype="float32", device=torch.device("cpu")).model.double()
     for prompt, result in zip(PROMPTS, alone, strict=False):
         logprobs = result.choices[0].prompt_logprobs
         assert len(logprobs) == len(prompt)
@@ -59,7 +60,7 @@ async def test_prompt_logprobs_are_the_models_and_the_same_alone_and_in_chunks_b
         for token_id, logprob, row in zip(prompt[1:], logprobs[1:], expected, strict=False):
             assert logprob.token_id == token_id
             for each in (logprob, *logprob.top):
-                assert each.logprob == pytest.approx(float(row[each.token_id]), abs=1e-4, rel=2e-5)
+                assert each.logprob == pytest.approx(float(row[each.token_id]), abs=3e-4, rel=2e-5)
             assert len(logprob.top) == 2
 
 

@@ -1,9 +1,12 @@
 """Isolated tenants (docs/acceptance.md): pools through all services."""
 
 import asyncio
+import hashlib
+import json
 from dataclasses import replace
+from pathlib import Path
 
-from tandem.client import Generation, GenerationRequest, SpeculationParams
+from tandem.client import AsyncTandemClient, Generation, GenerationRequest, SpeculationParams
 from tests.integration.prompts import rename_prompts
 from tests.integration.stack import Stack, running_stack, wait_until
 
@@ -11,31 +14,40 @@ DRAFTS_FROM_POOLS = {"outcome": "draft", "source": "pool"}
 
 
 async def generate_as(tenant: str, stack: Stack, prompt: list[int]) -> tuple[Generation, float]:
-    """Returns the generation, and how many of its drafts came from a pool.
-
-    Requests are not authenticated, so the gateway has one tenant: this changes its name.
-    """
-    frontend = stack.gateway.frontend
-    frontend._defaults = replace(frontend._defaults, tenant=tenant)
+    """Returns the generation, and how many of its drafts came from a pool."""
     name = "tandem_drafter_proposals_total"
     before = stack.metric("drafter", name, **DRAFTS_FROM_POOLS)
     num_texts = stack.drafter.pools.num_texts
-    generation = await stack.generate(
-        GenerationRequest(
-            prompt=prompt,
-            max_new_tokens=40,
-            ignore_eos=True,
-            speculation=SpeculationParams(pool="shared", tie="longest"),
+    address = stack.gateway.server.address
+    async with AsyncTandemClient(address, token=f"token-of-{tenant}") as client:
+        generation = await client.generate(
+            GenerationRequest(
+                prompt=prompt,
+                max_new_tokens=40,
+                ignore_eos=True,
+                speculation=SpeculationParams(pool="shared", tie="longest"),
+            )
         )
-    )
     await wait_until(lambda: stack.drafter.pools.num_texts == num_texts + 1)
     await stack.drafter.pool_keeper.settle()
     return generation, stack.metric("drafter", name, **DRAFTS_FROM_POOLS) - before
 
 
-async def test_two_tenants_never_draft_from_each_others_text() -> None:
+async def test_two_tenants_never_draft_from_each_others_text(tmp_path: Path) -> None:
     prompt = rename_prompts(1, seed=3)[0][:12]
-    async with running_stack() as stack:
+    digests = {each: hashlib.sha256(f"token-of-{each}".encode()).hexdigest() for each in "ab"}
+    clients = tmp_path / "clients.yaml"
+    clients.write_text(
+        json.dumps(
+            {
+                "tenants": {
+                    tenant: {"clients": [{"token_sha256": digest}]}
+                    for tenant, digest in digests.items()
+                }
+            }
+        )
+    )
+    async with running_stack(gateway={"clients": clients}) as stack:
         first, _ = await generate_as("a", stack, prompt)
         # The same text and pool name as another tenant, whose pool is empty.
         foreign, num_foreign = await generate_as("b", stack, prompt)

@@ -67,7 +67,12 @@ def test_a_service_installs_only_its_own_packages() -> None:
         assert not names(extra) & {"torch", "transformers", "safetensors"}
     assert "numba" in names("drafter")
     assert "numba" not in names("gateway")
-    assert names("gateway") == names("servicekit") | {"tokenizers", "starlette", "uvicorn"}
+    assert names("gateway") == names("servicekit") | {
+        "jinja2",
+        "starlette",
+        "tokenizers",
+        "uvicorn",
+    }
     assert not names() & {"torch", "transformers", "numba", "pydantic"}
 
 

@@ -36,9 +36,9 @@ def make_server(
     )
 
 
-async def check_health(address: str, **options: Any) -> int:
+async def check_health(address: str, server_name: str | None = None, /, **options: Any) -> int:
     """The status that a server answers a health check with; options as of `ChannelOptions`."""
-    async with open_channel(address, ChannelOptions(**options)) as channel:
+    async with open_channel(address, ChannelOptions(**options), server_name=server_name) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)).status)
 

@@ -214,3 +214,27 @@ async def test_calls_beyond_the_limit_of_a_connection_wait(start_server: Any) ->
         go_on.set()
         assert (await calls[2]).value == "3"
         await asyncio.gather(*calls)
+
+
+async def test_a_connection_that_is_old_ends_with_its_last_call(start_server: Any) -> None:
+    go_on = asyncio.Event()
+
+    async def echo(request: StringValue, context: Any) -> AsyncIterator[StringValue]:
+        yield StringValue(value=context.peer())
+        if request.value == "wait":
+            await go_on.wait()
+            yield StringValue(value="end")
+
+    running = await start_server(
+        {"unary_stream": echo}, options=ServerOptions(max_connection_age_s=0.2)
+    )
+    ask = running.method("unary_stream")
+    async with asyncio.timeout(60):
+        ongoing = ask(StringValue(value="wait"))
+        first = (await ongoing.read()).value
+        # New calls are never refused, and go over another connection sooner or later.
+        while (await ask(StringValue()).read()).value == first:
+            pass
+        go_on.set()
+        assert (await ongoing.read()).value == "end"
+        assert await ongoing.read() is grpc.aio.EOF

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.server import Server
-from servicekit.tls import channel_credentials, server_credentials
+from servicekit.tls import channel_credentials, read_server_certificate
 from tests.servicekit.factories import check_health, make_server
 
 
@@ -63,9 +63,9 @@ async def served(files: dict[str, Path], *, mtls: bool, **options: Any) -> Async
         await server.stop(0)
 
 
-async def assert_refused(address: str, **options: Any) -> None:
+async def assert_refused(address: str, server_name: str | None = None, /, **options: Any) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await check_health(address, **options)
+        await check_health(address, server_name, **options)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -89,6 +89,24 @@ async def test_a_certificate_for_another_name_is_refused(files: dict[str, Path])
     }
     async with served(elsewhere, mtls=False) as server:
         await assert_refused(server.address, peer_tls_ca=files["ca.pem"])
+
+
+async def test_an_address_that_a_name_led_to_must_have_the_names_certificate(
+    files: dict[str, Path],
+) -> None:
+    elsewhere = {
+        **files,
+        "server.pem": files["elsewhere.pem"],
+        "server.key": files["elsewhere.key"],
+    }
+    ca = files["ca.pem"]
+    async with served(elsewhere, mtls=False) as server:
+        assert await check_health(server.address, "elsewhere.test", peer_tls_ca=ca) == 1
+        for name in ("other.test", "a.elsewhere.test", "127.0.0.1"):
+            await assert_refused(server.address, name, peer_tls_ca=ca)
+    async with served(files, mtls=False) as server:
+        # Its own address is in its certificate, and does not count.
+        await assert_refused(server.address, "elsewhere.test", peer_tls_ca=ca)
 
 
 async def test_mtls_serves_clients_of_the_authority_and_no_others(files: dict[str, Path]) -> None:
@@ -140,7 +158,7 @@ def test_a_wrong_file_of_a_server_is_named_with_its_flag(
 ) -> None:
     paths: dict[str, Any] = {key: files[name] for key, name in options.items()}
     with pytest.raises(ConfigError) as caught:
-        server_credentials(ServerOptions(**paths))
+        read_server_certificate(ServerOptions(**paths))
     assert caught.value.key == key
     assert message in caught.value.message
     if not caught.value.message.startswith("needs"):
@@ -179,14 +197,14 @@ def test_a_wrong_file_of_a_client_is_named_with_its_flag(
 
 def test_a_server_speaks_plaintext_on_loopback_or_where_a_flag_allows_it() -> None:
     for listen in ("127.0.0.1:0", "localhost:0", "[::1]:0"):
-        assert server_credentials(ServerOptions(listen=listen)) is None
+        assert read_server_certificate(ServerOptions(listen=listen)) is None
     for listen in ("0.0.0.0:0", "[::]:0", "10.0.0.1:0", "example.org:0"):
         with pytest.raises(ConfigError, match="is not loopback") as caught:
-            server_credentials(ServerOptions(listen=listen))
+            read_server_certificate(ServerOptions(listen=listen))
         assert caught.value.key == "--listen"
         assert listen in caught.value.message
         assert "--allow-plaintext" in caught.value.message
-        assert server_credentials(ServerOptions(listen=listen, allow_plaintext=True)) is None
+        assert read_server_certificate(ServerOptions(listen=listen, allow_plaintext=True)) is None
 
 
 def test_a_client_speaks_plaintext_to_loopback_or_where_a_flag_allows_it(

@@ -13,6 +13,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from servicekit.config import ServerOptions
+from servicekit.discovery import Resolve, resolve_host
 from tandem.v1 import verifier_pb2_grpc
 from tests.verifier.paged_model import PagedModel, load_bundled_model
 from tests.verifier.running_engine import RunningEngine, StartEngine, start_engine_with
@@ -103,6 +104,7 @@ async def start_verifier(
             gives_logprobs: bool = True,
             gives_full_scores: bool = True,
             observer: EngineObserver | None = None,
+            resolve: Resolve = resolve_host,
             **options: object,
         ) -> RunningVerifier:
             config = bundled_config.model_copy(update=options)
@@ -118,7 +120,7 @@ async def start_verifier(
                 processors=[log],
                 wrapper_class=structlog.make_filtering_bound_logger("info"),
             )
-            verifier = VerifierServer(config, registry=registry, logger=logger)
+            verifier = VerifierServer(config, registry=registry, logger=logger, resolve=resolve)
             stack.push_async_callback(verifier.server.stop, 0)
             engine = await verifier.start(lambda _: loaded, observer)
             channel = grpc.aio.insecure_channel(verifier.server.address)

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 
 from tests.scripted_model import Rule, ScriptedModel, hashed
 from tests.verifier.sequences import make_open
+from verifier.drafters.drafters import Drafters
+from verifier.drafters.messages import DrafterFault, Link
+from verifier.drafts.depth_policy import DepthPolicy
 from verifier.drafts.draft_buffer import Hint, HintOutcome, Source
+from verifier.drafts.draft_wait import WaitOutcome
+from verifier.drafts.drafted_by import Keep
 from verifier.engine.engine import Engine, EngineOptions
 from verifier.engine.messages import (
     Close,
@@ -25,7 +30,7 @@ from verifier.engine.messages import (
     StepTraced,
     Update,
 )
-from verifier.engine.observation import EngineLoad, Fault, Observers, StepRecord
+from verifier.engine.observation import EngineObserver, Fault, Observers, StepRecord
 from verifier.engine.step_trace import StepTrace
 from verifier.sampling.logprobs import TokenLogprob
 from verifier.scheduling.block_pool import BlockPool
@@ -39,13 +44,15 @@ StartEngine = Callable[..., "RunningEngine"]
 
 
 @dataclass
-class RecordingObserver:
-    """An `EngineObserver`. Filled by the engine thread; read it when the engine is idle."""
+class RecordingObserver(EngineObserver):
+    """Filled by the engine thread; read it when the engine is idle."""
 
     steps: list[StepRecord] = field(default_factory=list)
     outcomes: list[HintOutcome] = field(default_factory=list)
     hops_s: list[float] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    waits: list[WaitOutcome] = field(default_factory=list)
+    drafter_faults: list[DrafterFault] = field(default_factory=list)
 
     @property
     def num_drafts_scheduled(self) -> int:
@@ -60,11 +67,14 @@ class RecordingObserver:
     def hop_measured(self, duration_s: float) -> None:
         self.hops_s.append(duration_s)
 
-    def settled(self, load: EngineLoad) -> None:
-        pass
-
     def fault_met(self, fault: Fault) -> None:
         self.faults.append(fault)
+
+    def wait_ended(self, outcome: WaitOutcome) -> None:
+        self.waits.append(outcome)
+
+    def drafter_failed(self, fault: DrafterFault) -> None:
+        self.drafter_faults.append(fault)
 
 
 class EngineSession:
@@ -83,12 +93,26 @@ class EngineSession:
         self._engine.submit(Open(session_id=self.session_id, sequence=sequence))
         return sequence.sequence_id
 
-    def close(self, sequence_id: str) -> None:
-        self._engine.submit(Close(session_id=self.session_id, sequence_id=sequence_id))
-
-    def update(self, sequence_id: str, *, drafting: bool) -> None:
+    def close(self, sequence_id: str, *, keep: Keep = Keep.NOTHING, keep_length: int = 0) -> None:
         self._engine.submit(
-            Update(session_id=self.session_id, sequence_id=sequence_id, drafting=drafting)
+            Close(
+                session_id=self.session_id,
+                sequence_id=sequence_id,
+                keep=keep,
+                keep_length=keep_length,
+            )
+        )
+
+    def update(
+        self, sequence_id: str, *, drafting: bool = True, drafter_address: str | None = None
+    ) -> None:
+        self._engine.submit(
+            Update(
+                session_id=self.session_id,
+                sequence_id=sequence_id,
+                drafting=drafting,
+                drafter_address=drafter_address,
+            )
         )
 
     def hint(
@@ -234,6 +258,11 @@ def check_contract(session: EngineSession) -> None:
             assert event.finish_reason is None or event.num_wanted_draft_tokens == 0
 
 
+def no_link(address: str) -> Link:
+    """Of an engine whose sequences name no drafter."""
+    raise AssertionError("no sequence names a drafter")
+
+
 def start_engine_with(
     *,
     rule: Rule = hashed,
@@ -249,6 +278,9 @@ def start_engine_with(
     poison: frozenset[int] = frozenset(),
     verification: ScoringMethod = ScoringMethod.SINGLE_PASS,
     observer: RecordingObserver | None = None,
+    depth_policy: DepthPolicy | None = None,
+    open_link: Callable[[str], Link] = no_link,
+    drafter_idle_timeout_s: float = 60.0,
 ) -> RunningEngine:
     observer = observer or RecordingObserver()
     observers = Observers([observer])
@@ -264,6 +296,7 @@ def start_engine_with(
             max_num_batched_tokens=max_num_batched_tokens,
             count_hint=observers.hint_ended,
             max_scored_rows=max_scored_rows,
+            depth_policy=depth_policy,
         ),
         options=EngineOptions(
             max_model_len=max_model_len,
@@ -271,6 +304,12 @@ def start_engine_with(
             max_waiting_tokens=max_waiting_tokens,
             idle_timeout_s=idle_timeout_s,
             verification=verification,
+        ),
+        drafters=Drafters(
+            open_link=open_link,
+            vocab_size=model.vocab_size,
+            idle_timeout_s=drafter_idle_timeout_s,
+            count_fault=observers.drafter_failed,
         ),
         observer=observers,
     )

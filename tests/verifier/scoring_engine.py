@@ -87,6 +87,10 @@ def output_head(hidden_states: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+# Of float32 arithmetic, whose error depends on the processor.
+_TOLERANCE = 3e-4
+
+
 def check_against_oracle(
     reported: list[TokenLogprob], logits: torch.Tensor, ids: list[int]
 ) -> None:
@@ -96,12 +100,12 @@ def check_against_oracle(
     for entry, row in zip(reported, expected, strict=True):
         torch.testing.assert_close(
             torch.tensor(entry.logprob, dtype=torch.float64), row[entry.token_id],
-            atol=1e-4, rtol=0,
+            atol=_TOLERANCE, rtol=0,
         )  # fmt: skip
         in_order = row.sort(descending=True).values
-        assert row[entry.token_id] <= in_order[max(0, entry.rank - 2)] + 1e-4
-        assert row[entry.token_id] >= in_order[min(entry.rank, len(row) - 1)] - 1e-4
+        assert row[entry.token_id] <= in_order[max(0, entry.rank - 2)] + _TOLERANCE
+        assert row[entry.token_id] >= in_order[min(entry.rank, len(row) - 1)] - _TOLERANCE
         for place, top in enumerate(entry.top):
             assert top.rank == place + 1
-            assert abs(top.logprob - float(in_order[place])) < 1e-4
-            assert abs(top.logprob - float(row[top.token_id])) < 1e-4
+            assert abs(top.logprob - float(in_order[place])) < _TOLERANCE
+            assert abs(top.logprob - float(row[top.token_id])) < _TOLERANCE

@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from verifier.drafts.draft_buffer import DraftBuffer
-from verifier.drafts.draft_wait import DraftWaitEstimates, FirstTokenRecord, RunningMean
+from verifier.drafts.draft_wait import (
+    HOPS_KEPT,
+    DraftWaitEstimates,
+    FirstTokenRecord,
+    RunningMean,
+)
 
 
 def estimates(step_s: float = 0.004, hop_s: float = 0.001) -> DraftWaitEstimates:
@@ -56,6 +61,50 @@ def test_running_mean_counts_the_first_observation_in_full() -> None:
         mean.observe(observed)
         values.append(mean.value)
     assert values == [None, 2.0, pytest.approx(1.9)]
+
+
+class TestHops:
+    def test_one_under_a_step_counts_only_if_it_is_the_first_or_shorter(self) -> None:
+        observed = DraftWaitEstimates()
+        means = []
+        for hop_s, was_under_step in (
+            (0.010, True),  # the first
+            (0.020, True),  # the step delayed it
+            (0.010, True),  # as long as the mean
+            (0.005, True),
+            (0.020, False),
+        ):
+            observed.observe_hop(hop_s, was_under_step=was_under_step)
+            means.append(observed.hop_s.value)
+        assert means == [
+            0.010,
+            0.010,
+            0.010,
+            pytest.approx(0.0095),
+            pytest.approx(0.9 * 0.0095 + 0.1 * 0.020),
+        ]
+
+    def test_hints_under_long_steps_never_raise_the_estimate(self) -> None:
+        observed = DraftWaitEstimates()
+        observed.observe_hop(0.001, was_under_step=False)
+        for _ in range(1000):
+            observed.observe_hop(0.100, was_under_step=True)
+        assert observed.hop_s.value == 0.001
+
+    def test_quantiles_are_of_the_last_hops_that_no_step_delayed(self) -> None:
+        observed = DraftWaitEstimates()
+        assert observed.hop_quantile_s(0.5) == 0.0
+        observed.observe_hop(9.0, was_under_step=True)
+        assert observed.hop_quantile_s(0.5) == 0.0
+        hops_s = list(range(1, 101))
+        random.Random(1).shuffle(hops_s)
+        for hop_s in hops_s:
+            observed.observe_hop(float(hop_s), was_under_step=False)
+        quantiles = [observed.hop_quantile_s(q) for q in (0.0, 0.5, 0.99, 1.0)]
+        assert quantiles == [1.0, 51.0, 100.0, 100.0]
+        for _ in range(HOPS_KEPT):
+            observed.observe_hop(7.0, was_under_step=False)
+        assert observed.hop_quantile_s(0.0) == observed.hop_quantile_s(1.0) == 7.0
 
 
 class TestFirstTokenRecord:
@@ -239,3 +288,16 @@ def test_no_step_waits_for_a_hop_longer_than_the_gain() -> None:
     far = Simulation(phrases(), 400, 0.005).run()
     assert far.wait_s == 0
     assert far.num_drafts > 0, "hints still come in, and are realigned"
+
+
+def test_waits_in_vain_raise_the_hop_and_a_shorter_one_lowers_it_again() -> None:
+    estimates = DraftWaitEstimates()
+    estimates.observe_hop(0.0005, was_under_step=False)
+    for _ in range(60):
+        estimates.observe_vain_wait(0.018)
+    assert estimates.hop_s.value == pytest.approx(0.018, rel=0.01)
+    estimates.observe_vain_wait(0.001)
+    assert estimates.hop_s.value == pytest.approx(0.018, rel=0.01), "shorter than believed"
+    for _ in range(60):
+        estimates.observe_hop(0.0005, was_under_step=True)
+    assert estimates.hop_s.value == pytest.approx(0.0005, rel=0.1)

@@ -52,10 +52,10 @@ class TestPlainDecoding:
     ) -> None:
         running = start_engine(max_num_batched_tokens=8)
         session = running.attach()
-        stream = session.open([1], max_new_tokens=100)
-        session.wait_decided(stream, 1)
         prompt = [2] * 50
-        long = session.open(prompt, max_new_tokens=3)
+        with running.held():
+            stream = session.open([1], max_new_tokens=100)
+            long = session.open(prompt, max_new_tokens=3)
         session.wait_end(long)
         assert session.output(long) == continue_by(hashed, prompt, 3)
         running.sync()
@@ -667,13 +667,16 @@ class TestReporting:
         with running.held():
             first, second = (session.open([1], max_new_tokens=4) for _ in range(2))
             third = other.open([1], max_new_tokens=4)
-        session.read()
-        other.read()
+        # Before the step, and after it.
+        for _ in range(2):
+            session.read()
+            other.read()
         assert [type(event) for event in session.events] == [Opened, Opened, Decided, Decided]
         assert [event.sequence_id for event in session.events] == [first, second] * 2
         assert {event.sequence_id for event in other.events} == {third}
         assert session.steps == other.steps
-        [step] = session.steps
+        before, step = session.steps
+        assert before is None
         assert step is not None
         assert (step.step_id, step.num_sequences, step.num_scheduled_tokens) == (1, 3, 3)
         assert (step.num_running, step.num_waiting, step.num_kv_blocks_used) == (3, 0, 3)

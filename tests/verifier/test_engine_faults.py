@@ -20,7 +20,7 @@ from tests.verifier.running_engine import (
 )
 from verifier.drafts.draft_buffer import Hint, HintOutcome
 from verifier.engine.messages import Event, Hints, Rejected, StepStats
-from verifier.engine.observation import EngineLoad, Fault, StepRecord
+from verifier.engine.observation import Fault, StepRecord
 from verifier.errors import InternalError
 from verifier.sampling import Sampling
 from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod
@@ -143,9 +143,6 @@ class FailingObserver(RecordingObserver):
     def stepped(self, record: StepRecord) -> None:
         raise RuntimeError("no metrics today")
 
-    def settled(self, load: EngineLoad) -> None:
-        raise RuntimeError("nor a load")
-
     def hint_ended(self, outcome: HintOutcome) -> None:
         raise RuntimeError("nor hints")
 
@@ -166,7 +163,7 @@ def test_an_observer_that_raises_affects_nobody_and_is_logged_once() -> None:
         assert session.output(sequence_id) == continue_by(hashed, PROMPT, 20)
         running.stop()
     methods = [entry["method"] for entry in log if entry["event"] == "observer_failed"]
-    assert sorted(methods) == ["hint_ended", "hop_measured", "settled", "stepped"]
+    assert sorted(methods) == ["hint_ended", "hop_measured", "stepped"]
     assert running.observer.faults.count(Fault.OBSERVE) > 20, "not counted each time"
 
 

@@ -234,12 +234,17 @@ async def test_a_message_full_of_drafts(
 async def test_steps_with_the_most_logprobs(client: ThreadedClient) -> None:
     """64 sequences, each with 7 drafts accepted, and 20 likeliest tokens for each."""
     sampling = sampling_pb2.SamplingParams(logprobs=20)
-    opens = message(
-        *(draft_command(i, 5, [0] * 60) for i in range(64)),
-        *(open_command(i, 5, max_new_tokens=16, sampling=sampling) for i in range(64)),
+    options: dict[str, Any] = {"sampling": sampling, "draft_wait": pb.DRAFT_WAIT_ALWAYS}
+    opens = message(*(open_command(i, 5, max_new_tokens=9, **options) for i in range(64)))
+    hints = message(*(draft_command(i, 6, [0] * 60) for i in range(64)))
+    await measured(
+        lambda: client.session(
+            [
+                ([opens], lambda c: c.count("decided") == 64),
+                ([hints], lambda c: c.num_ended() == 64),
+            ]
+        )
     )
-    hints = message(*(draft_command(i, 5, [0] * 60) for i in range(64)))
-    await measured(lambda: client.session([([opens, hints], lambda c: c.num_ended() == 64)]))
     most = max(len(event.decided.token_ids) for event in client.events)
     assert most >= 7, "no drafts were accepted"
 

@@ -73,7 +73,7 @@ def test_embeddings_output_layer_and_norms_are_kept() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_logits_are_those_of_transformers_own_attention(dtype: torch.dtype) -> None:
     model = make_small_model("qwen3", dtype).model
-    assert quantise_linear_layers(model) == 14
+    assert quantise_linear_layers(model, CPU) == 14
     paged = PagedModel(model)
     token_ids = some_tokens(530, paged.vocab_size)
     blocks = list(range(NUM_BLOCKS))[::-1]

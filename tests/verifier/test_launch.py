@@ -9,7 +9,7 @@ import torch
 from servicekit.config import ConfigError
 from verifier.config import VerifierConfig
 from verifier.model.model_part import choose_device
-from verifier.tensor_parallel.launch import Launch, choose_gpu, read_launch
+from verifier.tensor_parallel.launch import Launch, choose_gpu, loopback_variables, read_launch
 
 TORCHRUN = {
     "RANK": "2",
@@ -48,6 +48,14 @@ def test_a_wrong_number_of_processes_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"--tensor-parallel-size: {message}")):
         read_launch(environ, size)
+
+
+def test_the_ranks_traffic_stays_on_loopback_unless_an_operator_decides() -> None:
+    both = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    assert loopback_variables({}) == both
+    assert loopback_variables({"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": ""}) == {
+        "GLOO_SOCKET_IFNAME": "lo"
+    }
 
 
 def test_every_rank_gets_its_own_gpu() -> None:

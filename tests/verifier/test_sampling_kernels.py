@@ -213,7 +213,7 @@ def test_counts_that_grow_are_those_of_the_whole_text() -> None:
         whole = Adjustments(sampling, prompt_length=prompt_length)
         whole.count(text)
         for adjustments in (growing, whole):
-            arguments = adjustments.for_rows(1)
+            arguments = adjustments.for_drafts([])
             token_ids = arguments.seen_token_ids[: arguments.num_seen].tolist()
             counts = arguments.counts[: arguments.num_seen].tolist()
             assert token_ids == sorted(set(text))

@@ -286,6 +286,13 @@ class TestRefusals:
         error = await error_of(running, request(sequence(3, 1)))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
+    async def test_an_operator_can_switch_it_off(self, start_verifier: StartVerifier) -> None:
+        running = await start_verifier(allow_score=False)
+        error = await error_of(running, request(sequence(3, 1)))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert error.details() == "Score is not enabled on this server"
+        assert await running.stub.GetModelInfo(pb.GetModelInfoRequest())
+
     async def test_overload_says_when_to_retry(
         self, start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
     ) -> None:

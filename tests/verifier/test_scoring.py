@@ -93,7 +93,8 @@ class TestBothMethods:
             logits = oracle_logits(sequence.token_ids + sequence.draft_token_ids)
             rows = logits[num_prompt - 1 :]
             expected = torch.log_softmax(rows, dim=-1)
-            torch.testing.assert_close(stacked(reported, "logprobs"), expected, atol=1e-4, rtol=0)
+            # Of float32 arithmetic, whose error depends on the processor.
+            torch.testing.assert_close(stacked(reported, "logprobs"), expected, atol=3e-4, rtol=0)
             torch.testing.assert_close(
                 stacked(reported, "probs"), expected.exp(), atol=1e-5, rtol=0
             )
@@ -167,8 +168,8 @@ class TestBothMethods:
         )
         logits = oracle_logits(sequence.token_ids + drafts)[-7:]
         expected = target_probs(logits, sampling, sequence.token_ids, [], drafts)
-        torch.testing.assert_close(stacked(scores, "probs"), expected, atol=1e-4, rtol=0)
-        torch.testing.assert_close(stacked(scores, "logprobs").exp(), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(stacked(scores, "probs"), expected, atol=3e-4, rtol=0)
+        torch.testing.assert_close(stacked(scores, "logprobs").exp(), expected, atol=3e-4, rtol=0)
 
     def test_at_temperature_0_the_distribution_is_a_point_mass_and_logprobs_are_the_models(
         self, start_scoring: StartScoring, bundled_model: LoadedModel
@@ -180,7 +181,7 @@ class TestBothMethods:
         assert torch.equal(probs.argmax(dim=-1), rows.argmax(dim=-1))
         assert probs.sum(dim=-1).tolist() == probs.amax(dim=-1).tolist()
         torch.testing.assert_close(
-            stacked(scores, "logprobs"), torch.log_softmax(rows, dim=-1), atol=1e-4, rtol=0
+            stacked(scores, "logprobs"), torch.log_softmax(rows, dim=-1), atol=3e-4, rtol=0
         )
 
 

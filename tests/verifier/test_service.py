@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from servicekit.errors import code_number, field_violation, retry_after_ms
 from servicekit.logs import get_logger
-from tandem.v1 import sampling_pb2, verifier_pb2_grpc
+from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2_grpc
 from tandem.v1 import verifier_pb2 as pb
 from tests.verifier.paged_model import PagedModel
 from tests.verifier.running_verifier import (
@@ -300,10 +300,14 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
         make_open(sampling=SamplingParams(logprobs_mode=7)),  # type: ignore[arg-type]
         "sampling.logprobs_mode",
     ),
+    "drafter not admitted": (make_open(drafter_address="localhost:1"), "drafter_address"),
+    "unknown keep": (
+        make_open(ngram=drafter_pb2.NgramParams(), keep=9),
+        "keep",
+    ),
 }
 UNSUPPORTED_OPENS: dict[str, Message] = {
     "adapter_id": make_open(adapter_id="x"),
-    "drafter_address": make_open(drafter_address="x"),
     "trace": make_open(trace=True),
     "sampling.num_beams": make_open(sampling=SamplingParams(num_beams=2)),
 }
@@ -685,6 +689,8 @@ class TestDrain:
             assert rejected.sequence_id == "late"
             assert rejected.code == code_number(grpc.StatusCode.UNAVAILABLE)
             assert rejected.retry_after_ms > 0
+            told = [event for event in refused.events if event.HasField("draining")]
+            assert len(told) == 1
         assert not draining.done()
         await session.send(pb.Command(update=pb.Update(sequence_id="a", drafting=False)))
         assert await session.wait_finished("a") == greedy_output
@@ -760,10 +766,14 @@ class TestMetrics:
         for phase in ("schedule", "forward", "verify", "commit"):
             assert sample(running, "tandem_step_duration_seconds_count", phase=phase) == 3
         # Each step by its drafts: the prompt's 0, then 3, then 0; 4 + 1 tokens in 2 decode steps.
-        assert sample(running, "tandem_spec_decode_depth_bucket", le="0.0") == 2
-        assert sample(running, "tandem_spec_decode_depth_bucket", le="3.0") == 3
-        assert sample(running, "tandem_spec_decode_depth_count") == 3
-        assert sample(running, "tandem_spec_decode_depth_sum") == 3
+        assert sample(running, "tandem_speculation_depth_bucket", le="0.0") == 2
+        assert sample(running, "tandem_speculation_depth_bucket", le="3.0") == 3
+        assert sample(running, "tandem_speculation_depth_count") == 3
+        assert sample(running, "tandem_speculation_depth_sum") == 3
+        assert sample(running, "tandem_step_cost_error_ratio_count") == 3
+        # The session waits always, so the verifier had nothing to choose.
+        assert sample(running, "tandem_speculation_expected_tokens_total") == 0
+        assert sample(running, "tandem_speculation_accepted_tokens_total") == 0
         assert sample(running, "tandem_decode_seconds_total") > 0
         assert sample(running, "tandem_decode_plain_seconds_total") > 0
         assert sample(running, "tandem_verifier_pending_commands") == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, WINDOW_COST
 from verifier.service.session import Session
 from verifier.service.wire import ServedModel
+from verifier.structured.grammars import Grammars
 
 HELLO = pb.SessionRequest(commands=[pb.Command(hello=pb.Hello(protocol_version=1))])
 PROMPT = [1, 2, 0]
@@ -57,9 +59,8 @@ class TestFlood:
             yield pb.SessionRequest(commands=[make_open()])
             await asyncio.Event().wait()
 
-        served = served_by(running)
-        flooding = Session(running.engine, served, max_event_bytes=1 << 20)
-        other = Session(running.engine, served, max_event_bytes=1 << 20)
+        flooding = new_session(running)
+        other = new_session(running)
         with running.held():
             reading = asyncio.create_task(flooding.read(flood()))
             reading_other = asyncio.create_task(other.read(one()))
@@ -109,10 +110,10 @@ class TestOwnFaults:
     ) -> None:
         whole = wire.open_sequence, wire.hint
 
-        def open_sequence(message: pb.Open, served: ServedModel) -> Any:
+        def open_sequence(message: pb.Open, served: ServedModel, **options: Any) -> Any:
             if message.sequence_id == "bad":
                 raise ZeroDivisionError
-            return whole[0](message, served)
+            return whole[0](message, served, **options)
 
         def hint(message: pb.Draft, served: ServedModel) -> Any:
             if message.sequence_id == "bad":
@@ -157,9 +158,19 @@ class TestOwnFaults:
         assert running.observer.faults == [Fault.PUBLISH]
 
 
+def new_session(running: RunningEngine) -> Session:
+    return Session(
+        running.engine,
+        served_by(running),
+        Grammars(Path("no tokenizer"), vocab_size=VOCAB_SIZE, end_token_ids=[0]),
+        admits_drafter=lambda address: False,
+        max_event_bytes=1 << 20,
+    )
+
+
 async def events_of(running: RunningEngine, *commands: pb.Command) -> list[pb.Event]:
     """A session's events until its sequence "good" has ended."""
-    session = Session(running.engine, served_by(running), max_event_bytes=1 << 20)
+    session = new_session(running)
 
     async def requests() -> AsyncIterator[pb.SessionRequest]:
         yield HELLO
@@ -189,3 +200,18 @@ def check_good(events: list[pb.Event]) -> None:
         for t in event.decided.token_ids
     ]
     assert output == continue_by(hashed, PROMPT, 5)
+
+
+def test_a_law_is_passed_on_without_what_this_version_does_not_know(
+    start_engine: StartEngine,
+) -> None:
+    # Field 1000, of another version or of an attacker: a message's room is for tokens.
+    unknown = bytes([0xC2, 0x3E, 0xFF, 0xFF, 0x3F]) + bytes((1 << 20) - 1)
+    opened = make_open().open
+    opened.ngram.MergeFromString(unknown)
+    opened.ngram.pool_id = "p"
+    assert len(opened.ngram.SerializeToString()) > 1 << 20
+    running = start_engine()
+    sequence = wire.open_sequence(opened, served_by(running), admits_drafter=lambda address: True)
+    assert sequence.drafted_by is not None
+    assert len(sequence.drafted_by.encoded_params) < 10

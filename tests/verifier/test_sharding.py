@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from servicekit.config import ConfigError
-from tests.verifier.paged_model import SMALL, some_tokens
+from tests.verifier.paged_model import CPU, SMALL, some_tokens
 from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
 
 HEADS = {"head_dim": 32}
@@ -86,7 +86,7 @@ def test_parts_compute_the_same_as_the_whole(name: str) -> None:
     expected = whole(input_ids=token_ids, use_cache=False).logits
     models = [make_model(name) for _ in range(2)]
     for model, collectives in zip(models, thread_collectives(2), strict=True):
-        shard(model, collectives)
+        shard(model, collectives, CPU)
         assert num_values(model) < 0.75 * num_values(whole)
 
     def run(model: PreTrainedModel) -> torch.Tensor:
@@ -114,18 +114,18 @@ def test_a_rank_holds_the_kv_of_its_heads_only() -> None:
 )
 def test_heads_that_cannot_be_divided_evenly_are_refused(size: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
-        shard(make_model("llama"), thread_collectives(size)[0])
+        shard(make_model("llama"), thread_collectives(size)[0], CPU)
     assert str(refused.value).startswith("--tensor-parallel-size")
 
 
 def test_a_layer_that_cannot_be_cut_evenly_is_refused_by_name() -> None:
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL | {"intermediate_size": 111}))
     with pytest.raises(ConfigError, match=r"2: does not divide model\.layers\.0\.mlp\.\w+, 111"):
-        shard(model, thread_collectives(2)[0])
+        shard(model, thread_collectives(2)[0], CPU)
 
 
 def test_a_model_without_a_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("llama")
     monkeypatch.setattr(model, "_tp_plan", {})
     with pytest.raises(ConfigError, match="no plan to cut LlamaForCausalLM"):
-        shard(model, thread_collectives(2)[0])
+        shard(model, thread_collectives(2)[0], CPU)

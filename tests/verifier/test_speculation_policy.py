@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verifier.drafts.speculation_policy import (
+    DECLINED_STEPS_BEFORE_PROBING,
     PROBE_PERIOD_TOKENS,
     USELESS_HINTS_BEFORE_PROBING,
     num_drafts_possible,
@@ -92,12 +93,34 @@ def test_after_many_useless_hints_one_is_requested_periodically() -> None:
     assert asked == list(range(0, 100, PROBE_PERIOD_TOKENS))
 
 
-def requested_at(length: int, num_useless_hints: int) -> int:
+@pytest.mark.parametrize(
+    ("num_further", "period"), [(1, 16), (2, 32), (3, 32), (4, 64), (1000, 64)]
+)
+def test_the_longer_hints_are_useless_the_more_seldom_one_is_requested(
+    num_further: int, period: int
+) -> None:
+    num_useless = USELESS_HINTS_BEFORE_PROBING + num_further
+    asked = [length for length in range(300) if requested_at(length, num_useless)]
+    assert asked == list(range(0, 300, period))
+
+
+def test_under_load_that_leaves_no_row_for_drafts_one_is_requested_periodically() -> None:
+    asked = [
+        length
+        for length in range(100)
+        if requested_at(length, 0, num_declined=DECLINED_STEPS_BEFORE_PROBING)
+    ]
+    assert asked == list(range(0, 100, PROBE_PERIOD_TOKENS))
+    assert requested_at(17, 0, num_declined=DECLINED_STEPS_BEFORE_PROBING - 1) == 28
+
+
+def requested_at(length: int, num_useless_hints: int, num_declined: int = 0) -> int:
     return num_wanted_draft_tokens(
         num_speculative_tokens=7,
         remaining=1000,
         length=length,
         num_useless_hints=num_useless_hints,
+        num_declined=num_declined,
     )
 
 

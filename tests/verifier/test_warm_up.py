@@ -1,6 +1,7 @@
 """Kernels are compiled before the verifier serves, and for images whatever the model."""
 
 import itertools
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.verifier.conftest import MODEL_FOLDER
 from verifier import warm_up
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.build import load_model
+from verifier.config import VerifierConfig
 from verifier.cpu.loading import packing
 from verifier.cpu.weights import DecoderWeights, WeightType
 
@@ -28,6 +33,19 @@ def test_a_ready_verifier_compiles_no_kernel_while_it_serves() -> None:
     assert "versions, then" not in finished.stdout
 
 
+def test_a_ready_verifier_has_touched_the_memory_of_a_short_prompt() -> None:
+    """Else its first tokens would cost so much that no draft seems worth it."""
+    config = VerifierConfig(model=MODEL_FOLDER, device="cpu", threads=1, num_kv_blocks=1024)
+    model = load_model(config).model
+    chunk = ScheduledTokens(
+        token_ids=list(range(12)), draft_token_ids=[], num_computed_tokens=0, block_table=[0]
+    )
+    layout = lay_out([chunk], block_size=16)
+    num_faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    model.forward(layout)
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - num_faults < 15
+
+
 def test_an_image_has_kernels_for_all_types_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: set[tuple[WeightType, WeightType]] = set()
     # By the type, and whether the file's own pages are packed.
@@ -44,7 +62,7 @@ def test_an_image_has_kernels_for_all_types_of_weights(monkeypatch: pytest.Monke
         packed.add((rows.itemsize, rows.flags.writeable))
 
     monkeypatch.setattr(warm_up, "CpuDecoder", RecordingDecoder)
-    monkeypatch.setattr(warm_up, "compute_token", lambda model: None)
+    monkeypatch.setattr(warm_up, "compute_chunk", lambda model, num_tokens: None)
     monkeypatch.setattr(packing, "_pack", pack)
     warm_up.warm_up_all()
     others = (WeightType.FLOAT32, WeightType.BFLOAT16, WeightType.FLOAT16)

@@ -32,6 +32,14 @@ class TargetModel(Protocol):
 
 
 @runtime_checkable
+class HasRowTile(Protocol):
+    """A target model whose kernels compute rows in tiles."""
+
+    # The most rows of one.
+    row_tile: int
+
+
+@runtime_checkable
 class KeepsHiddenStates(Protocol):
     """A target model that also gives the hidden states that its logits were computed from."""
 

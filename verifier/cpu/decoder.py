@@ -13,6 +13,7 @@ from verifier.batch.batch_layout import BatchLayout
 from verifier.cpu.attention import MAX_TASK_ROWS
 from verifier.cpu.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
 from verifier.cpu.layout_checks import Limits, check_layout
+from verifier.cpu.processor import TILES
 from verifier.cpu.records import LAYER, MATRIX, MODEL, STEP
 from verifier.cpu.threads import CONTROL_BYTES, MARK_BYTES, announce, await_round
 from verifier.cpu.tiles import FP8_FACTOR
@@ -60,6 +61,7 @@ class CpuDecoder:
             )
         self.vocab_size = weights.vocab_size
         self.block_size = block_size
+        self.row_tile = TILES.max_rows
         self.kv_is_finite: npt.NDArray[np.bool_] | None = None
         self.hidden_states: FloatArray | None = None
         self._weights = weights

@@ -10,7 +10,7 @@ Example: the hint (base_length 10, tokens 5 6 7 8), the sequence now 12 tokens l
 """
 
 import enum
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Source(enum.IntEnum):
@@ -22,16 +22,19 @@ class Source(enum.IntEnum):
     POOL = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hint:
-    """A draft for one sequence, as received."""
+class Hint(NamedTuple):
+    """A draft for one sequence, as received. One is made per sequence and step: a frozen dataclass
+    takes three times as long.
+
+    Attributes:
+        is_indexing: empty only because the drafter is still indexing the sequence.
+    """
 
     sequence_id: str
     base_length: int
     token_ids: list[int]
     matched_ngram_length: int
     is_indexing: bool = False
-    """Empty only because the drafter is still indexing the sequence."""
     source: Source = Source.UNSPECIFIED
 
 
@@ -126,6 +129,15 @@ class DraftBuffer:
         match, and the tokens decided since as it predicted.
         """
         return self._matched_ngram_length + length - self._base_length
+
+    @property
+    def matched_ngram_length(self) -> int:
+        """Of the buffered hint, as it was received."""
+        return self._matched_ngram_length
+
+    def place(self, length: int) -> int:
+        """The place in the hint of the first draft for a sequence of `length` tokens."""
+        return length - self._base_length
 
     def ahead(self, length: int, num_tokens: int) -> list[int]:
         """The token ids that `draft` would return, without counting the hint as used."""

@@ -13,10 +13,14 @@ never repeats.
 Pure arithmetic on durations; knows no clock and no sequence.
 """
 
+import collections
+import enum
 from dataclasses import dataclass, field
 
 FIRST_TOKEN_DECAY = 0.8
 DURATION_DECAY = 0.9
+# Hops of which quantiles are reported.
+HOPS_KEPT = 256
 
 
 @dataclass(slots=True)
@@ -33,12 +37,47 @@ class RunningMean:
             self.value = self.decay * self.value + (1 - self.decay) * value
 
 
+class WaitOutcome(enum.StrEnum):
+    """What a wait for hints brought; the label of `tandem_draft_waits`."""
+
+    PAID = "paid"  # at least one draft
+    VAIN = "vain"
+
+
 @dataclass(slots=True)
 class DraftWaitEstimates:
-    """Running means of one verifier: a step's duration, and the hop from publication to hint."""
+    """Running means of one verifier: a step's duration, and the hop, from sending a sequence's
+    tokens to the arrival of the hint that continues them.
+
+    A hint that travels while a step is computed is delayed by it, and delays nothing. So its hop
+    counts only where it is shorter than the mean, or the first.
+    """
 
     step_s: RunningMean = field(default_factory=lambda: RunningMean(DURATION_DECAY))
     hop_s: RunningMean = field(default_factory=lambda: RunningMean(DURATION_DECAY))
+    _recent_hops_s: collections.deque[float] = field(
+        default_factory=lambda: collections.deque(maxlen=HOPS_KEPT)
+    )
+
+    def observe_hop(self, duration_s: float, *, was_under_step: bool) -> None:
+        """Observes a hop; `was_under_step`: a step was computed while the hint travelled."""
+        mean_s = self.hop_s.value
+        if not was_under_step:
+            self._recent_hops_s.append(duration_s)
+        elif mean_s is not None and duration_s >= mean_s:
+            return
+        self.hop_s.observe(duration_s)
+
+    def observe_vain_wait(self, elapsed_s: float) -> None:
+        """Observes that a hint did not come for so long: its hop is longer than that."""
+        if self.hop_s.value is None or elapsed_s > self.hop_s.value:
+            self.hop_s.observe(elapsed_s)
+
+    def hop_quantile_s(self, quantile: float) -> float:
+        """Of the last hops that no step delayed; 0 before the first. For any thread."""
+        # A copy, made without letting another thread run.
+        hops_s = sorted(self._recent_hops_s.copy())
+        return hops_s[min(len(hops_s) - 1, int(quantile * len(hops_s)))] if hops_s else 0.0
 
     def longest_wait_s(
         self, *, first_token_probabilities: list[float], num_sequences: int, elapsed_s: float

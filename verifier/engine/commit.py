@@ -1,6 +1,10 @@
 """Moves every sequence of a step forward by the verdict on it, and queues its events."""
 
+import time
+from typing import NamedTuple
+
 from verifier.batch.batch_layout import BatchLayout
+from verifier.drafters.drafters import Drafters
 from verifier.drafts.draft_buffer import Source
 from verifier.drafts.speculation_policy import num_wanted_draft_tokens
 from verifier.engine.faults import FaultHandler
@@ -15,61 +19,90 @@ from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import DraftWait, FinishReason, Sequence
 
 
+class _Decision(NamedTuple):
+    """What a step decided for one sequence, until it is told.
+
+    Attributes:
+        entry: its place in the step's batch.
+        is_finite: whether the row after the accepted drafts is usable.
+    """
+
+    entry: int
+    item: ScheduledSequence
+    base_length: int
+    token_ids: list[int]
+    num_accepted_tokens: int = 0
+    matched_ngram_length: int = 0
+    source: Source = Source.UNSPECIFIED
+    finish_reason: FinishReason | None = None
+    is_finite: bool = True
+
+
 class Committer:
     """Owned by the engine thread."""
 
     def __init__(
-        self, table: SequenceTable, *, faults: FaultHandler, observer: EngineObserver
+        self,
+        table: SequenceTable,
+        *,
+        drafters: Drafters,
+        faults: FaultHandler,
+        observer: EngineObserver,
     ) -> None:
         self._table = table
+        self._drafters = drafters
         self._faults = faults
         self._observer = observer
+        # When the current step was decided.
+        self._now_s = 0.0
 
     def commit(self, batch: StepBatch, layout: BatchLayout, verdict: Verdict, step_id: int) -> None:
+        """Moves the sequences forward, and queues their events. Before that it sends the drafters
+        their tokens, if the next step may wait for what they propose.
+        """
+        self._now_s = time.monotonic()
+        decisions: list[_Decision] = []
         for entry, item in enumerate(batch.continued):
-            sequence = item.sequence
-            if not sequence.is_running:
+            if not item.sequence.is_running:
                 continue  # rejected in this step
             try:
-                if item.samples:
-                    self._commit_tokens(entry, item, layout, verdict, step_id)
-                else:
-                    sequence.num_computed_tokens += item.num_new_tokens
-                    self._emit_trace(entry, sequence, layout, step_id, num_accepted_tokens=0)
+                decisions.append(self._advance(entry, item, verdict))
             except Exception as error:
-                self._faults.fail(sequence, Fault.COMMIT, error)
+                self._faults.fail(item.sequence, Fault.COMMIT, error)
+        if any(decision.item.sequence.may_await_hint for decision in decisions):
+            self._drafters.flush()
+        for decision in decisions:
+            try:
+                self._emit(decision, layout, verdict, step_id)
+            except Exception as error:
+                self._faults.fail(decision.item.sequence, Fault.COMMIT, error)
 
-    def _commit_tokens(
-        self,
-        entry: int,
-        item: ScheduledSequence,
-        layout: BatchLayout,
-        verdict: Verdict,
-        step_id: int,
-    ) -> None:
+    def _advance(self, entry: int, item: ScheduledSequence, verdict: Verdict) -> "_Decision":
         """Appends the decided tokens. K/V of rejected drafts is dropped by not counting it.
 
         If the row after some accepted drafts is not usable, these drafts are decided first, as they
         would be without drafting; then the sequence is rejected.
         """
         sequence = item.sequence
+        base_length = len(sequence.token_ids)
+        if not item.samples:
+            sequence.num_computed_tokens += item.num_new_tokens
+            return _Decision(entry, item, base_length, [])
         num_accepted = int(verdict.num_accepted_tokens[entry])
         is_finite = bool(verdict.is_finite[entry])
         token_ids = verdict.output_token_ids[entry, : num_accepted + is_finite].tolist()
         if not token_ids:
-            self._table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
-            return
+            return _Decision(entry, item, base_length, [], is_finite=False)
         is_stopped = not sequence.stop_token_ids.isdisjoint(token_ids)
         if is_stopped:
             token_ids = _up_to_stop(token_ids, sequence.stop_token_ids)
             num_accepted = min(num_accepted, len(token_ids))
-        base_length = len(sequence.token_ids)
         # K/V of the last token is left to the next step: where it was a draft, its K/V may not
         # even be finite.
         sequence.num_computed_tokens += item.num_new_tokens + len(token_ids) - 1
         sequence.token_ids += token_ids
         matched_ngram_length, source = 0, Source.UNSPECIFIED
-        if item.draft_token_ids:
+        if item.draft_token_ids and not item.is_forced:
             # A hint may claim a longer match than there is text.
             matched_ngram_length = min(sequence.draft_buffer.match_length(base_length), base_length)
             source = sequence.draft_buffer.source
@@ -79,27 +112,48 @@ class Committer:
         elif sequence.remaining == 0:
             finish_reason = FinishReason.LENGTH
         self._advance_drafting(sequence, is_finished=finish_reason is not None)
-        self._emit_trace(entry, sequence, layout, step_id, num_accepted_tokens=num_accepted)
-        self._table.emit(
-            sequence,
-            Decided(
-                sequence_id=sequence.sequence_id,
-                base_length=base_length,
-                token_ids=token_ids,
-                num_draft_tokens=len(item.draft_token_ids),
-                num_accepted_tokens=num_accepted,
-                num_wanted_draft_tokens=sequence.num_wanted_draft_tokens,
-                finish_reason=finish_reason,
-                logprobs=verdict.logprobs.get(entry, [])[: len(token_ids)],
-                matched_ngram_length=matched_ngram_length,
-                source=source,
-            ),
+        return _Decision(
+            entry,
+            item,
+            base_length,
+            token_ids,
+            num_accepted,
+            matched_ngram_length,
+            source,
+            finish_reason,
+            is_finite,
         )
-        if not is_finite and finish_reason is None:
+
+    def _emit(
+        self, decision: "_Decision", layout: BatchLayout, verdict: Verdict, step_id: int
+    ) -> None:
+        """Queues the events of one sequence."""
+        item = decision.item
+        sequence, token_ids = item.sequence, decision.token_ids
+        if token_ids or not item.samples:
+            self._emit_trace(decision, layout, step_id)
+        if token_ids:
+            self._table.emit(
+                sequence,
+                Decided(
+                    sequence_id=sequence.sequence_id,
+                    base_length=decision.base_length,
+                    token_ids=token_ids,
+                    num_draft_tokens=len(item.draft_token_ids),
+                    num_accepted_tokens=decision.num_accepted_tokens,
+                    num_wanted_draft_tokens=sequence.num_wanted_draft_tokens,
+                    finish_reason=decision.finish_reason,
+                    logprobs=verdict.logprobs.get(decision.entry, [])[: len(token_ids)],
+                    matched_ngram_length=decision.matched_ngram_length,
+                    source=decision.source,
+                ),
+            )
+        if not decision.is_finite and decision.finish_reason is None:
             self._table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
 
     def _advance_drafting(self, sequence: Sequence, *, is_finished: bool) -> None:
-        """Moves the draft buffer to the new length, and sets how long a hint would be useful."""
+        """Moves the draft buffer to the new length, and requests a hint for it, if it is of use."""
+        sequence.publications.append((len(sequence.token_ids), self._now_s))
         if is_finished:
             sequence.num_wanted_draft_tokens = 0
             return
@@ -115,26 +169,21 @@ class Committer:
             num_useless_hints=0
             if sequence.draft_wait is DraftWait.ALWAYS
             else record.num_useless_hints,
+            num_declined=sequence.depth_record.num_declined,
         )
+        self._drafters.advance(sequence)
 
-    def _emit_trace(
-        self,
-        entry: int,
-        sequence: Sequence,
-        layout: BatchLayout,
-        step_id: int,
-        *,
-        num_accepted_tokens: int,
-    ) -> None:
+    def _emit_trace(self, decision: "_Decision", layout: BatchLayout, step_id: int) -> None:
         """Queues the step's trace, if the sequence is traced."""
+        sequence = decision.item.sequence
         if sequence.hint_log is None:
             return
         step = trace_of(
-            entry,
+            decision.entry,
             layout,
             step_id=step_id,
             known_token_ids=sequence.token_ids,
-            num_accepted_tokens=num_accepted_tokens,
+            num_accepted_tokens=decision.num_accepted_tokens,
             proposals=sequence.hint_log.drain(),
         )
         self._table.emit(sequence, StepTraced(sequence_id=sequence.sequence_id, step=step))

@@ -3,6 +3,11 @@
 Read `Engine.step` first. Other threads only queue commands (`inbox.py`) and receive events through
 their session's sink (`messages.py`); the engine never waits for a client. `faults.py` says what an
 unforeseen exception ends.
+
+The order after a step: if the next one may wait for hints, the tokens go to the drafters at once.
+All else is sent when the next forward pass begins, which leaves the interpreter and, on few cores,
+the processor to it: the events would make gateways and clients compete with a hint under way. Where
+a session makes the hints, the events go at once.
 """
 
 import itertools
@@ -16,14 +21,17 @@ from typing import TypeVar
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
 from verifier.batch.target_model import TargetModel
-from verifier.drafts.draft_wait import DraftWaitEstimates
+from verifier.drafters.drafters import Drafters
+from verifier.drafts.draft_wait import DraftWaitEstimates, WaitOutcome
 from verifier.engine.commit import Committer
+from verifier.engine.depth_learning import learn_from_step
 from verifier.engine.faults import FaultHandler
 from verifier.engine.inbox import Inbox
 from verifier.engine.messages import (
     AttachSession,
     Call,
     Command,
+    DetachSession,
     EventSink,
     StepStats,
     Stop,
@@ -42,7 +50,7 @@ from verifier.engine.step_batch import StepBatch
 from verifier.errors import IdleError
 from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
-from verifier.scheduling.sequence import ScoringMethod
+from verifier.scheduling.sequence import ScoringMethod, Sequence
 
 Result = TypeVar("Result")
 
@@ -71,6 +79,7 @@ class Engine:
         model: TargetModel,
         scheduler: Scheduler,
         options: EngineOptions,
+        drafters: Drafters,
         observer: EngineObserver,
     ) -> None:
         self.load = EngineLoad(num_kv_blocks_total=scheduler.block_pool.num_blocks)
@@ -79,8 +88,10 @@ class Engine:
         self._scheduler = scheduler
         self._options = options
         self._observer = observer
+        self._drafters = drafters
         self._table = SequenceTable(
             scheduler,
+            drafters=drafters,
             max_model_len=options.max_model_len,
             max_num_waiting=options.max_num_waiting,
             max_waiting_tokens=options.max_waiting_tokens,
@@ -89,14 +100,19 @@ class Engine:
         self._faults = FaultHandler(self._table, scheduler, observer)
         self._inbox = Inbox(
             self._table,
+            drafters=drafters,
             estimates=self._estimates,
             faults=self._faults,
             observer=observer,
             admit=self._admit,
         )
-        self._committer = Committer(self._table, faults=self._faults, observer=observer)
+        self._committer = Committer(
+            self._table, drafters=drafters, faults=self._faults, observer=observer
+        )
         self._session_ids = itertools.count(1)
         self._step_id = 0
+        # Of the last step, until its events are handed out.
+        self._unflushed: StepStats | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def step(self) -> bool:
@@ -112,6 +128,9 @@ class Engine:
         batch = StepBatch(scheduled, self._options.verification)
         layout = ranged("lay_out", self._lay_out, batch)
         clock.end("schedule")
+        self._drafters.flush()
+        self._flush()
+        self._inbox.computing_since_s = time.monotonic()
         logits = ranged("forward", self._model.forward, expand(layout))
         kv_is_finite = batch.reject_not_finite(self._table, layout, self._model)
         clock.end("forward")
@@ -119,14 +138,23 @@ class Engine:
         clock.end("verify")
         batch.emit_scores(self._table, layout, logits, self._model, fail)
         ranged("commit", self._committer.commit, batch, layout, verdict, self._step_id)
-        stats = ranged("publish", self._publish, scheduled, layout, clock.total_s, draft_wait_s)
+        stats = ranged("publish", self._publish, batch, layout, clock.total_s, draft_wait_s)
         clock.end("commit")
+        speculation = None
+        if (policy := self._scheduler.depth_policy) is not None:
+            try:
+                speculation = learn_from_step(policy, batch, layout, verdict, stats.duration_s)
+            except Exception as error:
+                # Exactness does not depend on it: steps go on without what it learned.
+                self._faults.record(Fault.SCHEDULE, error)
+                self._scheduler.depth_policy = None
         self._observer.stepped(
             StepRecord(
                 scheduled=batch.scheduled,
                 layout=layout,
                 verdict=verdict,
                 stats=stats,
+                speculation=speculation,
                 phase_durations_s=clock.durations_s,
             )
         )
@@ -176,10 +204,13 @@ class Engine:
                 if self._inbox.is_stopping:
                     break
                 self._reject_idle()
+                self._drafters.tick()
                 if not self.step():
-                    self._flush(None)
+                    self._drafters.flush()
+                    self._flush()
                     self._inbox.resolve_idle()
                     self._inbox.handle(timeout_s=self._idle_wait_s())
+            self._drafters.stop()
         except BaseException as error:
             self.stopped.set_exception(error)
         else:
@@ -205,6 +236,7 @@ class Engine:
     def _await_hints(self) -> float:
         """Waits for hints under way while that pays; returns the seconds waited."""
         started_at_s = now_s = time.monotonic()
+        awaited: list[Sequence] = []
         while True:
             ready = [s for s in self._scheduler.running if not s.must_await_hint]
             without_draft = [s for s in ready if s.may_await_hint]
@@ -217,10 +249,20 @@ class Engine:
             )
             left_s = longest_s - (now_s - started_at_s)
             if left_s <= 0:
+                if longest_s and awaited:
+                    self._estimates.observe_vain_wait(
+                        now_s - max(s.published_at_s for s in without_draft)
+                    )
+                    _mark_overdue(without_draft)
                 break
+            awaited = awaited or without_draft
+            self._drafters.flush()
             self._inbox.handle(timeout_s=left_s)
             self._admit()
             now_s = time.monotonic()
+        if awaited:
+            has_paid = any(sequence.has_draft for sequence in awaited)
+            self._observer.wait_ended(WaitOutcome.PAID if has_paid else WaitOutcome.VAIN)
         return now_s - started_at_s
 
     def _lay_out(self, batch: StepBatch) -> BatchLayout:
@@ -232,40 +274,45 @@ class Engine:
 
     def _publish(
         self,
-        scheduled: list[ScheduledSequence],
+        batch: StepBatch,
         layout: BatchLayout,
         duration_s: float,
         draft_wait_s: float,
     ) -> StepStats:
-        """Hands each session the step's events."""
-        now_s = time.monotonic()
-        for item in scheduled:
-            if item.samples:
-                item.sequence.publications.append((len(item.sequence.token_ids), now_s))
+        """Notes what the sessions are told of the step; `_flush` tells them."""
         stats = StepStats(
             step_id=self._step_id,
-            num_sequences=len(scheduled),
+            num_sequences=len(batch.scheduled),
             num_scheduled_tokens=layout.num_tokens,
             duration_s=duration_s,
             draft_wait_s=draft_wait_s,
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             num_kv_blocks_used=self._scheduler.block_pool.num_used,
+            draft_round_trip_s=self._inbox.round_trip_s,
         )
-        if all(item.samples and item.num_new_tokens == 1 for item in scheduled):
+        self._inbox.round_trip_s = 0.0
+        if all(item.samples and item.num_new_tokens == 1 for item in batch.scheduled):
             self._estimates.step_s.observe(stats.duration_s)
-        self._flush(stats)
+        self._unflushed = stats
+        if any(item.sequence.is_drafted_by_session for item in batch.sampled):
+            # Their sessions make hints of the events.
+            self._flush()
         return stats
 
-    def _flush(self, step: StepStats | None) -> None:
-        """Hands each session its events, then reports the load."""
+    def _flush(self) -> None:
+        """Updates the load and hands each session its events."""
+        step, self._unflushed = self._unflushed, None
         # A client that has received a step's events finds the step in the load.
         self._update_load()
-        if errors := self._table.flush(step):
-            for error in errors:
-                self._faults.record(Fault.PUBLISH, error)
-            self._update_load()
-        self._observer.settled(self.load)
+        for session_id, error in self._table.flush(step).items():
+            self._faults.record(Fault.PUBLISH, error)
+            # Not now: a step may be under way with its sequences.
+            self._inbox.put(DetachSession(session_id=session_id))
+
+    def hop_quantile_s(self, quantile: float) -> float:
+        """Of the last hops that no step delayed, in seconds; 0 before the first. For any thread."""
+        return self._estimates.hop_quantile_s(quantile)
 
     def _update_load(self) -> None:
         self.load = EngineLoad(
@@ -279,6 +326,7 @@ class Engine:
             num_steps=self._step_id,
             step_duration_s=self._estimates.step_s.value or 0.0,
             hop_duration_s=self._estimates.hop_s.value or 0.0,
+            num_drafters=self._drafters.count_states(),
         )
 
     def _reject_idle(self) -> None:
@@ -290,8 +338,19 @@ class Engine:
 
     def _idle_wait_s(self) -> float | None:
         """How long nothing can happen without a command; None: for ever."""
-        awaiting = [s for s in self._scheduler.running if s.must_await_hint]
-        if not awaiting:
-            return None
-        deadline_s = min(s.published_at_s for s in awaiting) + self._options.idle_timeout_s
-        return max(0.001, deadline_s - time.monotonic())
+        now_s = time.monotonic()
+        dues_s = [
+            sequence.published_at_s + self._options.idle_timeout_s - now_s
+            for sequence in self._scheduler.running
+            if sequence.must_await_hint
+        ]
+        if (due_s := self._drafters.due_s()) is not None:
+            dues_s.append(due_s)
+        return max(0.001, min(dues_s)) if dues_s else None
+
+
+def _mark_overdue(sequences: list[Sequence]) -> None:
+    """No step waits again for the drafters of these sequences until they have answered."""
+    for sequence in sequences:
+        if sequence.drafter is not None:
+            sequence.drafter.is_overdue = True

@@ -13,6 +13,7 @@
 Each is logged once, with its sequence's id, and counted.
 """
 
+from servicekit.errors import RequestError
 from servicekit.logs import get_logger
 from verifier.engine.observation import EngineObserver, Fault
 from verifier.engine.sequence_table import SequenceTable
@@ -34,7 +35,10 @@ class FaultHandler:
         self._observer = observer
 
     def fail(self, sequence: Sequence, fault: Fault, error: Exception) -> None:
-        """Rejects the sequence that the fault was met with."""
+        """Rejects the sequence that the fault was met with. A RequestError is its client's."""
+        if isinstance(error, RequestError):
+            self._table.reject(sequence, error)
+            return
         self.record(fault, error, sequence.sequence_id)
         # Tokens computed since the last whole cached block may be wrong: they are not cached.
         sequence.num_computed_tokens = sequence.num_entered_blocks * self._scheduler.block_size

@@ -1,9 +1,18 @@
 """The engine's commands: any thread queues them, the engine thread handles them between steps."""
 
 import queue
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from verifier.drafters.drafters import Drafters
+from verifier.drafters.messages import (
+    DrafterAnswered,
+    DrafterBack,
+    DrafterDown,
+    DrafterLate,
+    DrafterUp,
+)
 from verifier.drafts.draft_buffer import DraftBuffer, Hint
 from verifier.drafts.draft_wait import DraftWaitEstimates
 from verifier.engine.faults import FaultHandler
@@ -36,6 +45,7 @@ class Inbox:
         self,
         table: SequenceTable,
         *,
+        drafters: Drafters,
         estimates: DraftWaitEstimates,
         faults: FaultHandler,
         observer: EngineObserver,
@@ -47,6 +57,11 @@ class Inbox:
         self._faults = faults
         self._observer = observer
         self._admit = admit
+        self._drafters = drafters
+        # When the last forward pass began.
+        self.computing_since_s = 0.0
+        # Of the last hint that arrived while no step was computed; 0: none since this was reset.
+        self.round_trip_s = 0.0
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._idle_futures: list[Future[None]] = []
 
@@ -82,6 +97,10 @@ class Inbox:
         match command:
             case Open() | Close() | Update():
                 self._handle_for_sequence(command)
+            case DrafterAnswered():
+                self._handle_answer(command)
+            case DrafterUp() | DrafterBack() | DrafterLate() | DrafterDown():
+                self._drafters.notice(command)
             case Hints():
                 self._handle_hints(command)
             case Forget():
@@ -118,45 +137,65 @@ class Inbox:
             elif sequence := self._table.find(command.session_id, command.sequence_id):
                 self._faults.fail(sequence, Fault.COMMAND, error)
 
+    def _handle_answer(self, command: DrafterAnswered) -> None:
+        """Buffers what a drafter proposes; a fault of ours costs it its stream."""
+        try:
+            answer = self._drafters.answered(command)
+        except Exception as error:
+            self._faults.record(Fault.COMMAND, error)
+            command.link.fail(command.epoch, "internal error")
+            return
+        for sequence, hint in answer.hints:
+            self._offer(sequence, hint)
+        if answer.hints and answer.sent_s is not None:
+            self._observe_hop(answer.sent_s, command.received_at_s)
+
     def _handle_hints(self, command: Hints) -> None:
-        hop_s: float | None = None
+        """Buffers what a session proposes, for sequences that have no drafter."""
+        sent_s: float | None = None
         for hint in command.hints:
             sequence = self._table.find(command.session_id, hint.sequence_id)
-            if sequence is None:
+            if sequence is None or sequence.has_drafter:
                 continue
-            try:
-                if sequence.hint_log is not None:
-                    sequence.hint_log.append(hint)
-                if not sequence.can_draft:
-                    continue
-                published_at_s = self._buffer_hint(sequence, hint)
-            except Exception as error:
-                self._faults.record(Fault.COMMAND, error, sequence.sequence_id)
-                sequence.draft_buffer = DraftBuffer()
-            else:
-                if published_at_s is not None:
-                    hop_s = command.received_at_s - published_at_s
-        if hop_s is not None:
-            self._estimates.hop_s.observe(hop_s)
-            self._observer.hop_measured(hop_s)
+            if self._offer(sequence, hint):
+                for length, at_s in sequence.publications:
+                    if length == hint.base_length:
+                        sent_s = at_s
+        if sent_s is not None:
+            self._observe_hop(sent_s, command.received_at_s)
 
-    def _buffer_hint(self, sequence: Sequence, hint: Hint) -> float | None:
-        """Offers a hint to its sequence.
-
-        Returns:
-            When the length that the hint is for was published, if this hint is the first for it.
+    def _offer(self, sequence: Sequence, hint: Hint) -> bool:
+        """Offers a hint to its sequence; a fault of ours costs it this hint. Returns whether it is
+        the first for its length.
         """
+        try:
+            if sequence.hint_log is not None:
+                sequence.hint_log.append(hint)
+            return sequence.can_draft and self._buffer(sequence, hint)
+        except Exception as error:
+            self._faults.record(Fault.COMMAND, error, sequence.sequence_id)
+            sequence.draft_buffer = DraftBuffer()
+            return False
+
+    def _buffer(self, sequence: Sequence, hint: Hint) -> bool:
         buffer, known = sequence.draft_buffer, sequence.token_ids
-        published_at_s = None
-        if buffer.answered_length < hint.base_length <= len(known):
-            if hint.token_ids or not hint.is_indexing:
-                sequence.first_token_record.record_hint(hint.base_length, hint.token_ids, known)
-            for length, at_s in sequence.publications:
-                if length == hint.base_length:
-                    published_at_s = at_s
+        is_first = buffer.answered_length < hint.base_length <= len(known)
+        if is_first and (hint.token_ids or not hint.is_indexing):
+            sequence.first_token_record.record_hint(hint.base_length, hint.token_ids, known)
         outcome = buffer.offer(
             hint.base_length, hint.token_ids, hint.matched_ngram_length, known, hint.source
         )
         if outcome is not None:
             self._observer.hint_ended(outcome)
-        return published_at_s
+        return is_first
+
+    def _observe_hop(self, sent_s: float, received_at_s: float) -> None:
+        """Observes a hop: it ends where the engine has the hint, unless a step came before that."""
+        if self.computing_since_s < sent_s:
+            received_at_s = time.monotonic()
+        was_under_step = sent_s <= self.computing_since_s <= received_at_s
+        hop_s = received_at_s - sent_s
+        self._estimates.observe_hop(hop_s, was_under_step=was_under_step)
+        if not was_under_step:
+            self.round_trip_s = hop_s
+            self._observer.hop_measured(hop_s)

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from servicekit.errors import RequestError
+from verifier.drafters.messages import DrafterMessage, DrafterState
 from verifier.drafts.draft_buffer import Hint, Source
+from verifier.drafts.drafted_by import Keep
 from verifier.engine.step_trace import StepTrace
 from verifier.sampling.logprobs import TokenLogprob
 from verifier.sampling.scored_rows import ScoredRows
@@ -30,15 +32,22 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
+    """`drafter_address`: of its drafter from now on; "": none; None: unchanged."""
+
     session_id: int
     sequence_id: str
     drafting: bool
+    drafter_address: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
+    """`keep`, `keep_length`: what its drafter's pool keeps, up to which length (0: all)."""
+
     session_id: int
     sequence_id: str
+    keep: Keep = Keep.NOTHING
+    keep_length: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +103,17 @@ class Stop:
 
 
 Command = (
-    Hints | Open | Update | Close | Forget | AttachSession | DetachSession | Call | WhenIdle | Stop
+    Hints
+    | DrafterMessage
+    | Open
+    | Update
+    | Close
+    | Forget
+    | AttachSession
+    | DetachSession
+    | Call
+    | WhenIdle
+    | Stop
 )
 
 
@@ -152,7 +171,18 @@ class Rejected:
     error: RequestError
 
 
-Event = Opened | PromptScored | Scored | StepTraced | Decided | Rejected
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterStatus:
+    """A drafter's state has changed; goes to every session. `verifier.proto` documents it."""
+
+    address: str
+    state: DrafterState
+    reason: str
+    # Of no sequence.
+    sequence_id: str = ""
+
+
+Event = Opened | PromptScored | Scored | StepTraced | Decided | Rejected | DrafterStatus
 
 
 def is_terminal(event: Event) -> bool:
@@ -174,6 +204,7 @@ class StepStats:
     num_running: int
     num_waiting: int
     num_kv_blocks_used: int
+    draft_round_trip_s: float = 0.0
 
 
 class EventSink(Protocol):

@@ -9,14 +9,16 @@ import contextlib
 import enum
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout
+from verifier.drafters.messages import DrafterFault, DrafterState
+from verifier.drafts.depth_policy import DepthOutcome
 from verifier.drafts.draft_buffer import HintOutcome
+from verifier.drafts.draft_wait import WaitOutcome
 from verifier.engine.messages import StepStats
 from verifier.sampling.rejection_sampler import Verdict
 from verifier.scheduling.scheduler import ScheduledSequence
@@ -25,6 +27,10 @@ logger = get_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+#: Of a step, in order: schedule (with layout), forward, verify, commit.
+PHASES = ("schedule", "forward", "verify", "commit")
 
 
 class Fault(enum.StrEnum):
@@ -57,6 +63,8 @@ class EngineLoad:
     # Running means.
     step_duration_s: float = 0.0
     hop_duration_s: float = 0.0
+    # How many drafters are in each state.
+    num_drafters: Mapping[DrafterState, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,36 +76,59 @@ class StepRecord:
     layout: BatchLayout
     verdict: Verdict
     stats: StepStats
-    # Seconds by phase: schedule (with layout), forward, verify, commit (with publish).
+    # None: there is no depth policy.
+    speculation: DepthOutcome | None
+    # Seconds by phase, see `PHASES`.
     phase_durations_s: dict[str, float]
 
 
-class EngineObserver(Protocol):
-    """Called by the engine thread; must be quick."""
+class EngineObserver:
+    """Called by the engine thread; must be quick. Does nothing unless overridden."""
 
-    def stepped(self, record: StepRecord) -> None: ...
+    def stepped(self, record: StepRecord) -> None:
+        """A step is over."""
 
-    def hint_ended(self, outcome: HintOutcome) -> None: ...
+    def hint_ended(self, outcome: HintOutcome) -> None:
+        """A hint was used, or never will be."""
 
-    def hop_measured(self, duration_s: float) -> None: ...
+    def hop_measured(self, duration_s: float) -> None:
+        """A hint arrived while no step was computed, so long after it was requested, in seconds."""
 
-    def settled(self, load: EngineLoad) -> None: ...
+    def wait_ended(self, outcome: WaitOutcome) -> None:
+        """A step has waited for hints."""
 
-    def fault_met(self, fault: Fault) -> None: ...
+    def drafter_failed(self, fault: DrafterFault) -> None:
+        """A drafter did something wrong."""
+
+    def fault_met(self, fault: Fault) -> None:
+        """The engine survived a fault of its own."""
 
 
-class Observers:
+class Observers(EngineObserver):
     """An `EngineObserver` that calls several, in order."""
 
     def __init__(self, observers: list[EngineObserver]) -> None:
         self._observers = observers
         # By observer and method.
         self._logged: set[tuple[int, str]] = set()
-        self.stepped: Callable[[StepRecord], None] = partial(self._call, "stepped")
-        self.hint_ended: Callable[[HintOutcome], None] = partial(self._call, "hint_ended")
-        self.hop_measured: Callable[[float], None] = partial(self._call, "hop_measured")
-        self.settled: Callable[[EngineLoad], None] = partial(self._call, "settled")
-        self.fault_met: Callable[[Fault], None] = partial(self._call, "fault_met")
+
+    def stepped(self, record: StepRecord) -> None:
+        self._call("stepped", record)
+
+    def hint_ended(self, outcome: HintOutcome) -> None:
+        self._call("hint_ended", outcome)
+
+    def hop_measured(self, duration_s: float) -> None:
+        self._call("hop_measured", duration_s)
+
+    def wait_ended(self, outcome: WaitOutcome) -> None:
+        self._call("wait_ended", outcome)
+
+    def drafter_failed(self, fault: DrafterFault) -> None:
+        self._call("drafter_failed", fault)
+
+    def fault_met(self, fault: Fault) -> None:
+        self._call("fault_met", fault)
 
     def _call(self, method: str, argument: object) -> None:
         for index, observer in enumerate(self._observers):

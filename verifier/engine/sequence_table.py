@@ -5,12 +5,16 @@ batch per session and step. Every Open ends in exactly one terminal event.
 """
 
 import collections
+import dataclasses
 
 from servicekit.errors import RequestError
+from verifier.drafters.drafters import Drafters, FedDrafter
+from verifier.drafters.messages import DrafterState
 from verifier.drafts.hint_log import HintLog
 from verifier.engine.messages import (
     Close,
     Decided,
+    DrafterStatus,
     Event,
     EventSink,
     Forget,
@@ -24,6 +28,8 @@ from verifier.engine.messages import (
 from verifier.errors import InvalidRequestError, OverloadedError
 from verifier.scheduling.scheduler import Scheduler
 from verifier.scheduling.sequence import FinishReason, OpenSequence, Sequence
+
+_ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class SequenceTable:
@@ -40,8 +46,11 @@ class SequenceTable:
         max_model_len: int,
         max_num_waiting: int,
         max_waiting_tokens: int,
+        drafters: Drafters,
     ) -> None:
         self._scheduler = scheduler
+        self._drafters = drafters
+        drafters.state_changed = self._report_drafter
         self._max_model_len = max_model_len
         self._max_num_waiting = max_num_waiting
         self._max_waiting_tokens = max_waiting_tokens
@@ -64,6 +73,8 @@ class SequenceTable:
 
     def attach(self, session_id: int, sink: EventSink) -> None:
         self._sinks[session_id] = sink
+        for drafter in self._drafters.in_use:
+            self._emit_status(session_id, drafter)
 
     def detach(self, session_id: int) -> None:
         """Ends all sequences of a session; its sink is not called again."""
@@ -71,6 +82,7 @@ class SequenceTable:
         self._outbox.pop(session_id, None)
         for sequence in [s for key, s in self._sequences.items() if key[0] == session_id]:
             self._forget(sequence)
+        self._drafters.detach(session_id)
 
     def find(self, session_id: int, sequence_id: str) -> Sequence | None:
         return self._sequences.get((session_id, sequence_id))
@@ -99,9 +111,13 @@ class SequenceTable:
             priority=opened.priority,
             tokens_per_match=opened.tokens_per_match,
             scoring=opened.scoring,
+            grammar=opened.grammar,
             rows_to_score=opened.rows_to_score,
             hint_log=HintLog() if opened.trace else None,
         )
+        if opened.drafted_by is not None:
+            sequence.drafted_by = opened.drafted_by
+            self._drafters.move(sequence, opened.drafted_by)
         self._scheduler.add(sequence)
         self._sequences[command.session_id, opened.sequence_id] = sequence
 
@@ -113,12 +129,24 @@ class SequenceTable:
             )
 
     def update(self, command: Update) -> None:
-        if sequence := self.find(command.session_id, command.sequence_id):
-            sequence.drafting = command.drafting
+        sequence = self.find(command.session_id, command.sequence_id)
+        if sequence is None:
+            return
+        sequence.drafting = command.drafting
+        address, drafted_by = command.drafter_address, sequence.drafted_by
+        if drafted_by is not None and address not in (None, drafted_by.address):
+            sequence.drafted_by = dataclasses.replace(drafted_by, address=address)
+            self._drafters.move(sequence, sequence.drafted_by)
 
     def close(self, command: Close) -> None:
-        if sequence := self.find(command.session_id, command.sequence_id):
-            self.emit(sequence, _cancelled(sequence))
+        sequence = self.find(command.session_id, command.sequence_id)
+        if sequence is None:
+            self._drafters.decide(
+                command.session_id, command.sequence_id, command.keep, command.keep_length
+            )
+            return
+        self._drafters.close(sequence, command.keep, command.keep_length)
+        self.emit(sequence, _cancelled(sequence))
 
     def forget(self, command: Forget) -> None:
         """Ends a sequence and drops its queued events."""
@@ -142,17 +170,19 @@ class SequenceTable:
         """Queues an event of a sequence; a terminal one ends it."""
         self._outbox[sequence.session_id].append(event)
         if is_terminal(event):
-            self._forget(sequence)
+            is_kept = isinstance(event, Decided) and event.finish_reason in _ENDS_BY_ITSELF
+            self._forget(sequence, by_itself=is_kept)
 
     def reject(self, sequence: Sequence, error: RequestError) -> None:
         """Ends a sequence with an error."""
         self.emit(sequence, Rejected(sequence_id=sequence.sequence_id, error=error))
 
-    def flush(self, step: StepStats | None) -> list[Exception]:
-        """Hands each session its events. A session whose sink raises is ended.
+    def flush(self, step: StepStats | None) -> dict[int, Exception]:
+        """Hands each session its events. A session whose sink raises gets no more, and is to be
+        ended between two steps.
 
         Returns:
-            The exceptions that sinks raised.
+            The exceptions that sinks raised, by session.
         """
         failed: dict[int, Exception] = {}
         for session_id, events in self._outbox.items():
@@ -162,8 +192,8 @@ class SequenceTable:
                 failed[session_id] = error
         self._outbox.clear()
         for session_id in failed:
-            self.detach(session_id)
-        return list(failed.values())
+            self._sinks[session_id] = _discard
+        return failed
 
     def check_integrity(self) -> None:
         """Asserts the invariants."""
@@ -172,6 +202,7 @@ class SequenceTable:
         assert known == held, "a sequence is known but not scheduled, or the other way round"
         assert all(session_id in self._sinks for session_id, _ in self._sequences)
         self._scheduler.check_integrity()
+        self._drafters.check_integrity()
 
     def _check_open(self, command: Open) -> None:
         if self.find(command.session_id, command.sequence.sequence_id) is not None:
@@ -191,9 +222,25 @@ class SequenceTable:
     def _max_length(self, opened: OpenSequence) -> int:
         return min(opened.prompt_length + opened.max_new_tokens, self._max_model_len)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _report_drafter(self, drafter: FedDrafter) -> None:
+        for session_id in self._sinks:
+            self._emit_status(session_id, drafter)
+
+    def _emit_status(self, session_id: int, drafter: FedDrafter) -> None:
+        if drafter.state is not DrafterState.CONNECTING:
+            status = DrafterStatus(
+                address=drafter.address, state=drafter.state, reason=drafter.reason
+            )
+            self._outbox[session_id].append(status)
+
+    def _forget(self, sequence: Sequence, *, by_itself: bool = False) -> None:
+        self._drafters.end(sequence, by_itself=by_itself)
         self._scheduler.finish(sequence)
         del self._sequences[sequence.session_id, sequence.sequence_id]
+
+
+def _discard(events: list[Event], step: StepStats | None) -> None:
+    """The sink of a session that is to be ended."""
 
 
 def _cancelled(sequence: Sequence) -> Decided:

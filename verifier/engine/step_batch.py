@@ -232,8 +232,11 @@ def _judged(item: ScheduledSequence) -> JudgedSequence:
                 sequence.sampling,
                 prompt_length=sequence.prompt_length,
                 stop_token_ids=sequence.stop_token_ids,
+                constraint=sequence.grammar,
             )
         sequence.adjustments.count(sequence.token_ids)
+    if sequence.grammar is not None:
+        sequence.grammar.take_in(sequence.token_ids, sequence.prompt_length)
     history = History(adjustments=sequence.adjustments, draft_token_ids=item.draft_token_ids)
     return JudgedSequence(sampling=sequence.sampling, history=history, first_position=end)
 

@@ -3,6 +3,10 @@
 Weights come from safetensors files only: no code in a checkpoint is executed. Architectures that
 would be computed wrongly are refused by name. `parity_probe.py` finds unknown peculiarities before
 the model is served.
+
+Weights are mapped, not read, until they are used, so that a file larger than memory can be loaded.
+On a CPU, weights of the checkpoint's own dtype stay mapped. For another device, each tensor is
+read, converted and moved at a time, and never the whole model held by the process.
 """
 
 import contextlib
@@ -19,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from verifier.attention.kv_cache import KVShape
 from verifier.cpu.loading.refusals import CheckpointError
-from verifier.model.digests import digest_of
+from verifier.model.digests import begin_digest
 from verifier.model.fp8_weights import quantise_linear_layers
 from verifier.model.transformers_model import ATTENTION_NAME, register_attention
 
@@ -61,7 +65,8 @@ def load_checkpoint(
     Args:
         dtype: a key of `DTYPES`, or "auto": see `choose_dtype`.
         quantization: "none" or "fp8".
-        prepare: changes the whole model, on the CPU, before it is moved to the device.
+        prepare: changes the whole model, on the CPU, before it is moved to the device. Another
+            dtype than the checkpoint's, or a mixture of experts, then takes its memory there.
 
     Raises:
         CheckpointError: no safetensors, or an architecture that is not served.
@@ -87,6 +92,9 @@ def load_checkpoint(
             "of their weights are not in linear layers"
         )
     torch_dtype = choose_dtype(dtype, config=config, device=device)
+    # What changes the model has to see all of it.
+    is_direct = prepare is None and quantization == "none"
+    digest = begin_digest(folder)
     register_attention()
     transformers.logging.disable_progress_bar()
     try:
@@ -94,6 +102,7 @@ def load_checkpoint(
             folder,
             dtype=torch_dtype,
             attn_implementation=ATTENTION_NAME,
+            device_map={"": device if is_direct else torch.device("cpu")},
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -115,10 +124,10 @@ def load_checkpoint(
     if prepare is not None:
         prepare(model)
     if quantization == "fp8":
-        quantise_linear_layers(model)
+        quantise_linear_layers(model, device)
     cast(torch.nn.Module, model).to(device)
     try:
-        return describe(model, dtype=torch_dtype, model_digest=digest_of(folder), folder=folder)
+        return describe(model, dtype=torch_dtype, model_digest=digest.result(), folder=folder)
     except AttributeError as error:
         raise CheckpointError(f"{config.model_type} is not served: {error}") from error
 

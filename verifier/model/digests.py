@@ -1,6 +1,8 @@
 """What identifies a checkpoint folder's contents."""
 
 import hashlib
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 
@@ -15,6 +17,25 @@ def digest_of(folder: Path) -> str:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{path.name} {content}\n".encode())
     return digest.hexdigest()
+
+
+def begin_digest(folder: Path) -> Future[str]:
+    """`digest_of` in a thread of its own, beside the loading of the weights.
+
+    Both read the same files in about the same order: what one of them has read from the disk, the
+    other finds in memory, also if the whole checkpoint does not fit there. The thread ends with the
+    process.
+    """
+    digest: Future[str] = Future()
+
+    def compute() -> None:
+        try:
+            digest.set_result(digest_of(folder))
+        except BaseException as error:
+            digest.set_exception(error)
+
+    threading.Thread(target=compute, name="digest", daemon=True).start()
+    return digest
 
 
 def tokenizer_digest_of(folder: Path) -> str:

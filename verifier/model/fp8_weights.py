@@ -44,8 +44,11 @@ class Fp8Linear(torch.nn.Module):
         return torch.nn.functional.linear(rows, weight, self.bias)
 
 
-def quantise_linear_layers(model: PreTrainedModel) -> int:
-    """Replaces the model's linear layers, except the output layer. Returns how many."""
+def quantise_linear_layers(model: PreTrainedModel, device: torch.device) -> int:
+    """Replaces the model's linear layers, except the output layer. Returns how many.
+
+    The new layers are on the device, one after the other: memory elsewhere is that of one.
+    """
     kept = model.get_output_embeddings()
     names = [
         name
@@ -55,7 +58,7 @@ def quantise_linear_layers(model: PreTrainedModel) -> int:
     for name in names:
         linear = model.get_submodule(name)
         assert isinstance(linear, torch.nn.Linear)
-        model.set_submodule(name, Fp8Linear(linear))
+        model.set_submodule(name, Fp8Linear(linear).to(device))
     return len(names)
 
 

@@ -61,7 +61,7 @@ def load_part(
 ) -> ModelPart:
     """Loads the checkpoint and, if there are several ranks, keeps this one's part.
 
-    The model is cut on the CPU right after loading, before layers are replaced by faster ones.
+    Several ranks cut the mapped model module by module, each straight to its device.
 
     Raises:
         CheckpointError: it cannot be served.
@@ -177,7 +177,7 @@ def _load_cut(
                 max_model_len=int(model.config.max_position_embeddings),
             )
             reference = parity_probe.make_reference(model, token_ids)
-        shard(model, collectives)
+        shard(model, collectives, device)
 
     checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=device, prepare=cut)
     num_kv_heads = num_local_kv_heads(

@@ -30,7 +30,7 @@ from verifier.model.ready_model import (
     choose_num_kv_blocks,
     free_memory_bytes,
 )
-from verifier.warm_up import compute_token, warm_up
+from verifier.warm_up import compute_chunk, warm_up
 
 logger = get_logger(__name__)
 
@@ -108,7 +108,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         num_threads=num_threads,
         max_num_tokens=config.max_num_batched_tokens,
     )
-    compute_token(model)
+    compute_chunk(model, min(model.row_tile, config.max_num_batched_tokens))
     logger.info("own_decoder", tiles=TILES.name, threads=num_threads)
     return ReadyModel(
         model=model,

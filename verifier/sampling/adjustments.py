@@ -1,7 +1,7 @@
-"""What changes a sequence's logits before the temperature: penalties, bias, masked stop tokens.
+"""What changes a sequence's logits before the temperature: penalties, bias, masked tokens.
 
 In this order: repetition penalty over prompt and output; frequency and presence penalties over
-the output; logit bias; stop tokens masked before `min_new_tokens`.
+the output; logit bias; stop tokens masked before `min_new_tokens`; tokens that a grammar forbids.
 
 A sequence's tokens are counted once: `Adjustments` is told of new ones. A step's row costs as much
 as the sequence has distinct tokens, however long it is.
@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
+from verifier.sampling.constraint import Constraint
 from verifier.sampling.parameters import Sampling
 
 DoubleArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+MaskArray = npt.NDArray[np.int32]
 # Logits: float32 from a model, float64 from other callers.
 LogitsArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
@@ -40,6 +42,9 @@ class Adjusting(NamedTuple):
     stop_token_ids: IntArray
     # How many of the first rows must not give a stop token.
     num_masked: int
+    # [rows, ceil(V / 32)]: bit t % 32 of word t // 32 says whether a grammar allows token t. No
+    # rows: there is no grammar.
+    allowed: MaskArray
 
 
 class Adjustments:
@@ -54,9 +59,15 @@ class Adjustments:
         *,
         prompt_length: int,
         stop_token_ids: frozenset[int] = frozenset(),
+        constraint: Constraint | None = None,
     ) -> None:
-        """`prompt_length`: how many of the tokens that are counted first do not count as output."""
+        """`prompt_length`: how many of the tokens that are counted first do not count as output.
+
+        Args:
+            constraint: the grammar that the output follows; it is told of the tokens elsewhere.
+        """
         self._sampling = sampling
+        self._constraint = constraint
         self._prompt_length = prompt_length
         self._num_counted = 0
         self._counts_tokens = (
@@ -95,9 +106,10 @@ class Adjustments:
         for tokens, weight in ((added[:num_prompt], 0), (added[num_prompt:], 1)):
             self._num_seen = _add_tokens(self._seen, self._counts, self._num_seen, tokens, weight)
 
-    def for_rows(self, num_rows: int) -> Adjusting:
-        """For rows of which the first follows all counted tokens, each other one a draft more."""
+    def for_drafts(self, draft_token_ids: SequenceOf[int]) -> Adjusting:
+        """For a row that follows all counted tokens, and a row after each draft."""
         sampling, num_seen = self._sampling, self._num_seen
+        num_rows = len(draft_token_ids) + 1
         seen, counts = np.empty((2, num_seen + num_rows), dtype=np.int64)
         seen[:num_seen] = self._seen[:num_seen]
         counts[:num_seen] = self._counts[:num_seen]
@@ -112,6 +124,9 @@ class Adjustments:
             biases=self._biases,
             stop_token_ids=self._stop_token_ids,
             num_masked=sampling.min_new_tokens - (self._num_counted - self._prompt_length),
+            allowed=_NO_MASK
+            if self._constraint is None
+            else self._constraint.allowed(draft_token_ids),
         )
 
     def _count_all(self, token_ids: SequenceOf[int]) -> None:
@@ -122,6 +137,7 @@ class Adjustments:
 
 
 _NO_IDS, _NO_BIASES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
+_NO_MASK = np.empty((0, 0), dtype=np.int32)
 # Of a sequence that has none.
 NO_ADJUSTING = Adjusting(
     repetition_penalty=1.0,
@@ -134,6 +150,7 @@ NO_ADJUSTING = Adjusting(
     biases=_NO_BIASES,
     stop_token_ids=_NO_IDS,
     num_masked=0,
+    allowed=_NO_MASK,
 )
 
 
@@ -170,6 +187,11 @@ def adjust(
         for i in range(len(adjusting.stop_token_ids)):
             token_id = adjusting.stop_token_ids[i]
             if 0 <= token_id < vocab_size:
+                row[token_id] = -np.inf
+    if len(adjusting.allowed) > 0:
+        for token_id in range(vocab_size):
+            word = adjusting.allowed[index, token_id >> 5]
+            if not (word >> (token_id & 31)) & 1:
                 row[token_id] = -np.inf
 
 

@@ -1,9 +1,9 @@
 """From logits to the distribution that is sampled, and to the logprobs that are reported.
 
 In this order: repetition penalty over prompt and output; frequency and presence penalties over
-the output; logit bias; stop tokens masked before `min_new_tokens`; temperature; min-p; top-k;
-top-p; softmax. A sequence's row j is processed with the history `output + drafts[:j]`, which is
-the sequence's history if the row is reached.
+the output; logit bias; stop tokens masked before `min_new_tokens`; tokens that a grammar forbids;
+temperature; min-p; top-k; top-p; softmax. A sequence's row j is processed with the history
+`output + drafts[:j]`, which is the sequence's history if the row is reached.
 
 Everything is computed in float64, row after row in the memory of one, so a row's result has the
 same bits alone and in a batch, with and without drafts, and memory doesn't grow with the rows.
@@ -78,7 +78,7 @@ class History:
         """For the first row, and all after drafts."""
         if self.adjustments is None:
             return NO_ADJUSTING
-        return self.adjustments.for_rows(len(self.draft_token_ids) + 1)
+        return self.adjustments.for_drafts(self.draft_token_ids)
 
     @property
     def drafts(self) -> IntArray:

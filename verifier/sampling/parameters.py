@@ -27,6 +27,8 @@ class Sampling:
     prompt_logprobs: int | None = None
     # Logprobs of the model's unadjusted distribution, not of the one that is sampled.
     raw_logprobs: bool = False
+    # Whether the output follows a grammar, which the sequence has.
+    is_constrained: bool = False
 
     @property
     def is_greedy(self) -> bool:
@@ -41,6 +43,7 @@ class Sampling:
             or self.presence_penalty != 0.0
             or bool(self.logit_bias)
             or self.min_new_tokens > 0
+            or self.is_constrained
         )
 
     @classmethod

@@ -23,15 +23,16 @@ import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from servicekit.logs import get_logger
+from verifier.drafts.depth_policy import DepthPolicy
 from verifier.drafts.draft_buffer import HintOutcome
-from verifier.drafts.speculation_policy import (
-    num_drafts_possible,
-    num_drafts_to_verify,
-    num_drafts_trusted,
-)
+from verifier.drafts.speculation_policy import num_drafts_to_verify
 from verifier.scheduling.block_pool import BlockPool
+from verifier.scheduling.draft_selection import SelectedDraft, choose_depths, draft_within_limits
 from verifier.scheduling.prefix_cache import extend_digests
 from verifier.scheduling.sequence import Sequence
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,10 @@ class ScheduledSequence:
     draft_token_ids: list[int]
     # False for a prefill chunk that ends before the last known token.
     samples: bool
+    # Its place among the depth policy's candidates; -1: it is none.
+    candidate: int = -1
+    # Whether its drafts are those that a grammar forces, not a hint's.
+    is_forced: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +79,7 @@ class Scheduler:
         has_prefix_cache: bool = True,
         max_scored_rows: int = 256,
         growth_tokens: int = 64,
+        depth_policy: DepthPolicy | None = None,
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs, "every decode must fit into a step"
         self.block_pool = block_pool
@@ -85,6 +91,8 @@ class Scheduler:
         self.num_waiting_tokens = 0
         self.running: list[Sequence] = []
         self.counts = SchedulerCounts()
+        # None: a step verifies as many drafts as there is room for.
+        self.depth_policy = depth_policy
         # The sequence that `admit` or `schedule` works on, or failed with.
         self.current: Sequence | None = None
         # Limit of a step's scored rows.
@@ -140,18 +148,26 @@ class Scheduler:
         # Prompts get at least half of the budget that drafts could use.
         draft_budget = budget // 2 if prefilling else budget
         num_draft_blocks = num_spare_blocks // 2 if prefilling else num_spare_blocks
-        num_drafting = sum(s.has_draft for s in decoding)
+        drafts = self._drafts(decoding, prefilling, budget, draft_budget)
+        num_drafting = sum(bool(draft.token_ids) for draft in drafts)
+        # What the policy chose fits into the budget, unless others verify all that they have.
+        is_shared = any(draft.token_ids and draft.depth is None for draft in drafts)
         scheduled = []
-        for sequence in decoding:
+        for sequence, draft in zip(decoding, drafts, strict=True):
             self.current = sequence
             num_blocks = self._num_blocks_with_next(sequence)
             room = (num_blocks + num_draft_blocks) * self.block_size
             room -= sequence.num_computed_tokens + 1
-            draft_token_ids = self._draft_of(sequence, draft_budget, num_drafting, room)
-            num_drafting -= sequence.has_draft
+            num_sharing = num_drafting if is_shared else 1
+            draft_token_ids = self._draft_of(sequence, draft, draft_budget, num_sharing, room)
+            num_drafting -= bool(draft.token_ids)
             draft_budget -= len(draft_token_ids)
             budget -= len(draft_token_ids)
-            scheduled.append(self._scheduled(sequence, 1, draft_token_ids))
+            scheduled.append(
+                self._scheduled(
+                    sequence, 1, draft_token_ids, draft.candidate, is_forced=draft.is_forced
+                )
+            )
             num_draft_blocks -= len(sequence.block_table) - num_blocks
             num_spare_blocks -= len(sequence.block_table) - num_blocks
         scored_rows = self._max_scored_rows
@@ -327,34 +343,70 @@ class Scheduler:
 
     # The step
 
-    def _draft_of(self, sequence: Sequence, budget: int, num_sharing: int, room: int) -> list[int]:
-        if not sequence.has_draft:
+    def _drafts(
+        self,
+        decoding: list[Sequence],
+        prefilling: list[Sequence],
+        budget: int,
+        draft_budget: int,
+    ) -> list[SelectedDraft]:
+        """The drafts of the decoding sequences, and how many of each to verify."""
+        drafts = []
+        for sequence in decoding:
+            self.current = sequence
+            drafts.append(draft_within_limits(sequence))
+        self.current = None
+        if self.depth_policy is not None:
+            try:
+                choose_depths(
+                    self.depth_policy,
+                    decoding,
+                    drafts,
+                    prefilling,
+                    budget=budget,
+                    draft_budget=draft_budget,
+                )
+            except Exception:
+                # Exactness does not depend on it: steps verify what they have room for.
+                logger.exception("depth_policy_failed")
+                self.depth_policy = None
+                for draft in drafts:
+                    draft.depth, draft.candidate = None, -1
+        return drafts
+
+    def _draft_of(
+        self,
+        sequence: Sequence,
+        draft: SelectedDraft,
+        budget: int,
+        num_sharing: int,
+        room: int,
+    ) -> list[int]:
+        """The part of its drafts that a sequence verifies, now that the room is known."""
+        if not draft.token_ids:
             return []
-        trusted = num_drafts_trusted(
-            tokens_per_match=sequence.tokens_per_match,
-            match_length=sequence.draft_buffer.match_length(len(sequence.token_ids)),
-        )
-        limit = min(sequence.num_speculative_tokens, room)
+        limit = min(len(draft.token_ids), room)
         num_drafts = num_drafts_to_verify(
-            num_speculative_tokens=limit if trusted is None else min(limit, trusted),
+            num_speculative_tokens=limit if draft.depth is None else min(limit, draft.depth),
             remaining=sequence.remaining,
             budget=budget,
             num_sharing=num_sharing,
         )
-        length = len(sequence.token_ids)
-        num_drafts = num_drafts_possible(
-            sequence.draft_buffer.ahead(length, num_drafts),
-            stop_token_ids=sequence.stop_token_ids,
-            num_output_tokens=length - sequence.prompt_length,
-            min_new_tokens=sequence.sampling.min_new_tokens,
-        )
-        draft_token_ids, outcome = sequence.draft_buffer.draft(length, num_drafts)
+        if draft.is_forced:
+            return draft.token_ids[:num_drafts]
+        draft_token_ids, outcome = sequence.draft_buffer.draft(len(sequence.token_ids), num_drafts)
         if outcome is not None:
             self._count_hint(outcome)
         return draft_token_ids
 
     def _scheduled(
-        self, sequence: Sequence, num_new_tokens: int, draft_token_ids: list[int]
+        self,
+        sequence: Sequence,
+        num_new_tokens: int,
+        draft_token_ids: list[int],
+        candidate: int = -1,
+        *,
+        is_forced: bool = False,
     ) -> ScheduledSequence:
         num_tokens = sequence.num_computed_tokens + num_new_tokens + len(draft_token_ids)
         self.block_pool.extend(sequence.block_table, self.num_blocks_for(num_tokens))
@@ -363,6 +415,8 @@ class Scheduler:
             num_new_tokens=num_new_tokens,
             draft_token_ids=draft_token_ids,
             samples=sequence.num_computed_tokens + num_new_tokens == len(sequence.token_ids),
+            candidate=candidate,
+            is_forced=is_forced,
         )
 
 

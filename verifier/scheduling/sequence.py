@@ -4,11 +4,14 @@ import collections
 import enum
 from dataclasses import dataclass, field
 
+from verifier.drafts.depth_policy import SequenceDepth
 from verifier.drafts.draft_buffer import DraftBuffer
 from verifier.drafts.draft_wait import FirstTokenRecord
+from verifier.drafts.drafted_by import AnswersHints, DraftedBy
 from verifier.drafts.hint_log import HintLog
 from verifier.sampling import Sampling
 from verifier.sampling.adjustments import Adjustments
+from verifier.structured.grammar_state import GrammarState
 
 # Limit of a traced sequence's tokens in one step: its trace is 60 KB at most, one message.
 MAX_TRACED_TOKENS = 4096
@@ -75,8 +78,12 @@ class OpenSequence:
     tokens_per_match: int = 0
     # Whether an event describes every step of the sequence.
     trace: bool = False
+    # None: drafts come from the session.
+    drafted_by: DraftedBy | None = None
     # None: the sequence is continued.
     scoring: Scoring | None = None
+    # The grammar that the output follows. None: it is free.
+    grammar: GrammarState | None = None
 
     @property
     def rows_to_score(self) -> range:
@@ -132,16 +139,21 @@ class Sequence:
     block_digests: list[bytes] = field(default_factory=list)
     # How many blocks of `block_table`, from the first on, are entered in the prefix cache.
     num_entered_blocks: int = 0
-    # The hint length last requested from the session. 0: no hint is requested.
+    # The hint length last requested. 0: no hint is requested.
     num_wanted_draft_tokens: int = 0
+    # Who drafts, by which law; and that drafter, unless it takes no tokens of this sequence.
+    drafted_by: DraftedBy | None = None
+    drafter: AnswersHints | None = None
+    grammar: GrammarState | None = None
     # Made when the first token is sampled, if logits are adjusted.
     adjustments: Adjustments | None = None
     draft_buffer: DraftBuffer = field(default_factory=DraftBuffer)
+    depth_record: SequenceDepth = field(default_factory=SequenceDepth)
     # None: not traced.
     hint_log: HintLog | None = None
     first_token_record: FirstTokenRecord = field(default_factory=FirstTokenRecord)
     # The last published (length, monotonic seconds): hints for that length are under way since
-    # then. Empty before the first token.
+    # then. Empty before the first token; without a drafter the last few are kept, to time hints.
     publications: collections.deque[tuple[int, float]] = field(
         default_factory=lambda: collections.deque(maxlen=PUBLICATIONS_KEPT)
     )
@@ -181,6 +193,16 @@ class Sequence:
         return self.publications[-1][1]
 
     @property
+    def has_drafter(self) -> bool:
+        """Whether a drafter was named, so that drafts do not come from the session."""
+        return self.drafted_by is not None and self.drafted_by.address != ""
+
+    @property
+    def is_drafted_by_session(self) -> bool:
+        """A hint for the current length is requested of its session."""
+        return self.drafting and self.num_wanted_draft_tokens > 0 and not self.has_drafter
+
+    @property
     def is_prefilling(self) -> bool:
         """More than the last token's K/V is missing."""
         return self.num_computed_tokens < len(self.token_ids) - 1
@@ -215,12 +237,17 @@ class Sequence:
             and self._has_requested_hint
             and self._is_unanswered
             and not self.is_prefilling
+            and not (self.drafter is not None and self.drafter.is_overdue)
         )
 
     @property
     def _has_requested_hint(self) -> bool:
-        """A hint for the current length was requested."""
-        return self.drafting and self.num_wanted_draft_tokens > 0
+        """A hint for the current length was requested, and can be expected."""
+        if not self.num_wanted_draft_tokens:
+            return False
+        if self.has_drafter:
+            return self.drafter is not None and self.drafter.is_answering
+        return self.drafting
 
     @property
     def _is_unanswered(self) -> bool:

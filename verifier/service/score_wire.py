@@ -66,6 +66,10 @@ def score_query(message: verifier_pb2.ScoreRequest, served: ServedModel) -> Scor
         if message.sampling.HasField(name):  # type: ignore[arg-type]
             raise InvalidRequestError(f"use {instead}", field=f"sampling.{name}")
     sampling = check_sampling(message.sampling, served, needs_seed=False)
+    if sampling.is_constrained:
+        raise UnsupportedFieldError(
+            "scores are those of free text", field="sampling.structured_output"
+        )
     num_tensor_bytes = _check_size(message, served)
     return ScoreQuery(
         sequences=[

@@ -1,18 +1,24 @@
 """VerifierService over gRPC: exchanges messages with the engine thread and computes nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 
 from tandem.v1 import verifier_pb2, verifier_pb2_grpc
 from verifier.engine.engine import Engine
-from verifier.errors import DrainingError, NotReadyError, OverloadedError
+from verifier.errors import (
+    DrainingError,
+    NotReadyError,
+    OverloadedError,
+    UnsupportedFieldError,
+)
 from verifier.service import score_wire
 from verifier.service.score_call import ScoreCall
 from verifier.service.session import Session
 from verifier.service.wire import ServedModel
+from verifier.structured.grammars import Grammars
 
 # Over all concurrent Score calls; a single call may exceed it.
 MAX_SCORED_TOKENS = 1 << 20
@@ -25,23 +31,41 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     """Owned by the event loop. Until `open`, the model is loading and RPCs are refused."""
 
-    def __init__(self, *, max_session_event_bytes: int) -> None:
-        self._opened: tuple[Engine, ServedModel] | None = None
+    def __init__(
+        self,
+        *,
+        admits_drafter: Callable[[str], bool],
+        max_session_event_bytes: int,
+        allow_score: bool,
+    ) -> None:
+        self._opened: tuple[Engine, ServedModel, Grammars | None] | None = None
+        self._admits_drafter = admits_drafter
         self._max_session_event_bytes = max_session_event_bytes
+        self._allow_score = allow_score
         self._sessions: set[Session] = set()
         self._num_scored_tokens = 0
         self._num_scored_tensor_bytes = 0
         self._is_draining = False
 
-    def open(self, engine: Engine, served: ServedModel) -> None:
-        """Answers RPCs from now on. The caller starts and stops the engine."""
-        self._opened = (engine, served)
+    def open(self, engine: Engine, served: ServedModel, grammars: Grammars | None) -> None:
+        """Answers RPCs from now on. The caller starts and stops the engine.
+
+        Args:
+            grammars: None: structured output is refused.
+        """
+        self._opened = (engine, served, grammars)
 
     async def Session(
         self, request_iterator: AsyncIterator[verifier_pb2.SessionRequest], context: _Context
     ) -> AsyncIterator[verifier_pb2.SessionResponse]:
-        engine, served = self._loaded()
-        session = Session(engine, served, max_event_bytes=self._max_session_event_bytes)
+        engine, served, grammars = self._loaded()
+        session = Session(
+            engine,
+            served,
+            grammars,
+            admits_drafter=self._admits_drafter,
+            max_event_bytes=self._max_session_event_bytes,
+        )
         if self._is_draining:
             session.drain()
         self._sessions.add(session)
@@ -57,7 +81,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def Score(
         self, request: verifier_pb2.ScoreRequest, context: _Context
     ) -> verifier_pb2.ScoreResponse:
-        engine, served = self._loaded()
+        if not self._allow_score:
+            raise UnsupportedFieldError("Score is not enabled on this server")
+        engine, served, _ = self._loaded()
         if self._is_draining:
             raise DrainingError("the verifier is shutting down", retry_after_ms=1000)
         query = score_wire.score_query(request, served)
@@ -88,13 +114,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     async def GetModelInfo(
         self, request: verifier_pb2.GetModelInfoRequest, context: _Context
     ) -> verifier_pb2.GetModelInfoResponse:
-        _, served = self._loaded()
+        _, served, _ = self._loaded()
         return served.model_info()
 
     async def GetVerifierLoad(
         self, request: verifier_pb2.GetVerifierLoadRequest, context: _Context
     ) -> verifier_pb2.GetVerifierLoadResponse:
-        engine, served = self._loaded()
+        engine, served, _ = self._loaded()
         load = engine.load
         return verifier_pb2.GetVerifierLoadResponse(
             instance_id=served.instance_id,
@@ -105,19 +131,23 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             num_steps=load.num_steps,
             step_duration_s=load.step_duration_s,
             hop_duration_s=load.hop_duration_s,
+            hop_p50_s=engine.hop_quantile_s(0.5),
+            hop_p99_s=engine.hop_quantile_s(0.99),
         )
 
     async def drain(self) -> None:
         """Refuses new sequences, waits until the last one has ended, ends the sessions."""
-        engine, _ = self._loaded()
+        engine, _, _ = self._loaded()
         self._is_draining = True
         for session in self._sessions:
             session.drain()
+        for session in list(self._sessions):
+            await session.compiled()
         await asyncio.wrap_future(engine.when_idle())
         for session in self._sessions:
             session.end()
 
-    def _loaded(self) -> tuple[Engine, ServedModel]:
+    def _loaded(self) -> tuple[Engine, ServedModel, Grammars | None]:
         if self._opened is None:
             raise NotReadyError("the model is being loaded", retry_after_ms=1000)
         return self._opened

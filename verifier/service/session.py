@@ -5,8 +5,9 @@ Runs on the event loop. The engine thread only calls `_sink`, which passes event
 
 import asyncio
 import contextlib
+import dataclasses
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from servicekit.errors import MessageLimitError, RequestError
 from servicekit.logs import get_logger
@@ -30,9 +31,13 @@ from verifier.errors import (
     InvalidRequestError,
     OverloadedError,
     SessionError,
+    UnsupportedFieldError,
 )
+from verifier.scheduling.sequence import OpenSequence
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, CommandFlow
+from verifier.structured.grammar_state import GrammarState
+from verifier.structured.grammars import Grammar, Grammars
 
 logger = get_logger(__name__)
 
@@ -49,9 +54,22 @@ class Session:
     stream is not read until it has (`command_flow.py`).
     """
 
-    def __init__(self, engine: Engine, served: wire.ServedModel, *, max_event_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        served: wire.ServedModel,
+        grammars: Grammars | None,
+        *,
+        admits_drafter: Callable[[str], bool],
+        max_event_bytes: int,
+    ) -> None:
         self._engine = engine
         self._served = served
+        self._grammars = grammars
+        # Opens that wait for their grammar, by sequence id, and the commands that wait behind each.
+        self._compiling: dict[str, asyncio.Future[GrammarState]] = {}
+        self._deferred: dict[str, list[Close | Update]] = {}
+        self._admits_drafter = admits_drafter
         self._max_event_bytes = max_event_bytes
         self._loop = asyncio.get_running_loop()
         # Bounded by the bytes in it, in `_put`; None ends the stream.
@@ -62,7 +80,8 @@ class Session:
         self._forgotten: set[str] = set()
         self._flow = CommandFlow(engine)
         self._is_draining = False
-        self._session_id = engine.attach(self._sink)
+        # 0 until Hello, so that Welcome is the first event.
+        self._session_id = 0
 
     async def read(self, requests: AsyncIterator[verifier_pb2.SessionRequest]) -> None:
         """Submits commands until the stream ends, then ends the session."""
@@ -98,15 +117,26 @@ class Session:
             raise self._error
 
     def drain(self) -> None:
-        """Refuses Opens from now on."""
+        """Refuses Opens from now on, and says so."""
         self._is_draining = True
+        if self._session_id and self._error is None:
+            self._put(wire.draining())
+
+    async def compiled(self) -> None:
+        """Returns when every Open that waited for its grammar is submitted or rejected."""
+        while self._compiling:
+            await asyncio.wait(list(self._compiling.values()))
+            await asyncio.sleep(0)
 
     def end(self) -> None:
         """Ends the stream once the queued messages have been sent."""
         self._responses.put_nowait(None)
 
     def close(self) -> None:
-        self._engine.submit(DetachSession(session_id=self._session_id))
+        for compiling in self._compiling.values():
+            compiling.cancel()
+        if self._session_id:
+            self._engine.submit(DetachSession(session_id=self._session_id))
 
     def _sink(self, events: list[Event], step: StepStats | None) -> None:
         """Called by the engine thread."""
@@ -158,6 +188,9 @@ class Session:
                 field="commands[0].hello.protocol_version",
             )
         self._put(wire.welcome(self._served))
+        if self._is_draining:
+            self._put(wire.draining())
+        self._session_id = self._engine.attach(self._sink)
 
     async def _submit(self, commands: Sequence[verifier_pb2.Command], received_at_s: float) -> None:
         """Submits a message's commands, drafts first, in slices if they are many."""
@@ -230,25 +263,72 @@ class Session:
         match command.WhichOneof("command"):
             case "open":
                 wire.COMMAND_LIMITS.check(command)
+                if command.open.sequence_id in self._compiling:
+                    raise InvalidRequestError("is open already", field="sequence_id")
                 if self._is_draining:
                     raise DrainingError("the verifier is shutting down", retry_after_ms=1000)
-                sequence = wire.open_sequence(command.open, self._served)
-                self._engine.submit(Open(session_id=session_id, sequence=sequence))
+                sequence = wire.open_sequence(
+                    command.open, self._served, admits_drafter=self._admits_drafter
+                )
+                grammar = wire.grammar_of(command.open, self._served)
+                if grammar is None:
+                    self._engine.submit(Open(session_id=session_id, sequence=sequence))
+                else:
+                    self._open_compiled(sequence, grammar)
             case "close":
                 wire.COMMAND_LIMITS.check(command)
-                self._engine.submit(
-                    Close(session_id=session_id, sequence_id=command.close.sequence_id)
+                close = Close(
+                    session_id=session_id,
+                    sequence_id=command.close.sequence_id,
+                    keep=wire.keep_of(command.close.keep, field="close.keep"),
+                    keep_length=command.close.keep_length,
                 )
+                self._submit_behind_open(close)
             case "update":
                 wire.COMMAND_LIMITS.check(command)
-                self._engine.submit(
-                    Update(
-                        session_id=session_id,
-                        sequence_id=command.update.sequence_id,
-                        drafting=command.update.drafting,
-                    )
+                self._submit_behind_open(
+                    wire.update(command.update, session_id, admits_drafter=self._admits_drafter)
                 )
             case "hello":
                 raise InvalidRequestError("Hello comes once, first", field="commands.hello")
             case _:
                 raise InvalidRequestError("unknown command", field="commands")
+
+    def _submit_behind_open(self, command: Close | Update) -> None:
+        """Submits a command of a sequence, after its Open."""
+        if command.sequence_id in self._compiling:
+            self._deferred.setdefault(command.sequence_id, []).append(command)
+        else:
+            self._engine.submit(command)
+
+    def _open_compiled(self, sequence: OpenSequence, grammar: Grammar) -> None:
+        """Opens the sequence once its grammar is compiled; other commands do not wait for that."""
+        sequence_id = sequence.sequence_id
+        if self._grammars is None:
+            raise UnsupportedFieldError(
+                "structured output is not enabled on this server", field=grammar.field
+            )
+        compiling = asyncio.wrap_future(
+            self._grammars.compile(grammar, sequence.token_ids[sequence.prompt_length :])
+        )
+        self._compiling[sequence_id] = compiling
+        compiling.add_done_callback(lambda _: self._on_compiled(sequence, compiling))
+
+    def _on_compiled(
+        self, sequence: OpenSequence, compiled: "asyncio.Future[GrammarState]"
+    ) -> None:
+        deferred = self._deferred.pop(sequence.sequence_id, ())
+        del self._compiling[sequence.sequence_id]
+        if compiled.cancelled():
+            return
+        error = compiled.exception()
+        if error is None:
+            opened = dataclasses.replace(sequence, grammar=compiled.result())
+            self._engine.submit(Open(session_id=self._session_id, sequence=opened))
+            for command in deferred:
+                self._engine.submit(command)
+            return
+        if not isinstance(error, RequestError):
+            logger.error("command_failed", sequence_id=sequence.sequence_id, exc_info=error)
+            error = InternalError()
+        self._deliver([Rejected(sequence_id=sequence.sequence_id, error=error)], None)

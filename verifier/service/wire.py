@@ -6,6 +6,7 @@ by its field.
 
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from servicekit.errors import MessageLimitError, code_number, find_code
 from servicekit.message_limits import MessageLimits
 from tandem.v1 import drafter_pb2, limits_pb2, sampling_pb2, verifier_pb2
+from verifier.drafters.messages import DrafterState
 from verifier.drafts.draft_buffer import Hint, Source
+from verifier.drafts.drafted_by import DraftedBy, Keep
 from verifier.engine.messages import (
     Decided,
+    DrafterStatus,
     Event,
     Opened,
     PromptScored,
@@ -26,6 +30,7 @@ from verifier.engine.messages import (
     Scored,
     StepStats,
     StepTraced,
+    Update,
 )
 from verifier.errors import (
     ERROR_TABLE,
@@ -36,6 +41,7 @@ from verifier.errors import (
 from verifier.sampling import Sampling
 from verifier.sampling.logprobs import TokenLogprob
 from verifier.scheduling.sequence import DraftWait, FinishReason, OpenSequence
+from verifier.structured.grammars import Grammar, GrammarKind
 
 _Logprobs = RepeatedCompositeFieldContainer[sampling_pb2.TokenLogprob]
 
@@ -127,6 +133,12 @@ def welcome(served: ServedModel) -> verifier_pb2.SessionResponse:
     return verifier_pb2.SessionResponse(events=[verifier_pb2.Event(welcome=message)])
 
 
+def draining() -> verifier_pb2.SessionResponse:
+    """The event that says that the verifier is shutting down."""
+    event = verifier_pb2.Event(draining=verifier_pb2.Draining())
+    return verifier_pb2.SessionResponse(events=[event])
+
+
 _DRAFT_WAITS = {
     verifier_pb2.DRAFT_WAIT_UNSPECIFIED: DraftWait.ADAPTIVE,
     verifier_pb2.DRAFT_WAIT_ADAPTIVE: DraftWait.ADAPTIVE,
@@ -143,12 +155,26 @@ _FINISH_REASONS = {
 _PROPOSAL_FIELDS = tuple(field.name for field in sampling_pb2.ProposalTrace.DESCRIPTOR.fields)
 _SOURCES = {int(source): source for source in Source}
 
+_KEEPS = {int(keep): keep for keep in Keep}
+_DRAFTER_STATES = {
+    DrafterState.UP: verifier_pb2.DrafterStatus.STATE_UP,
+    DrafterState.SLOW: verifier_pb2.DrafterStatus.STATE_SLOW,
+    DrafterState.DOWN: verifier_pb2.DrafterStatus.STATE_DOWN,
+    DrafterState.IDLE: verifier_pb2.DrafterStatus.STATE_IDLE,
+}
+
 # Fields of Open that must be empty.
-_UNSUPPORTED_OPEN = ("adapter_id", "drafter_address")
+_UNSUPPORTED_OPEN = ("adapter_id",)
+_STRUCTURED = "sampling.structured_output"
 
 
-def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequence:
+def open_sequence(
+    message: verifier_pb2.Open, served: ServedModel, *, admits_drafter: Callable[[str], bool]
+) -> OpenSequence:
     """Checks an Open that is within `COMMAND_LIMITS`.
+
+    Args:
+        admits_drafter: whether this verifier may connect to a drafter's address.
 
     Raises:
         RequestError: names the field.
@@ -217,7 +243,94 @@ def open_sequence(message: verifier_pb2.Open, served: ServedModel) -> OpenSequen
         priority=message.priority,
         tokens_per_match=message.tokens_per_match,
         trace=message.trace,
+        drafted_by=_drafted_by(message, admits_drafter),
     )
+
+
+def grammar_of(message: verifier_pb2.Open, served: ServedModel) -> Grammar | None:
+    """The grammar that the output of a checked Open follows; None if it is free.
+
+    Raises:
+        RequestError: names the field.
+    """
+    if not message.sampling.HasField("structured_output"):
+        return None
+    structured = message.sampling.structured_output
+    kind = structured.WhichOneof("grammar")
+    field = f"{_STRUCTURED}.{kind}"
+    if kind is None:
+        raise InvalidRequestError("names no grammar", field=_STRUCTURED)
+    if not served.tokenizer_digest:
+        raise UnsupportedFieldError("the model has no tokenizer", field=_STRUCTURED)
+    if message.ignore_eos:
+        raise InvalidRequestError(f"not together with {_STRUCTURED}", field="ignore_eos")
+    if message.sampling.min_new_tokens:
+        raise InvalidRequestError(
+            f"not together with {_STRUCTURED}", field="sampling.min_new_tokens"
+        )
+    if kind != "choices":
+        return Grammar(GrammarKind(kind), getattr(structured, kind), field)
+    values = list(structured.choices.values)
+    if not values:
+        raise InvalidRequestError("there is none", field=field)
+    return Grammar(GrammarKind.CHOICES, json.dumps(values), field)
+
+
+def update(
+    message: verifier_pb2.Update, session_id: int, *, admits_drafter: Callable[[str], bool]
+) -> Update:
+    """The command of an Update.
+
+    Raises:
+        InvalidRequestError: this verifier may not connect to its drafter.
+    """
+    address = None
+    if message.HasField("drafter_address"):
+        address = message.drafter_address
+        if address and not admits_drafter(address):
+            raise _not_admitted(address, field="update.drafter_address")
+    return Update(
+        session_id=session_id,
+        sequence_id=message.sequence_id,
+        drafting=message.drafting,
+        drafter_address=address,
+    )
+
+
+def keep_of(keep: int, *, field: str) -> Keep:
+    """What a pool keeps.
+
+    Raises:
+        InvalidRequestError: the number is unknown.
+    """
+    if keep not in _KEEPS:
+        raise InvalidRequestError(f"unknown value {keep}", field=field)
+    return _KEEPS[keep]
+
+
+def _drafted_by(
+    message: verifier_pb2.Open, admits_drafter: Callable[[str], bool]
+) -> DraftedBy | None:
+    address = message.drafter_address
+    if address and not admits_drafter(address):
+        raise _not_admitted(address, field="drafter_address")
+    if not address and not message.HasField("ngram"):
+        return None
+    # It is sent whole, in one message beside others.
+    params = drafter_pb2.NgramParams()
+    params.CopyFrom(message.ngram)
+    params.DiscardUnknownFields()
+    return DraftedBy(
+        address=address,
+        encoded_params=params.SerializeToString(),
+        has_pool=bool(message.ngram.pool_id),
+        hint_tokens=message.hint_tokens,
+        keep=keep_of(message.keep, field="keep"),
+    )
+
+
+def _not_admitted(address: str, *, field: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{address!r} is not among this verifier's --drafters", field=field)
 
 
 def rejected_command(message: verifier_pb2.Command, error: MessageLimitError) -> Rejected:
@@ -278,6 +391,7 @@ def response(events: Iterable[Event], step: StepStats | None) -> verifier_pb2.Se
                 num_running=step.num_running,
                 num_waiting=step.num_waiting,
                 num_kv_blocks_used=step.num_kv_blocks_used,
+                draft_round_trip_s=step.draft_round_trip_s,
             )
         )
     return message
@@ -336,7 +450,7 @@ def _write_event(message: verifier_pb2.Event, event: Event) -> None:
             # The fields have the same names.
             step = dataclasses.asdict(event.step)
             step["proposals"] = [
-                {n: entry[n] for n in _PROPOSAL_FIELDS} for entry in step["proposals"]
+                {n: getattr(hint, n) for n in _PROPOSAL_FIELDS} for hint in event.step.proposals
             ]
             message.step_traced.step.CopyFrom(sampling_pb2.StepTrace(**step))
         case PromptScored():
@@ -345,6 +459,10 @@ def _write_event(message: verifier_pb2.Event, event: Event) -> None:
             add_logprobs(message.prompt_scored.logprobs, event.logprobs)
         case Scored():
             raise AssertionError("no session opens sequences that are only scored")
+        case DrafterStatus():
+            message.drafter_status.drafter_address = event.address
+            message.drafter_status.state = _DRAFTER_STATES[event.state]
+            message.drafter_status.reason = event.reason
         case Opened():
             message.opened.sequence_id = event.sequence_id
             message.opened.num_cached_tokens = event.num_cached_tokens
@@ -415,7 +533,9 @@ def check_sampling(
     """
     if message.num_beams > 1:
         raise UnsupportedFieldError("beam search is not supported", field="sampling.num_beams")
-    sampling = Sampling.of(message)
+    sampling = dataclasses.replace(
+        Sampling.of(message), is_constrained=message.HasField("structured_output")
+    )
     for name, is_allowed, range_ in _SAMPLING_RANGES:
         value = getattr(sampling, name)
         if not is_allowed(value):

@@ -1,4 +1,4 @@
-"""A process's rank, from torchrun's environment variables, and the GPU of a rank. Pure."""
+"""A process's rank, from torchrun's environment variables, and its GPU and network. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,11 @@ from servicekit.config import ConfigError
 
 # torchrun sets these. torch itself reads the address and port.
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+# Where gloo and NCCL connect the ranks. Without these, they may choose an address that other
+# machines reach, and neither encrypts or authenticates anything.
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_LOOPBACK_INTERFACE = "lo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,14 @@ def read_launch(environ: Mapping[str, str], tensor_parallel_size: int) -> Launch
             f"{environ['LOCAL_WORLD_SIZE']} of them do here",
         )
     return Launch(rank=int(environ["RANK"]), size=tensor_parallel_size)
+
+
+def loopback_variables(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment variables that keep the ranks' traffic on this machine.
+
+    What an operator has set stays.
+    """
+    return {name: _LOOPBACK_INTERFACE for name in _INTERFACE_VARIABLES if not environ.get(name)}
 
 
 def choose_gpu(

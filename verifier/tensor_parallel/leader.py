@@ -63,7 +63,8 @@ class Leader:
         return self._collectives
 
     def load_others(self, identity: Mapping[str, str]) -> int:
-        """Makes the other ranks load, one at a time: each briefly holds the whole model.
+        """Makes the other ranks load, one at a time: a mixture of experts, or a model that is
+        converted to another dtype, is whole in memory meanwhile.
 
         Args:
             identity: what all ranks must have in common, by the flag that decides it.

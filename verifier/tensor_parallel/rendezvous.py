@@ -101,7 +101,9 @@ def _greeted_rank(peer: socket.socket, token: str) -> int | None:
     # Any process on this machine may connect and send anything.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         hello = read_frame(peer)
-        if hello is not None and hello.kind is Kind.HELLO and hello.values["token"] == token:
+        if hello is None or hello.kind is not Kind.HELLO:
+            return None
+        if secrets.compare_digest(hello.values["token"], token):
             return int(hello.values["rank"])
     return None
 

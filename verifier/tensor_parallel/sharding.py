@@ -59,8 +59,10 @@ class GatheredLinear(nn.Module):
         return self._collectives.concatenate(linear(rows, self.weight, self.bias))
 
 
-def shard(model: PreTrainedModel, collectives: Collectives) -> None:
+def shard(model: PreTrainedModel, collectives: Collectives, device: torch.device) -> None:
     """Cuts the model in place and frees the other ranks' parts.
+
+    What is cut moves to the device at once: memory elsewhere holds one module's part at a time.
 
     Raises:
         ConfigError: it cannot be cut into so many parts.
@@ -69,13 +71,18 @@ def shard(model: PreTrainedModel, collectives: Collectives) -> None:
     plan = _plan(model, size)
     _check_heads(model, plan, size)
     for name, module in list(model.named_modules()):
+        is_cut = False
         for parameter, _ in list(module.named_parameters(recurse=False)):
             style = plan.get(_pattern(f"{name}.{parameter}"))
             if style is not None:
                 _cut_parameter(module, parameter, f"{name}.{parameter}", style, collectives)
+                is_cut = True
         style = plan.get(_pattern(name))
         if style is not None and style not in _WHOLE:
             _cut_module(model, module, name, style, collectives)
+            is_cut = True
+        if is_cut:
+            model.get_submodule(name).to(device)
 
 
 def num_local_kv_heads(model: PreTrainedModel, num_kv_heads: int, size: int) -> int:

@@ -70,12 +70,12 @@ def exported() -> dict[str, frozenset[str]]:
 
 
 def selected(expression: str) -> list[Selected]:
-    """The metrics of a PromQL expression: those with Tandem's prefix, and `up`."""
+    """The metrics of a PromQL expression: Tandem's, a process's, and `up`."""
     without_strings = _STRING.sub('""', expression)
     return [
         Selected(name, frozenset(_MATCHER_NAME.findall(matchers)))
         for name, matchers in _NAME.findall(without_strings)
-        if name.startswith(("tandem_", "tandem:")) or name == "up"
+        if name.startswith(("tandem_", "tandem:", "process_")) or name == "up"
     ]
 
 

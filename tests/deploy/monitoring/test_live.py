@@ -44,7 +44,14 @@ QUERIES = {
 }
 
 # Alerts that the death of a process may cause.
-OF_DEATH = {"TandemScrapeDown", "TandemServiceGone", "TandemDrafterAbsent", "TandemStepsStalled"}
+OF_DEATH = {
+    "TandemServiceGone",
+    "TandemNoProgress",
+    "TandemVerifierUnreachable",
+    "TandemDrafterAbsent",
+    "TandemDrafterUnreachable",
+    "TandemStepsStalled",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,13 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     cert, key, ca = str(paths["cert"]), str(paths["key"]), str(paths["ca"])
     served = ["--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca]
     peers = ["--peer-tls-ca", ca, "--peer-tls-cert", cert, "--peer-tls-key", key]
-    flags = {"drafter": served, "verifier": served, "gateway": [*served, *peers]}
+    # The connection outlives the load.
+    lasting = ["--drafter-idle-timeout-s", "600"]
+    flags = {
+        "drafter": served,
+        "verifier": [*served, *peers, *lasting],
+        "gateway": [*served, *peers],
+    }
     (folder / "prometheus").mkdir()
     with (
         live_tandem(flags) as tandem,
@@ -121,14 +134,18 @@ def test_every_recording_rule_records(live: Live, name: str) -> None:
     assert all(map(math.isfinite, found()))
 
 
+@pytest.mark.parametrize(
+    "connected", ['tandem_peers_connected{kind="drafter"}', 'tandem_verifier_drafters{state="up"}']
+)
+def test_the_verifiers_connection_to_its_drafter_is_shown(live: Live, connected: str) -> None:
+    assert [series.values[0][1] for series in live.prometheus.query(connected)] == [1]
+
+
 def test_a_killed_service_fires_its_own_alerts_only(live: Live) -> None:
     # The last test: it kills the drafter. Alerts wait seconds here instead of minutes.
     assert not {alert for alert in live.prometheus.alerts() if alert[0] in OF_DEATH}
     live.tandem.drafter.process.kill()
-    firing = {
-        ("TandemScrapeDown", "tandem-drafter", "firing"),
-        ("TandemDrafterAbsent", "", "firing"),
-    }
+    firing = {("TandemDrafterAbsent", "", "firing")}
     until(lambda: live.prometheus.alerts() >= firing, or_show=live.prometheus.alerts)
     assert {alert for alert in live.prometheus.alerts() if alert[0] in OF_DEATH} == firing
 

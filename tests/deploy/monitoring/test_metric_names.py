@@ -13,12 +13,17 @@ from pathlib import Path
 
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 
+from gateway.config import GatewayConfig
+from gateway.server import GatewayServer
 from servicekit.channel import open_channel
 from servicekit.config import ChannelOptions, ServerOptions
+from servicekit.logs import get_logger
 from tandem.client import GenerationRequest
 from tests.deploy.monitoring.metric_names import GOLDEN, exported, scrape
 from tests.integration.stack import running_stack, verifier_config
+from verifier.server import VerifierServer
 
 # Metrics that must exist; counters with the suffix of a scrape.
 REQUIRED = (
@@ -34,7 +39,9 @@ REQUIRED = (
     "e2e_request_latency_seconds_bucket{le}", "draft_round_trip_seconds_bucket{le}",
     "step_duration_seconds_bucket{le,phase}",
     "step_tokens_bucket{le}",
-    "draft_wait_seconds_bucket{le}",
+    "draft_wait_seconds_bucket{le}", "draft_waits_total{outcome}",
+    "draft_hop_seconds_bucket{le}", "draft_hop_quantile_seconds{quantile}",
+    "peers_connected{kind}", "verifier_drafters{state}", "verifier_drafter_faults_total{reason}",
     "draft_hints_total{outcome}", "kv_blocks_used", "kv_blocks_total",
     "prefix_cache_queries_total", "prefix_cache_hits_total", "preemptions_total",
     "drafter_sequences", "drafter_history_bytes", "drafter_proposals_total{outcome,source}",
@@ -45,7 +52,9 @@ REQUIRED = (
 ALLOWED_LABELS = {
     "certificate",
     "code",
+    "files",
     "finish_reason",
+    "kind",
     "le",
     "match_length",
     "method",
@@ -53,9 +62,11 @@ ALLOWED_LABELS = {
     "peer",
     "phase",
     "position",
+    "quantile",
     "reason",
     "service",
     "source",
+    "state",
 }
 
 
@@ -73,7 +84,7 @@ async def scrape_all(folder: Path) -> str:
         peer_tls_ca=tls["ca"], peer_tls_cert=tls["cert"], peer_tls_key=tls["key"]
     )
     async with running_stack(
-        verifier=verifier_config(server=served),
+        verifier=verifier_config(server=served, peers=peers),
         drafter={"server": served},
         gateway={
             "server": ServerOptions(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0"),
@@ -116,6 +127,32 @@ async def test_running_services_export_exactly_the_frozen_metrics(tmp_path: Path
         GOLDEN.read_text().splitlines(), found.splitlines(), "written down", "exported", lineterm=""
     )
     assert found == GOLDEN.read_text(), "\n".join(difference)
+
+
+async def test_callers_export_the_expiry_of_the_certificate_that_they_present(
+    tmp_path: Path,
+) -> None:
+    tls = make_certificate(tmp_path)
+    peers = ChannelOptions(
+        peer_tls_ca=tls["ca"], peer_tls_cert=tls["cert"], peer_tls_key=tls["key"]
+    )
+    registries = {"gateway": CollectorRegistry(), "verifier": CollectorRegistry()}
+    logger = get_logger("test")
+    calling = verifier_config(drafters=["127.0.0.1:1"], peers=peers)
+    VerifierServer(calling, registry=registries["verifier"], logger=logger)
+    server = GatewayServer(
+        GatewayConfig(verifiers=["127.0.0.1:1"], peers=peers),
+        registry=registries["gateway"],
+        logger=logger,
+    )
+    await server.stop()
+    for service, registry in registries.items():
+        expiry_s = registry.get_sample_value(
+            "tandem_certificate_expiry_timestamp_seconds", {"certificate": "peer"}
+        )
+        assert expiry_s is not None, service
+        days_left = (expiry_s - datetime.datetime.now(datetime.UTC).timestamp()) / 86400
+        assert 89 < days_left <= 90
 
 
 def test_required_metrics_exist_with_their_labels() -> None:

@@ -202,7 +202,7 @@ def test_fp8_weights_have_the_values_of_the_models_own_fp8_layers(
 ) -> None:
     model = save(tmp_path, "llama_biases", dtype)
     weights = load(tmp_path, quantization="fp8")
-    quantise_linear_layers(model)
+    quantise_linear_layers(model, torch.device("cpu"))
     layer = model.model.layers[1]
     ours = unpacked(weights.layers[1].qkv, WeightType.FP8)
     q, k = layer.self_attn.q_proj, layer.self_attn.k_proj

@@ -1,0 +1,1 @@
+"""What serving through the services costs beside the engine: `python -m benchmarks.serving`."""

@@ -1,0 +1,233 @@
+"""The learned number of drafts against fixed ones, and against none.
+
+    python -m benchmarks.speculation [--dtypes float32 bfloat16] [--streams 1 4 16 64]
+                                     [--texts renames source documents random] [--json FILE]
+
+The engine in one process, with drafts from the drafter's own kernel: verifying as many as the
+verifier chooses, and at most 0, 1, 3, 7, 15 and 31 per sequence and step, all by turns. The model
+says of renames what it says; of source code and documents the text itself, at the cost of its
+forward pass; and random text never repeats.
+
+A ratio is the median over the rounds of the learned number's tokens per second over those of the
+fixed number that is the best of all rounds (or of none), so a busy machine slows both alike. The
+same by seconds of processor time is steadier on a busy machine. All numbers run in the first round;
+then those go on that can still be the best, and 0. Short rounds are repeated more often.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from benchmarks.forced_texts import ForcedTexts
+from benchmarks.held_out_texts import Continuation, held_out_texts
+from benchmarks.in_process import Counts, InProcessEngine
+from benchmarks.machine import processor
+from benchmarks.ratios import median_ratio
+from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from verifier.build import LoadedModel, load_model
+from verifier.config import VerifierConfig
+
+FIXED = (0, 1, 3, 7, 15, 31)
+TEXTS = ("renames", "source", "documents", "random")
+PROMPT_TOKENS, OUTPUT_TOKENS = 500, 200
+LEARNED = "learned"
+# How many fixed numbers can be the best after the first round.
+NUM_CONTENDERS = 3
+
+# `LEARNED`, or the most drafts per sequence and step.
+Variant = str | int
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Figures by variant.
+
+    Attributes:
+        by_clock: tokens per second, of each round; so `by_processor`, of processor time.
+        counts: of the last round.
+        contenders: the fixed numbers that can be the best.
+    """
+
+    num_rounds: int = 0
+    by_clock: dict[Variant, list[float]] = field(default_factory=lambda: defaultdict(list))
+    by_processor: dict[Variant, list[float]] = field(default_factory=lambda: defaultdict(list))
+    counts: dict[Variant, Counts] = field(default_factory=dict)
+    contenders: list[int] = field(default_factory=list)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="checkpoint folder")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 4, 16, 64])
+    parser.add_argument("--texts", nargs="+", default=list(TEXTS), choices=TEXTS)
+    parser.add_argument("--fixed", nargs="+", type=int, default=list(FIXED))
+    parser.add_argument("--threads", type=int, default=1, help="of the model")
+    parser.add_argument("--rounds", type=int, default=3, help="at least so many")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of rounds, at least, by cell")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    rows = []
+    for dtype in arguments.dtypes:
+        config = VerifierConfig.model_validate(
+            {
+                "model": arguments.model.resolve(),
+                "device": "cpu",
+                "dtype": dtype,
+                "threads": arguments.threads,
+                "numerics": "strict",
+                "prefix_cache": False,
+            }
+        )
+        loaded = load_model(config)
+        for text in arguments.texts:
+            for streams in arguments.streams:
+                row = _measure(config, loaded, text, streams, arguments)
+                rows.append({"dtype": dtype, "text": text, "streams": streams, **row})
+                print(_line(rows[-1]), file=sys.stderr)
+    result = {
+        "command": "python -m benchmarks.speculation",
+        "threads": arguments.threads,
+        "processor": processor(),
+        "rows": rows,
+    }
+    print(f"{arguments.threads} model threads, {processor()}\n")
+    print(
+        "| dtype | text | streams | rounds | learned, tokens/s | best fixed | of it | on / off "
+        "| of it, by processor time | on / off, by processor time |\n|" + "---|" * 10
+    )
+    for row in rows:
+        print(_line(row))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _measure(
+    config: VerifierConfig,
+    loaded: LoadedModel,
+    text: str,
+    streams: int,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    tasks, loaded = _tasks(config.model, loaded, text, streams)
+    with contextlib.ExitStack() as stack:
+        learning, fixed = (
+            stack.enter_context(
+                InProcessEngine(config, loaded, has_depth_policy=has_depth_policy).started()
+            )
+            for has_depth_policy in (True, False)
+        )
+
+        def run(variant: Variant) -> Counts:
+            if isinstance(variant, str):
+                return learning.run(tasks, streams=streams, speculate=True)
+            return fixed.run(tasks, streams=streams, speculate=variant > 0, max_drafts=variant)
+
+        # What the kernels need, and what the policy learns first.
+        learning.run(tasks[: 2 * streams], streams=streams, speculate=True)
+        turns = _take_turns(run, arguments)
+    result: dict[str, Any] = {
+        "rounds": turns.num_rounds,
+        "depths": {
+            str(variant): counts.num_draft_tokens / counts.num_steps / streams
+            for variant, counts in turns.counts.items()
+        },
+    }
+    for name, speeds in (("clock", turns.by_clock), ("processor", turns.by_processor)):
+        medians = {k: statistics.median(speeds[k]) for k in turns.contenders}
+        best = max(medians, key=medians.__getitem__)
+        result[name] = {
+            "best": best,
+            "of_best": median_ratio(speeds[LEARNED], speeds[best]),
+            "on_off": median_ratio(speeds[LEARNED], speeds[0]) if 0 in speeds else None,
+            "tokens_per_s": {str(variant): each for variant, each in speeds.items()},
+        }
+    return result
+
+
+def _take_turns(run: Callable[[Variant], Counts], arguments: argparse.Namespace) -> _Turns:
+    """Runs all variants in rounds; after the first, the fixed ones that can still be the best."""
+    turns = _Turns()
+    variants: list[Variant] = [LEARNED, *arguments.fixed]
+    began_at_s = time.perf_counter()
+    while (
+        turns.num_rounds < arguments.rounds or time.perf_counter() - began_at_s < arguments.seconds
+    ):
+        # Which comes after which must not matter.
+        first = turns.num_rounds % len(variants)
+        for variant in variants[first:] + variants[:first]:
+            started_at_s, cpu_started_at_s = time.perf_counter(), time.process_time()
+            counts = turns.counts[variant] = run(variant)
+            cpu_s = time.process_time() - cpu_started_at_s
+            turns.by_clock[variant].append(counts.num_tokens / (time.perf_counter() - started_at_s))
+            turns.by_processor[variant].append(counts.num_tokens / cpu_s)
+        if turns.num_rounds == 0:
+            fastest = sorted(arguments.fixed, key=lambda k: -turns.by_processor[k][0])
+            turns.contenders = fastest[:NUM_CONTENDERS]
+            kept = {LEARNED, 0, *turns.contenders}
+            variants = [variant for variant in variants if variant in kept]
+        turns.num_rounds += 1
+    return turns
+
+
+def _tasks(
+    model: Path, loaded: LoadedModel, text: str, streams: int
+) -> tuple[Sequence[Task], LoadedModel]:
+    """Tasks for the streams, and the model that answers them."""
+    # So some streams go on with a second task.
+    count = max(8, 3 * streams // 2)
+    if text == "renames":
+        return rename_tasks(model, count), loaded
+    if text == "random":
+        return random_tasks(loaded.served.vocab_size, count), loaded
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    texts = held_out_texts(tokenizer)[0][text]
+    pieces = _pieces(texts, count)
+    model_ = ForcedTexts(loaded.model, pieces)
+    return [task for task, _ in pieces], replace(loaded, model=model_)
+
+
+def _pieces(texts: Sequence[Continuation], count: int) -> list[tuple[Task, Sequence[int]]]:
+    """The first pieces of all texts, then the second ones, and so on."""
+    length = PROMPT_TOKENS + OUTPUT_TOKENS
+    pieces: list[tuple[Task, Sequence[int]]] = []
+    wholes = [[*text.known_token_ids, *text.coming_token_ids] for text in texts]
+    for start in range(0, len(wholes[0]) - length, OUTPUT_TOKENS):
+        for whole in wholes:
+            prompt = whole[start : start + PROMPT_TOKENS]
+            coming = whole[start + PROMPT_TOKENS : start + length]
+            task = Task(prompt_token_ids=prompt, max_new_tokens=len(coming))
+            pieces.append((task, coming))
+    assert len(pieces) >= count
+    return pieces[:count]
+
+
+def _line(row: dict[str, Any]) -> str:
+    clock = row["clock"]
+    speeds = clock["tokens_per_s"]
+    cells = [
+        row["dtype"],
+        row["text"],
+        row["streams"],
+        row["rounds"],
+        f"{statistics.median(speeds[LEARNED]):.0f} (K {row['depths'][LEARNED]:.1f})",
+        f"{statistics.median(speeds[str(clock['best'])]):.0f} (K {clock['best']})",
+    ]
+    for each in (clock, row["processor"]):
+        for name in ("of_best", "on_off"):
+            cells.append("-" if each[name] is None else f"{each[name]:.2f}")
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Bounds on HTTP connections: how many there are, and how long each may take to send a request.
+
+uvicorn bounds the size of a request's head and how long a connection may stay idle between two
+requests, but lets a client take forever for its first request, or for the head of any. Owns these
+timers, and which connection goes when there is no room for a new one. Knows no request.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """What a request may know of its connection: `request.state.connection`.
+
+    Attributes:
+        abort: closes it at once and drops what the client has not read.
+        certificate_names: of the client's verified certificate: the DNS names and URIs; the common
+            name, if it has no alternative name at all. Empty without a certificate.
+    """
+
+    abort: Callable[[], None]
+    certificate_names: tuple[str, ...]
+
+
+class ConnectionLimits:
+    """The bounds of one listener, and its connections that answer no request."""
+
+    def __init__(self, *, max_connections: int, head_timeout_s: float) -> None:
+        """Begins without connections.
+
+        Args:
+            max_connections: the most at a time. One more closes the one that has waited longest
+                for a request; if all are answering, itself.
+            head_timeout_s: how long the head of a request may take, from its first byte; of the
+                first one, from the connection's beginning.
+        """
+        self.max_connections = max_connections
+        self.head_timeout_s = head_timeout_s
+        self.waiting: dict[BoundedConnection, None] = {}  # oldest first
+
+
+class BoundedConnection(H11Protocol):
+    """One connection of a listener with `limits`, which `bounded` sets."""
+
+    limits: ConnectionLimits
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        connection = Connection(
+            abort=transport.abort, certificate_names=_certificate_names(transport)
+        )
+        self.app_state = {**self.app_state, "connection": connection}
+        self._await_head()
+        if len(self.connections) > self.limits.max_connections:
+            next(iter(self.limits.waiting)).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._is_answering:
+            self._await_head()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self._is_answering:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_answering:
+            self.limits.waiting[self] = None
+            if self.conn.trailing_data[0]:
+                # The next head has begun.
+                self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        self.limits.waiting.setdefault(self, None)
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(
+                self.limits.head_timeout_s, self.transport.abort
+            )
+
+    def _stop_waiting(self) -> None:
+        self.limits.waiting.pop(self, None)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def bounded(limits: ConnectionLimits) -> type[BoundedConnection]:
+    """The protocol of one listener's connections, for uvicorn."""
+    return type("BoundedConnection", (BoundedConnection,), {"limits": limits})
+
+
+def _certificate_names(transport: asyncio.Transport) -> tuple[str, ...]:
+    # TLS has verified the certificate: without mTLS there is none.
+    ssl_object = transport.get_extra_info("ssl_object")
+    certificate = (ssl_object and ssl_object.getpeercert()) or {}
+    alternatives = certificate.get("subjectAltName", ())
+    if alternatives:
+        return tuple(name for kind, name in alternatives if kind in ("DNS", "URI"))
+    pairs = [pair for part in certificate.get("subject", ()) for pair in part]
+    return tuple(value for key, value in pairs if key == "commonName")

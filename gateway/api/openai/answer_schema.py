@@ -1,0 +1,184 @@
+"""The form of answers, for `/openapi.json` and for tests.
+
+Answers are written without these models (`answers.py`): a stream writes a chunk per step. Tests
+check real answers against them.
+"""
+
+from typing import Literal
+
+import pydantic
+
+
+class _Answer(pydantic.BaseModel, extra="forbid", use_attribute_docstrings=True):
+    """A part of an answer."""
+
+
+class ErrorBody(_Answer):
+    message: str
+    type: str
+    param: str | None
+    """The parameter at fault."""
+    code: str | None
+
+
+class ErrorAnswer(_Answer):
+    """The answer to a request that failed; also an event of a stream that failed later."""
+
+    error: ErrorBody
+
+
+class ModelCard(_Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+    """Extension: most tokens of prompt and output together."""
+
+
+class ModelList(_Answer):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class PromptTokensDetails(_Answer):
+    cached_tokens: int
+    """Of the prompt, those whose K/V came from the prefix cache."""
+
+
+class MatchAcceptance(_Answer):
+    """The drafts of one match length."""
+
+    matched_ngram_length: int
+    """64: 64 or more."""
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+class SpeculationUsage(_Answer):
+    """Extension: how the drafts fared, over all choices."""
+
+    num_steps: int
+    """Model steps that sampled, including each choice's first."""
+    num_drafts: int
+    """Steps that verified drafts."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_rate: float | None
+    """Accepted by verified draft tokens."""
+    mean_acceptance_length: float | None
+    """Tokens per step that verified drafts."""
+    accepted_per_position: list[int]
+    """Element j: how often the draft at position j was accepted."""
+    by_match_length: list[MatchAcceptance]
+    num_sequence_drafts: int
+    """Of num_drafts, those copied from the request's own tokens."""
+    num_pool_drafts: int
+    resumes: int
+    """How often a choice moved to another verifier."""
+
+
+class Usage(_Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    speculation: SpeculationUsage
+
+
+class CompletionLogprobs(_Answer):
+    tokens: list[str]
+    """`bytes:\\xe2...`, if a token is no whole character."""
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class CompletionChoice(_Answer):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: list[int] | None = None
+    """Extension, on request."""
+
+
+class Completion(_Answer):
+    """The answer to a request for completions, or a chunk of it."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class TopLogprob(_Answer):
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(_Answer):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class ChatMessage(_Answer):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(_Answer):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    token_ids: list[int] | None = None
+    """Extension, on request."""
+
+
+class ChatCompletion(_Answer):
+    """The answer to a request for a chat completion."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(_Answer):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(_Answer):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: list[int] | None = None
+    """Extension, on request."""
+
+
+class ChatCompletionChunk(_Answer):
+    """A chunk of a streamed chat completion."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None

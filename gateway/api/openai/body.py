@@ -1,0 +1,117 @@
+"""Receiving a request's body, and noticing that its client is gone.
+
+Owns the bounds on bodies: on one, on all that are being received, and on how long one may take.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.types import Receive, Scope
+
+from gateway.api.openai.errors import ApiError
+from servicekit.limits import MAX_MESSAGE_BYTES
+
+# Of all bodies that are being received; as much as gRPC receives at a time.
+_MAX_RECEIVED_BYTES = 64 * MAX_MESSAGE_BYTES
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection: nobody waits for an answer."""
+
+
+class BodyReader:
+    """Receives the bodies of one listener's requests."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        """Args:
+        timeout_s: how long a body may take.
+        """
+        self._timeout_s = timeout_s
+        self._num_bytes = 0
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body of a request of type JSON.
+
+        Raises:
+            ApiError: it is of another type, too large or too slow, or too many are being received.
+            ClientGoneError: the client went away.
+        """
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        # Other types are what pages of other origins may send without asking.
+        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if kind != b"application/json" or b"content-encoding" in headers:
+            raise ApiError(
+                415, "the body must be application/json, not encoded", code="unsupported_media_type"
+            )
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > MAX_MESSAGE_BYTES:
+            raise _too_large()
+        before = self._num_bytes
+        parts: list[bytes] = []
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    part = message.get("body", b"")
+                    more = message.get("more_body", False)
+                    parts.append(part)
+                    num_bytes += len(part)
+                    self._num_bytes += len(part)
+                    if num_bytes > MAX_MESSAGE_BYTES:
+                        raise _too_large()
+                    if self._num_bytes > _MAX_RECEIVED_BYTES:
+                        raise ApiError(
+                            429,
+                            f"{before} bytes of other requests are being received",
+                            kind="rate_limit_error",
+                            code="rate_limit_exceeded",
+                            headers={"retry-after": "1"},
+                        )
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body did not come within {self._timeout_s} s",
+                code="timeout",
+                headers={"connection": "close"},
+            ) from None
+        finally:
+            self._num_bytes -= num_bytes
+        return b"".join(parts)
+
+
+@contextlib.asynccontextmanager
+async def ended_by_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancels what runs in the context when the client goes away; after its body was read.
+
+    Raises:
+        ClientGoneError: the client went away.
+    """
+    limit = asyncio.timeout(None)
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        limit.reschedule(0)
+
+    try:
+        async with limit:
+            watching = asyncio.create_task(watch())
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise ClientGoneError from None
+
+
+def _too_large() -> ApiError:
+    return ApiError(
+        413, f"the body is over the limit of {MAX_MESSAGE_BYTES} bytes", code="request_too_large"
+    )

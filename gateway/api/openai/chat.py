@@ -1,0 +1,81 @@
+"""From the messages of a chat completion to what the chat template is given.
+
+Owns how OpenAI's messages become those that templates expect: text as one string, arguments of tool
+calls as objects.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.api.openai import schema
+from gateway.api.openai.errors import ApiError
+from gateway.text.chat_template import RESERVED_VARIABLES, ChatTemplate, ChatTemplateError
+
+
+def render(parsed: schema.ChatCompletionRequest, template: ChatTemplate) -> str:
+    """The prompt's text.
+
+    Raises:
+        ApiError: the template does not accept the messages, or a value is not its business.
+    """
+    variables = parsed.chat_template_kwargs or {}
+    for name in variables:
+        if name in RESERVED_VARIABLES:
+            raise ApiError(
+                400,
+                f"chat_template_kwargs must not hold {name}",
+                param="chat_template_kwargs",
+                code="invalid_value",
+            )
+    has_tools = parsed.tools and parsed.tool_choice != "none"
+    try:
+        return template.render(
+            [_message(each, index) for index, each in enumerate(parsed.messages)],
+            tools=[tool.model_dump() for tool in parsed.tools or ()] if has_tools else None,
+            variables=variables,
+        )
+    except ChatTemplateError as error:
+        raise ApiError(400, str(error), param="messages", code="invalid_value") from None
+
+
+def _message(message: schema.Message, index: int) -> Mapping[str, Any]:
+    content = message.content
+    given: dict[str, Any] = {
+        # Templates know no developers: the role is the newer name of the same thing.
+        "role": "system" if message.role == "developer" else message.role,
+        "content": "\n".join(part.text for part in content)
+        if isinstance(content, list)
+        else content or "",
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            given[name] = value
+    if message.tool_calls:
+        given["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(
+                        call.function.arguments, f"messages.{index}.tool_calls.{call_index}"
+                    ),
+                },
+            }
+            for call_index, call in enumerate(message.tool_calls)
+        ]
+    return given
+
+
+def _arguments(text: str, call: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        raise ApiError(
+            400,
+            f"{call}.function.arguments is not JSON",
+            param=f"{call}.function.arguments",
+            code="invalid_value",
+        ) from None

@@ -1,0 +1,56 @@
+"""The events of several requests as one stream: a request for completions may have many prompts."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+
+from gateway.messages.response import GenerateEvent
+
+_Events = AsyncGenerator[GenerateEvent, None]
+
+
+async def merge(streams: Sequence[_Events]) -> AsyncGenerator[tuple[int, GenerateEvent], None]:
+    """Yields the events as they come, each with the index of its stream; closes the streams.
+
+    Raises:
+        Exception: the first of any stream; the others are closed.
+    """
+    if len(streams) == 1:
+        async with contextlib.aclosing(streams[0]) as events:
+            async for event in events:
+                yield 0, event
+        return
+    # Of one element: a client that reads slowly is not read ahead for.
+    queue: asyncio.Queue[tuple[int, GenerateEvent | Exception | None]] = asyncio.Queue(1)
+    tasks = [
+        asyncio.create_task(_pump(index, stream, queue)) for index, stream in enumerate(streams)
+    ]
+    num_left = len(streams)
+    try:
+        while num_left:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_left -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    index: int,
+    stream: _Events,
+    queue: "asyncio.Queue[tuple[int, GenerateEvent | Exception | None]]",
+) -> None:
+    try:
+        async with contextlib.aclosing(stream) as events:
+            async for event in events:
+                await queue.put((index, event))
+    except Exception as error:
+        await queue.put((index, error))
+    else:
+        await queue.put((index, None))

@@ -1,0 +1,193 @@
+"""From a request's body to the gateway's own requests, one per prompt.
+
+Owns OpenAI's defaults and how a body's errors name the parameter at fault. Which values are
+acceptable beyond the schema is decided where gRPC's requests are checked: `gateway/requests/`.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import TypeVar
+
+import pydantic
+
+from gateway.api.openai import schema
+from gateway.api.openai.errors import ApiError
+from gateway.api.wire import encoded_grammar
+from gateway.messages.request import (
+    Algorithm,
+    EncodedGrammar,
+    GenerateRequest,
+    Keep,
+    Overlap,
+    SamplingParams,
+    SpeculationParams,
+    Tie,
+)
+from gateway.requests.drafting_policy import Preset
+
+_DEFAULT_COMPLETION_TOKENS = 16
+
+# Of the model's own logits: those of the distribution that is sampled from would all be 0 or
+# infinite where the temperature is 0. The wire's number.
+_LOGPROBS_MODE_RAW = 2
+
+_CODE_OF_ERROR = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+
+_R = TypeVar("_R", bound=pydantic.BaseModel)
+
+
+def parse(model: type[_R], body: bytes) -> _R:
+    """Reads a body.
+
+    Raises:
+        ApiError: it is not JSON, or not a request; the error names the parameter.
+    """
+    try:
+        return model.model_validate_json(body)
+    except pydantic.ValidationError as invalid:
+        error = invalid.errors(include_url=False, include_context=False, include_input=False)[0]
+    location = [part for part in error["loc"] if not str(part).startswith(schema.TAG)]
+    param = ".".join(map(str, location))
+    if error["type"] == "json_invalid":
+        raise ApiError(400, f"the body is not valid JSON: {error['msg']}", code="invalid_json")
+    if not param:
+        raise ApiError(400, error["msg"], code="invalid_value")
+    if _is_unsupported(model, location) or error["type"] == "unsupported":
+        message = f"{param} is not supported with this value: {error['msg']}"
+        raise ApiError(400, message, code="unsupported_parameter", param=param)
+    code = _CODE_OF_ERROR.get(error["type"], "invalid_value")
+    raise ApiError(400, f"{param}: {error['msg']}", code=code, param=param)
+
+
+def completion_requests(
+    parsed: schema.CompletionRequest, prompts: Sequence[str | Sequence[int]]
+) -> list[GenerateRequest]:
+    """One request per prompt.
+
+    Args:
+        prompts: the request's, each as text or as token ids.
+    """
+    return [
+        _request(
+            parsed,
+            prompt,
+            max_new_tokens=parsed.max_tokens or _DEFAULT_COMPLETION_TOKENS,
+            num_logprobs=parsed.logprobs,
+            num_prompt_logprobs=parsed.logprobs if parsed.echo else None,
+        )
+        for prompt in prompts
+    ]
+
+
+def chat_request(parsed: schema.ChatCompletionRequest, prompt: str) -> GenerateRequest:
+    """The request of a conversation, whose prompt the chat template has made."""
+    return _request(
+        parsed,
+        prompt,
+        max_new_tokens=parsed.max_completion_tokens or parsed.max_tokens,
+        num_logprobs=(parsed.top_logprobs or 0) if parsed.logprobs else None,
+        num_prompt_logprobs=None,
+    )
+
+
+def prompts_of(parsed: schema.CompletionRequest) -> list[str | Sequence[int]]:
+    """The prompts of a request, each as text or as token ids."""
+    prompt = parsed.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+def _request(
+    parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
+    prompt: str | Sequence[int],
+    *,
+    max_new_tokens: int | None,
+    num_logprobs: int | None,
+    num_prompt_logprobs: int | None,
+) -> GenerateRequest:
+    return GenerateRequest(
+        model_id=parsed.model,
+        text=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=None if isinstance(prompt, str) else prompt,
+        sampling=SamplingParams(
+            temperature=1.0 if parsed.temperature is None else parsed.temperature,
+            top_k=parsed.top_k or 0,
+            top_p=parsed.top_p,
+            min_p=parsed.min_p or 0.0,
+            repetition_penalty=parsed.repetition_penalty,
+            frequency_penalty=parsed.frequency_penalty or 0.0,
+            presence_penalty=parsed.presence_penalty or 0.0,
+            logit_bias=parsed.logit_bias or {},
+            # OpenAI's seeds may be negative.
+            seed=None if parsed.seed is None else parsed.seed % 2**64,
+            min_new_tokens=parsed.min_tokens or 0,
+            logprobs=num_logprobs,
+            prompt_logprobs=num_prompt_logprobs,
+            logprobs_mode=0 if num_logprobs is None else _LOGPROBS_MODE_RAW,
+            structured_output=_grammar(parsed),
+        ),
+        max_new_tokens=max_new_tokens,
+        stop_sequences=[parsed.stop] if isinstance(parsed.stop, str) else parsed.stop or (),
+        stop_token_ids=parsed.stop_token_ids or (),
+        ignore_eos=bool(parsed.ignore_eos),
+        num_choices=parsed.n,
+        speculation=_speculation(parsed.speculation or schema.Speculation()),
+        affinity_key=parsed.prompt_cache_key or parsed.user or "",
+        priority=parsed.priority or 0,
+    )
+
+
+def _grammar(
+    parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
+) -> EncodedGrammar | None:
+    """What the output follows; `structured_outputs` counts before `response_format`."""
+    if (structured := parsed.structured_outputs) is not None:
+        return encoded_grammar(
+            json_schema=None
+            if structured.json_schema is None
+            else json.dumps(structured.json_schema),
+            regex=structured.regex,
+            choices=structured.choice,
+            lark=structured.grammar,
+        )
+    if isinstance(parsed, schema.ChatCompletionRequest):
+        if isinstance(parsed.response_format, schema.JsonObjectFormat):
+            return encoded_grammar(json_schema='{"type": "object"}')
+        if isinstance(parsed.response_format, schema.JsonSchemaFormat):
+            return encoded_grammar(
+                json_schema=json.dumps(parsed.response_format.json_schema.schema_)
+            )
+    return None
+
+
+def _speculation(given: schema.Speculation) -> SpeculationParams:
+    return SpeculationParams(
+        enabled=given.enabled,
+        num_speculative_tokens=given.num_speculative_tokens,
+        prompt_lookup_min=given.prompt_lookup_min,
+        prompt_lookup_max=given.prompt_lookup_max,
+        overlap=Overlap[(given.overlap or "default").upper()],
+        tie=Tie[(given.tie or "default").upper()],
+        tokens_per_match=given.tokens_per_match,
+        algorithm=Algorithm[(given.algorithm or "default").upper()],
+        chained=given.chained,
+        pool=given.pool or "",
+        pool_min_ngram=given.pool_min_ngram,
+        preset=Preset[(given.preset or "default").replace("-", "_").upper()],
+        hint_tokens=given.hint_tokens,
+        tree_width=given.tree_width or 0,
+        pool_keep=Keep[(given.pool_keep or "default").upper()],
+        pool_feed_tokens=given.pool_feed_tokens or 0,
+        pool_keep_cancelled=bool(given.pool_keep_cancelled),
+    )
+
+
+def _is_unsupported(model: type[pydantic.BaseModel], location: Sequence[int | str]) -> bool:
+    """Whether a place in a request lies in a field that is marked so."""
+    if model is schema.ChatCompletionRequest and location[0] == "messages" and len(location) > 2:
+        return _is_unsupported(schema.Message, location[2:])
+    field = model.model_fields.get(str(location[0]))
+    return field is not None and schema.UNSUPPORTED in field.metadata

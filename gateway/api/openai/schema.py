@@ -1,0 +1,415 @@
+"""The form of requests: what OpenAI's clients send, and Tandem's extensions.
+
+Owns which parameters there are, their types and ranges; `/openapi.json` is made of it. A field that
+is marked `UNSUPPORTED` accepts only the value that asks for nothing, and is refused by name
+otherwise. Unknown fields are refused, too.
+"""
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from gateway.messages.sizes import MAX_UINT32
+from gateway.requests.validation import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_NGRAM, MAX_PENALTY
+
+#: The most prompts of one request for completions.
+MAX_PROMPTS = 128
+
+#: The most alternatives of a token's logprob, as verifiers allow by default.
+MAX_LOGPROBS = 20
+
+_MAX_MESSAGES = 4096
+_MAX_TOOLS = 128
+_MAX_PARTS = 1024
+
+#: Marks a field that accepts only values without effect.
+UNSUPPORTED = object()
+
+#: How the tags of unions begin, to tell them from fields in the place of an error.
+TAG = "#"
+
+
+def _check_bytes(text: str, info: pydantic.ValidationInfo) -> str:
+    # Of text, .proto files limit bytes, not characters.
+    if len(text.encode()) > 256:
+        raise PydanticCustomError("too_long", "at most 256 bytes of UTF-8")
+    return text
+
+
+_Uint32 = Annotated[int, Field(ge=0, le=MAX_UINT32)]
+_ShortText = Annotated[str, Field(max_length=256), pydantic.AfterValidator(_check_bytes)]
+_StopText = Annotated[_ShortText, Field(min_length=1)]
+
+
+def _is_list(value: Any) -> str:
+    return "#list" if isinstance(value, list) else "#text"
+
+
+def _prompt_kind(value: Any) -> str:
+    if not isinstance(value, list):
+        return "#text"
+    first = value[0] if value else 0
+    if isinstance(first, str):
+        return "#texts"
+    return "#token_lists" if isinstance(first, list) else "#tokens"
+
+
+_Tokens = Annotated[list[_Uint32], Field(fail_fast=True, min_length=1)]
+_Prompt = Annotated[
+    Annotated[str, Tag("#text")]
+    | Annotated[_Tokens, Tag("#tokens")]
+    | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#texts")]
+    | Annotated[list[_Tokens], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#token_lists")],
+    Discriminator(_prompt_kind),
+]
+_Stop = Annotated[
+    Annotated[_StopText, Tag("#text")]
+    | Annotated[list[_StopText], Field(fail_fast=True, max_length=16), Tag("#list")],
+    Discriminator(_is_list),
+]
+
+
+class _Part(pydantic.BaseModel):
+    """A part of a request."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
+
+
+class StreamOptions(_Part):
+    """What a stream holds beside the text."""
+
+    include_usage: bool | None = None
+    """Whether a last chunk without choices states the usage."""
+
+    include_obfuscation: Annotated[Literal[False] | None, UNSUPPORTED] = None
+
+
+class Speculation(_Part):
+    """Tandem's extension: how drafts are made for this request. See docs/drafting.md."""
+
+    enabled: bool | None = None
+    """Whether drafts are used at all; they are by default."""
+
+    num_speculative_tokens: _Uint32 | None = None
+    """Most drafts verified per step."""
+
+    prompt_lookup_min: Annotated[int, Field(ge=1, le=MAX_NGRAM)] | None = None
+    """Shortest n-gram matched."""
+
+    prompt_lookup_max: Annotated[int, Field(ge=1, le=MAX_NGRAM)] | None = None
+    """Longest n-gram matched."""
+
+    overlap: Literal["disjoint", "allowed"] | None = None
+    """Whether a match may overlap the n-gram at the end."""
+
+    tie: Literal["earliest", "latest", "longest"] | None = None
+    """Which of several matches is continued."""
+
+    tokens_per_match: _Uint32 | None = None
+    """With the tie `longest`: drafts verified per token of match length."""
+
+    algorithm: Literal["index", "kmp"] | None = None
+    """How matches are found; the drafts are the same."""
+
+    chained: bool | None = None
+    """Whether a draft continues past the end of the known text by matching again."""
+
+    pool: Annotated[str, Field(max_length=128)] | None = None
+    """The tenant's pool to draft from, and to feed."""
+
+    pool_min_ngram: _Uint32 | None = None
+    """The pool is searched when the request's own match is shorter."""
+
+    preset: (
+        Literal["tandem", "vllm-kmp", "vllm", "vllm-gpu", "transformers", "tensorrt-llm"] | None
+    ) = None
+    """The known drafter that is reproduced."""
+
+    hint_tokens: _Uint32 | None = None
+    """Most draft tokens requested from the drafter at a time."""
+
+    tree_width: _Uint32 | None = None
+    """Branching drafts are refused: at most 1."""
+
+    pool_keep: Literal["nothing", "output", "all"] | None = None
+    """Which part of the text the pool gets."""
+
+    pool_feed_tokens: _Uint32 | None = None
+    """How often the pool gets text while the request runs, in tokens; 0: at its end only."""
+
+    pool_keep_cancelled: bool | None = None
+    """Whether the pool gets the text of a cancelled request."""
+
+    @pydantic.field_validator("pool")
+    @classmethod
+    def _is_short(cls, value: str | None) -> str | None:
+        if value is not None and len(value.encode()) > 128:
+            raise PydanticCustomError("too_long", "at most 128 bytes of UTF-8")
+        return value
+
+
+class StructuredOutputs(_Part):
+    """What the output's text must be: exactly one of these."""
+
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
+    grammar: str | None = None
+    """In the syntax of Lark; its first rule is `start`."""
+
+    @pydantic.model_validator(mode="after")
+    def _is_one(self) -> "StructuredOutputs":
+        given = (self.json_schema, self.regex, self.choice, self.grammar)
+        if sum(each is not None for each in given) != 1:
+            raise PydanticCustomError("not_one", "exactly one of its parameters must be given")
+        return self
+
+
+class _Request(_Part):
+    """What requests for completions and for chat completions have in common."""
+
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    """One of `/v1/models`."""
+
+    stream: bool | None = None
+    """Whether the answer comes in chunks, as server-sent events."""
+
+    stream_options: StreamOptions | None = None
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """Choices per prompt; 1 by default."""
+
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """1 by default; 0 is greedy."""
+
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    frequency_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
+
+    presence_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
+
+    logit_bias: (
+        Annotated[
+            dict[_Uint32, Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]],
+            Field(max_length=1024),
+        ]
+        | None
+    ) = None
+    """By token id: what is added to its logit."""
+
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    """The same seed repeats the output; random by default."""
+
+    stop: _Stop | None = None
+    """The output ends before the first of these texts."""
+
+    user: _ShortText | None = None
+    """Requests of a user go to the same verifier while it has room, for its cached prefixes."""
+
+    prompt_cache_key: _ShortText | None = None
+    """Counts instead of `user`."""
+
+    # Extensions, with the names that other servers use.
+
+    structured_outputs: StructuredOutputs | None = None
+
+    top_k: _Uint32 | None = None
+    """Extension: sample from the k most likely tokens; 0: from all."""
+
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Extension: sample from tokens at least so likely, relative to the likeliest."""
+
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Extension: over prompt and output; 1: off."""
+
+    min_tokens: _Uint32 | None = None
+    """Extension: no stop token within so many tokens."""
+
+    stop_token_ids: Annotated[list[_Uint32], Field(fail_fast=True, max_length=64)] | None = None
+    """Extension: the output ends with any of these tokens."""
+
+    ignore_eos: bool | None = None
+    """Extension: do not end at the model's own end token."""
+
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    """Extension: higher first."""
+
+    return_token_ids: bool | None = None
+    """Extension: whether choices hold `token_ids`."""
+
+    speculation: Speculation | None = None
+
+    # What is not supported.
+
+    store: Annotated[Literal[False] | None, UNSUPPORTED] = None
+    metadata: Annotated[dict[str, str] | None, Field(max_length=0), UNSUPPORTED] = None
+    service_tier: Annotated[Literal["auto", "default"] | None, UNSUPPORTED] = None
+    safety_identifier: Annotated[None, UNSUPPORTED] = None
+
+
+class CompletionRequest(_Request):
+    """A request for `/v1/completions`."""
+
+    prompt: _Prompt
+    """Text, token ids, or a list of either: one answer for each."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_UINT32)] | None = None
+    """16 by default."""
+
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Logprobs of each token and of so many alternatives."""
+
+    echo: bool | None = None
+    """Whether the answer begins with the prompt."""
+
+    best_of: Annotated[Literal[1] | None, UNSUPPORTED] = None
+    suffix: Annotated[Literal[""] | None, UNSUPPORTED] = None
+
+
+class TextPart(_Part):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        kind = value.get("type", "text") if isinstance(value, dict) else "text"
+        if kind != "text" and isinstance(kind, str):
+            raise PydanticCustomError(
+                "unsupported", "content of type {kind} is not supported", {"kind": kind[:64]}
+            )
+        return value
+
+
+class CalledFunction(_Part):
+    """The function of a tool call."""
+
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class ToolCall(_Part):
+    """A tool call of an assistant's earlier message."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+_Content = Annotated[
+    Annotated[str, Tag("#text")]
+    | Annotated[list[TextPart], Field(fail_fast=True, max_length=_MAX_PARTS), Tag("#list")],
+    Discriminator(_is_list),
+]
+
+
+class Message(_Part):
+    """A message of the conversation so far."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: _Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = (
+        None
+    )
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """Extension: an assistant's thoughts, for templates that know them."""
+
+    # In messages that OpenAI's clients send back as they came.
+    refusal: Annotated[None, UNSUPPORTED] = None
+    audio: Annotated[None, UNSUPPORTED] = None
+    function_call: Annotated[None, UNSUPPORTED] = None
+    annotations: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
+
+
+class Tool(_Part):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+class TextFormat(_Part):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(_Part):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(_Part):
+    """A JSON schema, as OpenAI's clients send it."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")] = True
+    strict: bool | None = None
+    """The output always follows the schema."""
+
+
+class JsonSchemaFormat(_Part):
+    """A JSON value that is valid under the schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class ChatCompletionRequest(_Request):
+    """A request for `/v1/chat/completions`."""
+
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=_MAX_MESSAGES)
+    ]
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_UINT32)] | None = None
+    """Up to the model's limit by default."""
+
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_UINT32)] | None = None
+    """Counts instead of `max_tokens`."""
+
+    logprobs: bool | None = None
+    """Whether choices hold the logprobs of their tokens."""
+
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Alternatives per token; needs `logprobs`."""
+
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
+    """For the model's chat template. The model's calls come as text."""
+
+    tool_choice: Annotated[Literal["none", "auto"] | None, UNSUPPORTED] = None
+
+    response_format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
+
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
+    """Extension: more variables for the chat template, such as `enable_thinking`."""
+
+    parallel_tool_calls: Annotated[Literal[True] | None, UNSUPPORTED] = None
+    functions: Annotated[list[Any] | None, Field(max_length=0), UNSUPPORTED] = None
+    function_call: Annotated[Literal["none"] | None, UNSUPPORTED] = None
+    audio: Annotated[None, UNSUPPORTED] = None
+    modalities: Annotated[list[Literal["text"]] | None, UNSUPPORTED] = None
+    prediction: Annotated[None, UNSUPPORTED] = None
+    reasoning_effort: Annotated[None, UNSUPPORTED] = None
+    verbosity: Annotated[None, UNSUPPORTED] = None
+    web_search_options: Annotated[None, UNSUPPORTED] = None
+
+    @pydantic.model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> "ChatCompletionRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError("needs_logprobs", "top_logprobs needs logprobs: true")
+        return self

@@ -1,0 +1,76 @@
+"""What a whole answer cost: OpenAI's counts, and how its drafts fared.
+
+Owns the sums over an answer's choices. A prompt counts once, however many choices it has.
+"""
+
+import itertools
+from typing import Any
+
+from gateway.messages.response import Usage
+
+
+class UsageTotal:
+    """The cost of one answer; grows with its choices."""
+
+    def __init__(self) -> None:
+        self._by_prompt: dict[int, Usage] = {}
+        self._choices: list[Usage] = []
+
+    def add(self, prompt_index: int, usage: Usage) -> None:
+        """A choice ended."""
+        self._by_prompt.setdefault(prompt_index, usage)
+        self._choices.append(usage)
+
+    def to_json(self) -> dict[str, Any]:
+        """OpenAI's `usage`, with the extension `speculation`."""
+        prompts, choices = self._by_prompt.values(), self._choices
+        prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
+        completion_tokens = sum(usage.output_tokens for usage in choices)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(usage.cached_tokens for usage in prompts)
+            },
+            "speculation": self._speculation(),
+        }
+
+    def _speculation(self) -> dict[str, Any]:
+        choices = self._choices
+        num_drafts = sum(usage.num_drafts for usage in choices)
+        num_draft_tokens = sum(usage.num_draft_tokens for usage in choices)
+        num_accepted_tokens = sum(usage.num_accepted_tokens for usage in choices)
+        positions = itertools.zip_longest(
+            *(usage.accepted_per_position for usage in choices), fillvalue=0
+        )
+        return {
+            "num_steps": sum(usage.num_steps for usage in choices),
+            "num_drafts": num_drafts,
+            "num_draft_tokens": num_draft_tokens,
+            "num_accepted_tokens": num_accepted_tokens,
+            "acceptance_rate": num_accepted_tokens / num_draft_tokens if num_draft_tokens else None,
+            "mean_acceptance_length": 1 + num_accepted_tokens / num_drafts if num_drafts else None,
+            "accepted_per_position": [sum(counts) for counts in positions],
+            "by_match_length": self._by_match_length(),
+            "num_sequence_drafts": sum(usage.num_sequence_drafts for usage in choices),
+            "num_pool_drafts": sum(usage.num_pool_drafts for usage in choices),
+            "resumes": sum(usage.resumes for usage in choices),
+        }
+
+    def _by_match_length(self) -> list[dict[str, int]]:
+        sums: dict[int, list[int]] = {}
+        for match in itertools.chain(*(usage.by_match_length for usage in self._choices)):
+            counts = sums.setdefault(match.matched_ngram_length, [0, 0, 0])
+            counts[0] += match.num_drafts
+            counts[1] += match.num_draft_tokens
+            counts[2] += match.num_accepted_tokens
+        return [
+            {
+                "matched_ngram_length": length,
+                "num_drafts": num_drafts,
+                "num_draft_tokens": num_draft_tokens,
+                "num_accepted_tokens": num_accepted_tokens,
+            }
+            for length, (num_drafts, num_draft_tokens, num_accepted_tokens) in sorted(sums.items())
+        ]

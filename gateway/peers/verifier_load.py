@@ -1,0 +1,88 @@
+"""What one verifier has to do, and whether it does it.
+
+Owns what a verifier's messages say about its load and its progress. Pure: it is told the time.
+"""
+
+import math
+
+# A long step counts half after some 1,400 others.
+_STEP_DECAY = 0.9995
+
+
+class VerifierLoad:
+    """Of one verifier, over all its sessions with this gateway.
+
+    Attributes:
+        num_others: sequences that other clients have there, as last reported.
+        longest_step_s: about the longest of its last steps; 0 before the first.
+        last_answer_s: when it last sent anything.
+        last_progress_s: when its engine was last seen to step, or to have nothing to do.
+        full_until_s: when it may have room again, after it refused a sequence for lack of it.
+        is_unresponsive: whether it has not answered, or not made a step, for too long.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self.num_others = 0
+        self.longest_step_s = 0.0
+        self.last_answer_s = 0.0
+        self.last_progress_s = 0.0
+        self.full_until_s = -math.inf
+        self.is_unresponsive = False
+        self._instance_id = ""
+        self._num_steps = 0
+
+    def connect(self, now_s: float, instance_id: str) -> None:
+        """A session begins. An engine that was stuck may still be: only a new process is not."""
+        self.last_answer_s = now_s
+        if instance_id != self._instance_id:
+            self._instance_id = instance_id
+            self.num_others = 0
+            self.longest_step_s = 0.0
+            self.last_progress_s = now_s
+            self.full_until_s = -math.inf
+            self.is_unresponsive = False
+
+    def begin(self, now_s: float) -> None:
+        """It gets the first sequence of this gateway."""
+        if not self.is_unresponsive:
+            self.last_progress_s = now_s
+
+    def answer(self, now_s: float) -> None:
+        """It has sent a message."""
+        self.last_answer_s = now_s
+
+    def step(self, *, num_sequences: int, num_own: int, step_s: float) -> None:
+        """The message tells of a step.
+
+        Args:
+            num_sequences: all that it runs or that wait there.
+            num_own: those of this gateway.
+            step_s: how long the step took.
+        """
+        self.last_progress_s = self.last_answer_s
+        self.num_others = max(0, num_sequences - num_own)
+        if not self.is_unresponsive:
+            # The step that ends a stall is no measure for others.
+            self.longest_step_s = max(step_s, _STEP_DECAY * self.longest_step_s)
+
+    def report(self, *, num_sequences: int, num_own: int, num_steps: int, step_s: float) -> None:
+        """The message is an answer to a poll.
+
+        Args:
+            num_sequences, num_own: as in `step`.
+            num_steps: that its engine has made.
+            step_s: how long a step takes on average.
+        """
+        if num_steps != self._num_steps or not (num_sequences or num_own):
+            self.last_progress_s = self.last_answer_s
+        self._num_steps = num_steps
+        self.num_others = max(0, num_sequences - num_own)
+        if not self.longest_step_s:
+            # Only until steps are known: a stall is part of the mean for a while.
+            self.longest_step_s = step_s
+
+    def excuse(self, time_s: float) -> None:
+        """This gateway itself was not able to listen for so long."""
+        self.last_answer_s += time_s
+        self.last_progress_s += time_s

@@ -1,0 +1,113 @@
+"""Choices whose verifier is gone, until another one goes on with them.
+
+Owns when each is tried: soon, few per iteration of the event loop, since a verifier may leave
+thousands behind; then at intervals and whenever a verifier comes, until its time is over. Knows no
+verifier: the coordinator places them.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+from gateway.generation.generation import Generation
+
+#: Choices tried before the event loop polls its sockets again.
+CHOICES_PER_ITERATION = 16
+_RETRY_INTERVAL_S = 0.25
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Displaced:
+    """One choice without a verifier.
+
+    Attributes:
+        numerics_digest: of the verifier that made its output so far.
+        reason: why it lost that verifier, for metrics.
+        expires_s: when it fails, if no verifier has taken it.
+    """
+
+    generation: Generation
+    numerics_digest: str
+    reason: str
+    expires_s: float
+
+
+class Resumption:
+    """All displaced choices; on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float,
+        place: Callable[[Displaced], bool],
+        fail: Callable[[Displaced], None],
+    ) -> None:
+        """Begins with nobody waiting.
+
+        Args:
+            timeout_s: how long a choice waits for a verifier.
+            place: opens a choice at a verifier, or finds it over; False if none can take it now.
+            fail: ends a choice whose time is over.
+        """
+        self._timeout_s = timeout_s
+        self._place = place
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._displaced: dict[Generation, Displaced] = {}  # oldest first
+        # Those of this round that were not tried yet.
+        self._untried: list[Displaced] = []
+        self._next_run: asyncio.Handle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._displaced
+
+    def add(self, generation: Generation, *, numerics_digest: str, reason: str) -> None:
+        """The choice needs a verifier; it is tried soon."""
+        displaced = Displaced(
+            generation=generation,
+            numerics_digest=numerics_digest,
+            reason=reason,
+            expires_s=self._loop.time() + self._timeout_s,
+        )
+        self._displaced[generation] = displaced
+        self._untried.append(displaced)
+        self._run_soon()
+
+    def put_back(self, displaced: Displaced) -> None:
+        """The verifier that it was opened at refused it: it is tried again, in the time it has."""
+        self._displaced[displaced.generation] = displaced
+        if self._next_run is None:
+            self._next_run = self._loop.call_later(_RETRY_INTERVAL_S, self.wake)
+
+    def wake(self) -> None:
+        """A verifier came: tries all."""
+        if self._displaced:
+            self._untried = list(self._displaced.values())
+            self._run_soon()
+
+    def _run_soon(self) -> None:
+        if self._next_run is not None:
+            self._next_run.cancel()
+        self._next_run = self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._next_run = None
+        tried, self._untried = (
+            self._untried[:CHOICES_PER_ITERATION],
+            self._untried[CHOICES_PER_ITERATION:],
+        )
+        for displaced in tried:
+            if self._displaced.get(displaced.generation) is not displaced:
+                continue
+            if self._place(displaced):
+                # Unless it was displaced again meanwhile.
+                if self._displaced.get(displaced.generation) is displaced:
+                    del self._displaced[displaced.generation]
+            elif self._loop.time() >= displaced.expires_s:
+                del self._displaced[displaced.generation]
+                self._fail(displaced)
+        if self._untried:
+            self._run_soon()
+        elif self._displaced and self._next_run is None:
+            self._next_run = self._loop.call_later(_RETRY_INTERVAL_S, self.wake)

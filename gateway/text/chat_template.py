@@ -1,0 +1,191 @@
+"""The chat template of the model's folder: from a conversation to a prompt's text.
+
+Renders as transformers does (`utils/chat_template_utils.py`): the same sandbox, functions and
+variables, without transformers. Owns where templates are found and how they are rendered. Read-only
+once loaded. Templates are the operator's, and trusted as the weights are; the sandbox limits what a
+bad one can do.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+_DEFAULT = "default"
+_WITH_TOOLS = "tool_use"
+
+#: The variables that a request cannot set.
+RESERVED_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+
+
+class ChatTemplateError(Exception):
+    """A template cannot be loaded, or does not accept a conversation."""
+
+
+class ChatTemplate:
+    """The template of one model; it may have another one for conversations with tools."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """Compiles templates.
+
+        Args:
+            sources: by name; there is a `default`.
+            special_tokens: variables, such as `bos_token`.
+
+        Raises:
+            ChatTemplateError: one is not a template.
+        """
+        environment = _make_environment()
+        self._special_tokens = dict(special_tokens)
+        self._templates: dict[str, jinja2.Template] = {}
+        for name, source in sources.items():
+            try:
+                self._templates[name] = environment.from_string(source)
+            except jinja2.TemplateError as error:
+                raise ChatTemplateError(f"the chat template {name!r}: {error}") from None
+
+    @classmethod
+    def load(cls, folder: Path) -> "ChatTemplate | None":
+        """Loads the template of a model's folder; None if it has none.
+
+        It is in `chat_template.jinja`, or else in `tokenizer_config.json`; further ones may be in
+        `additional_chat_templates/`.
+
+        Raises:
+            ChatTemplateError: it has one that cannot be used.
+        """
+        try:
+            config = _read_config(folder / "tokenizer_config.json")
+            sources = _sources(config.get("chat_template"))
+            files = {_DEFAULT: folder / "chat_template.jinja"}
+            for path in folder.glob("additional_chat_templates/*.jinja"):
+                files[path.stem] = path
+            for name, path in files.items():
+                if path.is_file():
+                    sources[name] = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ChatTemplateError(f"{folder}: {error}") from None
+        if _DEFAULT not in sources:
+            return None
+        return cls(sources, _special_tokens(config))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation up to where the assistant answers.
+
+        Args:
+            messages: each with `role` and `content`.
+            tools: JSON schemas of functions.
+            variables: more variables of the template; none of `RESERVED_VARIABLES`.
+
+        Raises:
+            ChatTemplateError: the template does not accept them; its text is for the caller.
+        """
+        name = _WITH_TOOLS if tools and _WITH_TOOLS in self._templates else _DEFAULT
+        given = {**self._special_tokens, **(variables or {})}
+        try:
+            return self._templates[name].render(
+                {
+                    **given,
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": None,
+                    "add_generation_prompt": True,
+                }
+            )
+        # A template may stumble over any value: an operation of a wrong type, a missing key.
+        except Exception as error:
+            raise ChatTemplateError(f"the chat template does not accept this: {error}") from None
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`, by which training finds an assistant's words: here without effect."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace without names that lead to Python's internals."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a template cannot set {name!r}")
+        super().__setitem__(name, value)
+
+
+def _make_environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    # jinja's own filter escapes for HTML.
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    config = json.loads(path.read_bytes())
+    if not isinstance(config, dict):
+        raise ValueError(f"{path.name} is not an object")
+    return config
+
+
+def _sources(value: Any) -> dict[str, str]:
+    """By name, of a configuration that holds one template or a list of named ones."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {_DEFAULT: value}
+    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+        return {str(each.get("name")): str(each.get("template")) for each in value}
+    raise ValueError("chat_template is neither a template nor a list of named ones")
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens

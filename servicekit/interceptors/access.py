@@ -1,0 +1,134 @@
+"""Who may call: decided before a call's request is received.
+
+Owns what is known of a caller: the names in its verified certificate, and its bearer token. The
+server's options say which certificates may call at all; a service's function knows more, such as
+tokens. Health checks are open to everybody.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from servicekit.errors import ErrorTable, RequestError, to_status
+from servicekit.interceptors.base import (
+    CallFailedError,
+    CallInterceptor,
+    Context,
+    Handler,
+    behaviour_of,
+    rebuild,
+)
+
+_OPEN_SERVICE = "/grpc.health.v1.Health/"
+_TOKEN_KEY = "authorization"
+_SCHEME = "bearer "
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who makes a call.
+
+    Attributes:
+        certificate_names: of its verified certificate: the DNS names and URIs; the common name, if
+            it has no alternative name at all. Empty without a certificate.
+        token: of `authorization: Bearer TOKEN`; None without that metadata, "" if it has another
+            form or comes twice, which is the token of nobody.
+    """
+
+    certificate_names: tuple[str, ...] = ()
+    token: str | None = dataclasses.field(default=None, repr=False)
+
+
+def caller_of(context: Context) -> Caller:
+    """The caller of a call."""
+    return Caller(certificate_names=_certificate_names(context), token=_token(context))
+
+
+class CallerNotAllowedError(RequestError):
+    """The caller's certificate has no name that may call."""
+
+
+def check_names(caller: Caller, allowed: Sequence[str]) -> None:
+    """Refuses a caller whose certificate has none of the allowed names.
+
+    Args:
+        allowed: names, or patterns: `*.` at the beginning stands for one label.
+
+    Raises:
+        CallerNotAllowedError: it has none.
+    """
+    if not any(_matches(name, each) for name in caller.certificate_names for each in allowed):
+        names = ", ".join(caller.certificate_names) or "none"
+        raise CallerNotAllowedError(f"no name of the client's certificate may call: {names}")
+
+
+class AccessInterceptor(CallInterceptor):
+    """Refuses the callers who may not call."""
+
+    def __init__(
+        self,
+        *,
+        allowed_clients: Sequence[str],
+        admit: Callable[[Caller], object] | None,
+        error_table: ErrorTable,
+    ) -> None:
+        """Args:
+        allowed_clients: names of certificates that may call, see `check_names`; empty: all.
+        admit: raises an exception of the table for a caller who may not call; None: all may.
+        error_table: which exception becomes which status.
+        """
+        super().__init__()
+        self._allowed_clients = allowed_clients
+        self._admit = admit
+        self._error_table: ErrorTable = {
+            **error_table,
+            CallerNotAllowedError: grpc.StatusCode.PERMISSION_DENIED,
+        }
+
+    def wrap(self, handler: Handler, method: str) -> Handler:
+        if method.startswith(_OPEN_SERVICE):
+            return handler
+        inner = behaviour_of(handler)
+
+        async def with_access(request: Any, context: Context) -> Any:
+            try:
+                caller = caller_of(context)
+                if self._allowed_clients:
+                    check_names(caller, self._allowed_clients)
+                if self._admit is not None:
+                    self._admit(caller)
+            except Exception as error:
+                raise CallFailedError(to_status(error, self._error_table)) from error
+            return await inner(request, context)
+
+        return rebuild(handler, with_access, handler.request_deserializer)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    # Names of the DNS have no case.
+    name, pattern = name.lower(), pattern.lower()
+    if not pattern.startswith("*."):
+        return name == pattern
+    label, _, parent = name.partition(".")
+    return bool(label) and parent == pattern.removeprefix("*.")
+
+
+def _certificate_names(context: Context) -> tuple[str, ...]:
+    # gRPC has verified the certificate: without mTLS there is no such property.
+    properties = context.auth_context()
+    names = [*properties.get("peer_dns", ()), *properties.get("peer_uri", ())]
+    if not properties.get("x509_subject_alternative_name"):
+        names += properties.get("x509_common_name", ())
+    return tuple(name.decode(errors="replace") for name in names)
+
+
+def _token(context: Context) -> str | None:
+    given = [value for key, value in context.invocation_metadata() or () if key == _TOKEN_KEY]
+    if not given:
+        return None
+    value = given[0]
+    if len(given) > 1 or not isinstance(value, str) or not value.lower().startswith(_SCHEME):
+        return ""
+    return value[len(_SCHEME) :].strip()

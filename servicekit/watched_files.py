@@ -1,0 +1,100 @@
+"""Files that are read again when they change, without a restart.
+
+Owns when they are read, and which content counts: the last that could be read. Knows no content.
+A replaced file, a changed one and a moved symbolic link (as Kubernetes updates a mounted secret)
+are all noticed, because a file's identity, size and time of change are compared.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from servicekit.config_keys import ConfigError
+
+T = TypeVar("T")
+
+#: How often files are looked at, at most, in seconds.
+CHECK_INTERVAL_S = 1.0
+
+# A file's device, inode, size and time of change; None: it cannot be found.
+_Stamp = tuple[int, int, int, int] | None
+
+
+class WatchedFiles(Generic[T]):
+    """What some files hold. `value` and `refresh` may be used from any thread."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        read: Callable[[], T],
+        *,
+        on_reload: Callable[[ConfigError | None], None],
+    ) -> None:
+        """Reads the files.
+
+        Args:
+            paths: the files that `read` reads.
+            read: reads them all; raises ConfigError while they cannot be used.
+            on_reload: called after a change, with None if the files were read, else with the error.
+                Once per change, from the thread of `refresh`.
+
+        Raises:
+            ConfigError: the files cannot be used.
+        """
+        self._paths = tuple(paths)
+        self._read = read
+        self._on_reload = on_reload
+        self._refreshing = threading.Lock()
+        # Taken before reading, so that a change during it is noticed later.
+        self._stamps = self._stamp()
+        self._has_failed = False
+        self._next_check_s = 0.0
+        #: What the files held when they could last be read.
+        self.value = read()
+
+    def refresh(self) -> None:
+        """Reads the files if they have changed; looks at them once in `CHECK_INTERVAL_S` only."""
+        if time.monotonic() < self._next_check_s or not self._refreshing.acquire(blocking=False):
+            return
+        try:
+            self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
+            stamps = self._stamp()
+            is_change = stamps != self._stamps
+            # What failed is read again even if it looks the same: a file may have been half
+            # written, and be completed within one tick of its clock.
+            if is_change or self._has_failed:
+                self._stamps = stamps
+                self._reload(is_change)
+        finally:
+            self._refreshing.release()
+
+    async def watch(self) -> None:
+        """Keeps the value fresh, in a thread of its own, until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            await asyncio.to_thread(self.refresh)
+
+    def _reload(self, is_change: bool) -> None:
+        try:
+            self.value = self._read()
+        except ConfigError as error:
+            self._has_failed = True
+            if is_change:
+                self._on_reload(error)
+            return
+        self._has_failed = False
+        self._on_reload(None)
+
+    def _stamp(self) -> tuple[_Stamp, ...]:
+        return tuple(_stamp_of(path) for path in self._paths)
+
+
+def _stamp_of(path: Path) -> _Stamp:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

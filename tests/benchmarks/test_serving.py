@@ -1,0 +1,152 @@
+"""The rows with hardly any load on real services, and the report."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.paced_verifier import VOCABULARY, PacedModel, text
+from benchmarks.peers.environments import InstallError
+from benchmarks.ratios import Interval
+from benchmarks.serving import __main__ as command
+from benchmarks.serving import throughput
+from benchmarks.serving.hop import batch_bytes
+from benchmarks.serving.report import table
+from benchmarks.serving.turns import Goal, Measure, Variant, by_turns
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+
+
+async def run(folder: Path, *rows: str, streams: int = 1) -> list[dict[str, object]]:
+    file = folder / "figures.json"
+    await command.main(
+        [
+            *("--quick", "--streams", str(streams), "--rows", *rows),
+            *("--cache", str(folder), "--json", str(file)),
+        ]
+    )
+    measures: list[dict[str, object]] = json.loads(file.read_text())["measures"]
+    return measures
+
+
+async def test_rows_that_share_a_stack_are_measured_in_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuses(*_: object) -> Path:
+        raise InstallError("pip failed:\nno such wheel")
+
+    monkeypatch.setattr(throughput, "python_of", refuses)
+    monkeypatch.setattr(throughput, "DELAYS_MS", (0, 5))
+    measures = await run(
+        tmp_path, "hop", "stack", "openvino", "http", "random", "delay", "simulation", streams=1
+    )
+    assert [measure["row"] for measure in measures] == [
+        *("hop", "stack", "openvino", "http", "http", "random"),
+        *("delay", "delay", "delay", "simulation", "simulation"),
+    ]
+    for measure in measures:
+        value = measure["value"]
+        if measure["row"] == "openvino":
+            assert value is None
+            assert measure["note"] == "not measured: no such wheel"
+        else:
+            assert isinstance(value, dict)
+            assert value["low"] <= value["median"] <= value["high"]
+            assert value["median"] > 0 or {"share", "later"} & set(str(measure["what"]).split())
+    printed = capsys.readouterr()
+    assert "| hop: awaited hop p50 / echo p50 | 1 | float32 |" in printed.out
+    assert "starts the services: verifier behind a proxy" in printed.err
+    assert printed.err.count("starts the services: verifier\n") == 1
+
+
+async def test_the_rows_of_a_model_that_waits(tmp_path: Path) -> None:
+    host, gateway = await run(tmp_path, "host", "gateway", streams=64)
+    assert host["unit"] == "ms"
+    assert "less" in str(host["note"])
+    assert gateway["unit"] == "us"
+    value = gateway["value"]
+    assert isinstance(value, dict)
+    assert 0 < value["median"] < 10_000
+
+
+async def test_latencies_under_load_and_replicas(tmp_path: Path) -> None:
+    measures = await run(tmp_path, "load", "replicas", streams=16)
+    loads = [str(measure["what"]) for measure in measures if measure["row"] == "load"]
+    assert len(loads) == 4 * 2 * 3
+    assert loads[:2] == ["TTFT p50 at 25%, on", "ITL p50 at 25%, on"]
+    assert measures[-1]["what"] == "two verifiers / one, renames"
+
+
+async def test_each_second_round_runs_in_the_opposite_order() -> None:
+    ran: list[str] = []
+
+    def variant(name: str) -> Variant:
+        async def turn() -> float:
+            ran.append(name)
+            return float(len(ran))
+
+        return Variant(name=name, streams=1, turn=turn)
+
+    variants = [variant("a"), variant("b")]
+    await by_turns(variants, 9, lambda _: None, lambda: len(variants[0].figures) == 3)
+    assert "".join(ran) == "ab" + "ab" + "ba" + "ab"
+    # The warm-up's are not kept.
+    assert [each.figures for each in variants] == [[3, 6, 7], [4, 5, 8]]
+
+
+def measure_of(median: float, goal: Goal | None) -> Measure:
+    value = Interval(median=median, low=median - 0.1, high=median + 0.1)
+    return Measure(row="hop", what="x", streams=1, dtype="float32", value=value, goal=goal)
+
+
+def test_the_table_shows_what_misses_its_goal() -> None:
+    lines = table(
+        [
+            measure_of(1.7, Goal(value=1.6, is_most=True)),
+            measure_of(1.5, Goal(value=1.6, is_most=True)),
+            measure_of(0.9, Goal(value=0.98)),
+            measure_of(0.99, Goal(value=0.98)),
+            measure_of(0.5, None),
+        ]
+    ).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.split("|")[4:7]] for line in lines]
+    assert cells == [
+        ["**1.7**", "1.6 to 1.8", "≤ 1.6"],
+        ["1.5", "1.4 to 1.6", "≤ 1.6"],
+        ["**0.9**", "0.8 to 1", "≥ 0.98"],
+        ["0.99", "0.89 to 1.09", "≥ 0.98"],
+        ["0.5", "0.4 to 0.6", ""],
+    ]
+
+
+def test_the_paced_model_follows_its_text_by_position() -> None:
+    # A prompt, and a sequence with two drafts.
+    layout = lay_out(
+        [
+            ScheduledTokens(
+                token_ids=[1, 2, 3],
+                draft_token_ids=[],
+                num_computed_tokens=0,
+                block_table=[0],
+            ),
+            ScheduledTokens(
+                token_ids=[4],
+                draft_token_ids=[5, 6],
+                num_computed_tokens=9,
+                block_table=[1],
+            ),
+        ],
+        block_size=16,
+    )
+    logits = PacedModel().forward(layout)
+    assert logits.shape == (4, VOCABULARY)
+    followed = text(20)
+    np.testing.assert_array_equal(logits.argmax(axis=1), followed[[3, 10, 11, 12]])
+    assert logits.sum() == 4
+
+
+def test_an_echo_moves_as_many_bytes_as_a_batch_and_its_answer() -> None:
+    for num_sequences in (1, 64):
+        there, back = batch_bytes(num_sequences)
+        assert 40 * num_sequences < there < 120 * num_sequences
+        assert 90 * num_sequences < back < 200 * num_sequences

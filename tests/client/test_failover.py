@@ -1,0 +1,216 @@
+"""Both clients and gateways that refuse, fail and vanish: stand-ins on loopback."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.client import (
+    AsyncTandemClient,
+    FinishReason,
+    GenerationRequest,
+    RetryPolicy,
+    SamplingParams,
+    Started,
+    TandemClient,
+    TandemError,
+)
+from tandem.v1 import gateway_pb2
+from tests.client.in_thread import InThread
+from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
+
+pytestmark = pytest.mark.stand_in
+REQUEST = GenerationRequest(prompt="ren")
+GONE = refusal(grpc.StatusCode.UNAVAILABLE, "gone")
+FULL = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_ms=1)
+
+
+def blocking_client(*arguments: Any, **options: Any) -> InThread:
+    return InThread(TandemClient(*arguments, **options))
+
+
+@pytest.fixture(params=[blocking_client, AsyncTandemClient])
+def connect(request: pytest.FixtureRequest) -> Any:
+    """Makes a client, of each kind in turn."""
+    return request.param
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[StandInGateway]:
+    async with stand_in_gateway() as servicer:
+        yield servicer
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[StandInGateway]:
+    async with stand_in_gateway() as servicer:
+        yield servicer
+
+
+async def test_calls_go_to_all_addresses_in_turn(
+    gateway: StandInGateway, other: StandInGateway, connect: Any
+) -> None:
+    async with connect(f"{gateway.address},{other.address}") as client:
+        for _ in range(4):
+            await client.generate(REQUEST)
+    assert (len(gateway.requests), len(other.requests)) == (2, 2)
+
+
+async def test_calls_go_to_all_addresses_of_one_name(
+    gateway: StandInGateway, other: StandInGateway, connect: Any
+) -> None:
+    async with connect(f"ipv4:{gateway.address},{other.address}") as client:
+        # The calls go to one address until the other is connected.
+        async with asyncio.timeout(60):
+            while not (gateway.requests and other.requests):
+                await client.generate(REQUEST)
+
+
+async def test_an_address_without_a_server_is_skipped(
+    gateway: StandInGateway, connect: Any, unused_tcp_port: int
+) -> None:
+    async with connect([f"127.0.0.1:{unused_tcp_port}", gateway.address]) as client:
+        for _ in range(4):
+            assert (await client.generate(REQUEST)).text == "néw\nname"
+        assert [model.model_id for model in await client.list_models()] == ["demo"]
+    assert len(gateway.requests) == 4
+
+
+@pytest.mark.parametrize("failure", [GONE, FULL])
+async def test_a_request_without_output_is_sent_again(
+    gateway: StandInGateway, connect: Any, failure: Any
+) -> None:
+    gateway.interruptions = [(0, failure), (0, failure)]
+    async with connect(gateway.address) as client:
+        assert (await client.generate(REQUEST)).token_ids == (7, 8, 9, 10)
+    assert len(gateway.requests) == 3
+    assert gateway.requests[0] == gateway.requests[2]
+
+
+async def test_a_request_that_had_started_keeps_its_seed_and_id(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    gateway.interruptions = [(1, GONE)]
+    async with connect(gateway.address) as client:
+        events = [event async for event in client.stream(REQUEST)]
+    assert sum(isinstance(event, Started) for event in events) == 1
+    assert not gateway.requests[0].sampling.HasField("seed")
+    assert gateway.requests[1].sampling.seed == 2**64 - 1
+    assert gateway.requests[1].request_id == "r-1"
+
+
+async def test_a_request_with_output_is_resumed_behind_it(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    gateway.interruptions = [(2, GONE), (0, FULL)]
+    async with connect(gateway.address) as client:
+        generation = await client.generate(REQUEST)
+    assert generation.token_ids == (7, 8, 9, 10)
+    assert generation.text == "néw\nname"
+    assert generation.usage.resumes == 1
+    assert [list(request.output_token_ids) for request in gateway.requests] == [[], [7], [7]]
+    assert gateway.requests[2].sampling.seed == 2**64 - 1
+
+
+async def test_a_stream_that_loses_only_its_end_is_complete(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    gateway.script[2].chunk.finish_reason = gateway.script[3].finished.finish_reason
+    gateway.interruptions = [(3, GONE)]
+    async with connect(gateway.address) as client:
+        generation = await client.generate(REQUEST)
+    assert generation.finish_reason is FinishReason.STOP
+    assert generation.usage.num_accepted_tokens == 2
+    assert len(gateway.requests) == 1
+
+
+async def test_choices_are_resumed_one_by_one(gateway: StandInGateway, connect: Any) -> None:
+    gateway.script.insert(
+        2, gateway_pb2.GenerateResponse(chunk=gateway_pb2.Chunk(choice_index=1, token_ids=[5]))
+    )
+    gateway.interruptions = [(3, GONE)]
+    request = GenerationRequest(prompt="x", n=2, sampling=SamplingParams(seed=3))
+    async with connect(gateway.address) as client:
+        generation = await client.generate(request)
+    assert [choice.token_ids for choice in generation.choices] == [(7, 8, 9, 10), (5, 8, 9, 10)]
+    assert [list(each.output_token_ids) for each in gateway.requests] == [[], [7], [5]]
+    assert [each.n for each in gateway.requests] == [2, 1, 1]
+    assert gateway.requests[1].sampling.seed == 2**64 - 1
+    assert gateway.requests[2].sampling.seed not in (3, 2**64 - 1)
+
+
+async def test_models_are_asked_for_again(gateway: StandInGateway, connect: Any) -> None:
+    gateway.interruptions = [(0, GONE)]
+    async with connect(gateway.address) as client:
+        assert len(await client.list_models()) == 1
+
+
+async def test_without_a_policy_the_first_failure_is_raised(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    gateway.interruptions = [(2, GONE)]
+    async with connect(gateway.address, retry=None) as client:
+        with pytest.raises(TandemError, match="gone"):
+            await client.generate(REQUEST)
+    assert len(gateway.requests) == 1
+
+
+async def test_the_last_failure_is_raised_after_the_last_attempt(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    gateway.interruptions = [(0, GONE)] * 9
+    async with connect(gateway.address, retry=RetryPolicy(max_attempts=3)) as client:
+        with pytest.raises(TandemError, match="gone"):
+            await client.generate(REQUEST)
+    assert len(gateway.requests) == 3
+
+
+async def test_no_pause_goes_beyond_the_callers_deadline(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    gateway.failure = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_ms=500_000)
+    gateway.script = []
+    policy = RetryPolicy(max_retry_after_s=1_000.0)
+    async with connect(gateway.address, retry=policy) as client, asyncio.timeout(60):
+        with pytest.raises(TandemError) as caught:
+            await client.generate(REQUEST, timeout_s=400.0)
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(gateway.requests) == 1
+
+
+async def test_a_closed_client_does_not_try_again(gateway: StandInGateway, connect: Any) -> None:
+    refused = asyncio.Event()
+
+    async def refuse(context: Any) -> None:
+        refused.set()
+        await refusal(grpc.StatusCode.UNAVAILABLE, "gone", retry_ms=2_000)(context)
+
+    gateway.interruptions = [(0, refuse)]
+    async with connect(gateway.address) as client:
+        running = asyncio.ensure_future(client.generate(REQUEST))
+        await refused.wait()
+        await client.list_models()  # its answer comes after the refusal
+        await client.close()
+        # asyncio's, if the refusal has not been read yet
+        with pytest.raises((TandemError, asyncio.CancelledError)):
+            await running
+    assert len(gateway.requests) == 1
+
+
+async def test_every_call_carries_the_token(gateway: StandInGateway, connect: Any) -> None:
+    gateway.interruptions = [(0, GONE)]
+    async with connect(gateway.address, token="secret") as client:
+        await client.generate(REQUEST)
+    assert [each["authorization"] for each in gateway.metadata] == ["Bearer secret"] * 2
+
+
+async def test_a_stream_that_is_left_is_not_resumed(gateway: StandInGateway, connect: Any) -> None:
+    gateway.hang = True
+    async with connect(gateway.address) as client:
+        async with contextlib.aclosing(client.stream(REQUEST)) as events:
+            assert isinstance(await anext(events), Started)
+        await gateway.cancelled.wait()
+    assert len(gateway.requests) == 1

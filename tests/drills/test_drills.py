@@ -1,0 +1,34 @@
+"""Survived failures (docs/acceptance.md): drills lose, repeat and change no token."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.drills.catalogue import DRILLS, Drill, carry_out, short_form
+from benchmarks.drills.fleet import Fleet, running_fleet
+from benchmarks.drills.requests import Losses
+from benchmarks.drills.run import Undisturbed
+
+# tests/integration/test_fuzz.py is the short form of that drill.
+TESTED = [short_form(drill) for drill in DRILLS if drill.name != "hostile input"]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Undisturbed:
+    return Undisturbed()
+
+
+@pytest.mark.parametrize("drill", TESTED, ids=lambda drill: drill.name.replace(" ", "-"))
+async def test_no_token_is_lost_repeated_or_changed(
+    drill: Drill, fleet: Fleet, undisturbed: Undisturbed
+) -> None:
+    outcome = await carry_out(drill, fleet, undisturbed)
+    assert outcome.problems == []
+    assert outcome.losses == Losses()
+    assert outcome.num_requests > 0

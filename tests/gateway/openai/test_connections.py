@@ -1,0 +1,166 @@
+"""Connections that send slowly, too much, or nothing; too many of them; and the drain."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from servicekit.config import ServerOptions
+from tests.gateway.openai.clients import connection, get, post, read_answer, request_bytes
+from tests.gateway.openai.conftest import StartApi
+from tests.gateway.scripted_server import PATIENCE_S
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+BODY = {"model": "scripted", "prompt": [1, 2], "stream": True}
+IMPATIENT = ServerOptions(listen="127.0.0.1:0", request_timeout_s=0.3)
+
+
+async def until_closed(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the connection is closed."""
+    async with asyncio.timeout(PATIENCE_S):
+        with contextlib.suppress(ConnectionError):
+            return await reader.read()
+        return b""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /v1/completions HT",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n",
+        # An answered request, then the beginning of the next one.
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea",
+    ],
+)
+async def test_a_connection_without_a_whole_head_is_closed_in_time(
+    start_api: StartApi, sent: bytes
+) -> None:
+    running = await start_api(server=IMPATIENT)
+    async with connection(running) as (reader, writer):
+        writer.write(sent)
+        answered = await until_closed(reader)
+    assert answered.startswith(b"HTTP/1.1 200") == (b"\r\n\r\n" in sent)
+
+
+async def test_a_body_that_comes_too_slowly_is_refused(start_api: StartApi) -> None:
+    running = await start_api(server=IMPATIENT)
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", b'{"model"', content_length="100"))
+        answer = await read_answer(reader)
+    assert (answer.status, answer.error["code"]) == (408, "timeout")
+
+
+async def test_a_stream_may_take_longer_than_a_request(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api(server=IMPATIENT)
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", BODY))
+        opened = await verifier.nth("open", 0)
+        loop = asyncio.get_running_loop()
+        verifier.send(verifier.decided(opened.sequence_id, 2, [300]))
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b"data: ")
+        passed = asyncio.Event()
+        loop.call_later(3 * IMPATIENT.request_timeout_s, passed.set)
+        await passed.wait()
+        verifier.send(verifier.decided(opened.sequence_id, 3, [301], finish=STOP))
+        assert (await until_closed(reader)).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+async def test_a_body_that_is_too_large_is_refused(start_api: StartApi, is_announced: bool) -> None:
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        if is_announced:
+            writer.write(request_bytes("/v1/completions", b"", content_length="5000000"))
+        else:
+            head = request_bytes("/v1/completions", None, method="POST")
+            head = head.replace(
+                b"\r\n\r\n",
+                b"\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
+            )
+            writer.write(head + (b"10000\r\n" + b" " * 0x10000 + b"\r\n") * 65)
+        answer = await read_answer(reader)
+    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+
+
+async def test_a_head_that_is_too_large_is_refused(start_api: StartApi) -> None:
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * 40_000)
+        assert (await until_closed(reader)).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_the_connection_that_waits_longest_makes_room_for_a_new_one(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    options = ServerOptions(listen="127.0.0.1:0", max_concurrent_calls=3)
+    running = await start_api(server=options)
+    async with (
+        connection(running) as (streaming, streaming_writer),
+        connection(running) as (first, first_writer),
+        connection(running) as (second, second_writer),
+    ):
+        streaming_writer.write(request_bytes("/v1/completions", BODY))
+        opened = await verifier.nth("open", 0)
+        # Both have been answered, the first one before the second.
+        for reader, writer in ((first, first_writer), (second, second_writer)):
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.readuntil(b'"serving"}')
+        assert (await get(running, "/health")).status == 200
+        assert await until_closed(first) == b""
+        # Those that are being answered stay.
+        second_writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await second.readuntil(b'"serving"}')
+        verifier.send(verifier.decided(opened.sequence_id, 2, [300], finish=STOP))
+        assert b"[DONE]" in await until_closed(streaming)
+
+
+async def test_when_all_are_answering_a_new_connection_is_closed(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    options = ServerOptions(listen="127.0.0.1:0", max_concurrent_calls=1)
+    running = await start_api(server=options)
+    async with connection(running) as (streaming, writer):
+        writer.write(request_bytes("/v1/completions", BODY))
+        opened = await verifier.nth("open", 0)
+        async with connection(running) as (refused, _):
+            assert await until_closed(refused) == b""
+        verifier.send(verifier.decided(opened.sequence_id, 2, [300], finish=STOP))
+        assert b"[DONE]" in await until_closed(streaming)
+
+
+async def test_a_drain_ends_streams_and_sends_new_requests_elsewhere(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", BODY))
+        opened = await verifier.nth("open", 0)
+        draining = asyncio.ensure_future(running.gateway.drain())
+        await asyncio.sleep(0)
+        refused = await post(running, "/v1/completions", BODY, connection="keep-alive")
+        assert (refused.status, refused.error["type"]) == (503, "server_error")
+        assert refused.headers["connection"] == "close"
+        assert refused.headers["retry-after"] == "1"
+        verifier.send(verifier.decided(opened.sequence_id, 2, [300], finish=STOP))
+        assert b"[DONE]" in await until_closed(reader)
+        async with asyncio.timeout(PATIENCE_S):
+            await draining
+
+
+async def test_it_is_not_ready_once_it_is_about_to_stop(start_api: StartApi) -> None:
+    running = await start_api()
+    for path in ("/ready", "/health"):
+        assert (await get(running, path)).status == 200
+    running.gateway.server.retire()
+    for path in ("/ready", "/health"):
+        answer = await get(running, path)
+        assert (answer.status, json.loads(answer.body)) == (503, {"status": "not_serving"})

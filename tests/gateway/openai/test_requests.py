@@ -1,0 +1,333 @@
+"""OpenAI's parameters reach the verifier; what is wrong or not supported is refused by name."""
+
+from typing import Any
+
+import pytest
+
+from tandem.v1 import sampling_pb2, verifier_pb2
+from tests.gateway.openai.clients import connection, get, official_client, post, request_bytes
+from tests.gateway.openai.conftest import StartApi
+from tests.gateway.scripted_verifier import ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+async def opened_by(
+    start_api: StartApi, verifier: ScriptedVerifier, path: str, body: dict[str, Any]
+) -> verifier_pb2.Open:
+    """What the verifier is told of a request."""
+    verifier.play(lambda opened: [5, 0])
+    running = await start_api(drafters=["127.0.0.1:1"])
+    answer = await post(running, path, {"model": "scripted", **body})
+    assert answer.status == 200, answer.body
+    opened: verifier_pb2.Open = await verifier.nth("open", 0)
+    return opened
+
+
+async def test_defaults_are_openais(start_api: StartApi, verifier: ScriptedVerifier) -> None:
+    opened = await opened_by(start_api, verifier, "/v1/completions", {"prompt": [1, 2]})
+    assert list(opened.token_ids) == [1, 2]
+    assert opened.max_new_tokens == 16
+    assert opened.sampling.temperature == 1.0
+    assert opened.sampling.seed
+    assert opened.num_speculative_tokens > 0
+
+
+async def test_a_chat_may_use_all_of_the_models_length(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    opened = await opened_by(start_api, verifier, "/v1/chat/completions", {"messages": USER})
+    assert opened.max_new_tokens == 2048 - len(opened.token_ids)
+
+
+async def test_every_parameter_arrives(start_api: StartApi, verifier: ScriptedVerifier) -> None:
+    opened = await opened_by(
+        start_api,
+        verifier,
+        "/v1/completions",
+        {
+            "prompt": "abc",
+            "max_tokens": 9,
+            "temperature": 0.5,
+            "top_p": 0.25,
+            "top_k": 7,
+            "min_p": 0.125,
+            "repetition_penalty": 1.5,
+            "frequency_penalty": -1.5,
+            "presence_penalty": 2,
+            "logit_bias": {"5": -100, "6": 1.5},
+            "seed": -1,
+            "logprobs": None,
+            "min_tokens": 1,
+            "stop_token_ids": [77],
+            "ignore_eos": True,
+            "priority": 3,
+            "user": "u",
+            "n": 1,
+            "speculation": {
+                "num_speculative_tokens": 3,
+                "prompt_lookup_min": 2,
+                "prompt_lookup_max": 4,
+                "overlap": "allowed",
+                "tie": "latest",
+                "algorithm": "kmp",
+                "chained": True,
+                "pool": "p",
+                "pool_min_ngram": 3,
+                "pool_keep": "all",
+                "pool_feed_tokens": 32,
+                "hint_tokens": 5,
+            },
+        },
+    )
+    sampling = opened.sampling
+    assert opened.max_new_tokens == 9
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 7)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.125, 1.5)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (-1.5, 2.0)
+    assert dict(sampling.logit_bias) == {5: -100.0, 6: 1.5}
+    assert sampling.seed == 2**64 - 1
+    assert not sampling.HasField("logprobs")
+    assert sampling.min_new_tokens == 1
+    assert list(opened.stop_token_ids) == [77]
+    assert opened.ignore_eos
+    assert opened.priority == 3
+    assert opened.num_speculative_tokens == 3
+    assert opened.hint_tokens == 5
+    assert (opened.ngram.min_ngram, opened.ngram.max_ngram) == (2, 4)
+    assert opened.ngram.pool_id.endswith("/p")
+
+
+async def test_logprobs_are_those_of_the_models_own_logits(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api()
+    body = {"model": "scripted", "prompt": [1], "logprobs": 3, "temperature": 0}
+    async with connection(running) as (_, writer):
+        writer.write(request_bytes("/v1/completions", body))
+        opened = await verifier.nth("open", 0)
+    assert opened.sampling.logprobs == 3
+    assert opened.sampling.logprobs_mode == sampling_pb2.LOGPROBS_MODE_RAW
+
+
+REFUSED = [
+    ("best_of", 2, "unsupported_parameter"),
+    ("suffix", "end", "unsupported_parameter"),
+    ("store", True, "unsupported_parameter"),
+    ("bogus", 1, "unknown_parameter"),
+    ("n", 0, "invalid_value"),
+    ("n", 17, "invalid_value"),
+    ("max_tokens", 0, "invalid_value"),
+    ("temperature", -0.5, "invalid_value"),
+    ("temperature", "1", "invalid_value"),
+    ("top_p", 0, "invalid_value"),
+    ("presence_penalty", 2.5, "invalid_value"),
+    ("logprobs", 21, "invalid_value"),
+    ("logit_bias", {"5": 101}, "invalid_value"),
+    ("logit_bias", {"2048": 1}, "invalid_value"),
+    ("prompt", [2048], "invalid_value"),
+    ("prompt", "", "invalid_value"),
+    ("prompt", [], "invalid_value"),
+    ("prompt", 5, "invalid_value"),
+    ("prompt", [1, "a"], "invalid_value"),
+    ("seed", 2**64, "invalid_value"),
+    ("seed", True, "invalid_value"),
+    ("stop", ["x"] * 17, "invalid_value"),
+    ("stop", "é" * 129, "invalid_value"),
+    ("user", "é" * 129, "invalid_value"),
+    ("stream_options", {"include_usage": True}, "invalid_value"),
+    ("speculation", {"tree_width": 2}, "unsupported_parameter"),
+    ("speculation", {"pool_feed_tokens": 99}, "invalid_value"),
+    ("speculation", {"bogus": 1}, "unknown_parameter"),
+    ("speculation", {"tie": "x"}, "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"), REFUSED, ids=[f"{r[0]}={r[1]!r:.20}" for r in REFUSED]
+)
+async def test_a_wrong_parameter_is_named(
+    start_api: StartApi, name: str, value: Any, code: str
+) -> None:
+    running = await start_api()
+    body = {"model": "scripted", "prompt": "abc", name: value}
+    answer = await post(running, "/v1/completions", body)
+    assert answer.status == 400
+    assert answer.error["type"] == "invalid_request_error"
+    assert answer.error["param"].split(".")[0] == name
+    assert answer.error["code"] == code
+    assert answer.error["message"]
+
+
+CHAT_REFUSED = [
+    ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
+    ({"modalities": ["audio"]}, "modalities.0", "unsupported_parameter"),
+    ({"prediction": {"type": "content"}}, "prediction", "unsupported_parameter"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls", "unsupported_parameter"),
+    ({"messages": []}, "messages", "invalid_value"),
+    ({"messages": None}, "messages", "invalid_value"),
+    ({"messages": [{"role": "robot", "content": ""}]}, "messages.0.role", "invalid_value"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages.0.content.0",
+        "unsupported_parameter",
+    ),
+    (
+        {"messages": [{"role": "assistant", "audio": {"id": "x"}}]},
+        "messages.0.audio",
+        "unsupported_parameter",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
+                    ],
+                }
+            ]
+        },
+        "messages.0.tool_calls.0.function.arguments",
+        "invalid_value",
+    ),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "invalid_value"),
+    ({"top_logprobs": 2}, None, "invalid_value"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
+    ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), CHAT_REFUSED)
+async def test_a_wrong_parameter_of_a_chat_is_named(
+    start_api: StartApi, fields: dict[str, Any], param: str | None, code: str
+) -> None:
+    running = await start_api(max_prompt_tokens=1000)
+    body = {"model": "scripted", "messages": USER, **fields}
+    answer = await post(running, "/v1/chat/completions", body)
+    assert answer.status == 400, answer.body
+    assert (answer.error["param"], answer.error["code"]) == (param, code)
+
+
+async def test_values_that_ask_for_nothing_are_accepted(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    await opened_by(
+        start_api,
+        verifier,
+        "/v1/chat/completions",
+        {
+            "messages": USER,
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "response_format": {"type": "text"},
+            "modalities": ["text"],
+            "service_tier": "auto",
+            "store": False,
+            "metadata": {},
+            "audio": None,
+            "max_tokens": None,
+        },
+    )
+
+
+async def test_the_chat_template_makes_the_prompt(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Any
+) -> None:
+    opened = await opened_by(
+        start_api,
+        verifier,
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "developer", "content": "be brief"},
+                {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "refusal": None,
+                    "tool_calls": [
+                        {
+                            "id": "1",
+                            "type": "function",
+                            "function": {"name": "f", "arguments": '{"x": 1}'},
+                        }
+                    ],
+                },
+                {"role": "tool", "content": "2", "tool_call_id": "1"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "chat_template_kwargs": {"shout": True},
+        },
+    )
+    expected = (
+        "[system]be brief[user]a\nb"
+        '[assistant]({"name": "f", "arguments": {"x": 1}})[tool]2'
+        '[{"type": "function", "function": {"name": "f"}}]![assistant]'
+    )
+    assert list(opened.token_ids) == texts(expected)
+
+
+async def test_tools_are_left_out_if_none_may_be_called(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Any
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    fields = {"messages": USER, "tools": tools, "tool_choice": "none"}
+    opened = await opened_by(start_api, verifier, "/v1/chat/completions", fields)
+    assert list(opened.token_ids) == texts("[user]hi[assistant]")
+
+
+async def test_a_model_without_template_refuses_chats_by_name(
+    start_api: StartApi, model_folder: Any
+) -> None:
+    running = await start_api(tokenizer=model_folder)
+    answer = await post(running, "/v1/chat/completions", {"model": "scripted", "messages": USER})
+    assert (answer.status, answer.error["code"]) == (400, "no_chat_template")
+    assert "scripted" in answer.error["message"]
+
+
+async def test_an_unknown_model_is_not_found(start_api: StartApi) -> None:
+    running = await start_api()
+    for path, prompt in (
+        ("completions", {"prompt": "a"}),
+        ("chat/completions", {"messages": USER}),
+    ):
+        answer = await post(running, f"/v1/{path}", {"model": "other", **prompt})
+        assert (answer.status, answer.error["param"]) == (404, "model")
+        assert answer.error["code"] == "model_not_found"
+    assert (await get(running, "/v1/models/other")).status == 404
+
+
+async def test_bodies_that_are_no_requests_are_refused(start_api: StartApi) -> None:
+    running = await start_api()
+    for body in (b"", b"{", b"[]", b'{"model": "\\ud800", "prompt": "a"}', b"\xff", b"[" * 100_000):
+        answer = await post(running, "/v1/completions", body)
+        assert answer.status == 400, body[:20]
+        assert answer.error["type"] == "invalid_request_error"
+    typed = await post(running, "/v1/completions", b"{}", content_type="text/plain")
+    assert (typed.status, typed.error["code"]) == (415, "unsupported_media_type")
+    missing = await post(running, "/v1/completions", {"prompt": "a"})
+    assert (missing.error["param"], missing.error["code"]) == (
+        "model",
+        "missing_required_parameter",
+    )
+
+
+async def test_unknown_paths_and_methods_have_errors_in_openais_form(start_api: StartApi) -> None:
+    running = await start_api()
+    unknown = await get(running, "/v1/embeddings")
+    assert (unknown.status, unknown.error["code"]) == (404, "not_found")
+    method = await get(running, "/v1/completions")
+    assert (method.status, method.error["code"]) == (405, "method_not_allowed")
+
+
+async def test_models_are_listed(start_api: StartApi) -> None:
+    running = await start_api()
+    async with official_client(running) as client:
+        [model] = (await client.models.list()).data
+        assert (model.id, model.object, model.owned_by) == ("scripted", "model", "tandem")
+        assert await client.models.retrieve("scripted") == model

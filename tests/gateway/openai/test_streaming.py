@@ -1,0 +1,297 @@
+"""Streams: their form, their texts, their errors; and clients that go away or do not read."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from tests.gateway.conftest import StartVerifier
+from tests.gateway.openai.clients import (
+    connection,
+    exchange,
+    official_client,
+    post,
+    read_answer,
+    request_bytes,
+)
+from tests.gateway.openai.conftest import StartApi
+from tests.gateway.running_gateway import until
+from tests.gateway.scripted_server import PATIENCE_S
+from tests.gateway.scripted_verifier import ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+Texts = Callable[[str], list[int]]
+
+# Most characters of it are several tokens.
+UNICODE = "naïve café 日本語 🙂🙃 ﷽ e\u0301 end"
+
+UNREAD_TOKENS = 1_600_000
+
+RESOURCE_EXHAUSTED, INVALID_ARGUMENT, INTERNAL, UNAVAILABLE = 8, 3, 13, 14
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "scripted", "prompt": [1, 2], "stream": True, "max_tokens": 500, **fields}
+
+
+async def deltas(running: Any, **fields: Any) -> list[str]:
+    """The texts of a stream's chunks."""
+    answer = await post(running, "/v1/completions", body(**fields))
+    assert answer.events[-1] == "[DONE]"
+    return [choice["text"] for event in answer.events[:-1] for choice in event["choices"]]
+
+
+async def test_characters_of_several_tokens_come_whole(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
+) -> None:
+    assert len(texts(UNICODE)) > len(UNICODE)
+    verifier.play(lambda opened: [*texts(UNICODE), 0])
+    running = await start_api()
+    streamed = await deltas(running)
+    assert "".join(streamed) == UNICODE
+    assert not any("\N{REPLACEMENT CHARACTER}" in text for text in streamed)
+    chat = {"model": "scripted", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    answer = await post(running, "/v1/chat/completions", chat)
+    parts = [event["choices"][0]["delta"].get("content", "") for event in answer.events[:-1]]
+    assert "".join(parts) == UNICODE
+    assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
+
+
+@pytest.mark.parametrize("stop", ["lo, wor", ["zzz", " wor"], "日本"])
+async def test_a_stop_text_over_token_borders_cuts_exactly(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, stop: str | list[str]
+) -> None:
+    text = "hello, world! 日本語 and more hello, world!"
+    verifier.play(lambda opened: [*texts(text), 0])
+    running = await start_api()
+    first = stop if isinstance(stop, str) else stop[-1]
+    assert "".join(await deltas(running, stop=stop)) == text[: text.index(first)]
+    whole = json.loads((await post(running, "/v1/completions", body(stop=stop, stream=False))).body)
+    assert whole["choices"][0]["text"] == text[: text.index(first)]
+    assert whole["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_chats_stream_has_openais_form(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
+) -> None:
+    verifier.play(lambda opened: [*texts("abc"), 0])
+    running = await start_api()
+    answer = await post(
+        running,
+        "/v1/chat/completions",
+        {
+            "model": "scripted",
+            "messages": [{"role": "user", "content": "x"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "n": 2,
+        },
+        x_request_id="my-id",
+    )
+    assert answer.headers["x-request-id"] == "my-id"
+    *chunks, usage, done = answer.events
+    assert done == "[DONE]"
+    assert {chunk["id"] for chunk in [*chunks, usage]} == {"chatcmpl-my-id"}
+    assert {chunk["object"] for chunk in [*chunks, usage]} == {"chat.completion.chunk"}
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 2 * (len(texts("abc")) + 1)
+    for index in (0, 1):
+        choices = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == "abc"
+        assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+        assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "stop")
+
+
+async def test_each_prompt_has_its_choices(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
+) -> None:
+    verifier.play(lambda opened: [*texts(f"after {opened.token_ids[0]}"), 0])
+    running = await start_api()
+    fields = {"prompt": [[7], [8], [9]], "n": 2, "max_tokens": 99}
+    whole = json.loads((await post(running, "/v1/completions", body(**fields, stream=False))).body)
+    expected = [f"after {prompt}" for prompt in (7, 7, 8, 8, 9, 9)]
+    assert [choice["index"] for choice in whole["choices"]] == list(range(6))
+    assert [choice["text"] for choice in whole["choices"]] == expected
+    assert whole["usage"]["prompt_tokens"] == 3
+    answer = await post(running, "/v1/completions", body(**fields))
+    streamed = [""] * 6
+    for event in answer.events[:-1]:
+        for choice in event["choices"]:
+            streamed[choice["index"]] += choice["text"]
+    assert streamed == expected
+
+
+async def test_of_many_prompts_a_bad_one_fails_the_answer_and_frees_the_others(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api()
+    answer = await post(running, "/v1/completions", body(prompt=[[5], [6], [4096]]))
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+    await running.until_idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("code", "status", "headers"),
+    [
+        (RESOURCE_EXHAUSTED, 429, {"retry-after": "2", "retry-after-ms": "1500"}),
+        (UNAVAILABLE, 503, {"retry-after": "2"}),
+        (INVALID_ARGUMENT, 400, {}),
+        (INTERNAL, 500, {}),
+    ],
+)
+async def test_a_request_that_its_verifier_refuses_has_the_right_status(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    stream: bool,
+    code: int,
+    status: int,
+    headers: dict[str, str],
+) -> None:
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body(stream=stream)))
+        opened = await verifier.nth("open", 0)
+        retry_after_ms = 1500 if headers else 0
+        verifier.send(
+            verifier.rejected(
+                opened.sequence_id, code=code, message="no", retry_after_ms=retry_after_ms
+            )
+        )
+        answer = await read_answer(reader)
+    assert (answer.status, answer.error["message"]) == (status, "no")
+    assert headers.items() <= answer.headers.items()
+
+
+async def test_an_error_after_the_first_text_is_an_event_of_the_stream(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
+) -> None:
+    running = await start_api()
+    async with official_client(running) as client:
+        creating = asyncio.ensure_future(
+            client.completions.create(model="scripted", prompt=[1, 2], stream=True, max_tokens=99)
+        )
+        opened = await verifier.nth("open", 0)
+        verifier.send(verifier.decided(opened.sequence_id, 2, texts("ab")))
+        stream = await creating
+        assert (await anext(stream)).choices[0].text == "ab"
+        verifier.send(verifier.rejected(opened.sequence_id, code=INTERNAL, message="broken"))
+        with pytest.raises(openai.APIError, match="broken") as caught:
+            await anext(stream)
+        assert caught.value.type == "server_error"
+    await running.until_idle()
+
+
+async def test_the_official_client_repeats_what_was_shed(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api()
+    async with official_client(running, max_retries=2) as client:
+        creating = asyncio.ensure_future(
+            client.completions.create(model="scripted", prompt=[1, 2], max_tokens=1)
+        )
+        opened = await verifier.nth("open", 0)
+        verifier.send(
+            verifier.rejected(
+                opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=10
+            )
+        )
+        opened = await verifier.nth("open", 1)
+        verifier.play(lambda opened: [5, 0])
+        verifier.send(verifier.decided(opened.sequence_id, 2, [5], finish=2))
+        assert (await creating).choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("is_running", [True, False], ids=["running", "waiting"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_a_client_that_goes_away_frees_its_request(
+    start_api: StartApi, verifier: ScriptedVerifier, is_running: bool, stream: bool
+) -> None:
+    running = await start_api()
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body(stream=stream)))
+        opened = await verifier.nth("open", 0)
+        if is_running:
+            verifier.send(verifier.decided(opened.sequence_id, 2, [5]))
+            if stream:
+                async with asyncio.timeout(PATIENCE_S):
+                    await reader.readuntil(b"data: ")
+    closed = await verifier.nth("close", 0)
+    assert closed.sequence_id == opened.sequence_id
+    await running.until_idle()
+
+
+async def test_64_clients_that_vanish_free_everything(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    running = await start_api()
+
+    async def vanish(index: int) -> None:
+        async with connection(running) as (reader, writer):
+            writer.write(request_bytes("/v1/completions", body(prompt=[index + 1])))
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.readuntil(b"data: ")
+            writer.transport.abort()
+
+    clients = asyncio.gather(*map(vanish, range(64)))
+    for index in range(64):
+        opened = await verifier.nth("open", index)
+        verifier.send(verifier.decided(opened.sequence_id, 1, [5]))
+    await clients
+    await verifier.nth("close", 63)
+    await running.until_idle()
+
+
+async def test_a_client_that_does_not_read_is_cut_off(
+    start_api: StartApi, start_verifier: StartVerifier
+) -> None:
+    verifier = await start_verifier(max_model_len=1 << 21)
+    running = await start_api(
+        verifiers=[verifier.address], unread_timeout_s=0.4, max_concurrent_requests=1
+    )
+    assert running.gateway.http_address is not None
+    host, port = running.gateway.http_address.split(":")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, (host, int(port)))
+        fields = {"return_token_ids": True, "max_tokens": 1 << 21}
+        await loop.sock_sendall(client, request_bytes("/v1/completions", body(**fields)))
+        opened = await verifier.nth("open", 0)
+        # More than the buffers of both sockets hold.
+        for first in range(0, UNREAD_TOKENS, 20_000):
+            verifier.send(verifier.decided(opened.sequence_id, 2 + first, [1999] * 20_000))
+        await verifier.nth("close", 0)
+        await running.until_idle()
+        assert running.sample("tandem_requests_unread_total") == 1
+        # Its place is free, although it still holds its end of the connection.
+        verifier.play(lambda opened: [5, 0])
+        answer = await post(running, "/v1/completions", body())
+        assert answer.events[-1] == "[DONE]"
+        last = b""
+        async with asyncio.timeout(PATIENCE_S):
+            while received := await loop.sock_recv(client, 1 << 16):
+                last = received
+        assert b"[DONE]" not in last
+
+
+async def test_a_client_that_pipelines_gets_its_answers_in_order(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
+) -> None:
+    verifier.play(lambda opened: [*texts(f"after {opened.token_ids[0]}"), 0])
+    running = await start_api()
+    first = request_bytes(
+        "/v1/completions", body(prompt=[7], stream=False), connection="keep-alive"
+    )
+    second = request_bytes("/v1/completions", body(prompt=[8], stream=False))
+    answer = await exchange(running, first + second)
+    assert answer.body.index("after 7") < answer.body.index("after 8")
+    await until(running.is_idle)

@@ -1,0 +1,159 @@
+"""Chat templates: rendered as transformers renders them, found where it finds them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from gateway.config import GatewayConfig
+from gateway.server import GatewayServer
+from gateway.text.chat_template import ChatTemplate, ChatTemplateError
+from servicekit.config import ConfigError, ServerOptions
+from servicekit.logs import Logger
+
+# The features that templates of published models use.
+CHATML = """{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n' }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "<|im_end|>\\n" }}
+{%- endif %}
+{%- set ns = namespace(last=messages|length - 1, turns=0) %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' and loop.first %}{% continue %}{% endif %}
+    {%- set ns.turns = ns.turns + 1 %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content | trim }}
+    {%- for call in message.tool_calls or [] %}
+        {{- call.function.arguments | tojson(indent=2, sort_keys=true) }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{{- ns.turns }}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}<think></think>{%- endif %}
+{%- endif %}"""
+
+LLAMA = """{{ bos_token }}{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate!') }}
+{% endif %}
+{% generation %}
+{{ message['content'].split('|')[0] + (eos_token or '') }}
+{% endgeneration %}
+{% if loop.index > 5 %}{% break %}{% endif %}
+{% endfor %}
+{{ strftime_now('%Y') | length }} {{ dict(a=1) | tojson }}"""
+
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "user", "content": "  <b>hé</b> & \U0001f642 "},
+    {
+        "role": "assistant",
+        "content": "x|y",
+        "tool_calls": [{"function": {"name": "f", "arguments": {"b": [1, "ü"], "a": None}}}],
+    },
+]
+FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"<x>": "&'\""}}
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": FUNCTION}]
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA], ids=["chatml", "llama"])
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}], ids=["", "thinking"])
+def test_it_renders_as_transformers_does(
+    template: str, tools: list[dict[str, Any]] | None, variables: dict[str, Any]
+) -> None:
+    given: dict[str, Any] = {**SPECIAL, **variables, "tools": tools}
+    rendered = render_jinja_template(
+        conversations=[CONVERSATION],
+        chat_template=template,
+        add_generation_prompt=True,
+        **given,
+    )
+    ours = ChatTemplate({"default": template}, SPECIAL)
+    assert ours.render(CONVERSATION, tools=tools, variables=variables) == rendered[0][0]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('Roles must alternate!') }}", "Roles must alternate!"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ nothing.at.all }}", "'nothing' is undefined"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
+        ("{% set ns = namespace() %}{% set ns._x = 1 %}", "_x"),
+        ("{% for i in range(10000000) %}{% endfor %}", "Range too big"),
+    ],
+)
+def test_what_a_template_does_not_accept_is_an_error(template: str, message: str) -> None:
+    with pytest.raises(ChatTemplateError, match=message):
+        ChatTemplate({"default": template}, {}).render(CONVERSATION)
+
+
+def write(folder: Path, config: dict[str, Any], **files: str) -> Path:
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "additional_chat_templates").mkdir()
+    for name, content in files.items():
+        inside = "additional_chat_templates/" if name != "chat_template" else ""
+        (folder / f"{inside}{name}.jinja").write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "plain", "with_tools"),
+    [
+        ({"chat_template": "a"}, {}, "a", "a"),
+        ({"chat_template": "a"}, {"chat_template": "b"}, "b", "b"),
+        ({}, {"chat_template": "b", "tool_use": "c"}, "b", "c"),
+        (
+            {
+                "chat_template": [
+                    {"name": "default", "template": "d{{ eos_token }}"},
+                    {"name": "tool_use", "template": "t{{ bos_token }}"},
+                ],
+                "eos_token": {"content": "<e>"},
+                "bos_token": "<b>",
+            },
+            {},
+            "d<e>",
+            "t<b>",
+        ),
+    ],
+)
+def test_templates_are_found_where_models_keep_them(
+    tmp_path: Path, config: dict[str, Any], files: dict[str, str], plain: str, with_tools: str
+) -> None:
+    template = ChatTemplate.load(write(tmp_path, config, **files))
+    assert template is not None
+    assert template.render(CONVERSATION) == plain
+    assert template.render(CONVERSATION, tools=TOOLS) == with_tools
+
+
+def test_a_model_may_have_none(model_folder: Path, tmp_path: Path) -> None:
+    assert ChatTemplate.load(model_folder) is None
+    assert ChatTemplate.load(tmp_path) is None
+
+
+@pytest.mark.parametrize("config", [{"chat_template": 5}, {"chat_template": "{% if %}"}, []])
+async def test_a_template_that_cannot_be_used_is_found_at_the_start(
+    model_folder: Path, tmp_path: Path, config: Any, registry: Any, logger: Logger
+) -> None:
+    (tmp_path / "tokenizer.json").symlink_to(model_folder / "tokenizer.json")
+    write(tmp_path, config)
+    with pytest.raises(ConfigError) as caught:
+        GatewayServer(
+            GatewayConfig(
+                server=ServerOptions(listen="127.0.0.1:0"),
+                verifiers=["127.0.0.1:1"],
+                tokenizer=tmp_path,
+            ),
+            registry=registry,
+            logger=logger,
+        )
+    assert caught.value.key == "--tokenizer"

@@ -1,0 +1,381 @@
+"""Verifiers report their drafters: sequences get, and move to, one that drafts."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from gateway.routing.drafter_moves import SEQUENCES_PER_ITERATION
+from gateway.routing.live_sequences import LiveSequence
+from tandem.v1 import sampling_pb2, verifier_pb2
+from tests.gateway.conftest import StartVerifier
+from tests.gateway.running_gateway import (
+    GenerateCall,
+    RunningGateway,
+    StartGateway,
+    collect,
+    error_of,
+    until,
+)
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+UP = verifier_pb2.DrafterStatus.STATE_UP
+SLOW = verifier_pb2.DrafterStatus.STATE_SLOW
+DOWN = verifier_pb2.DrafterStatus.STATE_DOWN
+IDLE = verifier_pb2.DrafterStatus.STATE_IDLE
+
+ONE, TWO, THREE = DRAFTERS = [f"10.0.0.{index}:50051" for index in range(1, 4)]
+POOLED = sampling_pb2.SpeculationParams(pool="p")
+
+
+def used(verifier: ScriptedVerifier) -> Counter[str]:
+    """How many sequences were opened with each drafter."""
+    return Counter(opened.drafter_address for opened in verifier.commands("open"))
+
+
+def drafters_of(verifier: ScriptedVerifier) -> dict[str, str]:
+    """The drafter of every sequence, by the commands that the verifier received."""
+    now = {each.sequence_id: each.drafter_address for each in verifier.commands("open")}
+    for update in verifier.commands("update"):
+        assert update.HasField("drafter_address")
+        now[update.sequence_id] = update.drafter_address
+    return now
+
+
+async def open_many(
+    running: RunningGateway, verifier: ScriptedVerifier, num_calls: int
+) -> list[GenerateCall]:
+    """Opens 16 sequences per call."""
+    num_before = len(verifier.commands("open"))
+    calls = [running.call(1, 2, 3, n=16) for _ in range(num_calls)]
+    await verifier.nth("open", num_before + 16 * num_calls - 1)
+    return calls
+
+
+async def handled(running: RunningGateway, verifier: ScriptedVerifier) -> None:
+    """Waits until the gateway has handled all that was sent, and moved what it moves."""
+    num_ignored = running.sample(
+        "tandem_peer_messages_ignored_total", peer="verifier", reason="rejected_command"
+    )
+    verifier.send(verifier.rejected("", code=3, message="a mark"))
+    await until(
+        lambda: (
+            running.sample(
+                "tandem_peer_messages_ignored_total", peer="verifier", reason="rejected_command"
+            )
+            > num_ignored
+        )
+    )
+    await until(lambda: running.gateway.coordinator._moves.is_idle)
+    # The updates have arrived when a command that was sent after them has.
+    num_opens = len(verifier.commands("open"))
+    call = running.call(9, speculation=sampling_pb2.SpeculationParams(enabled=False))
+    await verifier.nth("open", num_opens)
+    call.cancel()
+
+
+@pytest.mark.parametrize("state", [SLOW, DOWN])
+async def test_new_sequences_get_a_drafter_that_drafts(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, state: int
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    verifier.first_events = [
+        verifier.drafter_status(ONE, state),
+        verifier.drafter_status(TWO, IDLE),
+    ]
+    running = await start_gateway(verifiers=[verifier.address], drafters=DRAFTERS)
+    await running.generate(1, n=16)
+    await running.generate(2, n=16)
+    assert set(used(verifier)) == {TWO, THREE}, "nothing is known of the third"
+
+
+async def test_if_no_drafter_drafts_sequences_get_the_one_that_they_would_have_had(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 0])
+    running = await start_gateway(verifiers=[verifier.address], drafters=DRAFTERS)
+    await running.generate(1, speculation=POOLED)
+    verifier.send(*(verifier.drafter_status(each, DOWN) for each in DRAFTERS))
+    await handled(running, verifier)
+    await running.generate(1, speculation=POOLED)
+    first, _, second = verifier.commands("open")
+    assert first.drafter_address == second.drafter_address != ""
+    await running.generate(1, n=16)
+    assert used(verifier).keys() > {first.drafter_address, ""}
+
+
+@pytest.mark.parametrize("state", [SLOW, DOWN])
+async def test_sequences_move_once_to_drafters_that_draft_and_not_back(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, state: int
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=DRAFTERS)
+    calls = await open_many(running, verifier, 16)
+    before = drafters_of(verifier)
+    assert set(before.values()) == set(DRAFTERS)
+    verifier.send(verifier.drafter_status(ONE, state))
+    num_moved = Counter(before.values())[ONE]
+    await verifier.nth("update", num_moved - 1)
+    after = drafters_of(verifier)
+    assert set(after.values()) == {TWO, THREE}
+    assert {key: after[key] for key in before if before[key] != ONE} == {
+        key: address for key, address in before.items() if address != ONE
+    }, "the others stay"
+    # It is back: nothing moves back. It fails again: nothing is there that could move.
+    for each in (UP, DOWN, UP):
+        verifier.send(verifier.drafter_status(ONE, each))
+    await handled(running, verifier)
+    assert len(verifier.commands("update")) == num_moved
+    for call in calls:
+        call.cancel()
+
+
+async def test_sequences_without_an_able_drafter_move_to_the_first_that_is(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
+    calls = await open_many(running, verifier, 2)
+    num_of_one = used(verifier)[ONE]
+    verifier.send(verifier.drafter_status(TWO, DOWN))
+    await verifier.nth("update", used(verifier)[TWO] - 1)
+    verifier.send(verifier.drafter_status(ONE, SLOW))
+    await handled(running, verifier)
+    assert len(verifier.commands("update")) == used(verifier)[TWO], "there is none to move to"
+    verifier.send(verifier.drafter_status(TWO, UP))
+    await until(
+        lambda: all(
+            drafters_of(verifier)[each.sequence_id] == TWO
+            for each in verifier.commands("open")[:32]
+        )
+    )
+    assert num_of_one > 0
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_state_counts_for_the_verifier_that_reports_it(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifiers = [await start_verifier() for _ in range(2)]
+    running = await start_gateway(
+        verifiers=[verifier.address for verifier in verifiers], drafters=[ONE, TWO]
+    )
+    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+    calls = [running.call(index, n=4) for index in range(16)]
+    await until(lambda: sum(len(v.commands("open")) for v in verifiers) == 64)
+    cut, whole = verifiers
+    cut.send(cut.drafter_status(ONE, DOWN))
+    await cut.nth("update", used(cut)[ONE] - 1)
+    assert used(whole)[ONE] > 0
+    assert not whole.commands("update")
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_pools_sequences_move_together(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=DRAFTERS)
+    call = running.call(1, n=16, speculation=POOLED)
+    await verifier.nth("open", 15)
+    [address] = used(verifier)
+    verifier.send(verifier.drafter_status(address, DOWN))
+    await verifier.nth("update", 15)
+    [moved_to] = set(drafters_of(verifier).values())
+    assert moved_to != address
+    call.cancel()
+
+
+async def test_after_a_new_session_nothing_is_known_of_the_drafters(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    verifier.first_events = [verifier.drafter_status(ONE, DOWN), verifier.drafter_status(TWO, UP)]
+    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
+    await until(lambda: connected(running) == (1, 1))
+    verifier.first_events = []
+    verifier.end_session()
+    await until(lambda: verifier.num_sessions == 2)
+    await until(lambda: connected(running) == (1, 0))
+    verifier.play(lambda opened: [5, 0])
+    await running.generate(1, n=16)
+    assert set(used(verifier)) == {ONE, TWO}
+
+
+def connected(running: RunningGateway) -> tuple[float, float]:
+    verifiers, drafters = (
+        running.sample("tandem_peers_connected", kind=kind) for kind in ("verifier", "drafter")
+    )
+    return verifiers, drafters
+
+
+async def test_connected_peers_are_exported(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    first, second = [await start_verifier() for _ in range(2)]
+    running = await start_gateway(
+        verifiers=[first.address, second.address, "127.0.0.1:1"], drafters=DRAFTERS
+    )
+    await until(lambda: connected(running) == (2, 0))
+    for sender, address, state, num_drafters in (
+        (first, ONE, UP, 1),
+        (second, ONE, UP, 1),
+        (second, TWO, UP, 2),
+        (first, ONE, DOWN, 2),
+        (second, ONE, SLOW, 1),
+        (second, TWO, IDLE, 0),
+        (first, THREE, UP, 1),
+    ):
+        sender.send(sender.drafter_status(address, state))
+        await until(lambda: connected(running) == (2, num_drafters))  # noqa: B023
+    await first.stop()
+    await until(lambda: connected(running) == (1, 0))
+
+
+@pytest.mark.parametrize("num_drafters", [1, 3])
+async def test_a_drafter_that_the_verifier_refuses_costs_drafts_only(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, num_drafters: int
+) -> None:
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=DRAFTERS[:num_drafters], draft_wait="adaptive"
+    )
+    call = running.call(1, 2)
+    for index in range(num_drafters):
+        opened = await verifier.nth("open", index)
+        assert opened.drafter_address
+        verifier.send(
+            verifier.rejected(
+                opened.sequence_id, code=7, message="not allowed", field="drafter_address"
+            )
+        )
+    last = await verifier.nth("open", num_drafters)
+    assert (last.sequence_id, last.drafter_address) == (opened.sequence_id, "")
+    assert not last.drafting
+    assert set(used(verifier)) == {*DRAFTERS[:num_drafters], ""}
+    verifier.send(
+        verifier.opened(last.sequence_id), verifier.decided(last.sequence_id, 2, [5], finish=STOP)
+    )
+    assert (await collect(call)).token_ids == [5]
+    num_refused = running.sample(
+        "tandem_peer_messages_ignored_total", peer="verifier", reason="refused_drafter"
+    )
+    assert num_refused == num_drafters
+    # Later sequences are opened without it at once.
+    verifier.send(*(verifier.drafter_status(each, UP) for each in DRAFTERS[:num_drafters]))
+    verifier.play(lambda opened: [5, 0])
+    await running.generate(3)
+    assert verifier.commands("open")[-1].drafter_address == ""
+
+
+async def test_a_refusal_without_a_drafter_fails_the_request(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address])
+    call = running.call(1)
+    opened = await verifier.nth("open", 0)
+    verifier.send(
+        verifier.rejected(opened.sequence_id, code=13, message="no", field="drafter_address")
+    )
+    assert (await error_of(call)).details() == "no"
+    assert len(verifier.commands("open")) == 1
+
+
+async def test_false_reports_are_counted_and_change_nothing(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
+    calls = await open_many(running, verifier, 1)
+    verifier.send(
+        *(verifier.drafter_status(f"10.9.{i // 256}.{i % 256}:1", DOWN) for i in range(5000)),
+        verifier.drafter_status(ONE, 0),
+        verifier.drafter_status(ONE, 77),
+    )
+    await handled(running, verifier)
+    for reason, number in (("unknown_drafter", 5000), ("odd_event", 2)):
+        assert number == running.sample(
+            "tandem_peer_messages_ignored_total", peer="verifier", reason=reason
+        )
+    assert not verifier.commands("update")
+    assert running.gateway.fleet.drafters._states.get(verifier.address, {}) == {}
+    logged = [e["reason"] for e in running.log if e["event"] == "peer_message_ignored"]
+    assert len(set(logged)) == len(logged), "one line per reason"
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_flood_of_reports_moves_each_sequence_a_bounded_number_of_times(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    """However many changes a message holds, only the states after it count."""
+    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
+    calls = await open_many(running, verifier, 8)
+    verifier.send(
+        *(
+            verifier.drafter_status(address, state)
+            for _ in range(2000)
+            for address in (ONE, TWO)
+            for state in (DOWN, UP)
+        ),
+        verifier.drafter_status(ONE, DOWN),
+    )
+    await handled(running, verifier)
+    updates = Counter(update.sequence_id for update in verifier.commands("update"))
+    assert (
+        len(updates)
+        == Counter(opened.drafter_address for opened in verifier.commands("open")[:128])[ONE]
+    )
+    assert set(updates.values()) == {1}
+    for call in calls:
+        call.cancel()
+
+
+async def test_many_sequences_move_over_several_iterations_of_the_loop(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
+    calls = await open_many(running, verifier, 20)
+    moves = running.gateway.coordinator._moves
+    check, in_this_run, runs = moves._check, 0, []
+
+    def counted(*args: object) -> None:
+        nonlocal in_this_run
+        in_this_run += 1
+        if in_this_run == 1:
+            asyncio.get_running_loop().call_soon(end_of_run)
+        check(*args)  # type: ignore[arg-type]
+
+    def end_of_run() -> None:
+        nonlocal in_this_run
+        runs.append(in_this_run)
+        in_this_run = 0
+
+    monkeypatch.setattr(moves, "_check", counted)
+    verifier.send(verifier.drafter_status(ONE, DOWN))
+    await until(lambda: sum(runs) == 320)
+    assert max(runs) <= SEQUENCES_PER_ITERATION
+    await verifier.nth("update", used(verifier)[ONE] - 1)
+    for call in calls:
+        call.cancel()
+
+
+async def test_sequences_that_end_meanwhile_are_not_moved(
+    start_gateway: StartGateway, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_gateway(verifiers=[verifier.address], drafters=[ONE, TWO])
+    call = running.call(1, n=16)
+    await verifier.nth("open", 15)
+    coordinator = running.gateway.coordinator
+    live = list(coordinator._sequences._by_id.values())
+    check = coordinator._moves._check
+
+    def end_all_and_check(sequence: LiveSequence) -> None:
+        for each in live:
+            coordinator.close(each.generation)
+        check(sequence)
+
+    monkeypatch.setattr(coordinator._moves, "_check", end_all_and_check)
+    verifier.send(verifier.drafter_status(ONE, DOWN))
+    await verifier.nth("close", 15)
+    await handled(running, verifier)
+    assert not verifier.commands("update")
+    await collect(call)

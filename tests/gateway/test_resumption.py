@@ -1,0 +1,529 @@
+"""A verifier that is lost, stuck, full or shutting down loses no request and no token."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+
+from servicekit.errors import retry_after_ms
+from tandem.v1 import sampling_pb2, verifier_pb2
+from tests.gateway.conftest import StartVerifier
+from tests.gateway.running_gateway import (
+    Output,
+    RunningGateway,
+    StartGateway,
+    add,
+    collect,
+    error_of,
+    read,
+    until,
+)
+from tests.gateway.scripted_verifier import LENGTH, STOP, ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+UNAVAILABLE, RESOURCE_EXHAUSTED = 14, 8
+
+
+class Fleet:
+    """Scripted verifiers and a gateway that is connected to all of them."""
+
+    def __init__(self, verifiers: Sequence[ScriptedVerifier], running: RunningGateway) -> None:
+        self.verifiers = verifiers
+        self.running = running
+
+    async def owner(self, num_opens: int = 1) -> tuple[ScriptedVerifier, verifier_pb2.Open]:
+        """Waits until so many sequences were opened in all; the one that is live."""
+        await until(lambda: self.num_opens() == num_opens)
+        live = self.live_ids()
+        (found,) = [
+            (verifier, opened)
+            for verifier in self.verifiers
+            for opened in verifier.commands("open")
+            if opened.sequence_id in live
+        ]
+        return found
+
+    def num_opens(self) -> int:
+        return sum(len(each.commands("open")) for each in self.verifiers)
+
+    def live_ids(self) -> set[str]:
+        return set(self.running.gateway.coordinator._sequences._by_id)
+
+    def others(self, verifier: ScriptedVerifier) -> list[ScriptedVerifier]:
+        return [each for each in self.verifiers if each is not verifier]
+
+    def num_resumes(self, reason: str) -> float:
+        return self.running.sample("tandem_request_resumes_total", reason=reason)
+
+
+StartFleet = Callable[..., Awaitable[Fleet]]
+
+
+@pytest.fixture
+async def start_fleet(start_gateway: StartGateway, start_verifier: StartVerifier) -> StartFleet:
+    """Starts so many scripted verifiers and a gateway for them."""
+
+    async def start(
+        num_verifiers: int,
+        digests: Sequence[str] = (),
+        instance_ids: Sequence[str] = (),
+        **options: object,
+    ) -> Fleet:
+        verifiers = [await start_verifier() for _ in range(num_verifiers)]
+        for verifier, instance_id in zip(verifiers, instance_ids, strict=False):
+            verifier.instance_id = instance_id
+        for verifier, digest in zip(verifiers, digests, strict=False):
+            verifier.numerics_digest = digest
+        running = await start_gateway(
+            verifiers=[verifier.address for verifier in verifiers], **options
+        )
+        await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+        return Fleet(verifiers, running)
+
+    return start
+
+
+async def test_another_verifier_goes_on_where_the_lost_one_ended(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2)
+    sampling = sampling_pb2.SamplingParams(temperature=1.0, seed=7, presence_penalty=0.5)
+    call = fleet.running.call(1, 2, sampling=sampling, max_new_tokens=9)
+    lost, first = await fleet.owner()
+    lost.send(lost.opened(first.sequence_id, 1), lost.decided(first.sequence_id, 2, [5, 6]))
+    output = Output()
+    add(output, await read(call))
+    add(output, await read(call))
+    lost.end_session()
+    other, second = await fleet.owner(2)
+    assert other is not lost
+    assert second.sequence_id != first.sequence_id, "a drafter may still know the first one"
+    assert list(second.token_ids) == [1, 2, 5, 6]
+    assert (second.prompt_length, second.max_new_tokens) == (2, 9)
+    assert second.sampling == first.sampling
+    other.send(
+        other.opened(second.sequence_id, 4), other.decided(second.sequence_id, 4, [7], finish=STOP)
+    )
+    rest = await collect(call)
+    assert [chunk.offset for chunk in (*output.chunks, *rest.chunks)] == [0, 2]
+    assert output.token_ids + rest.token_ids == [5, 6, 7]
+    assert rest.started is None
+    (finished,) = rest.finished
+    assert (finished.usage.resumes, finished.usage.cached_tokens) == (1, 1)
+    assert fleet.num_resumes("verifier_gone") == 1
+    (line,) = [entry for entry in fleet.running.log if entry["event"] == "choice_resumed"]
+    assert line["former_sequence_id"] == first.sequence_id
+
+
+async def test_all_choices_of_all_requests_go_on(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(3)
+    calls = [fleet.running.call(1, 2 + index, n=3, max_new_tokens=40) for index in range(8)]
+    await until(lambda: fleet.num_opens() == 24)
+    lost = max(fleet.verifiers, key=lambda each: len(each.commands("open")))
+    num_lost = len(lost.commands("open"))
+    for other in fleet.others(lost):
+        for opened in other.commands("open"):
+            other.send(other.decided(opened.sequence_id, 2, [7], finish=STOP))
+        other.play(lambda opened: [7, 8, 9])
+    lost.end_session()
+    outputs = await asyncio.gather(*(collect(call) for call in calls))
+    for output in outputs:
+        assert len(output.finished) == 3
+        assert all(output.of(index).token_ids in ([7], [7, 8, 9]) for index in range(3))
+    assert fleet.num_resumes("verifier_gone") == num_lost
+
+
+async def test_a_verifier_with_the_same_numerics_is_preferred(start_fleet: StartFleet) -> None:
+    for _ in range(4):
+        fleet = await start_fleet(4, ["a", "b", "a", "b"])
+        call = fleet.running.call(1)
+        lost, first = await fleet.owner()
+        lost.send(lost.decided(first.sequence_id, 1, [5]))
+        await read(call)
+        await read(call)
+        lost.end_session()
+        other, second = await fleet.owner(2)
+        assert other.numerics_digest == lost.numerics_digest
+        other.send(other.decided(second.sequence_id, 2, [6], finish=STOP))
+        assert (await collect(call)).token_ids == [6]
+
+
+async def test_without_another_verifier_the_request_waits_for_one(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(1)
+    (verifier,) = fleet.verifiers
+    call = fleet.running.call(1)
+    opened = await verifier.nth("open", 0)
+    verifier.send(verifier.decided(opened.sequence_id, 1, [5]))
+    verifier.end_session()
+    second = await verifier.nth("open", 1)
+    verifier.send(verifier.decided(second.sequence_id, 2, [6], finish=STOP))
+    output = await collect(call)
+    assert output.token_ids == [5, 6]
+    assert output.usage.resumes == 1
+
+
+async def test_a_verifier_that_comes_is_used_at_once(
+    start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.routing.resumption._RETRY_INTERVAL_S", 600.0)
+    fleet = await start_fleet(1)
+    (verifier,) = fleet.verifiers
+    calls = [fleet.running.call(1, 2 + index) for index in range(40)]
+    await verifier.nth("open", 39)
+    verifier.play(lambda opened: [5, 0])
+    verifier.end_session()
+    for call in calls:
+        assert (await collect(call)).token_ids == [5, 0]
+
+
+async def test_if_none_comes_in_time_the_client_has_what_was_decided(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(1, resume_timeout_s=0.3)
+    (verifier,) = fleet.verifiers
+    call = fleet.running.call(1)
+    opened = await verifier.nth("open", 0)
+    verifier.send(verifier.decided(opened.sequence_id, 1, [5]))
+    output = Output()
+    add(output, await read(call))
+    add(output, await read(call))
+    await verifier.stop()
+    error = await error_of(call)
+    assert (error.code(), retry_after_ms(error)) == (grpc.StatusCode.UNAVAILABLE, 1000)
+    assert output.token_ids == [5]
+    assert fleet.num_resumes("verifier_gone") == 0
+
+
+async def test_a_request_moves_a_bounded_number_of_times(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2, max_resumes=2)
+    call = fleet.running.call(1)
+    for count in (1, 2, 3):
+        verifier, opened = await fleet.owner(count)
+        verifier.send(verifier.opened(opened.sequence_id))
+        verifier.end_session()
+        await until(lambda: all(link.welcome for link in fleet.running.gateway.fleet.verifiers))
+    assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
+    assert fleet.num_resumes("verifier_gone") == 2
+
+
+async def test_a_cancelled_request_waits_for_no_verifier(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(1, resume_timeout_s=600)
+    (verifier,) = fleet.verifiers
+    call = fleet.running.call(1)
+    await verifier.nth("open", 0)
+    await verifier.stop()
+    resumption = fleet.running.gateway.coordinator._resumption
+    await until(lambda: not resumption.is_idle)
+    call.cancel()
+    await fleet.running.until_idle()
+
+
+async def test_a_stop_string_in_what_was_decided_ends_the_request(
+    start_fleet: StartFleet, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = await start_fleet(2, tokenizer=model_folder)
+    tokenizer = fleet.running.gateway.frontend._tokenizer
+    assert tokenizer is not None
+    tokens = tokenizer.encode("STOP and more", max_tokens=20)
+    call = fleet.running.call(text="a", stop_sequences=["STOP"])
+    lost, opened = await fleet.owner()
+    # The session ends before the tokens become text.
+    monkeypatch.setattr(fleet.running.gateway.coordinator._delivery, "_publish", lambda _: None)
+    length = len(opened.token_ids)
+    lost.send(lost.decided(opened.sequence_id, length, tokens))
+    lost.end_session()
+    output = await collect(call)
+    assert output.text == ""
+    (finished,) = output.finished
+    assert finished.finish_reason == STOP
+    assert fleet.num_opens() == 1
+
+
+async def test_prompt_logprobs_come_once(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2)
+    call = fleet.running.call(1, 2, 3, 4, sampling=sampling_pb2.SamplingParams(prompt_logprobs=0))
+
+    def scored(sequence_id: str, base_length: int, count: int) -> verifier_pb2.Event:
+        logprobs = [
+            sampling_pb2.TokenLogprob(token_id=base_length + index + 1, logprob=-1.0, rank=1)
+            for index in range(count)
+        ]
+        return verifier_pb2.Event(
+            prompt_scored=verifier_pb2.PromptScored(
+                sequence_id=sequence_id, base_length=base_length, logprobs=logprobs
+            )
+        )
+
+    lost, first = await fleet.owner()
+    lost.send(scored(first.sequence_id, 1, 1))
+    lost.end_session()
+    other, second = await fleet.owner(2)
+    assert second.sampling.HasField("prompt_logprobs")
+    other.send(
+        scored(second.sequence_id, 1, 3), other.decided(second.sequence_id, 4, [9], finish=STOP)
+    )
+    output = await collect(call)
+    logprobs = [each.token_id for chunk in output.chunks for each in chunk.prompt_logprobs]
+    assert logprobs == [0, 2, 3, 4]
+
+
+# Verifiers that are there and do not go on.
+
+
+async def test_a_frozen_verifiers_requests_go_on_elsewhere(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2, failover_after_s=1.0)
+    call = fleet.running.call(1)
+    lost, first = await fleet.owner()
+    lost.send(lost.decided(first.sequence_id, 1, [5]))
+    lost.is_frozen = True
+    other, second = await fleet.owner(2)
+    assert other is not lost
+    # It thaws: what it still sends reaches nobody.
+    lost.is_frozen = False
+    await until(lambda: all(link.welcome for link in fleet.running.gateway.fleet.verifiers))
+    lost.send(lost.decided(first.sequence_id, 2, [666], finish=STOP))
+    lost.send(lost.decided(second.sequence_id, 2, [667], finish=STOP))
+
+    def num_ignored(reason: str) -> float:
+        return fleet.running.sample(
+            "tandem_peer_messages_ignored_total", peer="verifier", reason=reason
+        )
+
+    await until(lambda: num_ignored("unknown_sequence") == num_ignored("foreign_sequence") == 1)
+    other.send(other.decided(second.sequence_id, 2, [6], finish=STOP))
+    output = await collect(call)
+    assert output.token_ids == [5, 6]
+    assert "no answer within 1 s" in [entry.get("reason") for entry in fleet.running.log]
+
+
+async def test_a_stuck_engines_requests_go_on_elsewhere_and_it_gets_no_others(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(
+        2, failover_after_s=1.0, draft_wait="adaptive", instance_ids=["one", "two"]
+    )
+    calls = [fleet.running.call(1, 2, affinity_key=f"key {index}") for index in range(8)]
+    await until(lambda: fleet.num_opens() == 8)
+    stuck, alive = fleet.verifiers
+    num_stuck = len(stuck.commands("open"))
+    assert 0 < num_stuck < 8
+    # This gateway's sequences wait in a queue while others' make steps.
+    alive.steps_elsewhere = True
+    stuck.num_elsewhere = 1
+    await until(lambda: len(alive.commands("open")) == 8)
+    assert stuck.num_ended_sessions == 1
+    reasons = [str(entry.get("reason")) for entry in fleet.running.log]
+    assert any(reason.startswith("no step for") for reason in reasons)
+    # Its connection lives: it is greeted again, and gets nothing until its engine steps.
+    await until(lambda: stuck.num_sessions == 2)
+    calls += [fleet.running.call(1, 2, affinity_key=f"other {index}") for index in range(8)]
+    await until(lambda: len(alive.commands("open")) == 16)
+    assert len(stuck.commands("open")) == num_stuck
+    stuck.steps_elsewhere = True
+    (link,) = [each for each in fleet.running.gateway.fleet.verifiers if each.name == stuck.address]
+    await until(lambda: not link.load.is_unresponsive)
+    live = fleet.live_ids()
+    for opened in alive.commands("open"):
+        if opened.sequence_id in live:
+            alive.send(alive.decided(opened.sequence_id, 2, [7], finish=STOP))
+    for call in calls:
+        assert (await collect(call)).token_ids == [7]
+    assert alive.num_sessions == 1
+
+
+async def test_the_only_verifier_is_given_more_time(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(1, failover_after_s=0.1, progress_timeout_s=1.0)
+    (verifier,) = fleet.verifiers
+    call = fleet.running.call(1)
+    await verifier.nth("open", 0)
+    verifier.is_frozen = True
+    (link,) = fleet.running.gateway.fleet.verifiers
+    await until(lambda: link.load.is_unresponsive)
+    assert verifier.num_ended_sessions == 0
+    second = await verifier.nth("open", 1)
+    assert "no progress within 1 s" in [entry.get("reason") for entry in fleet.running.log]
+    verifier.send(verifier.decided(second.sequence_id, 1, [6], finish=STOP))
+    assert (await collect(call)).token_ids == [6]
+
+
+async def test_an_idle_verifier_is_not_stuck(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2, failover_after_s=0.3)
+    for verifier in fleet.verifiers:
+        verifier.play(lambda opened: [5, 0])
+    await until(lambda: all(verifier.num_load_calls > 10 for verifier in fleet.verifiers))
+    assert not any(link.load.is_unresponsive for link in fleet.running.gateway.fleet.verifiers)
+    assert (await fleet.running.generate(1)).token_ids == [5, 0]
+    assert [verifier.num_sessions for verifier in fleet.verifiers] == [1, 1]
+
+
+# Refusals and draining.
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(RESOURCE_EXHAUSTED, "full"), (UNAVAILABLE, "draining")]
+)
+async def test_a_refused_request_goes_to_another_verifier(
+    start_fleet: StartFleet, code: int, reason: str
+) -> None:
+    fleet = await start_fleet(2)
+    call = fleet.running.call(1)
+    full, first = await fleet.owner()
+    full.send(full.rejected(first.sequence_id, code=code, message="no", retry_after_ms=60_000))
+    other, second = await fleet.owner(2)
+    assert other is not full
+    other.send(other.decided(second.sequence_id, 1, [6], finish=STOP))
+    output = await collect(call)
+    assert output.token_ids == [6]
+    assert output.usage.resumes == 0
+    assert fleet.running.sample("tandem_request_retries_total", reason=reason) == 1
+    if reason == "full":
+        # Until it has room again, it is asked last.
+        other.play(lambda opened: [5, 0])
+        for index in range(8):
+            await fleet.running.generate(1, affinity_key=f"key {index}")
+        assert len(full.commands("open")) == 1
+
+
+async def test_if_all_refuse_the_client_gets_the_last_refusal(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2)
+    call = fleet.running.call(1)
+    for count in (1, 2):
+        verifier, opened = await fleet.owner(count)
+        verifier.send(
+            verifier.rejected(
+                opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=700
+            )
+        )
+    error = await error_of(call)
+    assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    assert retry_after_ms(error) == 700
+
+
+async def test_refusals_do_not_use_up_a_displaced_choices_moves(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(3, max_resumes=1)
+    call = fleet.running.call(1)
+    lost, first = await fleet.owner()
+    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
+    await read(call)
+    await read(call)
+    await lost.stop()
+    others = fleet.others(lost)
+    for count in range(2, 8):
+        full, opened = await fleet.owner(count)
+        assert full in others
+        full.send(
+            full.rejected(
+                opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=50
+            )
+        )
+    taker, opened = await fleet.owner(8)
+    taker.send(
+        taker.opened(opened.sequence_id), taker.decided(opened.sequence_id, 2, [6], finish=STOP)
+    )
+    output = await collect(call)
+    assert output.token_ids == [6]
+    assert output.usage.resumes == 1
+    assert fleet.num_resumes("verifier_gone") == 1
+
+
+async def test_a_choice_that_nobody_takes_in_time_ends_with_unavailable(
+    start_fleet: StartFleet,
+) -> None:
+    """Not with the last verifier's refusal: a client may go on elsewhere."""
+    fleet = await start_fleet(2, resume_timeout_s=0.5)
+    call = fleet.running.call(1)
+    lost, first = await fleet.owner()
+    lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))
+    await read(call)
+    await read(call)
+    await lost.stop()
+    full, opened = await fleet.owner(2)
+    full.send(full.rejected(opened.sequence_id, code=RESOURCE_EXHAUSTED, retry_after_ms=60_000))
+    assert (await error_of(call)).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_refusal_that_names_a_field_leaves_room_for_others(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(1)
+    (verifier,) = fleet.verifiers
+    call = fleet.running.call(1)
+    opened = await verifier.nth("open", 0)
+    verifier.send(
+        verifier.rejected(opened.sequence_id, code=RESOURCE_EXHAUSTED, field="sampling.x")
+    )
+    assert (await error_of(call)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    (link,) = fleet.running.gateway.fleet.verifiers
+    assert link.load.full_until_s == float("-inf")
+
+
+async def test_a_request_at_fault_is_refused_once(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2)
+    call = fleet.running.call(1)
+    verifier, opened = await fleet.owner()
+    verifier.send(verifier.rejected(opened.sequence_id, code=3, message="bad", field="sampling"))
+    assert (await error_of(call)).code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert fleet.num_opens() == 1
+
+
+async def test_a_draining_verifier_gets_no_request_and_ends_those_it_has(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(2)
+    calls = [fleet.running.call(1, affinity_key=f"key {index}") for index in range(4)]
+    await until(lambda: fleet.num_opens() == 4)
+    draining, other = fleet.verifiers
+    num_before = len(draining.commands("open"))
+    assert 0 < num_before < 4
+    draining.send(draining.draining())
+    (link,) = [
+        each for each in fleet.running.gateway.fleet.verifiers if each.name == draining.address
+    ]
+    await until(lambda: link.is_draining)
+    calls += [fleet.running.call(1, affinity_key=f"other {index}") for index in range(8)]
+    await until(lambda: fleet.num_opens() == 12)
+    assert len(draining.commands("open")) == num_before
+    kept, *handed_over = draining.commands("open")
+    draining.send(draining.decided(kept.sequence_id, 1, [5], finish=STOP))
+    await until(lambda: kept.sequence_id not in fleet.live_ids())
+    # It ends before the others are done.
+    await draining.stop()
+    await until(lambda: fleet.num_opens() == 12 + len(handed_over))
+    for opened in other.commands("open"):
+        other.send(
+            other.opened(opened.sequence_id),
+            other.decided(opened.sequence_id, 1, [5], finish=LENGTH),
+        )
+    for call in calls:
+        assert (await collect(call)).token_ids == [5]
+    assert fleet.num_resumes("verifier_draining") == len(handed_over)
+    assert fleet.num_resumes("verifier_gone") == 0
+
+
+async def test_a_gateway_whose_only_verifier_drains_is_not_serving(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(1)
+    (verifier,) = fleet.verifiers
+    frontend = fleet.running.gateway.frontend
+    assert frontend.is_serving
+    verifier.send(verifier.draining())
+    await until(lambda: not frontend.is_serving)
+    error = await error_of(fleet.running.call(1))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    # It was replaced by a new process.
+    verifier.end_session()
+    await until(lambda: frontend.is_serving)
+
+
+async def test_other_clients_sequences_count_as_load(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(2, failover_after_s=0.3)
+    busy, idle = fleet.verifiers
+    busy.num_elsewhere = 100
+    busy.steps_elsewhere = True
+    (link,) = [each for each in fleet.running.gateway.fleet.verifiers if each.name == busy.address]
+    await until(lambda: link.load.num_others == 100)
+    for verifier in fleet.verifiers:
+        verifier.play(lambda opened: [5, 0])
+    for index in range(8):
+        await fleet.running.generate(1, affinity_key=f"key {index}")
+    assert (len(busy.commands("open")), len(idle.commands("open"))) == (0, 8)

@@ -1,0 +1,319 @@
+"""The OpenAI API in front of the real services: the same tokens as over gRPC.
+
+The official client, both of its kinds; the model is the bundled one.
+"""
+
+import asyncio
+import json
+import random
+import re
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from gateway.api.openai import answer_schema
+from gateway.text.tokenizer import Tokenizer
+from tandem.client import GenerationRequest, SamplingParams, SpeculationParams
+from tests.integration.prompts import HELD_OUT, rename_prompts
+from tests.integration.stack import (
+    MODEL,
+    REPOSITORY,
+    Stack,
+    running_stack,
+    verifier_config,
+    wait_until,
+)
+
+MODEL_ID = "model"
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model's tokenizer, with a chat template that only joins messages."""
+    folder = tmp_path_factory.mktemp("chat")
+    (folder / "tokenizer.json").symlink_to(MODEL / "tokenizer.json")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(chat_folder: Path) -> AsyncIterator[Stack]:
+    verifier = verifier_config(allow_structured_output=True)
+    async with running_stack(verifier=verifier, gateway={"tokenizer": chat_folder}) as stack:
+        yield stack
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"http://{stack.gateway.http_address}/v1", api_key="any", max_retries=0
+    ) as client:
+        yield client
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TOKENS = {"return_token_ids": True}
+
+
+def prompt_texts(count: int) -> list[str]:
+    lines = HELD_OUT.read_text().splitlines()
+    return [json.loads(line)["prompt"] for line in random.Random(1).sample(lines, count)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("speculate", [True, False], ids=["drafts", "plain"])
+async def test_answers_have_the_tokens_of_grpcs(
+    stack: Stack, client: openai.AsyncOpenAI, temperature: float, speculate: bool
+) -> None:
+    for prompt in rename_prompts(3, seed=3):
+        expected = await stack.generate(
+            GenerationRequest(
+                prompt=prompt,
+                max_new_tokens=64,
+                sampling=SamplingParams(temperature=temperature, seed=7),
+                speculation=SpeculationParams(enabled=speculate),
+            )
+        )
+        asked: dict[str, Any] = {
+            "model": MODEL_ID,
+            "prompt": prompt,
+            "max_tokens": 64,
+            "temperature": temperature,
+            "seed": 7,
+            "extra_body": {**TOKENS, "speculation": {"enabled": speculate}},
+        }
+        whole = await client.completions.create(**asked)
+        answer_schema.Completion.model_validate(whole.model_dump(exclude_unset=True))
+        [choice] = whole.choices
+        assert choice.model_dump()["token_ids"] == list(expected.token_ids)
+        assert choice.text == expected.text
+        assert whole.usage is not None
+        drafted = whole.usage.model_dump()["speculation"]
+        assert drafted["num_steps"] == expected.usage.num_steps or speculate
+        assert (drafted["num_drafts"] > 0) == speculate
+        token_ids: list[int] = []
+        text = ""
+        async for chunk in await client.completions.create(**asked, stream=True):
+            answer_schema.Completion.model_validate(chunk.model_dump(exclude_unset=True))
+            token_ids += chunk.choices[0].model_dump().get("token_ids") or []
+            text += chunk.choices[0].text
+        assert (token_ids, text) == (list(expected.token_ids), expected.text)
+    await stack.check_idle()
+
+
+async def test_a_chat_is_its_rendered_prompt(stack: Stack, client: openai.AsyncOpenAI) -> None:
+    [prompt] = prompt_texts(1)
+    expected = await stack.generate(GenerationRequest(prompt=prompt, max_new_tokens=48))
+    asked: dict[str, Any] = {
+        "model": MODEL_ID,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_completion_tokens": 48,
+        "temperature": 0,
+        "extra_body": TOKENS,
+    }
+    whole = await client.chat.completions.create(**asked)
+    answer_schema.ChatCompletion.model_validate(whole.model_dump(exclude_unset=True))
+    assert whole.choices[0].message.content == expected.text
+    assert whole.choices[0].model_dump()["token_ids"] == list(expected.token_ids)
+    text = ""
+    async for chunk in await client.chat.completions.create(**asked, stream=True):
+        answer_schema.ChatCompletionChunk.model_validate(chunk.model_dump(exclude_unset=True))
+        text += chunk.choices[0].delta.content or ""
+    assert text == expected.text
+
+
+async def test_the_blocking_client_gets_the_same(stack: Stack, client: openai.AsyncOpenAI) -> None:
+    [prompt] = prompt_texts(1)
+    asked: dict[str, Any] = {"model": MODEL_ID, "prompt": prompt, "temperature": 0}
+    expected = (await client.completions.create(**asked)).choices[0].text
+
+    def blocking() -> tuple[str, str]:
+        with openai.OpenAI(base_url=client.base_url, api_key="any", max_retries=0) as blocking:
+            whole = blocking.completions.create(**asked).choices[0].text
+            with blocking.completions.create(**asked, stream=True) as stream:
+                return whole, "".join(chunk.choices[0].text for chunk in stream)
+
+    assert await asyncio.to_thread(blocking) == (expected, expected)
+
+
+async def test_logprobs_are_grpcs_in_both_forms(stack: Stack, client: openai.AsyncOpenAI) -> None:
+    tokenizer = Tokenizer.load(MODEL)
+    [prompt] = prompt_texts(1)
+    expected = await stack.generate(
+        GenerationRequest(
+            prompt=prompt,
+            max_new_tokens=24,
+            sampling=SamplingParams(temperature=0.0, logprobs=3),
+        )
+    )
+    completion = await client.completions.create(
+        model=MODEL_ID, prompt=prompt, max_tokens=24, temperature=0, logprobs=3, echo=True
+    )
+    chat = await client.chat.completions.create(
+        model=MODEL_ID,
+        messages=[{"role": "user", "content": prompt}],
+        max_tokens=24,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    prompt_ids = tokenizer.encode(prompt)
+    shown = [tokenizer.token_bytes(token_id) for token_id in (*prompt_ids, *expected.token_ids)]
+    assert logprobs.tokens is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.text_offset is not None
+    assert logprobs.top_logprobs is not None
+    assert [token.encode() for token in logprobs.tokens] == shown
+    # The offsets cut the text into the tokens, special ones aside.
+    text = completion.choices[0].text
+    assert text == prompt + expected.text
+    assert logprobs.text_offset[0] == 0
+    for token, start, end in zip(
+        logprobs.tokens, logprobs.text_offset, logprobs.text_offset[1:], strict=False
+    ):
+        assert text[start:end] in (token, "")
+    # The client's type knows no prompt without a first logprob.
+    assert logprobs.token_logprobs[:1] == [None]
+    assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+    assert all(len(top) in (3, 4) for top in logprobs.top_logprobs[1:])
+    content = chat.choices[0].logprobs
+    assert content is not None
+    assert content.content is not None
+    of_completion = logprobs.token_logprobs[len(prompt_ids) :]
+    for entry, token_id, value in zip(
+        content.content, expected.token_ids, of_completion, strict=True
+    ):
+        assert entry.bytes == list(tokenizer.token_bytes(token_id))
+        assert entry.logprob == pytest.approx(value)
+        # Greedy: the likeliest token.
+        assert entry.top_logprobs[0].logprob == entry.logprob
+        assert len(entry.top_logprobs) == 3
+
+
+async def test_64_clients_that_vanish_free_everything(
+    stack: Stack, client: openai.AsyncOpenAI
+) -> None:
+    prompts = rename_prompts(64, seed=5)
+    before = stack.metric("gateway", "tandem_request_success_total", finish_reason="cancelled")
+
+    async def vanish(prompt: list[int]) -> None:
+        began = asyncio.Event()
+
+        async def read() -> None:
+            stream = await client.completions.create(
+                model=MODEL_ID,
+                prompt=prompt,
+                max_tokens=1000,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            async for _ in stream:
+                began.set()
+
+        reading = asyncio.create_task(read())
+        await began.wait()
+        reading.cancel()
+
+    await asyncio.gather(*map(vanish, prompts))
+    await wait_until(
+        lambda: (
+            stack.metric("gateway", "tandem_request_success_total", finish_reason="cancelled")
+            == before + 64
+        )
+    )
+    await stack.check_idle()
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["total", "price"]}, "is_sum": {"type": "boolean"}},
+    "required": ["name", "is_sum"],
+    "additionalProperties": False,
+}
+
+
+async def test_structured_output_follows_its_grammar(client: openai.AsyncOpenAI) -> None:
+    async def chat(**options: Any) -> str:
+        answer = await client.chat.completions.create(
+            model=MODEL_ID,
+            messages=[{"role": "user", "content": prompt_texts(1)[0]}],
+            temperature=0,
+            max_completion_tokens=120,
+            **options,
+        )
+        [choice] = answer.choices
+        assert choice.finish_reason == "stop"
+        return str(choice.message.content)
+
+    schema = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}
+    value = json.loads(await chat(response_format=schema))
+    assert value["name"] in ("total", "price")
+    assert value["is_sum"] in (True, False)
+    for structured, expected in (
+        ({"choice": ["total of all", "price"]}, "total of all|price"),
+        ({"regex": "[a-z]{3}-[0-9]{2}"}, "[a-z]{3}-[0-9]{2}"),
+        ({"grammar": 'start: "a" "b"~2'}, "abb"),
+        ({"json": {"const": 7}}, "7"),
+    ):
+        text = await chat(extra_body={"structured_outputs": structured})
+        assert re.fullmatch(expected, text), text
+    with pytest.raises(openai.BadRequestError) as caught:
+        await chat(extra_body={"structured_outputs": {"regex": "(a"}})
+    assert caught.value.param == "structured_outputs"
+    with pytest.raises(openai.BadRequestError):
+        await chat(extra_body={"structured_outputs": {"regex": "a", "grammar": "b"}})
+
+
+async def test_speculation_and_usage_agree_with_the_metrics(
+    stack: Stack, client: openai.AsyncOpenAI
+) -> None:
+    def accepted() -> float:
+        return stack.metric("gateway", "tandem_spec_decode_num_accepted_tokens_total")
+
+    before = accepted()
+    answer = await client.completions.create(
+        model=MODEL_ID,
+        prompt=prompt_texts(2),
+        n=2,
+        max_tokens=64,
+        temperature=0,
+        extra_body={"speculation": {"preset": "vllm", "num_speculative_tokens": 5}},
+    )
+    assert answer.usage is not None
+    speculation = answer.usage.model_dump()["speculation"]
+    assert speculation["num_accepted_tokens"] == accepted() - before
+    assert sum(speculation["accepted_per_position"]) == speculation["num_accepted_tokens"]
+    assert len(speculation["accepted_per_position"]) <= 5
+    assert [choice.text for choice in answer.choices[0:2]] == [answer.choices[0].text] * 2
+
+
+async def test_the_examples_of_the_docs_run(stack: Stack) -> None:
+    page = (REPOSITORY / "docs" / "openai.md").read_text()
+    [python] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    [shell] = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    port = f":{str(stack.gateway.http_address).split(':')[1]}/"
+    outputs = []
+    commands = [[sys.executable, "-c", python]]
+    if shutil.which("curl"):
+        commands.append(["bash", "-c", shell])
+    for command in commands:
+        process = await asyncio.create_subprocess_exec(
+            *(part.replace(":8000/", port) for part in command), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        outputs.append(output.decode())
+    assert "def plus(a, b):" in outputs[0]
+    assert "'num_accepted_tokens': " in outputs[0]
+    for answer in outputs[1:]:
+        assert json.loads(answer)["usage"]["completion_tokens"] == 8

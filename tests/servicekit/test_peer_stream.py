@@ -1,0 +1,88 @@
+"""Reconnecting: a stream that lasted is replaced at once, one that broke early is not."""
+
+import asyncio
+import contextlib
+from typing import Any, cast
+
+import pytest
+
+from servicekit.logs import Logger, get_logger
+from servicekit.peer_stream import PeerError, PeerStream
+
+
+@pytest.fixture
+def logger() -> Logger:
+    """A logger whose lines nobody reads."""
+    return get_logger("test")
+
+
+class EndedCall:
+    def cancel(self) -> bool:
+        return True
+
+
+class Refusing:
+    """A handler whose peer ends every stream after `lasts_s` of a simulated clock."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, lasts_s: float) -> None:
+        self.now_s = 0.0
+        self.lasts_s = lasts_s
+        loop.time = lambda: self.now_s  # type: ignore[method-assign]
+
+    async def greet(self, call: object) -> None:
+        self.now_s += self.lasts_s
+        raise PeerError("not now")
+
+    def on_up(self) -> None: ...
+
+    def next_request(self) -> None: ...
+
+    def on_response(self, response: object) -> None: ...
+
+    def on_down(self, reason: str) -> None: ...
+
+    def on_unreachable(self, reason: str) -> None: ...
+
+
+async def pauses_between_streams(
+    lasts_s: float, monkeypatch: pytest.MonkeyPatch, logger: Logger
+) -> list[float]:
+    """The first four pauses of a stream whose peer ends each after `lasts_s`."""
+    pauses: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 4:
+            raise asyncio.CancelledError
+
+    loop = asyncio.get_running_loop()
+    time = loop.time
+    stream = PeerStream[Any, Any](
+        open_call=lambda: cast(Any, EndedCall()),
+        handler=Refusing(loop, lasts_s),
+        greet_timeout_s=1000.0,
+        on_internal_error=lambda error: pytest.fail(repr(error)),
+        logger=logger,
+    )
+    with monkeypatch.context() as patch, contextlib.suppress(asyncio.CancelledError):
+        patch.setattr(asyncio, "sleep", sleep)
+        try:
+            await stream.run()
+        finally:
+            loop.time = time  # type: ignore[method-assign]
+    return pauses
+
+
+async def test_a_peer_that_ends_every_stream_at_once_is_called_twice_a_second_at_most(
+    monkeypatch: pytest.MonkeyPatch, logger: Logger
+) -> None:
+    pauses = await pauses_between_streams(0.0, monkeypatch, logger)
+    assert all(0.5 <= pause_s <= 1 for pause_s in pauses)
+    assert len(set(pauses)) == 4, "gateways do not call at the same times"
+
+
+async def test_a_stream_that_lasted_is_replaced_at_once(
+    monkeypatch: pytest.MonkeyPatch, logger: Logger
+) -> None:
+    pauses = await pauses_between_streams(2.0, monkeypatch, logger)
+    assert all(pause_s <= 0 for pause_s in pauses)

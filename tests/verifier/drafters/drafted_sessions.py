@@ -1,0 +1,75 @@
+"""Sessions of a real verifier whose sequences are drafted for by drafters on real sockets."""
+
+from typing import Any
+
+from tandem.v1 import drafter_pb2, sampling_pb2
+from tandem.v1 import verifier_pb2 as pb
+from tests.verifier.running_verifier import ClientSession, RunningVerifier
+
+# "<|code|>def total(xs): ... <|rename|>xs<|to|>values<|out|>" in the bundled tokenizer: its output
+# repeats most of it.
+PROMPT = [
+    1, 319, 270, 329, 288, 12, 92, 87, 305, 275, 301, 281, 438, 275, 365, 783, 314, 783, 87, 30,
+    267, 301, 984, 783, 275, 336, 301, 203, 2, 92, 87, 3, 1981, 4,
+]  # fmt: skip
+NUM_NEW_TOKENS = 48
+SEEDED = sampling_pb2.SamplingParams(temperature=0.9, top_p=0.95, seed=7)
+
+
+def make_open(sequence_id: str, address: str = "", **fields: Any) -> pb.Open:
+    defaults: dict[str, Any] = {
+        "token_ids": PROMPT,
+        "max_new_tokens": NUM_NEW_TOKENS,
+        "ignore_eos": True,
+        "ngram": drafter_pb2.NgramParams(min_ngram=2, max_ngram=5),
+        "drafter_address": address,
+    }
+    return pb.Open(sequence_id=sequence_id, **(defaults | fields))
+
+
+async def output_of(session: ClientSession, opened: pb.Open) -> list[int]:
+    """Opens a sequence; its whole output."""
+    await session.open(opened)
+    return await session.wait_finished(opened.sequence_id)
+
+
+async def plain(session: ClientSession, **fields: Any) -> list[int]:
+    """The output without drafts."""
+    sequence_id = f"plain {len(session.events)}"
+    return await output_of(
+        session, make_open(sequence_id, num_speculative_tokens=0, ngram=None, **fields)
+    )
+
+
+def statuses(session: ClientSession) -> list[tuple[str, int]]:
+    """What a session was told of drafters, in order."""
+    return [
+        (event.drafter_status.drafter_address, event.drafter_status.state)
+        for event in session.events
+        if event.HasField("drafter_status")
+    ]
+
+
+async def wait_status(session: ClientSession, address: str, state: int) -> None:
+    while (address, state) not in statuses(session):
+        await session.read()
+
+
+def num_faults(running: RunningVerifier, reason: str | None = None) -> float:
+    """Faults of drafters, of one kind or of all."""
+    return sum(
+        sample.value
+        for metric in running.registry.collect()
+        for sample in metric.samples
+        if sample.name == "tandem_verifier_drafter_faults_total"
+        and reason in (None, sample.labels["reason"])
+    )
+
+
+def drafts_of(session: ClientSession, sequence_id: str) -> tuple[int, int]:
+    """Drafts verified and accepted."""
+    decided = session.decided(sequence_id)
+    return (
+        sum(each.num_draft_tokens for each in decided),
+        sum(each.num_accepted_tokens for each in decided),
+    )

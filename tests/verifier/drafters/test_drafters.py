@@ -1,0 +1,530 @@
+"""All drafters together: who is used, who is let go, what waits for its Close, what is counted."""
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from tandem.v1 import drafter_pb2 as pb
+from tests.verifier.drafters.fake_link import FakeLink, FakeLinks
+from tests.verifier.drafters.feeding import drafted_by, fed_sequence
+from tests.verifier.drafters.scripted_drafter import appended
+from verifier.drafters import drafters as drafters_module
+from verifier.drafters.drafters import Answer, Drafters
+from verifier.drafters.messages import (
+    DrafterAnswered,
+    DrafterDown,
+    DrafterFault,
+    DrafterMessage,
+    DrafterState,
+)
+from verifier.drafts.drafted_by import Keep
+from verifier.scheduling.sequence import Sequence
+
+VOCAB_SIZE = 100
+IDLE_TIMEOUT_S = 10.0
+A, B = "a:1", "b:1"
+
+
+class World:
+    """Drafters over fake links, a clock that stands still, and everything that they report."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.links = FakeLinks(self.take)
+        self.faults: list[DrafterFault] = []
+        self.states: list[tuple[str, DrafterState]] = []
+        self.answers: list[Answer] = []
+        self.drafters = Drafters(
+            open_link=self.links.open,
+            vocab_size=VOCAB_SIZE,
+            idle_timeout_s=IDLE_TIMEOUT_S,
+            count_fault=self.faults.append,
+            clock=lambda: self.now_s,
+        )
+        self.drafters.state_changed = lambda each: self.states.append((each.address, each.state))
+
+    def take(self, message: DrafterMessage) -> None:
+        """As the engine handles it."""
+        if isinstance(message, DrafterAnswered):
+            self.answers.append(self.drafters.answered(message))
+        else:
+            self.drafters.notice(message)
+
+    def sequence(
+        self,
+        name: str = "s",
+        address: str = A,
+        *,
+        wanted: int = 4,
+        session_id: int = 1,
+        **law: object,
+    ) -> Sequence:
+        """A sequence that is drafted for."""
+        sequence = fed_sequence(name=name, session_id=session_id)
+        sequence.num_wanted_draft_tokens = wanted
+        sequence.drafted_by = drafted_by(address, **law)  # type: ignore[arg-type]
+        self.drafters.move(sequence, sequence.drafted_by)
+        return sequence
+
+    def up(self, address: str = A) -> FakeLink:
+        link = self.links[address]
+        link.up()
+        self.drafters.flush()
+        return link
+
+    def settle(self, link: FakeLink) -> None:
+        """Answers everything."""
+        self.drafters.flush()
+        while link.has_unread:
+            link.exchange()
+            self.drafters.flush()
+
+    def pass_s(self, duration_s: float) -> None:
+        self.now_s += duration_s
+        self.drafters.tick()
+        self.drafters.check_integrity()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.drafters.check_integrity()
+    world.drafters.stop()
+    assert all(link.is_closed for link in world.links.opened)
+
+
+def released(link: FakeLink) -> list[tuple[str, int, int]]:
+    """What its drafter was told to forget and to keep: (sequence, keep, length)."""
+    return [
+        (release.sequence_id, release.keep, release.length)
+        for request in link.sent
+        for release in request.releases
+    ]
+
+
+class TestUse:
+    def test_a_drafter_is_connected_when_the_first_sequence_names_it(self, world: World) -> None:
+        assert world.links.opened == []
+        first = world.sequence("s")
+        world.sequence("t")
+        world.sequence("u", B)
+        assert [link.address for link in world.links.opened] == [A, B]
+        assert first.drafter is not None
+        assert first.drafter.is_answering, "a hint may still come"
+        world.drafters.flush()
+        assert world.links[A].sent == [], "it is not up"
+        link = world.up()
+        [request] = link.sent
+        assert [delta.sequence_id for delta in request.sequences] == ["s", "t"]
+
+    def test_no_address_is_no_drafter(self, world: World) -> None:
+        sequence = world.sequence("s", "")
+        assert sequence.drafter is None
+        assert world.links.opened == []
+        world.drafters.advance(sequence)
+        world.drafters.end(sequence, by_itself=True)
+        world.drafters.close(sequence, Keep.ALL, 0)
+        world.drafters.flush()
+        assert world.drafters.due_s() is None
+
+    def test_a_moved_sequence_is_released_there_and_sent_whole_here(self, world: World) -> None:
+        sequence = world.sequence("s", A, pool_id="p", keep=Keep.ALL)
+        there = world.up(A)
+        world.drafters.move(sequence, drafted_by(B))
+        here = world.up(B)
+        world.drafters.flush()
+        assert released(there) == [("s", pb.KEEP_UNSPECIFIED, 0)], "it goes on: nothing to keep"
+        assert list(here.sent[0].sequences[0].token_ids) == [1, 2, 3]
+        # The old drafter's answer is of no use any more.
+        there.exchange(lambda delta: appended(delta, token_ids=[9], status=pb.STATUS_OK))
+        assert world.answers[-1].hints == []
+
+    def test_a_sequence_moved_there_and_back_gets_no_answer_of_its_first_stay(
+        self, world: World
+    ) -> None:
+        sequence = world.sequence("s", A)
+        link = world.up(A)
+        first = link.receive()
+        world.drafters.move(sequence, drafted_by(""))
+        world.drafters.move(sequence, drafted_by(A))
+        world.drafters.flush()
+        link.answer(first, lambda delta: appended(delta, token_ids=[9], status=pb.STATUS_OK))
+        assert world.answers[-1].hints == []
+        again = link.receive()
+        assert list(again.sequences[0].token_ids) == [1, 2, 3]
+        assert list(again.releases) == []
+        link.answer(again, lambda delta: appended(delta, token_ids=[8], status=pb.STATUS_OK))
+        [(hinted, hint)] = world.answers[-1].hints
+        assert (hinted, hint.token_ids) == (sequence, [8])
+
+    def test_a_second_sequence_with_the_same_id_gets_no_drafts(self, world: World) -> None:
+        first = world.sequence("s")
+        second = world.sequence("s", session_id=2)
+        assert first.drafter is not None
+        assert second.drafter is None
+        assert world.faults == [DrafterFault.REFUSED_SEQUENCE]
+        link = world.up()
+        world.drafters.end(second, by_itself=False)
+        world.settle(link)
+        assert released(link) == [], "the first is still there"
+
+    def test_beyond_so_many_drafters_no_further_one_is_connected(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(drafters_module, "_MAX_DRAFTERS", 2)
+        sequences = [world.sequence(f"s{i}", f"drafter-{i}:1") for i in range(2)]
+        for i in range(2):
+            world.up(f"drafter-{i}:1")
+        sequences.append(world.sequence("s2", "drafter-2:1"))
+        assert [s.drafter is not None for s in sequences] == [True, True, False]
+        assert len(world.links.opened) == 2
+
+    def test_a_drafter_that_does_not_answer_makes_room_for_another(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(drafters_module, "_MAX_DRAFTERS", 2)
+        good, made_up = world.sequence("good", A), world.sequence("made up", "x.a:1")
+        world.up(A)
+        other = world.sequence("other", B)
+        assert world.links["x.a:1"].is_closed
+        assert [s.drafter is not None for s in (good, made_up, other)] == [True, False, True]
+        for sequence in (good, made_up, other):
+            world.drafters.advance(sequence)
+            world.drafters.end(sequence, by_itself=True)
+
+
+class TestStates:
+    def test_changes_are_reported_once(self, world: World) -> None:
+        world.sequence()
+        link = world.up()
+        link.late(is_aside=False)
+        link.late(is_aside=True)
+        link.back()
+        link.down("x" * 10_000)
+        link.down("again")
+        link.up()
+        assert [state for _, state in world.states] == [
+            DrafterState.CONNECTING,
+            DrafterState.UP,
+            DrafterState.SLOW,
+            DrafterState.UP,
+            DrafterState.DOWN,
+            DrafterState.UP,
+        ]
+        assert world.faults == [DrafterFault.LATE_ANSWER] * 2
+        assert world.drafters.count_states() == {DrafterState.UP: 1}
+
+    def test_a_drafters_own_words_are_cut(self, world: World) -> None:
+        world.sequence()
+        world.up().down("x" * 10_000)
+        [drafter] = world.drafters.in_use
+        assert len(drafter.reason) == 200
+
+    @pytest.mark.parametrize(
+        ("what", "answers"), [("late", False), ("down", False), ("back", True)]
+    )
+    def test_nothing_is_expected_and_nothing_asked_of_one_that_is_down_or_slow(
+        self, world: World, what: str, answers: bool
+    ) -> None:
+        sequence = world.sequence()
+        link = world.up()
+        world.settle(link)
+        if what == "down":
+            link.down()
+        else:
+            link.late(is_aside=True)
+        if what == "back":
+            link.back()
+        num_sent = len(link.sent)
+        sequence.token_ids.append(4)
+        world.drafters.advance(sequence)
+        world.drafters.flush()
+        assert sequence.drafter is not None
+        assert sequence.drafter.is_answering == answers
+        assert (len(link.sent) > num_sent) == answers
+
+    def test_a_slow_drafters_histories_are_not_replayed_and_late_answers_are_used(
+        self, world: World
+    ) -> None:
+        sequence = world.sequence()
+        link = world.up()
+        request = link.receive()
+        link.late(is_aside=True)
+        link.answer(request, lambda delta: appended(delta, token_ids=[7], status=pb.STATUS_OK))
+        [(hinted, hint)] = world.answers[-1].hints
+        assert (hinted, hint.token_ids) == (sequence, [7])
+        sequence.token_ids.append(4)
+        world.drafters.advance(sequence)
+        link.back()
+        world.drafters.flush()
+        assert list(link.receive().sequences[0].token_ids) == [4]
+
+    def test_nothing_of_an_old_stream_is_used(self, world: World) -> None:
+        world.sequence()
+        link = world.up()
+        old = link.receive()
+        link.down()
+        link.up()
+        world.drafters.flush()
+        new = link.receive()
+        propose = lambda delta: appended(delta, token_ids=[7], status=pb.STATUS_OK)  # noqa: E731
+        link.answer(old, propose, epoch=1)
+        assert world.answers[-1] == Answer([], None)
+        assert link.failed == []
+        link.answer(new, propose)
+        assert len(world.answers[-1].hints) == 1
+
+    def test_messages_of_a_drafter_that_was_let_go_are_ignored(self, world: World) -> None:
+        sequence = world.sequence()
+        link = world.up()
+        world.drafters.close(sequence, Keep.NOTHING, 0)
+        world.settle(link)
+        world.pass_s(1.0)
+        world.pass_s(IDLE_TIMEOUT_S)
+        assert link.is_closed
+        num_states = len(world.states)
+        link.up()
+        link.down()
+        link.answer_bytes(b"")
+        assert len(world.states) == num_states
+        assert world.faults == []
+
+
+class TestIdleness:
+    def test_a_drafter_that_nobody_needs_is_let_go_and_connected_again(self, world: World) -> None:
+        sequence = world.sequence()
+        link = world.up()
+        world.settle(link)
+        world.pass_s(10 * IDLE_TIMEOUT_S)
+        assert not link.is_closed, "a sequence needs it"
+        world.drafters.close(sequence, Keep.NOTHING, 0)
+        world.settle(link)
+        world.pass_s(IDLE_TIMEOUT_S - 1)
+        assert not link.is_closed
+        world.pass_s(1.0)
+        assert world.links[A].is_closed
+        assert world.states[-1] == (A, DrafterState.IDLE)
+        assert world.drafters.in_use == []
+        assert world.drafters.due_s() is None
+        world.sequence("t")
+        assert [each.address for each in world.links.opened] == [A, A]
+
+    def test_one_that_owes_an_answer_or_is_owed_a_release_is_not(self, world: World) -> None:
+        sequence = world.sequence()
+        link = world.up()
+        world.drafters.close(sequence, Keep.NOTHING, 0)
+        world.pass_s(1.0)
+        world.pass_s(10 * IDLE_TIMEOUT_S)
+        assert not link.is_closed
+        world.settle(link)
+        assert released(link) == [("s", pb.KEEP_UNSPECIFIED, 0)]
+        world.pass_s(10 * IDLE_TIMEOUT_S)
+        assert link.is_closed
+
+    def test_one_that_is_down_is_let_go_too(self, world: World) -> None:
+        sequence = world.sequence()
+        world.up().down()
+        world.drafters.close(sequence, Keep.NOTHING, 0)
+        world.pass_s(1.0)
+        world.pass_s(IDLE_TIMEOUT_S)
+        assert world.links[A].is_closed
+
+    def test_the_engine_is_woken_for_what_is_due(self, world: World) -> None:
+        world.sequence()
+        world.drafters.tick()
+        due_s = world.drafters.due_s()
+        assert due_s is not None
+        assert 0 < due_s <= 1.0
+
+
+class TestKeeping:
+    def test_text_that_ended_by_itself_is_kept_as_the_open_says(self, world: World) -> None:
+        kept = world.sequence("kept", pool_id="p", keep=Keep.OUTPUT)
+        whole = world.sequence("whole", pool_id="p", keep=Keep.ALL)
+        not_kept = world.sequence("not kept", pool_id="p", keep=Keep.NOTHING)
+        no_pool = world.sequence("no pool", keep=Keep.ALL)
+        cut_off = world.sequence("cut off", pool_id="p", keep=Keep.ALL)
+        link = world.up()
+        world.settle(link)
+        for sequence in (kept, whole, not_kept, no_pool):
+            world.drafters.end(sequence, by_itself=True)
+        world.drafters.end(cut_off, by_itself=False)
+        world.settle(link)
+        assert sorted(released(link)) == [
+            ("cut off", pb.KEEP_UNSPECIFIED, 0),
+            ("kept", pb.KEEP_OUTPUT, 0),
+            ("no pool", pb.KEEP_UNSPECIFIED, 0),
+            ("not kept", pb.KEEP_UNSPECIFIED, 0),
+            ("whole", pb.KEEP_ALL, 0),
+        ]
+
+    def ended(self, world: World, name: str = "s", session_id: int = 1) -> FakeLink:
+        """A sequence that ended by itself, and whose Close says what is kept."""
+        sequence = world.sequence(name, pool_id="p", keep=Keep.UNSPECIFIED, session_id=session_id)
+        link = world.links[A] if world.links[A].epoch else world.up()
+        world.settle(link)
+        world.drafters.end(sequence, by_itself=True)
+        world.settle(link)
+        assert released(link) == []
+        return link
+
+    def test_else_its_close_says_it(self, world: World) -> None:
+        link = self.ended(world)
+        world.pass_s(29.0)
+        world.drafters.decide(1, "s", Keep.OUTPUT, 2)
+        world.drafters.decide(1, "s", Keep.ALL)
+        world.settle(link)
+        assert released(link) == [("s", pb.KEEP_OUTPUT, 2)], "once"
+
+    def test_another_session_cannot_say_it(self, world: World) -> None:
+        link = self.ended(world)
+        world.drafters.decide(2, "s", Keep.ALL)
+        world.drafters.detach(2)
+        world.settle(link)
+        assert released(link) == []
+
+    @pytest.mark.parametrize("how", ["too late", "session lost", "too many"])
+    def test_without_a_close_in_time_nothing_is_kept(
+        self, world: World, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(drafters_module, "_MAX_HELD", 1)
+        link = self.ended(world)
+        if how == "too late":
+            world.pass_s(30.1)
+        elif how == "session lost":
+            world.drafters.detach(1)
+        else:
+            other = world.sequence("t", pool_id="p", keep=Keep.UNSPECIFIED)
+            world.drafters.end(other, by_itself=True)
+        world.drafters.decide(1, "s", Keep.ALL)
+        world.settle(link)
+        assert released(link) == [("s", pb.KEEP_UNSPECIFIED, 0)]
+
+    def test_a_drafter_is_needed_while_a_close_is_awaited(self, world: World) -> None:
+        link = self.ended(world)
+        for _ in range(25):
+            world.pass_s(1.0)
+        assert not link.is_closed
+
+    def test_a_close_that_ends_a_sequence_says_it_too(self, world: World) -> None:
+        sequence = world.sequence("s", pool_id="p")
+        link = world.up()
+        world.settle(link)
+        world.drafters.close(sequence, Keep.ALL, 2)
+        world.drafters.end(sequence, by_itself=False)
+        world.settle(link)
+        assert released(link) == [("s", pb.KEEP_ALL, 2)]
+
+    def test_what_a_lost_drafter_held_is_not_kept(self, world: World) -> None:
+        link = self.ended(world)
+        link.down()
+        link.up()
+        world.drafters.decide(1, "s", Keep.ALL)
+        world.settle(link)
+        assert released(link) == []
+        world.drafters.check_integrity()
+
+
+class TestFaults:
+    def test_an_answer_that_is_none_ends_the_stream(self, world: World) -> None:
+        world.sequence()
+        link = world.up()
+        for answer in (b"\xff\xff", b"", pb.ProposeResponse(batch_id=77).SerializeToString()):
+            link.answer_bytes(answer)
+            assert world.answers[-1] == Answer([], None)
+        assert world.faults == [DrafterFault.PROTOCOL_ERROR] * 3
+        assert [epoch for epoch, _ in link.failed] == [1, 1, 1]
+
+    def test_a_draft_is_cut_before_its_first_id_outside_the_vocabulary(self, world: World) -> None:
+        world.sequence()
+        link = world.up()
+        link.exchange(
+            lambda delta: appended(
+                delta, token_ids=[99, VOCAB_SIZE, 1], status=pb.STATUS_OK, source=7
+            )
+        )
+        [(_, hint)] = world.answers[-1].hints
+        assert hint.token_ids == [99]
+        assert hint.source == 0
+
+    def test_a_refused_sequence_gets_no_drafts_and_is_sent_no_more(self, world: World) -> None:
+        sequence = world.sequence()
+        link = world.up()
+        link.exchange(lambda delta: appended(delta, status=pb.STATUS_INVALID, message="no"))
+        assert sequence.drafter is None
+        assert world.faults == [DrafterFault.REFUSED_SEQUENCE]
+        world.drafters.advance(sequence)
+        world.settle(link)
+        assert sum(len(request.sequences) for request in link.sent) == 1
+
+    def test_our_own_mistake_costs_that_stream_and_no_other(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.sequence("s", A)
+        world.sequence("t", B)
+        a, b = world.links[A], world.links[B]
+        monkeypatch.setattr(a, "send", lambda *_: 1 / 0)
+        a.up()
+        b.up()
+        world.drafters.flush()
+        assert a.failed == [(1, "internal error")]
+        assert len(b.sent) == 1
+        assert world.faults == [DrafterFault.INTERNAL_ERROR]
+
+    def test_so_is_one_on_the_event_loop_counted(self, world: World) -> None:
+        world.sequence()
+        link = world.links[A]
+        world.take(DrafterDown(link=link, reason="why", fault=DrafterFault.INTERNAL_ERROR))
+        assert world.faults == [DrafterFault.INTERNAL_ERROR]
+
+    def test_a_drafter_that_lies_without_end_is_logged_once_a_minute(self, world: World) -> None:
+        world.sequence()
+        link = world.up()
+        with structlog.testing.capture_logs() as log:
+            for _ in range(100):
+                link.late(is_aside=False)
+                world.pass_s(1.0)
+        assert len(world.faults) == 100
+        assert len(log) == 2
+        assert log[0]["drafter"] == A
+        assert log[0]["fault"] == "late_answer"
+
+
+class TestIdsUsedAgain:
+    def test_what_waits_for_a_close_is_never_anothers_text(self, world: World) -> None:
+        """The drafter forgets an ended sequence that waits for its Close; its id is used again."""
+        first = world.sequence("s", pool_id="p", keep=Keep.UNSPECIFIED)
+        link = world.up()
+        world.settle(link)
+        world.drafters.end(first, by_itself=True)
+        link.down()
+        second = world.sequence("s", session_id=2)
+        world.up()
+        world.settle(link)
+        world.pass_s(31.0)
+        world.drafters.decide(1, "s", Keep.ALL)
+        second.token_ids.append(4)
+        world.drafters.advance(second)
+        world.drafters.flush()
+        assert link.receive().sequences[0].token_ids == [4], "it is fed no more"
+        assert released(link) == []
+        world.pass_s(IDLE_TIMEOUT_S + 1)
+        world.drafters.end(second, by_itself=True)
+
+
+class TestHugeAnswers:
+    def test_nothing_is_made_of_more_proposals_than_deltas(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world.sequence()
+        link = world.up()
+        request = link.receive()
+        response = pb.ProposeResponse(batch_id=request.batch_id)
+        for _ in range(500):
+            response.proposals.add()
+        monkeypatch.setattr("verifier.drafters.wire.Proposal", None)
+        link.answer_bytes(response.SerializeToString())
+        assert world.faults == [DrafterFault.PROTOCOL_ERROR]
+        assert len(link.failed) == 1

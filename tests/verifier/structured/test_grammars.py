@@ -1,0 +1,283 @@
+"""Grammars: which tokens they allow, against brute force; what is refused; what is bounded."""
+
+import contextlib
+import json
+import random
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
+from verifier.structured import grammars as module
+from verifier.structured.grammar_state import GrammarState
+from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+
+TOKENIZER = Path(__file__).parents[3] / "examples" / "demo_model" / "model" / "tokenizer.json"
+VOCABULARY = 2048
+END = 0
+CHOICES = ["yes", "yesterday", "no", "not at all", "naïve", "東京", ""]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[bytes]:
+    """The bytes of each token; of special tokens none."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    special = {i for i, each in tokenizer.get_added_tokens_decoder().items() if each.special}
+    # Byte-level vocabularies write each byte as a character.
+    bytes_of = _bytes_of_characters()
+    return [
+        b""
+        if token_id in special
+        else bytes(bytes_of[c] for c in tokenizer.id_to_token(token_id) or "")
+        for token_id in range(VOCABULARY)
+    ]
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """GPT-2's characters of bytes: printable ones stand for themselves."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def state_of(grammars: Grammars, kind: GrammarKind, text: str) -> GrammarState:
+    return grammars.compile(Grammar(kind, text, "field")).result(timeout=60)
+
+
+def tokens_of(mask: np.ndarray) -> set[int]:
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def test_allowed_tokens_are_those_that_some_choice_goes_on_with(
+    grammars: Grammars, texts: list[bytes]
+) -> None:
+    choices = [each.encode() for each in CHOICES]
+    draw = random.Random(1)
+    num_forced = 0
+    for _ in range(20):
+        state = state_of(grammars, GrammarKind.CHOICES, json.dumps(CHOICES))
+        output: list[int] = []
+        text = b""
+        while True:
+            state.take_in([7, 7, *output], 2)
+            expected = {
+                token_id
+                for token_id, piece in enumerate(texts)
+                if piece and any(each.startswith(text + piece) for each in choices)
+            } | ({END} if text in choices else set())
+            allowed = tokens_of(state.allowed([])[0])
+            forced = state.forced(8)
+            if forced:
+                # Of text that must come, only the tokens by which the tokenizer writes it.
+                assert allowed == {forced[0]} <= expected
+            else:
+                assert allowed == expected
+            num_forced += bool(forced)
+            token_id = draw.choice(sorted(allowed))
+            if token_id == END:
+                break
+            output.append(token_id)
+            text += texts[token_id]
+        assert text in choices
+    assert num_forced > 5
+
+
+def test_a_row_after_drafts_allows_what_is_allowed_without_them(grammars: Grammars) -> None:
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
+    draw = random.Random(2)
+    for _ in range(20):
+        state = state_of(grammars, GrammarKind.JSON_SCHEMA, schema)
+        alone = state_of(grammars, GrammarKind.JSON_SCHEMA, schema)
+        drafts: list[int] = []
+        masks = []
+        for _ in range(12):
+            alone.take_in(drafts, 0)
+            masks.append(alone.allowed([])[0])
+            choices = sorted(tokens_of(masks[-1]) - {END})
+            if not choices:
+                break
+            drafts.append(draw.choice(choices))
+        drafts = drafts[: len(masks) - 1]
+        assert state.num_possible(drafts) == len(drafts)
+        assert np.array_equal(state.allowed(drafts), np.stack(masks))
+        # Asking changes nothing.
+        assert np.array_equal(state.allowed(drafts), np.stack(masks))
+
+
+def test_drafts_are_cut_before_the_first_that_is_forbidden(grammars: Grammars) -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    state = state_of(grammars, GrammarKind.REGEX, "ab*c")
+    a, b, c = (tokenizer.encode(each).ids[0] for each in "abc")
+    assert state.num_possible([a, b, b, a, c]) == 3
+    assert state.num_possible([c]) == 0
+    assert state.num_possible([]) == 0
+    masks = state.allowed([a, b, b, a, c])
+    assert c in tokens_of(masks[3])
+    assert not masks[4:].any(), "rows after a forbidden draft have no meaning"
+    state.take_in([a, b, c], 0)
+    assert tokens_of(state.allowed([])[0]) == {END}
+
+
+def test_text_without_a_choice_is_forced(grammars: Grammars) -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    text = '{"total": '
+    state = state_of(grammars, GrammarKind.REGEX, '\\{"total": (1|2)\\}')
+    forced = state.forced(32)
+    assert forced
+    assert text.startswith(tokenizer.decode(forced))
+    assert state.num_possible(forced) == len(forced)
+    assert state.forced(1) == forced[:1]
+    assert state.forced(0) == []
+    free = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
+    assert free.forced(32) == []
+
+
+def test_output_that_a_client_has_already_counts(grammars: Grammars) -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    given = tokenizer.encode("ab").ids
+    grammar = Grammar(GrammarKind.REGEX, "ab?c", "field")
+    state = grammars.compile(grammar, given).result(timeout=60)
+    assert tokens_of(state.allowed([])[0]) == {tokenizer.encode("c").ids[0]}
+    with pytest.raises(InvalidRequestError) as caught:
+        grammars.compile(grammar, tokenizer.encode("xyz").ids).result(timeout=60)
+    assert caught.value.field == "field"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.REGEX, "(a"),
+        (GrammarKind.REGEX, "(" * 16_000),
+        (GrammarKind.JSON_SCHEMA, "no json"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "nonsense"}'),
+        (GrammarKind.JSON_SCHEMA, "[" * 60_000),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "https://example.com/schema.json"}'),
+        (GrammarKind.LARK, "start: missing_rule"),
+        (GrammarKind.LARK, "no grammar at all"),
+    ],
+)
+def test_a_wrong_grammar_is_refused_by_its_field(
+    grammars: Grammars, kind: GrammarKind, text: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        state_of(grammars, kind, text)
+    assert caught.value.field == "field"
+    assert caught.value.message
+
+
+HOSTILE = {
+    "nested counts": (GrammarKind.REGEX, "((a|b|c|d){1,300}x){1,300}"),
+    "nested counts of one": (GrammarKind.REGEX, "(a{1,1000}){1,1000}"),
+    "far lookback": (GrammarKind.REGEX, ".*a.{500}"),
+    "ambiguous": (GrammarKind.LARK, 'start: a\na: a a | "x" a | a "y" | "z" | "x"'),
+    "recursive": (
+        GrammarKind.JSON_SCHEMA,
+        json.dumps(
+            {
+                "$defs": {"a": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/a"}}] * 50}},
+                "$ref": "#/$defs/a",
+            }
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_ends_in_an_answer_or_an_error(grammars: Grammars, name: str) -> None:
+    """Not in endless work: the library counts what it spends."""
+    try:
+        state = state_of(grammars, *HOSTILE[name])
+    except InvalidRequestError:
+        return
+    output: list[int] = []
+    draw = random.Random(3)
+    for _ in range(60):
+        state.take_in(output, 0)
+        with contextlib.suppress(InvalidRequestError):
+            allowed = tokens_of(state.allowed([])[0]) - {END}
+        if state.error is not None or not allowed:
+            return
+        output.append(draw.choice(sorted(allowed)))
+
+
+def test_sequences_of_one_grammar_share_nothing(grammars: Grammars) -> None:
+    """The library's copies of a matcher share what they count: one would use up the others'."""
+    text = "(?s:.*)error(?s:.{0,80})code [0-9]+(?s:.*)"
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    draw = random.Random(6)
+    letters = [tokenizer.encode(each).ids[0] for each in "abcdefgh error code 1"]
+    for _ in range(50):
+        state = state_of(grammars, GrammarKind.REGEX, text)
+        state.take_in([draw.choice(letters) for _ in range(120)], 0)
+        state.allowed([])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (
+            GrammarKind.LARK,
+            "\n".join(["start: a0", *(f"a{n}: a{n + 1}" for n in range(4000)), 'a4000: "x"']),
+        ),
+        (
+            GrammarKind.JSON_SCHEMA,
+            json.dumps(
+                {
+                    "$defs": {
+                        f"a{n}": {"items": {"$ref": f"#/$defs/a{n + 1}"}} for n in range(1300)
+                    }
+                    | {"a1300": {}},
+                    "$ref": "#/$defs/a0",
+                }
+            ),
+        ),
+    ],
+    ids=["lark", "json_schema"],
+)
+def test_a_chain_of_thousands_of_rules_is_no_end_of_the_process(
+    grammars: Grammars, kind: GrammarKind, text: str
+) -> None:
+    assert len(text) < 65_536
+    with contextlib.suppress(InvalidRequestError):
+        state_of(grammars, kind, text).allowed([])
+
+
+def test_a_long_text_that_must_come_is_refused(grammars: Grammars) -> None:
+    with pytest.raises(InvalidRequestError, match="must come"):
+        state_of(grammars, GrammarKind.REGEX, "a{90000}")
+
+
+def test_a_tokenizer_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None:
+    for path, vocab_size in ((tmp_path / "none.json", VOCABULARY), (TOKENIZER, 100)):
+        grammars = Grammars(path, vocab_size=vocab_size, end_token_ids=[END])
+        with pytest.raises(UnsupportedFieldError) as caught:
+            state_of(grammars, GrammarKind.REGEX, "a")
+        assert caught.value.field == "field"
+        grammars.close()
+
+
+def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
+    monkeypatch.setattr(module, "_MAX_WAITING", 2)
+    blocked: Future[None] = Future()
+    grammars._threads.submit(blocked.result)
+    waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(2)]
+    with pytest.raises(OverloadedError) as caught:
+        grammars.compile(Grammar(GrammarKind.REGEX, "a"))
+    assert caught.value.retry_after_ms
+    # One that is cancelled leaves its place.
+    waiting[0].cancel()
+    last = grammars.compile(Grammar(GrammarKind.REGEX, "b"))
+    blocked.set_result(None)
+    last.result(timeout=60)
+    waiting[1].result(timeout=60)
+    grammars.close()

@@ -1,0 +1,281 @@
+"""Structured output through the verifier's service, with the bundled model: every complete output
+parses, tokens are the same with and without drafts, and nobody else notices.
+"""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tokenizers import Tokenizer
+
+from servicekit.errors import code_number, field_violation
+from tandem.v1 import sampling_pb2
+from tandem.v1 import verifier_pb2 as pb
+from tests.verifier.running_verifier import (
+    PATIENCE_S,
+    ClientSession,
+    RunningVerifier,
+    StartVerifier,
+)
+from tests.verifier.test_service import PROMPT, make_open
+
+TOKENIZER = Tokenizer.from_file(
+    str(Path(__file__).parents[3] / "examples" / "demo_model" / "model" / "tokenizer.json")
+)
+INVALID = code_number(grpc.StatusCode.INVALID_ARGUMENT)
+UNIMPLEMENTED = code_number(grpc.StatusCode.UNIMPLEMENTED)
+STOP = sampling_pb2.FINISH_REASON_STOP
+NAME = "sampling.structured_output"
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "values": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 999},
+            "maxItems": 4,
+        },
+        "is_total": {"type": "boolean"},
+    },
+    "required": ["name", "values", "is_total"],
+    "additionalProperties": False,
+}
+
+
+def is_json(text: str) -> bool:
+    value = json.loads(text)
+    return (
+        set(value) == {"name", "values", "is_total"}
+        and isinstance(value["name"], str)
+        and all(isinstance(each, int) for each in value["values"])
+        and value["is_total"] in (True, False)
+    )
+
+
+GRAMMARS: dict[str, tuple[dict[str, Any], Callable[[str], object]]] = {
+    "json_schema": ({"json_schema": json.dumps(SCHEMA)}, is_json),
+    "regex": (
+        {"regex": "[a-z]{3,8}(, [a-z]{3,8}){2}\\."},
+        re.compile("[a-z]{3,8}(, [a-z]{3,8}){2}\\.").fullmatch,
+    ),
+    "choices": (
+        {"choices": {"values": ["values of the list", "totals of the list", "東京 tower"]}},
+        lambda text: text in ("values of the list", "totals of the list", "東京 tower"),
+    ),
+    "lark": (
+        {"lark": 'start: sum\nsum: NUMBER ("+" NUMBER)~2\nNUMBER: /[0-9]{1,3}/'},
+        re.compile("[0-9]{1,3}(\\+[0-9]{1,3}){2}").fullmatch,
+    ),
+}
+
+
+def constrained(sequence_id: str, grammar: Mapping[str, Any], **fields: Any) -> pb.Open:
+    sampling = sampling_pb2.SamplingParams(
+        structured_output=sampling_pb2.StructuredOutput(**grammar), **fields.pop("sampling", {})
+    )
+    defaults = {"ignore_eos": False, "max_new_tokens": 160, "sampling": sampling}
+    return make_open(sequence_id, **(defaults | fields))
+
+
+async def finish(session: ClientSession, sequence_id: str) -> list[int]:
+    output = await session.wait_finished(sequence_id)
+    assert session.decided(sequence_id)[-1].finish_reason == STOP
+    return output
+
+
+def text_of(output: list[int]) -> str:
+    """Without the end token."""
+    return TOKENIZER.decode(output[:-1], skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.3, "seed": 5}], ids=["greedy", "seed"])
+async def test_output_follows_its_grammar_whatever_is_drafted(
+    start_verifier: StartVerifier, kind: str, sampling: dict[str, object]
+) -> None:
+    grammar, matches = GRAMMARS[kind]
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    await session.open(constrained("plain", grammar, sampling=dict(sampling)))
+    expected = await finish(session, "plain")
+    assert matches(text_of(expected)), text_of(expected)
+    # The right drafts, wrong ones, forbidden ones, and both in one hint.
+    draw = random.Random(4)
+    await session.open(
+        constrained(
+            "drafted",
+            grammar,
+            sampling=dict(sampling),
+            draft_wait=pb.DRAFT_WAIT_ALWAYS,
+        )
+    )
+    known = 0
+    while True:
+        decided = await session.wait_decided("drafted", known + 1)
+        known += 1
+        if decided.finish_reason:
+            break
+        done = len(session.output("drafted"))
+        right = expected[done : done + draw.randrange(6)]
+        wrong = [draw.randrange(2048) for _ in range(draw.randrange(3))]
+        await session.draft("drafted", len(PROMPT) + done, [*right, *wrong])
+    assert session.output("drafted") == expected
+    assert any(decided.num_accepted_tokens > 1 for decided in session.decided("drafted"))
+
+
+async def test_text_that_must_come_is_drafted(start_verifier: StartVerifier) -> None:
+    text = "the total of all values is one of these: "
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    await session.open(constrained("a", {"regex": f"{text}[0-9]{{4}}"}))
+    output = await finish(session, "a")
+    assert re.fullmatch(f"{text}[0-9]{{4}}", text_of(output))
+    decided = session.decided("a")
+    assert len(decided) < len(TOKENIZER.encode(text).ids)
+    assert all(each.num_accepted_tokens == each.num_draft_tokens for each in decided)
+    # They are no hint's.
+    assert not any(each.matched_ngram_length or each.source for each in decided)
+
+
+async def test_others_in_the_batch_notice_nothing(start_verifier: StartVerifier) -> None:
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    grammar, matches = GRAMMARS["json_schema"]
+    await session.open(make_open("alone"))
+    expected = await session.wait_finished("alone")
+    await session.open(
+        make_open("free"), constrained("a", grammar), make_open("other"), constrained("b", grammar)
+    )
+    assert await session.wait_finished("free") == expected
+    assert await session.wait_finished("other") == expected
+    outputs = [await finish(session, each) for each in "ab"]
+    assert outputs[0] == outputs[1]
+    assert matches(text_of(outputs[0]))
+
+
+async def test_a_resumed_output_goes_on(start_verifier: StartVerifier) -> None:
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    grammar, _ = GRAMMARS["json_schema"]
+    sampling = {"temperature": 1.0, "seed": 9, "logprobs": 1}
+    await session.open(constrained("a", grammar, sampling=dict(sampling)))
+    expected = await finish(session, "a")
+    logprobs = [each.logprob for decided in session.decided("a") for each in decided.logprobs]
+    assert all(each > float("-inf") for each in logprobs)
+    for cut in (1, len(expected) // 2, len(expected) - 1):
+        await session.open(
+            constrained(
+                f"cut {cut}",
+                grammar,
+                sampling=dict(sampling),
+                token_ids=[*PROMPT, *expected[:cut]],
+                prompt_length=len(PROMPT),
+            )
+        )
+        assert await finish(session, f"cut {cut}") == expected[cut:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"grammar": {}}, INVALID, NAME),
+        ({"grammar": {"regex": "(a"}}, INVALID, f"{NAME}.regex"),
+        ({"grammar": {"json_schema": "{"}}, INVALID, f"{NAME}.json_schema"),
+        ({"grammar": {"choices": {}}}, INVALID, f"{NAME}.choices"),
+        ({"grammar": {"lark": "x"}}, INVALID, f"{NAME}.lark"),
+        ({"grammar": {"regex": "a" * 20_000}}, INVALID, f"{NAME}.regex"),
+        ({"grammar": {"regex": "a"}, "ignore_eos": True}, INVALID, "ignore_eos"),
+        (
+            {"grammar": {"regex": "a"}, "sampling": {"min_new_tokens": 2}},
+            INVALID,
+            "sampling.min_new_tokens",
+        ),
+    ],
+)
+async def test_what_cannot_be_followed_is_refused_by_name(
+    start_verifier: StartVerifier, fields: dict[str, Any], code: int, field: str
+) -> None:
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    await session.open(constrained("a", **fields), make_open("other"))
+    rejected = await session.wait_rejected()
+    assert (rejected.code, rejected.field) == (code, field), rejected
+    assert rejected.sequence_id == "a"
+    await session.wait_finished("other")
+
+
+async def test_a_close_may_overtake_the_grammar(start_verifier: StartVerifier) -> None:
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    opened = constrained("a", {"json_schema": json.dumps(SCHEMA | {"title": "new"})})
+    await session.send(
+        pb.Command(open=opened),
+        pb.Command(open=opened),
+        pb.Command(close=pb.Close(sequence_id="a")),
+    )
+    rejected = await session.wait_rejected()
+    assert (rejected.code, rejected.field) == (INVALID, "sequence_id"), "it is open already"
+    while not any(each.finish_reason for each in session.decided("a")):
+        await session.read()
+    assert session.decided("a")[-1].finish_reason == sampling_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_a_session_that_ends_leaves_no_grammar_behind(
+    start_verifier: StartVerifier,
+) -> None:
+    running: RunningVerifier = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    grammar = {"json_schema": json.dumps(SCHEMA | {"title": "another"})}
+    await session.open(*(constrained(str(index), grammar) for index in range(20)))
+    session.call.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        while running.verifier.servicer._sessions:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await running.idle()
+
+
+async def test_without_the_operators_leave_it_is_refused_by_name(
+    start_verifier: StartVerifier,
+) -> None:
+    running = await start_verifier()
+    session = await running.greeted_session()
+    await session.open(constrained("a", {"regex": "a"}), make_open("other"))
+    rejected = await session.wait_rejected()
+    assert (rejected.code, rejected.field) == (UNIMPLEMENTED, f"{NAME}.regex")
+    await session.wait_finished("other")
+
+
+async def test_a_drain_waits_for_grammars(start_verifier: StartVerifier) -> None:
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    await session.open(*(constrained(str(n), {"regex": f"a{{{n + 2}}}b"}) for n in range(20)))
+    await session.read()
+    async with asyncio.timeout(PATIENCE_S):
+        await running.verifier.servicer.drain()
+    assert await session.read_to_end() == grpc.StatusCode.OK
+    ends = [event.decided.sequence_id for event in session.events if event.decided.finish_reason]
+    refused = [event.rejected.sequence_id for event in session.events if event.HasField("rejected")]
+    assert sorted(ends + refused, key=int) == [str(n) for n in range(20)]
+
+
+async def test_scores_are_those_of_free_text(start_verifier: StartVerifier) -> None:
+    running = await start_verifier(allow_structured_output=True)
+    request = pb.ScoreRequest(
+        sequences=[pb.ScoreSequence(token_ids=PROMPT)],
+        sampling=sampling_pb2.SamplingParams(
+            structured_output=sampling_pb2.StructuredOutput(regex="a")
+        ),
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await running.stub.Score(request)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    violation = field_violation(caught.value)
+    assert violation is not None
+    assert violation[0] == NAME

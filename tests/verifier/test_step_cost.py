@@ -1,0 +1,153 @@
+"""The learned cost of a step, against known curves."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from verifier.drafts.step_cost import StepCost, StepShape, cost_of_rows, costs_of_rows
+
+CONTEXT = 400
+
+# Seconds by rows. The last is that of Tandem's own decoder: tiles of 12 rows.
+CURVES: dict[str, Callable[[int], float]] = {
+    "flat": lambda rows: 5e-3 + 1e-5 * rows,
+    "linear": lambda rows: 1e-4 + 1e-3 * rows,
+    "bound by memory, then by arithmetic": lambda rows: max(5e-3, 1e-4 * rows),
+    "a staircase": lambda rows: 1e-3 * (1 + (rows - 1) // 12),
+    "tiles": lambda rows: 6e-4 + 3e-5 * rows + 3e-4 * ((rows - 1) // 12),
+}
+
+
+def shape(rows: int, sequences: int = 1) -> StepShape:
+    return StepShape(
+        num_sequences=sequences,
+        num_logits_rows=rows,
+        num_attended=rows * CONTEXT,
+        num_rows=rows,
+    )
+
+
+def learned(
+    curve: Callable[[int], float],
+    *,
+    rows: tuple[int, ...] = (1, 1, 4, 8, 12, 13, 16, 24, 25, 32),
+    num_steps: int = 400,
+    noise: float = 0.08,
+    disturbed: float = 0.05,
+    speed: Callable[[int], float] = lambda step: 1.0,
+) -> StepCost:
+    """`disturbed`: the share of steps that take up to four times as long."""
+    draw = random.Random(7)
+    cost = StepCost(max_rows=512, row_tile=12)
+    cost.observe(shape(200), curve(200))
+    for step in range(num_steps):
+        num_rows = draw.choice(rows)
+        duration_s = curve(num_rows) * np.exp(draw.gauss(0, noise)) / speed(step)
+        if draw.random() < disturbed:
+            duration_s *= draw.uniform(1.5, 4)
+        cost.observe(shape(num_rows), duration_s)
+    return cost
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_finds_the_cost_of_rows_it_has_seen_under_noise(name: str) -> None:
+    cost, curve = learned(CURVES[name]), CURVES[name]
+    for rows in (1, 8, 12, 13, 16, 24, 25, 32):
+        assert cost.seconds(shape(rows)) == pytest.approx(curve(rows), rel=0.1), rows
+
+
+def test_goes_on_with_the_last_slope_where_no_step_was_seen() -> None:
+    cost = learned(CURVES["linear"], rows=(1, 2, 4, 8), noise=0.0, disturbed=0.0)
+    assert cost.seconds(shape(100)) == pytest.approx(CURVES["linear"](100), rel=0.15)
+
+
+def test_a_machine_that_becomes_slower_as_a_whole_changes_no_ratio() -> None:
+    """Only small steps are seen while it is slow."""
+    curve = CURVES["tiles"]
+    cost = learned(curve)
+    before = cost.seconds(shape(32)) / cost.seconds(shape(1))
+    for _ in range(300):
+        cost.observe(shape(1), 3 * curve(1))
+    assert cost.seconds(shape(1)) == pytest.approx(3 * curve(1), rel=0.05)
+    after = cost.seconds(shape(32)) / cost.seconds(shape(1))
+    assert after == pytest.approx(before, rel=0.25)
+
+
+def test_tells_sequences_and_contexts_from_rows() -> None:
+    draw = random.Random(3)
+    cost = StepCost(max_rows=512, row_tile=12)
+
+    def seconds(sequences: int, rows: int, attended: int) -> float:
+        return 1e-3 + 1e-4 * sequences + 2e-5 * rows + 1e-8 * attended
+
+    def observed(sequences: int, rows: int, context: int) -> StepShape:
+        return StepShape(
+            num_sequences=sequences,
+            num_logits_rows=rows,
+            num_attended=rows * context,
+            num_rows=rows,
+        )
+
+    for _ in range(1500):
+        sequences = draw.choice([1, 4, 16])
+        rows = sequences * draw.choice([1, 2, 6])
+        context = draw.choice([100, 1000, 4000])
+        cost.observe(observed(sequences, rows, context), seconds(sequences, rows, rows * context))
+    for sequences, rows, context in ((1, 2, 4000), (16, 16, 100), (16, 96, 4000), (4, 24, 1000)):
+        found = cost.seconds(observed(sequences, rows, context))
+        assert found == pytest.approx(seconds(sequences, rows, rows * context), rel=0.1)
+
+
+def test_one_absurd_step_changes_little() -> None:
+    cost = learned(CURVES["tiles"], noise=0.02, disturbed=0.0)
+    before = [cost.seconds(shape(rows)) for rows in (1, 12, 32)]
+    cost.observe(shape(12), 100.0)
+    after = [cost.seconds(shape(rows)) for rows in (1, 12, 32)]
+    assert after == pytest.approx(before, rel=0.1)
+
+
+def test_before_the_first_step_rows_are_believed_to_be_cheap() -> None:
+    cost = StepCost(max_rows=512, row_tile=12)
+    assert 1.0 < cost.seconds(shape(32)) / cost.seconds(shape(1)) < 2.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_more_rows_never_cost_less_whatever_was_measured(seed: int) -> None:
+    draw = random.Random(seed)
+    cost = StepCost(max_rows=512, row_tile=8)
+    for _ in range(500):
+        cost.observe(shape(draw.randint(1, 600)), 10 ** draw.uniform(-12, 4))
+    costs = [cost.seconds(shape(rows)) for rows in range(1, 700)]
+    assert all(np.isfinite(costs))
+    assert costs == sorted(costs)
+    assert costs[0] > 0
+
+
+def test_the_same_steps_give_the_same_costs() -> None:
+    first, second = learned(CURVES["tiles"]), learned(CURVES["tiles"])
+    assert [first.seconds(shape(r)) for r in range(1, 99)] == [
+        second.seconds(shape(r)) for r in range(1, 99)
+    ]
+
+
+@pytest.mark.parametrize(("max_rows", "row_tile"), [(1, 1), (64, 1), (100, 12), (8192, 128)])
+def test_the_curve_is_straight_between_knots_and_covers_every_step(
+    max_rows: int, row_tile: int
+) -> None:
+    cost = StepCost(max_rows=max_rows, row_tile=row_tile)
+    assert cost.knots[0] == 1
+    assert (np.diff(cost.knots) > 0).all()
+    assert cost.knots[-1] >= max_rows
+    assert len(cost.knots) < 40
+    knots, coefficients = cost.knots, cost.coefficients
+    coefficients[4:] = range(1, len(knots))
+    for first_row in (1.0, float(knots[-1] // 2), float(knots[-1])):
+        found = np.empty(100)
+        costs_of_rows(knots, coefficients, first_row, found)
+        assert found == pytest.approx(
+            [cost_of_rows(knots, coefficients, first_row + i) for i in range(100)]
+        )
+    for knot, expected in zip(knots, np.cumsum([0, *coefficients[4:]]), strict=True):
+        assert cost_of_rows(knots, coefficients, float(knot)) == pytest.approx(expected)

@@ -1,0 +1,521 @@
+"""Which tokens of each sequence one drafter has been sent, and which are still to be sent.
+
+Owns that bookkeeping for one drafter, on the engine thread. Knows no gRPC. Tokens are never copied
+into a queue: unsent ones are cut from the sequence's own list when a batch is made, so a drafter
+that is slow or gone costs one number per sequence, and gets everything merged when it is back.
+"""
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
+
+from verifier.drafts.draft_buffer import Hint, Source
+from verifier.drafts.drafted_by import DraftedBy, Keep
+from verifier.scheduling.sequence import Sequence
+
+#: The wire's limits (drafter.proto).
+MAX_DELTA_TOKENS = 8_192
+MAX_DELTAS = 4_096
+MAX_REQUEST_BYTES = 1 << 20
+
+# Small enough that a batch is answered well within the deadline while histories are replayed.
+_MAX_BATCH_TOKENS = 16_384
+
+# At most, in bytes: a token id; a delta without its tokens and law; a release, which has the
+# sequence's id twice if it feeds a pool; a proposal without its tokens, but with an explanation.
+_TOKEN_BYTES = 5
+_DELTA_BYTES = 128
+_RELEASE_BYTES = 160
+_PROPOSAL_BYTES = 1_024
+# Reserved for releases in each message that has some.
+_MAX_RELEASES_BYTES = MAX_REQUEST_BYTES // 4
+
+# A drafter that is slower than the steps gets fewer, larger batches.
+_MAX_BATCHES_IN_FLIGHT = 8
+
+# Of these, batches of prompts, replays and releases alone: they must not delay drafts, and a
+# drafter that needs every history again sets the pace itself.
+_MAX_BACKLOG_IN_FLIGHT = 2
+
+# After this many live batches, the next one holds prompts or replays, if there are some.
+_MAX_CONSECUTIVE_LIVE = 8
+
+# A sequence with more unsent tokens is a prompt or a replay, and must not delay the others' drafts.
+_MAX_URGENT_TOKENS = 1_024
+
+# Tokens that may be sent per second, and at once, before prompts and replays wait. Writing and
+# indexing them takes a few percent of a core at most. Live batches are sent in any case.
+BACKLOG_TOKENS_PER_S = 1_000_000
+BACKLOG_BURST_TOKENS = 65_536
+# No batch of prompts or replays is cut shorter than this for lack of budget.
+_MIN_BACKLOG_TOKENS = 1_024
+
+# A drafter that keeps evicting a sequence gets no more replays of it.
+_MAX_REWINDS = 8
+
+
+class DrafterProtocolError(Exception):
+    """A drafter's answer does not fit its batch."""
+
+
+class ProposalStatus(enum.IntEnum):
+    """How a drafter answered; the wire's numbers. Unknown ones are read as UNSPECIFIED."""
+
+    UNSPECIFIED = 0
+    OK = 1
+    NO_MATCH = 2
+    OUT_OF_SYNC = 3
+    INVALID = 4
+    INDEXING = 5
+
+
+# Statuses of deltas that the drafter did not append.
+_NOT_APPENDED = (ProposalStatus.OUT_OF_SYNC, ProposalStatus.INVALID)
+
+
+class Proposal(NamedTuple):
+    """The answer to one delta. `drafter.proto` documents the fields."""
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    matched_ngram_length: int
+    source: Source
+    status: ProposalStatus
+    known_length: int
+    message: str
+
+
+class Delta(NamedTuple):
+    """New tokens of one sequence.
+
+    Attributes:
+        max_draft_tokens: 0: the tokens are appended, and no proposal is made.
+        encoded_params: None if the drafter has the sequence.
+    """
+
+    sequence_id: str
+    base_length: int
+    token_ids: list[int]
+    prompt_length: int
+    max_draft_tokens: int
+    max_length: int
+    encoded_params: bytes | None
+
+
+class Release(NamedTuple):
+    """A sequence that its drafter may forget.
+
+    Attributes:
+        length: where the text ends, if the drafter was sent more; else 0.
+    """
+
+    sequence_id: str
+    keep: Keep
+    length: int
+
+
+class DeltaBatch(NamedTuple):
+    """One message to the drafter.
+
+    Attributes:
+        max_answer_bytes: no longer answer is the answer to this message.
+    """
+
+    batch_id: int
+    deltas: SequenceOf[Delta]
+    releases: SequenceOf[Release]
+    max_answer_bytes: int
+
+
+class BatchResult(NamedTuple):
+    """What the answer to one batch holds.
+
+    Attributes:
+        hints: one per delta that requested a draft, if its sequence is still fed; without tokens
+            where there is no draft.
+        given_up: sequences that will not be fed any more, and why.
+        mistakes: why proposals are invalid; their drafts are dropped.
+        sent_s: when a batch that requested drafts was made; None for prompts and replays alone.
+    """
+
+    hints: list[tuple[Sequence, Hint]]
+    given_up: list[tuple[Sequence, str]]
+    mistakes: list[str]
+    sent_s: float | None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _History:
+    """One sequence as its drafter has it.
+
+    Attributes:
+        num_sent: tokens that the drafter has, once everything in flight has arrived.
+        end: of a sequence that is over, the length of its text; else None.
+        keep: of a sequence that is over: what its pool gets once all of it was sent.
+        is_held: whether it is over, and what its pool keeps is not decided yet.
+        rewound_at: first batch after the last rewind; OUT_OF_SYNC of earlier ones is outdated.
+    """
+
+    sequence: Sequence
+    drafted_by: DraftedBy
+    num_sent: int = 0
+    end: int | None = None
+    keep: Keep = Keep.NOTHING
+    is_held: bool = False
+    rewound_at: int = 0
+    num_rewinds: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that the drafter should have."""
+        return len(self.sequence.token_ids) if self.end is None else self.end
+
+    @property
+    def num_wanted(self) -> int:
+        """How many draft tokens to request for the current length."""
+        if self.end is not None:
+            return 0
+        num_wanted = self.sequence.num_wanted_draft_tokens
+        return min(num_wanted, self.drafted_by.hint_tokens or num_wanted)
+
+
+class _BatchInFlight(NamedTuple):
+    """A batch without an answer yet.
+
+    Attributes:
+        requested: per delta, its history, and the length at which a draft was requested (0: none)
+            and how many tokens of it.
+        is_live: whether it holds decisions of the last steps, not prompts, replays or releases.
+    """
+
+    batch_id: int
+    sent_s: float
+    requested: SequenceOf[tuple[_History, int, int]]
+    is_live: bool
+
+
+class DraftFeed:
+    """The feed of one drafter; owned by the engine thread.
+
+    Invariants: a sequence is in at most one of `_urgent` and `_backlog`, and, unless it is over, in
+    one of them whenever a draft is to be requested, or nothing of it was sent; both are within
+    `_histories`.
+    """
+
+    def __init__(self) -> None:
+        self._histories: dict[str, _History] = {}
+        # Sequences with unsent tokens: those whose next draft a step may wait for, and the others.
+        self._urgent: dict[str, _History] = {}
+        self._backlog: dict[str, _History] = {}
+        self._releases: dict[str, Release] = {}
+        self._in_flight: collections.deque[_BatchInFlight] = collections.deque()
+        self._next_batch_id = 1
+        self._num_consecutive_live = 0
+        self._budget_tokens = float(BACKLOG_BURST_TOKENS)
+        self._budget_at_s = 0.0
+
+    def add(self, sequence: Sequence, drafted_by: DraftedBy) -> bool:
+        """Begins to feed a sequence, with the tokens that it has; False: its id is taken."""
+        sequence_id = sequence.sequence_id
+        if sequence_id in self._histories:
+            return False
+        # What the last sequence with this id left there is not part of this one's text.
+        self._releases.pop(sequence_id, None)
+        history = _History(sequence, drafted_by)
+        self._histories[sequence_id] = self._backlog[sequence_id] = history
+        return True
+
+    def advance(self, sequence: Sequence) -> None:
+        """The sequence has new tokens; hot path. If no draft is wanted, they wait until one is."""
+        history = self._histories.get(sequence.sequence_id)
+        if history is not None and sequence.num_wanted_draft_tokens:
+            self._enqueue(sequence.sequence_id, history)
+
+    def remove(
+        self,
+        sequence_id: str,
+        *,
+        keep: Keep = Keep.NOTHING,
+        length: int = 0,
+        only: Sequence | None = None,
+    ) -> None:
+        """The sequence is over: the drafter may forget it, and its pool keeps this part of it.
+
+        Text that is kept is sent to its end first.
+
+        Args:
+            length: where the text ends; 0: with the last token.
+            only: nothing happens if another sequence has the id by now.
+        """
+        history = self._histories.get(sequence_id)
+        if history is None or (only is not None and history.sequence is not only):
+            return
+        num_tokens = len(history.sequence.token_ids)
+        history.end = min(length, num_tokens) or num_tokens
+        history.is_held = False
+        is_kept = keep in (Keep.OUTPUT, Keep.ALL) and history.drafted_by.has_pool
+        if is_kept and history.num_sent:
+            history.keep = keep
+            if history.num_sent < history.end:
+                self._enqueue(sequence_id, history)
+                return
+        self._drop(sequence_id, history)
+
+    def hold(self, sequence_id: str) -> None:
+        """The sequence is over, and nothing more of it is sent until `remove`."""
+        history = self._histories.get(sequence_id)
+        if history is not None:
+            history.end = len(history.sequence.token_ids)
+            history.is_held = True
+            self._urgent.pop(sequence_id, None)
+            self._backlog.pop(sequence_id, None)
+
+    def restart(self) -> None:
+        """The drafter may have lost everything: sends every live sequence again."""
+        self._in_flight.clear()
+        # A sequence that is over is not replayed.
+        for sequence_id, history in list(self._histories.items()):
+            if history.end is not None:
+                self._drop(sequence_id, history)
+        self._releases.clear()
+        for sequence_id, history in self._histories.items():
+            history.num_sent = 0
+            history.num_rewinds = 0
+            self._backlog[sequence_id] = history
+        self._urgent.clear()
+
+    @property
+    def num_expected(self) -> int:
+        """Proposals of the next answer."""
+        return len(self._in_flight[0].requested) if self._in_flight else 0
+
+    @property
+    def num_unanswered(self) -> int:
+        """Batches in flight."""
+        return len(self._in_flight)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is fed, unsent or unanswered."""
+        return not (self._histories or self._releases or self._in_flight)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Those that are fed, the ended ones aside."""
+        return [each.sequence for each in self._histories.values() if each.end is None]
+
+    def next_batch(self, now_s: float) -> DeltaBatch | None:
+        """Cuts the next batch from unsent tokens; None if there are none, or enough is in flight.
+
+        Sequences whose drafts are urgent go first, in batches of their own: prompts and replays,
+        which can be long, fill the time between the steps, as far as their budget goes.
+        """
+        if len(self._in_flight) >= _MAX_BATCHES_IN_FLIGHT:
+            return None
+        is_live = self._is_urgent_next(now_s)
+        if not is_live and not self._may_send_backlog(now_s):
+            return None
+        room_tokens = _MAX_BATCH_TOKENS if is_live else self._backlog_room(now_s)
+        self._num_consecutive_live = (
+            self._num_consecutive_live + 1 if is_live and self._backlog else 0
+        )
+        batch_id = self._next_batch_id
+        self._next_batch_id += 1
+        releases, room_bytes = self._cut_releases()
+        unsent = self._urgent if is_live else self._backlog
+        deltas, requested = self._cut(unsent, room_tokens, room_bytes)
+        self._budget_tokens -= sum(len(delta.token_ids) for delta in deltas)
+        self._in_flight.append(_BatchInFlight(batch_id, now_s, requested, is_live))
+        num_wanted = sum(delta.max_draft_tokens for delta in deltas)
+        max_answer_bytes = _PROPOSAL_BYTES * (1 + len(deltas)) + _TOKEN_BYTES * num_wanted
+        return DeltaBatch(batch_id, deltas, releases, max_answer_bytes)
+
+    def due_s(self, now_s: float) -> float | None:
+        """How long until the budget allows a prompt or replay; None: none waits for it."""
+        if not self._backlog or len(self._in_flight) >= _MAX_BACKLOG_IN_FLIGHT:
+            return None
+        self._backlog_room(now_s)
+        return max(0.0, (_MIN_BACKLOG_TOKENS - self._budget_tokens) / BACKLOG_TOKENS_PER_S)
+
+    def _backlog_room(self, now_s: float) -> int:
+        """How many tokens of prompts and replays the next batch may hold: few, because it delays an
+        urgent batch that follows at once.
+        """
+        refill = (now_s - self._budget_at_s) * BACKLOG_TOKENS_PER_S
+        budget = max(self._budget_tokens, -BACKLOG_BURST_TOKENS) + refill
+        self._budget_tokens = min(BACKLOG_BURST_TOKENS, budget)
+        self._budget_at_s = now_s
+        room_tokens = min(MAX_DELTA_TOKENS, int(self._budget_tokens))
+        return room_tokens if room_tokens >= _MIN_BACKLOG_TOKENS else 0
+
+    def _is_urgent_next(self, now_s: float) -> bool:
+        """Whether the next batch is for sequences whose drafts are urgent."""
+        if not self._urgent:
+            return False
+        # If the drafter is slower than the steps, some are always urgent: prompts and replays must
+        # be sent, too.
+        return self._num_consecutive_live < _MAX_CONSECUTIVE_LIVE or not self._may_send_backlog(
+            now_s
+        )
+
+    def _may_send_backlog(self, now_s: float) -> bool:
+        """Whether there is a batch of prompts, replays or releases, and the pace allows it."""
+        if not (self._backlog or self._releases):
+            return False
+        num_in_flight = sum(not batch.is_live for batch in self._in_flight)
+        return num_in_flight < _MAX_BACKLOG_IN_FLIGHT and (
+            bool(self._releases) or self._backlog_room(now_s) > 0
+        )
+
+    def _cut(
+        self, unsent: dict[str, _History], room_tokens: int, room_bytes: int
+    ) -> tuple[list[Delta], list[tuple[_History, int, int]]]:
+        """Removes deltas of at most `room_tokens` tokens and `room_bytes` bytes from `unsent`."""
+        deltas: list[Delta] = []
+        requested: list[tuple[_History, int, int]] = []
+        done: list[str] = []
+        for sequence_id, history in unsent.items():
+            base_length = history.num_sent
+            encoded_params = None
+            room_bytes -= _DELTA_BYTES
+            if not base_length:
+                encoded_params = history.drafted_by.encoded_params
+                room_bytes -= len(encoded_params)
+            num_tokens = min(room_tokens, MAX_DELTA_TOKENS, room_bytes // _TOKEN_BYTES)
+            if num_tokens <= 0 or len(deltas) == MAX_DELTAS:
+                break
+            length = history.length
+            end = min(length, base_length + num_tokens)
+            num_wanted = history.num_wanted if end == length else 0
+            sequence = history.sequence
+            deltas.append(
+                Delta(
+                    sequence_id,
+                    base_length,
+                    sequence.token_ids[base_length:end],
+                    sequence.prompt_length,
+                    num_wanted,
+                    sequence.max_length,
+                    encoded_params,
+                )
+            )
+            requested.append((history, end if num_wanted else 0, num_wanted))
+            history.num_sent = end
+            room_tokens -= end - base_length
+            room_bytes -= _TOKEN_BYTES * (end - base_length)
+            if end == length:
+                done.append(sequence_id)
+        for sequence_id in done:
+            history = unsent.pop(sequence_id)
+            if history.end is not None:
+                # This batch completes it; the next one releases it, because a message's releases
+                # apply before its tokens.
+                self._drop(sequence_id, history)
+        return deltas, requested
+
+    def on_proposals(self, batch_id: int, proposals: SequenceOf[Proposal]) -> BatchResult:
+        """Handles the answer to the oldest batch in flight.
+
+        Raises:
+            DrafterProtocolError: it is not that batch's answer.
+        """
+        if not self._in_flight or self._in_flight[0].batch_id != batch_id:
+            raise DrafterProtocolError(f"batch {batch_id} was answered out of turn")
+        batch = self._in_flight.popleft()
+        if len(proposals) != len(batch.requested):
+            raise DrafterProtocolError(f"{len(proposals)} answers to {len(batch.requested)} deltas")
+        result = BatchResult([], [], [], batch.sent_s if batch.is_live else None)
+        for (history, length, num_wanted), proposal in zip(batch.requested, proposals, strict=True):
+            sequence = history.sequence
+            if self._histories.get(sequence.sequence_id) is not history:
+                continue  # it ended meanwhile
+            mistake = _mistake_of(history, length, proposal)
+            if mistake:
+                result.mistakes.append(mistake)
+            elif proposal.status in _NOT_APPENDED:
+                reason = self._recover(history, proposal, batch_id)
+                if reason:
+                    result.given_up.append((sequence, reason))
+            if not length or history.end is not None:
+                continue
+            if mistake or proposal.status in _NOT_APPENDED:
+                # No draft of this length will come: no step may wait for it.
+                hint = Hint(sequence.sequence_id, length, [], 0)
+            else:
+                hint = Hint(
+                    sequence.sequence_id,
+                    proposal.base_length,
+                    proposal.token_ids[:num_wanted],
+                    proposal.matched_ngram_length,
+                    proposal.status is ProposalStatus.INDEXING,
+                    proposal.source,
+                )
+            result.hints.append((sequence, hint))
+        return result
+
+    def _drop(self, sequence_id: str, history: _History) -> None:
+        """Stops feeding a sequence; releases it if the drafter has some of it."""
+        del self._histories[sequence_id]
+        self._urgent.pop(sequence_id, None)
+        self._backlog.pop(sequence_id, None)
+        if history.num_sent:
+            length = history.length if history.num_sent > history.length else 0
+            self._releases[sequence_id] = Release(sequence_id, history.keep, length)
+
+    def _recover(self, history: _History, proposal: Proposal, batch_id: int) -> str:
+        """Rewinds a history to what the drafter has; returns why it is given up, or ""."""
+        sequence_id = history.sequence.sequence_id
+        if proposal.status is ProposalStatus.INVALID:
+            self._drop(sequence_id, history)
+            return proposal.message or "the drafter gives no reason"
+        if batch_id < history.rewound_at:
+            return ""
+        history.num_rewinds += 1
+        if history.num_rewinds > _MAX_REWINDS:
+            self._drop(sequence_id, history)
+            return f"the drafter lost the sequence {history.num_rewinds} times"
+        history.num_sent = min(history.num_sent, proposal.known_length)
+        history.rewound_at = self._next_batch_id
+        if not history.is_held:
+            self._enqueue(sequence_id, history)
+        return ""
+
+    def _enqueue(self, sequence_id: str, history: _History) -> None:
+        if history.num_wanted and history.length - history.num_sent <= _MAX_URGENT_TOKENS:
+            self._urgent[sequence_id] = history
+            self._backlog.pop(sequence_id, None)
+        else:
+            self._backlog[sequence_id] = history
+            self._urgent.pop(sequence_id, None)
+
+    def _cut_releases(self) -> tuple[list[Release], int]:
+        """Removes the next releases; returns them and how many bytes are left for deltas."""
+        releases: list[Release] = []
+        if not self._releases:
+            return releases, MAX_REQUEST_BYTES
+        room_bytes = _MAX_RELEASES_BYTES
+        for release in self._releases.values():
+            room_bytes -= _RELEASE_BYTES
+            if room_bytes < 0 or len(releases) == MAX_DELTAS:
+                break
+            releases.append(release)
+        for release in releases:
+            del self._releases[release.sequence_id]
+        return releases, MAX_REQUEST_BYTES - _MAX_RELEASES_BYTES
+
+
+def _mistake_of(history: _History, requested_length: int, proposal: Proposal) -> str:
+    """Why a proposal cannot be the answer to its delta; "" if it can."""
+    if proposal.sequence_id != history.sequence.sequence_id:
+        return "a proposal is of another sequence than requested"
+    if not proposal.status:
+        return "a proposal has an unknown status"
+    if proposal.status in _NOT_APPENDED or not requested_length:
+        return ""
+    num_tokens = len(history.sequence.token_ids)
+    if not requested_length <= proposal.base_length <= num_tokens:
+        return f"a proposal continues {proposal.base_length} tokens, not {requested_length}"
+    return ""

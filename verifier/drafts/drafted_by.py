@@ -1,0 +1,48 @@
+"""Who drafts for a sequence, and by which law, as its Open says it.
+
+Knows no connection; `verifier.drafters` has those.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Keep(enum.IntEnum):
+    """Which part of a finished text its pool keeps; the wire's numbers."""
+
+    # In an Open: the sequence's Close says it.
+    UNSPECIFIED = 0
+    NOTHING = 1
+    OUTPUT = 2
+    ALL = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftedBy:
+    """A sequence's drafter."""
+
+    # "": its session drafts.
+    address: str
+    # An encoded `NgramParams`, which only the drafter reads.
+    encoded_params: bytes
+    has_pool: bool
+    # The most draft tokens requested at a time; 0: as many as are of use.
+    hint_tokens: int
+    # What its pool keeps when the sequence ends by itself.
+    keep: Keep
+
+
+class AnswersHints(Protocol):
+    """What the engine must know of a sequence's drafter.
+
+    Attributes:
+        is_overdue: a wait for it was in vain, and it has not answered since.
+    """
+
+    address: str
+    is_overdue: bool
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether hints can be expected of it."""

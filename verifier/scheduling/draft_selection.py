@@ -1,0 +1,158 @@
+"""The drafts that a step could verify, and how many of each sequence's it should.
+
+A sequence's limits come first, and its grammar's. Then the depth policy, if there is one, chooses
+by what drafts cost and bring. Sequences under DRAFT_WAIT_ALWAYS are none of its concern: they
+verify all the drafts that they are given, within their limits. Nor are texts that a grammar forces.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from verifier.drafts.depth_policy import DepthPolicy, DraftCandidate
+from verifier.drafts.speculation_policy import num_drafts_possible, num_drafts_trusted
+from verifier.drafts.step_cost import NO_STEP, StepShape
+from verifier.scheduling.sequence import DraftWait, Sequence
+from verifier.structured.grammar_state import GrammarState
+
+
+@dataclass(slots=True, kw_only=True)
+class SelectedDraft:
+    """A decoding sequence's drafts.
+
+    Attributes:
+        token_ids: those within its own limits.
+        depth: how many of them to verify. None: as many as there is room for.
+        candidate: its place among the policy's candidates; -1: it is none.
+    """
+
+    token_ids: list[int]
+    depth: int | None = None
+    candidate: int = -1
+    # Whether a grammar leaves no choice about their text.
+    is_forced: bool = False
+
+
+# Of sequences without drafts: never changed.
+_NO_DRAFT = SelectedDraft(token_ids=[])
+
+
+def draft_within_limits(sequence: Sequence) -> SelectedDraft:
+    """All but the room of the step: the hint's tokens that the request and the hint's match allow,
+    up to the last that could be accepted.
+    """
+    grammar = sequence.grammar
+    if not sequence.has_draft and grammar is None:
+        return _NO_DRAFT
+    length, buffer = len(sequence.token_ids), sequence.draft_buffer
+    # A draft needs room for itself and one more.
+    limit = min(sequence.num_speculative_tokens, sequence.remaining - 1)
+    if grammar is not None:
+        grammar.take_in(sequence.token_ids, sequence.prompt_length)
+    if not sequence.has_draft:
+        return _forced(grammar, limit)
+    trusted = num_drafts_trusted(
+        tokens_per_match=sequence.tokens_per_match, match_length=buffer.match_length(length)
+    )
+    token_ids = buffer.ahead(length, limit if trusted is None else min(limit, trusted))
+    num_possible = num_drafts_possible(
+        token_ids,
+        stop_token_ids=sequence.stop_token_ids,
+        num_output_tokens=length - sequence.prompt_length,
+        min_new_tokens=sequence.sampling.min_new_tokens,
+    )
+    if grammar is not None:
+        num_possible = grammar.num_possible(token_ids[:num_possible])
+    return (
+        SelectedDraft(token_ids=token_ids[:num_possible])
+        if num_possible
+        else _forced(grammar, limit)
+    )
+
+
+def _forced(grammar: GrammarState | None, limit: int) -> SelectedDraft:
+    """What the grammar leaves no choice about, where there is no other draft."""
+    if grammar is None:
+        return SelectedDraft(token_ids=[])
+    return SelectedDraft(token_ids=grammar.forced(limit), is_forced=True)
+
+
+def choose_depths(
+    policy: DepthPolicy,
+    decoding: SequenceOf[Sequence],
+    drafts: SequenceOf[SelectedDraft],
+    prefilling: SequenceOf[Sequence],
+    *,
+    budget: int,
+    draft_budget: int,
+) -> None:
+    """Lets the policy set the depths of all drafts but those under DRAFT_WAIT_ALWAYS.
+
+    Args:
+        drafts: of the decoding sequences.
+        prefilling: compute chunks of their prompts in the same step.
+        budget: the step's tokens for drafts and chunks.
+        draft_budget: the most drafts.
+    """
+    candidates: list[DraftCandidate] = []
+    num_other_drafts = num_draft_contexts = 0
+    for sequence, draft in zip(decoding, drafts, strict=True):
+        if not draft.token_ids:
+            continue
+        if sequence.draft_wait is DraftWait.ALWAYS or draft.is_forced:
+            num_other_drafts += len(draft.token_ids)
+            continue
+        length, buffer = len(sequence.token_ids), sequence.draft_buffer
+        num_draft_contexts += length
+        draft.candidate = len(candidates)
+        # A hint may claim a longer match than there is text.
+        match_length = min(buffer.matched_ngram_length, length)
+        candidates.append(
+            DraftCandidate(
+                sequence.depth_record,
+                buffer.source,
+                match_length,
+                buffer.place(length),
+                draft.token_ids,
+            )
+        )
+    if not candidates:
+        policy.choose((), decode_shape=NO_STEP, shape=NO_STEP, max_drafts=0, draft_context=0)
+        return
+    num_rows = len(decoding) + num_other_drafts
+    decode_shape = shape = StepShape(
+        num_sequences=len(decoding),
+        num_logits_rows=num_rows,
+        num_attended=sum([len(sequence.token_ids) for sequence in decoding]),
+        num_rows=num_rows,
+    )
+    if prefilling:
+        shape = _with_chunks(decode_shape, prefilling, budget)
+    depths = policy.choose(
+        candidates,
+        decode_shape=decode_shape,
+        shape=shape,
+        max_drafts=draft_budget,
+        draft_context=num_draft_contexts // len(candidates),
+    )
+    for draft in drafts:
+        if draft.candidate >= 0:
+            draft.depth = depths[draft.candidate]
+
+
+def _with_chunks(shape: StepShape, prefilling: SequenceOf[Sequence], budget: int) -> StepShape:
+    """The shape of a step with chunks of prompts, too: as many as the budget allows."""
+    num_chunks = num_tokens = num_attended = 0
+    for sequence in prefilling:
+        length = sequence.num_computed_tokens
+        chunk = min(len(sequence.token_ids) - length, budget - num_tokens)
+        if chunk <= 0:
+            break
+        num_chunks += 1
+        num_tokens += chunk
+        num_attended += chunk * (length + chunk // 2)
+    return StepShape(
+        num_sequences=shape.num_sequences + num_chunks,
+        num_logits_rows=shape.num_logits_rows,
+        num_attended=shape.num_attended + num_attended,
+        num_rows=shape.num_rows + num_tokens,
+    )
