@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("up", "generate")
+COMMANDS = ("up", "generate", "top")
 
 _INTERRUPTED = 130
-# What the extra `cli` installs, and the client alone does not need.
-_PACKAGES = ("typer", "rich")
+# Modules that the extra `cli` installs, by their package; the client alone needs none of them.
+_PACKAGES = {"typer": "typer", "rich": "rich", "prometheus-client": "prometheus_client"}
 
 # Features that other systems have a flag for and that are out of Tandem's scope.
 _OUT_OF_SCOPE = {
@@ -36,10 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: wrong usage, with code 2.
     """
-    if missing := [name for name in _PACKAGES if not _is_installed(name)]:
+    if missing := [name for name, module in _PACKAGES.items() if not _is_installed(module)]:
         print(
-            f"tandem: the command line needs {' and '.join(missing)}: "
-            "pip install 'tandem-serve[cli]'",
+            f"tandem: the command line needs {', '.join(missing)}: pip install 'tandem-serve[cli]'",
             file=sys.stderr,
         )
         return 2
@@ -94,9 +93,9 @@ def version() -> str:
         return "not installed"
 
 
-def _is_installed(package: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
-        return importlib.util.find_spec(package) is not None
+        return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
 

@@ -5,22 +5,25 @@ Owns the list of processes and the flags that connect them; the supervisor runs 
 
 import asyncio
 import contextlib
-import functools
+import itertools
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
-from tandem.cli.supervisor import Policy, ProcessSpec, StartError, Supervisor
-from tandem.cli.terminal import report
+from tandem.cli.supervisor import Policy, ProcessSpec, Report, StartError, Supervisor
+from tandem.cli.terminal import is_live, report
 from tandem.ready_line import format_ready_line
+
+if TYPE_CHECKING:
+    from tandem.cli.live_output import LiveOutput
 
 BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "model"
 _HOST = "127.0.0.1"
@@ -52,28 +55,32 @@ class Topology:
     """Of the gateway, as `http_port`; 0 picks a free one."""
     http_port: int = DEFAULT_HTTP_PORT
 
-    def drafters(self, addresses: Sequence[str]) -> list[ProcessSpec]:
-        """Drafters that listen on these addresses."""
+    def drafters(self, addresses: Sequence[str], metrics: Sequence[str]) -> list[ProcessSpec]:
+        """Drafters that listen on these addresses, and serve their metrics at the others."""
         return [
             ProcessSpec(
-                name=f"drafter-{index}", command=_service("drafter"), listen={"grpc": address}
+                name=_drafter_name(index),
+                command=_service("drafter", metrics_address),
+                listen={"grpc": address},
             )
-            for index, address in enumerate(addresses)
+            for index, (address, metrics_address) in enumerate(zip(addresses, metrics, strict=True))
         ]
 
-    def verifiers(self, addresses: Sequence[str], drafters: Sequence[str]) -> list[ProcessSpec]:
-        """Verifiers that listen on these addresses and may call these drafters."""
+    def verifiers(
+        self, addresses: Sequence[str], metrics: Sequence[str], drafters: Sequence[str]
+    ) -> list[ProcessSpec]:
+        """Verifiers as `drafters`, which may call these drafters."""
         options = ["--model", str(self.model), *_drafters(drafters)]
         options += ["--device", self.device] if self.device else []
         options += ["--dtype", self.dtype] if self.dtype else []
         options += ["--allow-trace"] if self.allow_trace else []
         return [
             ProcessSpec(
-                name=f"verifier-{index}",
-                command=_service("verifier", *options),
+                name=_verifier_name(index),
+                command=_service("verifier", metrics_address, *options),
                 listen={"grpc": address},
             )
-            for index, address in enumerate(addresses)
+            for index, (address, metrics_address) in enumerate(zip(addresses, metrics, strict=True))
         ]
 
     def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
@@ -83,7 +90,7 @@ class Topology:
         options += ["--allow-trace"] if self.allow_trace else []
         return ProcessSpec(
             name="gateway",
-            command=_service("gateway", *options),
+            command=_service("gateway", _ANY_PORT, *options),
             listen_flags={"grpc": "--listen", "http": "--http-listen"},
             listen={"grpc": f"{_HOST}:{self.grpc_port}", "http": f"{_HOST}:{self.http_port}"},
         )
@@ -168,14 +175,48 @@ def command(
 
 async def _up(topology: Topology, policy: Policy) -> int:
     """Serves until a signal; returns the exit code."""
-    supervisor = Supervisor(functools.partial(report, "up"), policy)
-    serving = asyncio.create_task(_serve(topology, supervisor))
+    ports = _Ports.choose(topology)
+    async with _output(ports) as output:
+        return await _run(topology, ports, policy, output)
+
+
+@contextlib.asynccontextmanager
+async def _output(ports: "_Ports") -> AsyncIterator["PlainOutput | LiveOutput"]:
+    """A table of the services below their logs, or on what is no terminal just lines."""
+    if not is_live(sys.stderr):
+        yield PlainOutput()
+        return
+    from tandem.cli.live_output import LiveOutput
+
+    async with LiveOutput(ports.metrics_by_name()) as output:
+        yield output
+
+
+class PlainOutput:
+    """Lines on stderr, between those that the services write there by themselves."""
+
+    log_descriptor: int | None = None
+    """Where services write their logs; None: to this process's stderr."""
+
+    def report(self, line: str) -> None:
+        report("up", line)
+
+    def watch(self, supervisor: Supervisor) -> None:
+        """Nothing is shown but lines."""
+
+
+async def _run(
+    topology: Topology, ports: "_Ports", policy: Policy, output: "PlainOutput | LiveOutput"
+) -> int:
+    supervisor = Supervisor(output.report, policy, stderr=output.log_descriptor)
+    output.watch(supervisor)
+    serving = asyncio.create_task(_serve(topology, ports, supervisor, output.report))
 
     def on_signal() -> None:
         if serving.done() or serving.cancelling():
             supervisor.kill()
         else:
-            report("up", "stopping")
+            output.report("stopping")
             serving.cancel()
 
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -193,20 +234,20 @@ async def _up(topology: Topology, policy: Policy) -> int:
     if not isinstance(error, StartError):
         assert error is not None, "serving ends by a signal or an error"
         raise error
-    report("up", str(error))
+    output.report(str(error))
     return 1
 
 
-async def _serve(topology: Topology, supervisor: Supervisor) -> None:
+async def _serve(
+    topology: Topology, ports: "_Ports", supervisor: Supervisor, report: Report
+) -> None:
     """Starts all processes, and keeps them running until cancelled."""
-    found = _free_addresses(topology.num_drafters + topology.num_verifiers)
-    drafters, verifiers = found[: topology.num_drafters], found[topology.num_drafters :]
     tiers = [
-        topology.drafters(drafters),
-        topology.verifiers(verifiers, drafters),
-        [topology.gateway(drafters, verifiers)],
+        topology.drafters(ports.drafters, ports.drafter_metrics),
+        topology.verifiers(ports.verifiers, ports.verifier_metrics, ports.drafters),
+        [topology.gateway(ports.drafters, ports.verifiers)],
     ]
-    report("up", "starting " + ", ".join(spec.name for tier in tiers for spec in tier))
+    report("starting " + ", ".join(spec.name for tier in tiers for spec in tier))
     # All at once: each waits for those that it calls, and loads its code and model meanwhile.
     starts = [asyncio.ensure_future(supervisor.start(tier)) for tier in tiers]
     ready = asyncio.ensure_future(_print_when_ready(*starts[1:]))
@@ -216,6 +257,9 @@ async def _serve(topology: Topology, supervisor: Supervisor) -> None:
         for task in (*starts, ready):
             task.cancel()
         await asyncio.gather(*starts, ready, return_exceptions=True)
+    [gateway] = await starts[2]
+    metrics = [gateway["http"], *ports.verifier_metrics, *ports.drafter_metrics]
+    report("watch it with: tandem top " + " ".join(metrics))
     await supervisor.watch()
 
 
@@ -230,16 +274,51 @@ async def _print_when_ready(
     print(format_ready_line({kind: gateway[kind] for kind in ("grpc", "http")}), flush=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ports:
+    """Free addresses for drafters and verifiers, one of each kind per process."""
+
+    drafters: Sequence[str]
+    drafter_metrics: Sequence[str]
+    verifiers: Sequence[str]
+    verifier_metrics: Sequence[str]
+
+    @staticmethod
+    def choose(topology: Topology) -> "_Ports":
+        """Addresses that nobody listens on now, all different."""
+        found = iter(_free_addresses(2 * (topology.num_drafters + topology.num_verifiers)))
+        return _Ports(
+            drafters=list(itertools.islice(found, topology.num_drafters)),
+            drafter_metrics=list(itertools.islice(found, topology.num_drafters)),
+            verifiers=list(itertools.islice(found, topology.num_verifiers)),
+            verifier_metrics=list(found),
+        )
+
+    def metrics_by_name(self) -> dict[str, str]:
+        """The address of each process's metrics but the gateway's, which are on its HTTP port."""
+        return {
+            **{_drafter_name(i): address for i, address in enumerate(self.drafter_metrics)},
+            **{_verifier_name(i): address for i, address in enumerate(self.verifier_metrics)},
+        }
+
+
 def _free_addresses(count: int) -> list[str]:
-    """Addresses that nobody listens on now, all different."""
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(socket.create_server((_HOST, 0))) for _ in range(count)]
         return [f"{_HOST}:{each.getsockname()[1]}" for each in found]
+
+
+def _drafter_name(index: int) -> str:
+    return f"drafter-{index}"
+
+
+def _verifier_name(index: int) -> str:
+    return f"verifier-{index}"
 
 
 def _drafters(addresses: Sequence[str]) -> list[str]:
     return ["--drafters", ",".join(addresses)] if addresses else []
 
 
-def _service(module: str, *options: str) -> list[str]:
-    return [sys.executable, "-m", module, "--metrics-listen", _ANY_PORT, *options]
+def _service(module: str, metrics_address: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", module, "--metrics-listen", metrics_address, *options]

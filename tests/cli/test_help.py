@@ -76,5 +76,6 @@ def test_without_the_packages_of_the_extra_the_command_says_so_and_the_client_wo
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "tandem: the command line needs typer and rich: pip install 'tandem-serve[cli]'\n"
+        "tandem: the command line needs typer, rich, prometheus-client: "
+        "pip install 'tandem-serve[cli]'\n"
     )
