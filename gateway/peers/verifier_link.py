@@ -216,6 +216,8 @@ class VerifierLink:
             return
         step = response.step
         self.load.step(
+            step_id=step.step_id,
+            num_tokens=step.num_scheduled_tokens,
             num_sequences=step.num_running + step.num_waiting,
             num_own=self.num_sequences,
             step_s=step.duration_s,

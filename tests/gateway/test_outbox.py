@@ -120,7 +120,6 @@ def test_an_update_before_its_open_was_sent_changes_the_open() -> None:
 
 def test_the_opens_of_a_lost_verifier_cost_the_same_each_however_many_they_are() -> None:
     """The cost would be ten times as large if each grew with their number."""
-
     commands = [opening(f"sequence {index}") for index in range(10_000)]
 
     def seconds_each(num_opens: int) -> float:
