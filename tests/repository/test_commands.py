@@ -41,6 +41,7 @@ RUN = (
     ["python", "-c"],
     ["python", "examples/stream.py"],
     ["python", "examples/stream_async.py"],
+    ["make", "demo"],
 )
 
 # Of these, the ones that call `TARGET` unless they are given another one.
@@ -67,15 +68,25 @@ def drafter_addresses() -> Iterator[Mapping[str, str]]:
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """With `python` and `tandem` of this environment first on the path."""
-    folder = tmp_path_factory.mktemp("bin")
+    """With `python` and `tandem` of this environment first on the path.
+
+    For make, their folder is an environment where everything is installed.
+    """
+    environment = tmp_path_factory.mktemp("venv")
+    folder = environment / "bin"
+    folder.mkdir()
+    (environment / ".installed-all").touch()
     for name, module in (("python", ""), ("tandem", "-m tandem")):
         program = folder / name
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         program.chmod(0o755)
-    others = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    others = {
+        name: value
+        for name, value in os.environ.items()
+        if "PYTEST" not in name and "MAKE" not in name
+    }
     path = os.pathsep.join([str(folder), os.environ["PATH"]])
-    return others | {"PATH": path, "PYTHONPATH": str(REPOSITORY)}
+    return others | {"PATH": path, "PYTHONPATH": str(REPOSITORY), "VENV": str(environment)}
 
 
 def with_addresses(text: str, addresses: Mapping[str, str]) -> str:
