@@ -33,8 +33,7 @@ from gateway.errors import (
 )
 from gateway.generation.delivery import Delivery
 from gateway.generation.generation import Generation
-from gateway.generation.usage import Step
-from gateway.messages.response import FinishReason
+from gateway.messages.response import FinishReason, Step
 from gateway.messages.verifier import (
     Decided,
     DrafterState,

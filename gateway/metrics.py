@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.errors import ERROR_CODES, code_name
-from gateway.generation.usage import MAX_MATCH_LENGTH, Step
-from gateway.messages.response import FinishReason, Source, Usage
+from gateway.generation.usage import MAX_MATCH_LENGTH
+from gateway.messages.response import FinishReason, Source, Step, Usage
 from servicekit.tally_histogram import TallyHistogram
 
 # A draft's round trip takes some hundred microseconds; verifiers wait 0.25 s at most by default.

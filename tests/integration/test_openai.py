@@ -20,6 +20,7 @@ from gateway.text.tokenizer import Tokenizer
 from tandem.client import GenerationRequest, SamplingParams, SpeculationParams
 from tests.integration.prompts import HELD_OUT, rename_prompts
 from tests.integration.stack import (
+    EVERY_DRAFT,
     MODEL,
     Stack,
     running_stack,
@@ -43,7 +44,9 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(chat_folder: Path) -> AsyncIterator[Stack]:
     verifier = verifier_config(allow_structured_output=True)
-    async with running_stack(verifier=verifier, gateway={"tokenizer": chat_folder}) as stack:
+    async with running_stack(
+        verifier=verifier, gateway={"tokenizer": chat_folder, **EVERY_DRAFT}
+    ) as stack:
         yield stack
 
 
