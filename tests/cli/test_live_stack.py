@@ -180,6 +180,12 @@ def test_bench_counts_what_the_server_refuses(stack: RunningStack, tmp_path: Pat
         assert line.startswith(f"tandem bench: 2 requests failed: {reason}")
 
 
+def test_doctor_finds_the_gateway_and_what_it_serves(stack: RunningStack) -> None:
+    shown = run_in_terminal("doctor", "--target", stack.addresses["grpc"])
+    assert f"gateway {stack.addresses['grpc']}: serves model (1 verifiers)" in shown
+    assert "\x1b[32mok  \x1b[0m" in shown
+
+
 @pytest.mark.parametrize(
     ("name", "until"), [("top", "gateways"), ("bench", "0:00:01"), ("generate", "\n")]
 )
