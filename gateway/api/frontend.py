@@ -9,9 +9,11 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from gateway.api.request_record import OK, RequestRecord
 from gateway.coordinator import Coordinator, new_sequence_id
-from gateway.errors import InvalidRequestError, UnavailableError
+from gateway.errors import InvalidRequestError, UnavailableError, code_name
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest, GenerateRequest
 from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
@@ -26,6 +28,9 @@ from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import CONTEXT_TOKENS, Tokenizer, TooManyTokensError
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.logs import Logger, adopt_request_id
+
+if TYPE_CHECKING:
+    from servicekit.spans import Spans
 
 # About as much text as a token stands for.
 _CHARACTERS_PER_TOKEN = 4
@@ -46,6 +51,7 @@ class Frontend:
         max_waiting_tokens: int,
         metrics: GatewayMetrics,
         logger: Logger,
+        spans: "Spans | None" = None,
     ) -> None:
         """Begins open.
 
@@ -54,6 +60,7 @@ class Frontend:
             defaults: values that requests leave open.
             allow_trace: whether requests may ask for a trace of every step.
             max_concurrent_requests, max_waiting_tokens: see `Admission`.
+            spans: records the requests; None: nothing does.
         """
         self._coordinator = coordinator
         self._fleet = fleet
@@ -62,6 +69,7 @@ class Frontend:
         self._allow_trace = allow_trace
         self._metrics = metrics
         self._logger = logger
+        self._spans = spans
         self._loop = asyncio.get_running_loop()
         self._threads = TokenizerThreads()
         self._admission = Admission(
@@ -102,18 +110,29 @@ class Frontend:
             RequestError: before or in between; the choices that are not finished are dropped.
         """
         self._metrics.count_request()
+        record = RequestRecord(tenant=principal.tenant, spans=self._spans, logger=self._logger)
         try:
             async with contextlib.aclosing(
-                self._generate(request, principal, expires_at_s)
+                self._generate(request, principal, expires_at_s, record)
             ) as events:
                 async for event in events:
                     yield event
         except Exception as error:
             self._metrics.count_error(error)
+            record.end(code_name(error))
             raise
+        except (asyncio.CancelledError, GeneratorExit):
+            is_late = self._loop.time() >= expires_at_s
+            record.end("DEADLINE_EXCEEDED" if is_late else "CANCELLED")
+            raise
+        record.end(OK)
 
     async def _generate(
-        self, request: GenerateRequest, principal: Principal, expires_at_s: float
+        self,
+        request: GenerateRequest,
+        principal: Principal,
+        expires_at_s: float,
+        record: RequestRecord,
     ) -> AsyncGenerator[GenerateEvent, None]:
         arrival_s = self._loop.time()
         validation.check_request(
@@ -126,13 +145,14 @@ class Frontend:
         try:
             changed = asyncio.Event()
             with self._count_expiry(expires_at_s, ()):
-                accepted = await self._accept(request, principal, admitted)
+                accepted = await self._accept(request, principal, admitted, record.trace_parent)
                 generations = await self._make_generations(accepted, changed)
             try:
                 self._coordinator.open(generations)
             except UnavailableError:
                 self._metrics.count_shed("no_verifier")
                 raise
+            record.opened(accepted, generations)
             self._logger.info(
                 "request_opened",
                 request_id=accepted.request_id,
@@ -145,7 +165,7 @@ class Frontend:
                         seed=accepted.seed,
                         num_prompt_tokens=len(accepted.prompt_token_ids),
                     )
-                    output = self._read(generations, changed, arrival_s, admitted)
+                    output = self._read(generations, changed, arrival_s, admitted, record)
                     async with contextlib.aclosing(output) as events:
                         async for event in events:
                             yield event
@@ -195,7 +215,11 @@ class Frontend:
             raise
 
     async def _accept(
-        self, request: GenerateRequest, principal: Principal, admitted: AdmittedRequest
+        self,
+        request: GenerateRequest,
+        principal: Principal,
+        admitted: AdmittedRequest,
+        trace_parent: str,
     ) -> AcceptedRequest:
         models = self._fleet.models()
         if not models:
@@ -214,6 +238,7 @@ class Frontend:
             model=model,
             defaults=self._defaults,
             tenant=principal.tenant,
+            trace_parent=trace_parent,
         )
         admitted.wait_with(len(prompt_token_ids) + num_given)
         return accepted
@@ -290,8 +315,10 @@ class Frontend:
         changed: asyncio.Event,
         arrival_s: float,
         admitted: AdmittedRequest,
+        record: RequestRecord,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yields the generations' output as it is shown."""
+        metrics = self._metrics.of_model(generations[0].request.model_id)
         last_sent_s: dict[Generation, float] = {}
         unfinished = list(generations)
         while unfinished:
@@ -306,9 +333,10 @@ class Frontend:
                 elif event is not None:
                     now_s = self._loop.time()
                     if generation in last_sent_s:
-                        self._metrics.observe_next_token(now_s - last_sent_s[generation])
+                        metrics.observe_next_token(now_s - last_sent_s[generation], record.exemplar)
                     else:
-                        self._metrics.observe_first_token(now_s - arrival_s)
+                        metrics.observe_first_token(now_s - arrival_s, record.exemplar)
+                        record.sent_first_token()
                         admitted.begin_choice()
                     last_sent_s[generation] = now_s
                     yield event
@@ -316,7 +344,7 @@ class Frontend:
                     continue
                 if generation.error is not None:
                     raise generation.error
-                self._metrics.observe_last_token(self._loop.time() - arrival_s)
+                metrics.observe_last_token(self._loop.time() - arrival_s, record.exemplar)
                 unfinished.remove(generation)
                 yield Finished(
                     choice_index=generation.choice_index,

@@ -117,6 +117,7 @@ def accept(
     model: Model,
     defaults: RequestDefaults,
     tenant: str = "",
+    trace_parent: str = "",
 ) -> AcceptedRequest:
     """Checks a request against its model and fills in what it leaves open.
 
@@ -126,6 +127,7 @@ def accept(
         model: the one that it will run on.
         defaults: the gateway's.
         tenant: the client's, from its credentials.
+        trace_parent: the span that verifiers are told of; "": none.
 
     Raises:
         InvalidRequestError: a value does not fit the model.
@@ -182,6 +184,7 @@ def accept(
         pool_keep_cancelled=speculation.pool_keep_cancelled,
         has_text=has_tokenizer_of(model, defaults),
         trace=request.trace,
+        trace_parent=trace_parent,
     )
 
 
