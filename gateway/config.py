@@ -49,6 +49,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     verifiers report the same tokenizer. Requests and responses of other models hold token ids
     only. The only folder also serves models whose verifiers report none."""
 
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json"] = "auto"
+    """How models write tool calls: `hermes`, JSON in <tool_call> tags; `llama3_json`, JSON alone;
+    `auto`, as each model's chat template says; with `none` calls stay text."""
+
     draft_wait: Literal["adaptive", "never", "always"] = "adaptive"
     """How long a verifier's step may wait for drafts: while it pays, not at all, or always (for
     tests: the steps are then the same every time)."""
