@@ -186,6 +186,7 @@ class GatewayServer:
                     certificate=self.server.certificate,
                     registry=self._registry,
                     routes=self._openai.routes(),
+                    refuse_metrics=self._openai.refuse if self._config.metrics_need_token else None,
                     is_ready=lambda: self.server.is_serving and self.frontend.is_serving,
                     unread_watch=self._unread_watch,
                 )

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -90,6 +91,14 @@ class OpenAiApi:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             await api_error.response()(scope, receive, send)
+
+    def refuse(self, scope: Scope) -> Response | None:
+        """The answer to a request of one who is no client; None if it is one."""
+        try:
+            self._principal(scope)
+        except Exception as error:
+            return self._to_api_error(error).response()
+        return None
 
     # The endpoints.
 
