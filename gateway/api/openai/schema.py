@@ -57,10 +57,11 @@ def _prompt_kind(value: Any) -> str:
 
 
 _Tokens = Annotated[list[_Uint32], Field(fail_fast=True, min_length=1)]
+_Text = Annotated[str, Field(min_length=1)]
 _Prompt = Annotated[
-    Annotated[str, Tag("#text")]
+    Annotated[_Text, Tag("#text")]
     | Annotated[_Tokens, Tag("#tokens")]
-    | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#texts")]
+    | Annotated[list[_Text], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#texts")]
     | Annotated[list[_Tokens], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#token_lists")],
     Discriminator(_prompt_kind),
 ]
