@@ -39,6 +39,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     (docs/security.md); a change counts within seconds. If empty, whoever reaches the port may call,
     as one tenant."""
 
+    metrics_need_token: bool = False
+    """Whether /metrics on the HTTP port is for the clients of --clients only, as /v1 is. The
+    metrics port answers without a token."""
+
     verifiers: list[str] = pydantic.Field(min_length=1)
     """Addresses of the verifiers, HOST:PORT each. A DNS name stands for as many verifiers as it has
     addresses."""
@@ -52,6 +56,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     """Folders of models, for their tokenizer.json and chat template: each serves the models whose
     verifiers report the same tokenizer. Requests and responses of other models hold token ids
     only. The only folder also serves models whose verifiers report none."""
+
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3_json"] = "auto"
+    """How models write tool calls: `hermes`, JSON in <tool_call> tags; `llama3_json`, JSON alone;
+    `auto`, as each model's chat template says; with `none` calls stay text."""
 
     draft_wait: Literal["adaptive", "never", "always"] = "adaptive"
     """How long a verifier's step may wait for drafts: while it pays, not at all, or always (for
@@ -174,6 +182,12 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
             )
         if self.tokens_per_match and policy.tie is not Tie.LONGEST:
             raise ValueError("--tokens-per-match needs --tie longest")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _tokens_are_known(self) -> "GatewayConfig":
+        if self.metrics_need_token and self.clients is None:
+            raise ValueError("--metrics-need-token needs --clients")
         return self
 
     def drafting_policy(self) -> DraftingPolicy:

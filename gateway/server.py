@@ -4,7 +4,6 @@ import asyncio
 import functools
 import secrets
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -92,7 +91,7 @@ class GatewayServer:
             logger=logger,
             on_availability=self._on_availability,
         )
-        texts, threads = _load_texts(config.tokenizer), TokenizerThreads()
+        texts, threads = _load_texts(config), TokenizerThreads()
         self._threads = threads
         self.frontend = Frontend(
             coordinator=self.coordinator,
@@ -199,6 +198,7 @@ class GatewayServer:
                         *self._openai.routes(),
                         *(page_routes() if self._config.page else ()),
                     ],
+                    refuse_metrics=self._openai.refuse if self._config.metrics_need_token else None,
                     is_ready=lambda: self.server.is_serving and self.frontend.is_serving,
                     unread_watch=self._unread_watch,
                 )
@@ -312,9 +312,14 @@ async def _run_link(link: VerifierLink, channel: grpc.aio.Channel) -> None:
         await link.run()
 
 
-def _load_texts(folders: Sequence[Path]) -> ModelTexts:
+def _load_texts(config: GatewayConfig) -> ModelTexts:
     try:
-        return ModelTexts([ModelText.load(folder) for folder in folders])
+        return ModelTexts(
+            [
+                ModelText.load(folder, tool_calls=config.tool_call_parser)
+                for folder in config.tokenizer
+            ]
+        )
     except (TokenizerLoadError, ChatTemplateError) as error:
         raise ConfigError("--tokenizer", str(error)) from None
     except SameTokenizerError:

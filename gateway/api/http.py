@@ -13,6 +13,7 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -43,6 +44,9 @@ _MAX_HEAD_BYTES = 32 * 1024
 
 _TRACE_PARENT = TRACE_PARENT_KEY.encode()
 
+#: The answer to a request of one who may not see what was asked for; None: it may.
+RefuseMetrics = Callable[[Scope], Response | None]
+
 
 class HttpListener:
     """Serves HTTP on one address; `run` is its only task."""
@@ -55,6 +59,7 @@ class HttpListener:
         certificate: WatchedFiles[ServerCertificate] | None,
         registry: CollectorRegistry,
         routes: Sequence[BaseRoute],
+        refuse_metrics: RefuseMetrics | None,
         is_ready: Callable[[], bool],
         unread_watch: UnreadWatch,
     ) -> None:
@@ -66,6 +71,7 @@ class HttpListener:
             certificate: the gRPC port's; None: it speaks plaintext.
             registry: what `/metrics` shows.
             routes: those of the APIs.
+            refuse_metrics: the answer to one who may not see the metrics; None: everybody may.
             is_ready: whether requests that come now would be run.
             unread_watch: ends the requests of clients that do not read.
 
@@ -81,7 +87,9 @@ class HttpListener:
             max_connections=options.max_concurrent_calls, head_timeout_s=options.request_timeout_s
         )
         config = uvicorn.Config(
-            _Guard(make_application(registry, routes, is_ready), is_ready, unread_watch),
+            _Guard(
+                make_application(registry, routes, is_ready, refuse_metrics), is_ready, unread_watch
+            ),
             http=bounded(limits),
             ws="none",
             lifespan="off",
@@ -111,14 +119,22 @@ class HttpListener:
 
 
 def make_application(
-    registry: CollectorRegistry, routes: Sequence[BaseRoute], is_ready: Callable[[], bool]
+    registry: CollectorRegistry,
+    routes: Sequence[BaseRoute],
+    is_ready: Callable[[], bool],
+    refuse_metrics: RefuseMetrics | None = None,
 ) -> Starlette:
     """The routes: those of the APIs, and the gateway's own."""
     exposition = Exposition(registry)
 
-    # Not a coroutine: Starlette runs it in a thread, so that a scrape does not block the loop.
-    def metrics(request: Request) -> Response:
-        body, content_type = exposition.render(request.headers.get("accept", ""))
+    async def metrics(request: Request) -> Response:
+        refusal = None if refuse_metrics is None else refuse_metrics(request.scope)
+        if refusal is not None:
+            return refusal
+        # In a thread, so that a scrape does not block the loop.
+        body, content_type = await run_in_threadpool(
+            exposition.render, request.headers.get("accept", "")
+        )
         return Response(body, headers={"content-type": content_type})
 
     async def health(request: Request) -> Response:

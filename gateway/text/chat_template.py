@@ -45,6 +45,8 @@ class ChatTemplate:
         """
         environment = _make_environment()
         self._special_tokens = dict(special_tokens)
+        #: What conversations with tools are rendered with.
+        self.source_with_tools = sources.get(_WITH_TOOLS, sources[_DEFAULT])
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             try:

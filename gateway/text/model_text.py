@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import Tokenizer
+from gateway.text.tool_calls import ToolCallForm, form_of_template
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,20 +18,31 @@ class ModelText:
 
     Attributes:
         chat_template: None: it has none, and conversations are refused.
+        tool_call_form: how the model writes its calls; None: unknown, and they stay text.
     """
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None = None
+    tool_call_form: ToolCallForm | None = None
 
     @classmethod
-    def load(cls, folder: Path) -> "ModelText":
+    def load(cls, folder: Path, *, tool_calls: str = "auto") -> "ModelText":
         """Loads a model's folder.
+
+        Args:
+            tool_calls: a value of `ToolCallForm`; `auto`: what its template teaches; `none`.
 
         Raises:
             TokenizerLoadError: it has no usable tokenizer.
             ChatTemplateError: it has a template that cannot be used.
         """
-        return cls(tokenizer=Tokenizer.load(folder), chat_template=ChatTemplate.load(folder))
+        template = ChatTemplate.load(folder)
+        form: ToolCallForm | None = None
+        if tool_calls == "auto" and template is not None:
+            form = form_of_template(template.source_with_tools)
+        elif tool_calls not in ("auto", "none"):
+            form = ToolCallForm(tool_calls)
+        return cls(tokenizer=Tokenizer.load(folder), chat_template=template, tool_call_form=form)
 
 
 class SameTokenizerError(Exception):

@@ -44,9 +44,8 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(chat_folder: Path) -> AsyncIterator[Stack]:
     verifier = verifier_config(allow_structured_output=True)
-    async with running_stack(
-        verifier=verifier, gateway={"tokenizer": chat_folder, **EVERY_DRAFT}
-    ) as stack:
+    gateway: dict[str, object] = {"tokenizer": chat_folder, "tool_call_parser": "hermes"}
+    async with running_stack(verifier=verifier, gateway=gateway | EVERY_DRAFT) as stack:
         yield stack
 
 
@@ -272,6 +271,30 @@ async def test_structured_output_follows_its_grammar(client: openai.AsyncOpenAI)
     assert caught.value.param == "structured_outputs"
     with pytest.raises(openai.BadRequestError):
         await chat(extra_body={"structured_outputs": {"regex": "a", "grammar": "b"}})
+
+
+async def test_a_tool_call_that_must_come_comes(client: openai.AsyncOpenAI) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"is_sum": {"type": "boolean"}},
+        "required": ["is_sum"],
+        "additionalProperties": False,
+    }
+    function: Any = {"name": "rename", "parameters": parameters}
+    answer = await client.chat.completions.create(
+        model=MODEL_ID,
+        messages=[{"role": "user", "content": prompt_texts(1)[0]}],
+        tools=[{"type": "function", "function": function}],
+        tool_choice={"type": "function", "function": {"name": "rename"}},
+        temperature=0,
+        max_completion_tokens=120,
+    )
+    [choice] = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "rename"
+    assert json.loads(call.function.arguments)["is_sum"] in (True, False)
 
 
 async def test_speculation_and_usage_agree_with_the_metrics(

@@ -127,7 +127,7 @@ class ChunkSpeculation(_Answer):
     """Where that step's drafts were copied from: the request's own tokens, or its pool."""
 
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "tool_calls"]
 
 
 class CompletionChoice(_Answer):
@@ -166,10 +166,30 @@ class ChatLogprobs(_Answer):
     refusal: None
 
 
+class CalledFunction(_Answer):
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+class ToolCall(_Answer):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ToolCallDelta(ToolCall):
+    """A whole call: it comes in one chunk."""
+
+    index: int
+
+
 class ChatMessage(_Answer):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """null, if the answer is nothing but calls."""
     refusal: None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(_Answer):
@@ -195,6 +215,7 @@ class ChatCompletion(_Answer):
 class ChatDelta(_Answer):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(_Answer):

@@ -19,6 +19,28 @@ _FINISH_REASONS = {
 }
 
 
+class IndexedToolCall(NamedTuple):
+    """A call of a tool.
+
+    Attributes:
+        position: among the calls of its choice.
+        call_id: by which the client answers it.
+    """
+
+    position: int
+    call_id: str
+    name: str
+    arguments: str
+
+    def fields(self) -> dict[str, Any]:
+        """As answers state it."""
+        return {
+            "id": self.call_id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+
 class Part(NamedTuple):
     """Some of the output of one choice.
 
@@ -26,17 +48,21 @@ class Part(NamedTuple):
         logprobs: of the form's own type; None: not requested.
         token_ids: None: not requested.
         speculation: how the drafts of its steps fared, as JSON; "": not requested.
+        tool_calls: that became complete.
     """
 
     text: str
     logprobs: list[Any] | None
     token_ids: list[int] | None
     speculation: str = ""
+    tool_calls: Sequence[IndexedToolCall] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing in it to show."""
-        return not (self.text or self.logprobs or self.token_ids or self.speculation)
+        return not any(
+            (self.text, self.logprobs, self.token_ids, self.speculation, self.tool_calls)
+        )
 
 
 class Form(Protocol):
@@ -53,8 +79,12 @@ class Form(Protocol):
     def delta(self, index: int, part: Part) -> str:
         """The choice of a chunk."""
 
-    def last(self, index: int, reason: FinishReason) -> str:
-        """The choice of a choice's last chunk."""
+    def last(self, index: int, reason: FinishReason, *, has_calls: bool) -> str:
+        """The choice of a choice's last chunk.
+
+        Args:
+            has_calls: whether any part of it had tool calls.
+        """
 
     def whole(self, index: int, part: Part, reason: FinishReason) -> str:
         """The choice of a whole answer."""
@@ -73,7 +103,7 @@ class CompletionForm:
     def delta(self, index: int, part: Part) -> str:
         return self._choice(index, part, "null")
 
-    def last(self, index: int, reason: FinishReason) -> str:
+    def last(self, index: int, reason: FinishReason, *, has_calls: bool) -> str:
         return self._choice(index, Part("", None, None), _quoted_reason(reason))
 
     def whole(self, index: int, part: Part, reason: FinishReason) -> str:
@@ -111,22 +141,34 @@ class ChatForm:
         )
 
     def delta(self, index: int, part: Part) -> str:
+        delta: dict[str, Any] = {}
+        if part.text or not part.tool_calls:
+            delta["content"] = part.text
+        if part.tool_calls:
+            delta["tool_calls"] = [{"index": c.position, **c.fields()} for c in part.tool_calls]
         return (
-            f'{{"index":{index},"delta":{{"content":{json.dumps(part.text)}}},'
+            f'{{"index":{index},"delta":{json.dumps(delta)},'
             f'"logprobs":{self._logprobs(part.logprobs)},"finish_reason":null{_token_ids(part)}}}'
         )
 
-    def last(self, index: int, reason: FinishReason) -> str:
+    def last(self, index: int, reason: FinishReason, *, has_calls: bool) -> str:
         return (
             f'{{"index":{index},"delta":{{}},"logprobs":null,'
-            f'"finish_reason":{_quoted_reason(reason)}}}'
+            f'"finish_reason":{_quoted_reason(reason, has_calls)}}}'
         )
 
     def whole(self, index: int, part: Part, reason: FinishReason) -> str:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": part.text if part.text or not part.tool_calls else None,
+            "refusal": None,
+        }
+        if part.tool_calls:
+            message["tool_calls"] = [call.fields() for call in part.tool_calls]
         return (
-            f'{{"index":{index},"message":{{"role":"assistant","content":{json.dumps(part.text)},'
-            f'"refusal":null}},"logprobs":{self._logprobs(part.logprobs)},'
-            f'"finish_reason":{_quoted_reason(reason)}{_token_ids(part)}}}'
+            f'{{"index":{index},"message":{json.dumps(message)},'
+            f'"logprobs":{self._logprobs(part.logprobs)},'
+            f'"finish_reason":{_quoted_reason(reason, bool(part.tool_calls))}{_token_ids(part)}}}'
         )
 
     def _logprobs(self, logprobs: Sequence[str] | None) -> str:
@@ -188,7 +230,9 @@ def error_event(error_body: str) -> str:
 DONE = "data: [DONE]\n\n"
 
 
-def _quoted_reason(reason: FinishReason) -> str:
+def _quoted_reason(reason: FinishReason, has_calls: bool = False) -> str:
+    if has_calls and reason is FinishReason.STOP:
+        return '"tool_calls"'
     return f'"{_FINISH_REASONS[reason]}"'
 
 

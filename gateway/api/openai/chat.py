@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.api.openai import schema
 from gateway.api.openai.errors import ApiError
+from gateway.api.openai.tools import callable_tools
 from gateway.messages.request import Conversation
 from gateway.text.chat_template import RESERVED_VARIABLES
 
@@ -32,10 +33,9 @@ def conversation(parsed: schema.ChatCompletionRequest, *, num_bytes: int) -> Con
                 param="chat_template_kwargs",
                 code="invalid_value",
             )
-    tools = parsed.tools if parsed.tools and parsed.tool_choice != "none" else ()
     return Conversation(
         messages=[_message(each, index) for index, each in enumerate(parsed.messages)],
-        tools=[tool.model_dump() for tool in tools],
+        tools=[tool.model_dump() for tool in callable_tools(parsed)],
         variables=variables,
         num_bytes=num_bytes,
     )

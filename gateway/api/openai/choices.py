@@ -4,12 +4,14 @@ Owns what each choice needs to remember between two chunks: where its next token
 the prompt that it echoes.
 """
 
+import secrets
 from collections.abc import Sequence
 
-from gateway.api.openai.answers import Part
+from gateway.api.openai.answers import IndexedToolCall, Part
 from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep
+from gateway.text.tool_calls import Parsed, ToolCallParser
 
 
 class Choice:
@@ -53,6 +55,15 @@ class Choice:
         """The next part."""
         raise NotImplementedError
 
+    def finish(self) -> Part:
+        """What was held back; after the last chunk."""
+        return Part("", None, None)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether any part had tool calls."""
+        return False
+
     def _part(self, text: str, logprobs: list[object] | None, chunk: Chunk) -> Part:
         return Part(
             text,
@@ -65,11 +76,51 @@ class Choice:
 class ChatChoice(Choice):
     """One choice of a chat completion."""
 
+    def __init__(
+        self,
+        *,
+        parser: ToolCallParser | None,
+        wants_logprobs: bool,
+        wants_token_ids: bool = False,
+        wants_report: bool = False,
+    ) -> None:
+        """Args:
+        parser: of its own; None: tool calls stay text.
+        wants_logprobs, wants_token_ids, wants_report: what its parts hold beside the text.
+        """
+        super().__init__(
+            wants_logprobs=wants_logprobs,
+            wants_token_ids=wants_token_ids,
+            wants_report=wants_report,
+        )
+        self._parser = parser
+        self._num_calls = 0
+
+    @property
+    def has_calls(self) -> bool:
+        return self._num_calls > 0
+
     def read(self, chunk: Chunk) -> Part:
         logprobs: list[object] | None = None
         if self._wants_logprobs:
             logprobs = [self._texts.chat_logprob(each) for each in chunk.logprobs]
-        return self._part(chunk.text, logprobs, chunk)
+        part = self._part(chunk.text, logprobs, chunk)
+        return part if self._parser is None else self._shown(part, self._parser.feed(chunk.text))
+
+    def finish(self) -> Part:
+        part = super().finish()
+        return part if self._parser is None else self._shown(part, self._parser.finish())
+
+    def _shown(self, part: Part, parsed: Parsed) -> Part:
+        first = self._num_calls
+        self._num_calls += len(parsed.calls)
+        return part._replace(
+            text=parsed.text,
+            tool_calls=[
+                IndexedToolCall(index, f"call_{secrets.token_hex(12)}", *call)
+                for index, call in enumerate(parsed.calls, start=first)
+            ],
+        )
 
 
 class CompletionChoice(Choice):

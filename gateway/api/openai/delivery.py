@@ -85,7 +85,12 @@ class Delivery:
                 elif isinstance(event, Finished):
                     index = job.index_of(prompt_index, event.choice_index)
                     usage.add(prompt_index, event.usage)
-                    message = envelope.chunk(form.last(index, event.finish_reason))
+                    choice = job.choices[index]
+                    rest, message = choice.finish(), ""
+                    if not rest.is_empty:
+                        message = envelope.chunk(form.delta(index, rest))
+                    last = form.last(index, event.finish_reason, has_calls=choice.has_calls)
+                    message += envelope.chunk(last)
                 else:
                     await self._prepare(job, prompt_index, event)
                     num_starting -= isinstance(event, Started)
@@ -134,6 +139,7 @@ class Delivery:
             elif isinstance(event, Finished):
                 index = job.index_of(prompt_index, event.choice_index)
                 usage.add(prompt_index, event.usage)
+                parts[index].append(job.choices[index].finish())
                 whole[index] = job.form.whole(index, _join(parts[index]), event.finish_reason)
             else:
                 await self._prepare(job, prompt_index, event)
@@ -197,4 +203,5 @@ def _join(parts: Sequence[Part]) -> Part:
         None
         if first.token_ids is None
         else [id_ for part in parts for id_ in part.token_ids or ()],
+        tool_calls=[call for part in parts for call in part.tool_calls],
     )

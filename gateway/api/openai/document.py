@@ -79,7 +79,11 @@ def openapi_json() -> str:
                     "summary": "Metrics, for Prometheus.",
                     "security": [],
                     "responses": {
-                        "200": {"description": "The metrics.", "content": _text("plain")}
+                        "200": {"description": "The metrics.", "content": _text("plain")},
+                        "401": {
+                            "description": "The operator keeps them for clients.",
+                            "content": _json("ErrorAnswer"),
+                        },
                     },
                 }
             },

@@ -7,11 +7,15 @@ nothing of the body that the answer does not need: an answer may take long.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from gateway.api.openai import chat, requests, schema
+from gateway.api.openai import chat, requests, schema, tools
 from gateway.api.openai.answers import ChatForm, CompletionForm, Form
 from gateway.api.openai.choices import ChatChoice, Choice, CompletionChoice
 from gateway.api.openai.errors import ApiError
 from gateway.messages.request import GenerateRequest
+from gateway.text.tool_calls import ToolCallForm, make_parser
+
+# The grammar of a call that must come is the server's, and the choice the client's.
+_PARAM_OF_FORCED_CALL = {"response_format": "tool_choice", "structured_outputs": "tool_choice"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +100,17 @@ def completion_job(parsed: schema.CompletionRequest, *, allows_trace: bool) -> J
     )
 
 
-def chat_job(parsed: schema.ChatCompletionRequest, *, num_bytes: int, allows_trace: bool) -> Job:
+def chat_job(
+    parsed: schema.ChatCompletionRequest,
+    *,
+    form: ToolCallForm | None,
+    num_bytes: int,
+    allows_trace: bool,
+) -> Job:
     """The job of a request for a chat completion.
 
     Args:
+        form: how the model writes tool calls; None: unknown.
         num_bytes: of the body.
         allows_trace: as above.
 
@@ -107,17 +118,21 @@ def chat_job(parsed: schema.ChatCompletionRequest, *, num_bytes: int, allows_tra
         ApiError: some of its parameters do not go together, or are not the template's business.
     """
     wants_report = _wants_report(parsed)
+    grammar = tools.forced_call(parsed, form)
     request = requests.chat_request(
         parsed,
         chat.conversation(parsed, num_bytes=num_bytes),
+        grammar=grammar,
         trace=wants_report and allows_trace,
     )
+    names = [tool.function["name"] for tool in tools.callable_tools(parsed)]
     return Job(
         form=ChatForm(),
         model=parsed.model,
         requests=[request],
         choices=[
             ChatChoice(
+                parser=make_parser(form, names) if form is not None and names else None,
                 wants_logprobs=bool(parsed.logprobs),
                 wants_token_ids=bool(parsed.return_token_ids),
                 wants_report=wants_report,
@@ -127,7 +142,9 @@ def chat_job(parsed: schema.ChatCompletionRequest, *, num_bytes: int, allows_tra
         num_prompts=1,
         is_stream=bool(parsed.stream),
         includes_usage=_includes_usage(parsed),
-        param_of={"prompt": "messages"},
+        param_of={"prompt": "messages"}
+        if grammar is None
+        else {"prompt": "messages", **_PARAM_OF_FORCED_CALL},
     )
 
 

@@ -83,11 +83,16 @@ def completion_requests(
 
 
 def chat_request(
-    parsed: schema.ChatCompletionRequest, conversation: Conversation, *, trace: bool
+    parsed: schema.ChatCompletionRequest,
+    conversation: Conversation,
+    *,
+    grammar: EncodedGrammar | None,
+    trace: bool,
 ) -> GenerateRequest:
     """The request of a conversation.
 
     Args:
+        grammar: of a tool call that must come.
         trace: whether each step is traced.
     """
     return _request(
@@ -97,6 +102,7 @@ def chat_request(
         num_logprobs=(parsed.top_logprobs or 0) if parsed.logprobs else None,
         num_prompt_logprobs=None,
         trace=trace,
+        grammar=grammar,
     )
 
 
@@ -118,6 +124,7 @@ def _request(
     num_logprobs: int | None,
     num_prompt_logprobs: int | None,
     trace: bool,
+    grammar: EncodedGrammar | None = None,
 ) -> GenerateRequest:
     return GenerateRequest(
         model_id=parsed.model,
@@ -139,7 +146,7 @@ def _request(
             logprobs=num_logprobs,
             prompt_logprobs=num_prompt_logprobs,
             logprobs_mode=0 if num_logprobs is None else _LOGPROBS_MODE_RAW,
-            structured_output=_grammar(parsed),
+            structured_output=grammar or _grammar(parsed),
         ),
         max_new_tokens=max_new_tokens,
         stop_sequences=[parsed.stop] if isinstance(parsed.stop, str) else parsed.stop or (),

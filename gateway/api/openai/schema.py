@@ -57,10 +57,11 @@ def _prompt_kind(value: Any) -> str:
 
 
 _Tokens = Annotated[list[_Uint32], Field(fail_fast=True, min_length=1)]
+_Text = Annotated[str, Field(min_length=1)]
 _Prompt = Annotated[
-    Annotated[str, Tag("#text")]
+    Annotated[_Text, Tag("#text")]
     | Annotated[_Tokens, Tag("#tokens")]
-    | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#texts")]
+    | Annotated[list[_Text], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#texts")]
     | Annotated[list[_Tokens], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("#token_lists")],
     Discriminator(_prompt_kind),
 ]
@@ -338,6 +339,41 @@ class Tool(_Part):
 
     type: Literal["function"]
     function: dict[str, Any]
+    """Its `name`, `description` and `parameters`, a JSON schema."""
+
+    @pydantic.field_validator("function")
+    @classmethod
+    def _has_name(cls, value: dict[str, Any]) -> dict[str, Any]:
+        name = value.get("name")
+        if not isinstance(name, str) or not 0 < len(name) <= 256:
+            raise PydanticCustomError("no_name", "name must be a string of 1 to 256 characters")
+        if not isinstance(value.get("parameters") or {}, dict):
+            raise PydanticCustomError("no_schema", "parameters must be an object")
+        return value
+
+
+class NamedFunction(_Part):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedToolChoice(_Part):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _choice_kind(value: Any) -> str:
+    return "#named" if isinstance(value, dict) else "#text"
+
+
+_ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("#text")]
+    | Annotated[NamedToolChoice, Tag("#named")],
+    Discriminator(_choice_kind),
+]
 
 
 class TextFormat(_Part):
@@ -389,9 +425,10 @@ class ChatCompletionRequest(_Request):
     """Alternatives per token; needs `logprobs`."""
 
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
-    """For the model's chat template. The model's calls come as text."""
+    """For the model's chat template; its calls come as `tool_calls` where their form is known."""
 
-    tool_choice: Annotated[Literal["none", "auto"] | None, UNSUPPORTED] = None
+    tool_choice: _ToolChoice | None = None
+    """`auto` by default; `required` or a function's name need structured output."""
 
     response_format: (
         Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +23,7 @@ from gateway.api.openai.jobs import Job, chat_job, completion_job
 from gateway.messages.response import Model
 from gateway.requests.authenticator import Authenticator
 from gateway.requests.principal import Principal
-from gateway.text.model_text import ModelTexts
+from gateway.text.model_text import ModelText, ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit import logs
 from servicekit.interceptors.access import Caller, CallerNotAllowedError, check_names
@@ -91,6 +92,14 @@ class OpenAiApi:
                 return
             await api_error.response()(scope, receive, send)
 
+    def refuse(self, scope: Scope) -> Response | None:
+        """The answer to a request of one who is no client; None if it is one."""
+        try:
+            self._principal(scope)
+        except Exception as error:
+            return self._to_api_error(error).response()
+        return None
+
     # The endpoints.
 
     async def _list_models(
@@ -128,8 +137,20 @@ class OpenAiApi:
 
     def _chat_job(self, body: bytes) -> Job:
         parsed = requests.parse(schema.ChatCompletionRequest, body)
-        self._check_has_template(parsed.model)
-        return chat_job(parsed, num_bytes=len(body), allows_trace=self._frontend.allows_trace)
+        text = self._text_of(parsed.model)
+        if text is not None and text.chat_template is None:
+            raise ApiError(
+                400,
+                f"the model {parsed.model} has no chat template; /v1/completions takes any prompt",
+                param="messages",
+                code="no_chat_template",
+            )
+        return chat_job(
+            parsed,
+            form=None if text is None else text.tool_call_form,
+            num_bytes=len(body),
+            allows_trace=self._frontend.allows_trace,
+        )
 
     async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:
         envelope = Envelope(
@@ -178,16 +199,11 @@ class OpenAiApi:
             "max_model_len": model.max_model_len,
         }
 
-    def _check_has_template(self, model_id: str) -> None:
+    def _text_of(self, model_id: str) -> ModelText | None:
         for model in self._frontend.list_models():
-            text = self._texts.find(model.tokenizer_digest)
-            if model.model_id == model_id and text is not None and text.chat_template is None:
-                raise ApiError(
-                    400,
-                    f"the model {model_id} has no chat template; /v1/completions takes any prompt",
-                    param="messages",
-                    code="no_chat_template",
-                )
+            if model.model_id == model_id:
+                return self._texts.find(model.tokenizer_digest)
+        return None
 
     def _to_api_error(self, error: Exception) -> ApiError:
         api_error = to_api_error(error)

@@ -163,7 +163,7 @@ async def test_a_wrong_parameter_is_named(
 
 CHAT_REFUSED = [
     ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
-    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
     ({"modalities": ["audio"]}, "modalities.0", "unsupported_parameter"),
     ({"prediction": {"type": "content"}}, "prediction", "unsupported_parameter"),

@@ -1,0 +1,88 @@
+"""The tools of a chat completion: which may be called, and the grammar of a call that must come.
+
+Owns `tool_choice`. How a model writes its calls is known to `gateway/text/tool_calls.py`.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.api.openai import schema
+from gateway.api.openai.errors import ApiError
+from gateway.api.wire import encoded_grammar
+from gateway.messages.request import EncodedGrammar
+from gateway.text.tool_calls import ToolCallForm
+
+
+def callable_tools(parsed: schema.ChatCompletionRequest) -> Sequence[schema.Tool]:
+    """The tools that the model may call."""
+    return () if parsed.tool_choice == "none" else parsed.tools or ()
+
+
+def forced_call(
+    parsed: schema.ChatCompletionRequest, form: ToolCallForm | None
+) -> EncodedGrammar | None:
+    """The grammar of an output that is one call; None: there need not be one.
+
+    Args:
+        form: of the model's calls; None: unknown.
+
+    Raises:
+        ApiError: there is no such tool, the form is unknown, or the output must follow another
+            grammar.
+    """
+    choice = parsed.tool_choice
+    if choice in (None, "none", "auto"):
+        return None
+    tools = callable_tools(parsed)
+    if isinstance(choice, schema.NamedToolChoice):
+        name = choice.function.name
+        tools = [tool for tool in tools if tool.function["name"] == name]
+        if not tools:
+            raise _refused(f"there is no tool {name!r}")
+    if not tools:
+        raise _refused("there are no tools")
+    if form is None:
+        raise _refused(
+            f"it is not known how {parsed.model} writes tool calls", code="unsupported_parameter"
+        )
+    has_format = not isinstance(parsed.response_format, schema.TextFormat | None)
+    if parsed.structured_outputs is not None or has_format:
+        raise _refused("a call that must come allows no other structured output")
+    written = _schema_of_call(tools, form)
+    if form is ToolCallForm.LLAMA3_JSON:
+        return encoded_grammar(json_schema=json.dumps(written))
+    # As verifiers write JSON: a model might go on with white space for ever.
+    call = json.dumps({"x-guidance": {"whitespace_pattern": " ?"}, **written})
+    return encoded_grammar(
+        lark=f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {call}\n'
+    )
+
+
+def _schema_of_call(tools: Sequence[schema.Tool], form: ToolCallForm) -> dict[str, Any]:
+    definitions: dict[str, Any] = {}
+    calls = []
+    for tool in tools:
+        parameters = dict(tool.function.get("parameters") or {"type": "object"})
+        # References begin at the root of the whole schema.
+        for kind in ("$defs", "definitions"):
+            for name, definition in dict(parameters.pop(kind, None) or {}).items():
+                known = definitions.setdefault(kind, {}).setdefault(name, definition)
+                if known != definition:
+                    raise _refused(f"two tools define {name!r} differently")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool.function["name"]},
+                    form.arguments_key: parameters,
+                },
+                "required": ["name", form.arguments_key],
+                "additionalProperties": False,
+            }
+        )
+    return {"anyOf": calls, **definitions}
+
+
+def _refused(message: str, *, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, f"tool_choice: {message}", param="tool_choice", code=code)
