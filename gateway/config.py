@@ -30,6 +30,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     speaks TLS with --tls-cert, and plaintext beyond loopback only with --allow-plaintext, as
     --listen does."""
 
+    page: bool = True
+    """Whether the HTTP port has a page at / that shows answers with and without speculation
+    (docs/page.md). It calls the API with the rights of its user."""
+
     clients: Path | None = None
     """YAML file with the clients that may call, by token or certificate, their tenants and quotas
     (docs/security.md); a change counts within seconds. If empty, whoever reaches the port may call,

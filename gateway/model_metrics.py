@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from gateway.generation.usage import MAX_MATCH_LENGTH, Step
-from gateway.messages.response import FinishReason, Source, Usage
+from gateway.generation.usage import MAX_MATCH_LENGTH
+from gateway.messages.response import FinishReason, Source, Step, Usage
 from servicekit.tally_histogram import TallyHistogram
 
 _TOKEN_BUCKETS_S = (

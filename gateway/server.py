@@ -19,6 +19,7 @@ from gateway.coordinator import Coordinator
 from gateway.errors import ERROR_TABLE
 from gateway.messages.verifier import DraftWait
 from gateway.metrics import GatewayMetrics
+from gateway.page.routes import page_routes
 from gateway.peers.verifier_link import VerifierLink
 from gateway.requests.authenticator import Authenticator
 from gateway.requests.clients_file import KnownClients, read_clients
@@ -191,7 +192,10 @@ class GatewayServer:
                     options=self._config.server,
                     certificate=self.server.certificate,
                     registry=self._registry,
-                    routes=self._openai.routes(),
+                    routes=[
+                        *self._openai.routes(),
+                        *(page_routes() if self._config.page else ()),
+                    ],
                     is_ready=lambda: self.server.is_serving and self.frontend.is_serving,
                     unread_watch=self._unread_watch,
                 )

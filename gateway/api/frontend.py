@@ -84,6 +84,11 @@ class Frontend:
         """Whether a request that comes now would be run."""
         return self._fleet.is_serving and not self._admission.is_draining
 
+    @property
+    def allows_trace(self) -> bool:
+        """Whether requests may ask for a trace of every step."""
+        return self._allow_trace
+
     def list_models(self) -> Sequence[Model]:
         """The models that are served."""
         return list(self._fleet.models().values())

@@ -18,6 +18,7 @@ from gateway.messages.request import (
 from gateway.messages.response import (
     Chunk,
     EncodedLogprob,
+    EncodedStep,
     Finished,
     GenerateEvent,
     Model,
@@ -134,6 +135,12 @@ def logprob_from_encoded(encoded: EncodedLogprob) -> TokenLogprob:
     message = sampling_pb2.TokenLogprob.FromString(encoded)
     top = [(each.token_id, each.logprob) for each in message.top]
     return TokenLogprob(message.token_id, message.logprob, top)
+
+
+def rejected_drafts(encoded: EncodedStep) -> Sequence[int]:
+    """The drafts that a step verified and did not accept, in their order."""
+    step = sampling_pb2.StepTrace.FromString(encoded)
+    return step.draft_token_ids[step.num_accepted_tokens :]
 
 
 def models_to_proto(models: Iterable[Model]) -> gateway_pb2.ListModelsResponse:

@@ -21,13 +21,14 @@ from typing import NamedTuple
 
 from gateway.errors import VerifierError
 from gateway.generation.unread_output import UnreadOutput
-from gateway.generation.usage import MAX_MATCH_LENGTH, Step, UsageCounter
+from gateway.generation.usage import MAX_MATCH_LENGTH, UsageCounter
 from gateway.messages.request import AcceptedRequest, SamplingParams
 from gateway.messages.response import (
     Chunk,
     EncodedLogprob,
     EncodedStep,
     FinishReason,
+    Step,
     Traced,
     Usage,
 )

@@ -8,8 +8,7 @@ import collections
 from collections.abc import Sequence
 
 from gateway.errors import OverloadedError
-from gateway.generation.usage import Step
-from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep, Traced
+from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep, Step, Traced
 from gateway.messages.sizes import FIELD_BYTES, MAX_CHUNK_BYTES, MAX_UNREAD_STEPS_BYTES, TOKEN_BYTES
 
 # Charged at least for an unread trace, however small it is.
@@ -93,6 +92,7 @@ class UnreadOutput:
             num_draft_tokens=step.num_draft_tokens,
             num_accepted_tokens=step.num_accepted_tokens,
             num_steps=1 if step.num_tokens else 0,
+            steps=(step,),
         )
 
     def _read_merged(self) -> Chunk:
@@ -130,6 +130,7 @@ class UnreadOutput:
             num_steps=sum([step.num_tokens > 0 for step in steps]),
             logprobs=tuple(self.logprobs[:num_tokens]),
             prompt_logprobs=tuple(prompt_logprobs),
+            steps=steps,
         )
         del self.logprobs[:num_tokens]
         return chunk

@@ -1,34 +1,12 @@
-"""The shown steps of one choice, and their sums.
+"""The sums of one choice's shown steps.
 
 Owns how steps are counted for `Usage`. Knows no stream.
 """
 
-import dataclasses
-
-from gateway.messages.response import MatchAcceptance, Source, Usage
+from gateway.messages.response import MatchAcceptance, Source, Step, Usage
 
 # Longer matches are counted as matches of this length.
 MAX_MATCH_LENGTH = 64
-
-
-@dataclasses.dataclass(slots=True)
-class Step:
-    """The output of one verifier step for one sequence.
-
-    Once it is shown, its figures leave out the tokens after a stop string.
-
-    Attributes:
-        matched_ngram_length: length of the drafts' match, in tokens, at most `MAX_MATCH_LENGTH`.
-        source: where the drafts were copied from; the wire's number, known or not.
-        text: that became final with this step.
-    """
-
-    num_tokens: int
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    matched_ngram_length: int = 0
-    source: int = 0
-    text: str = ""
 
 
 class UsageCounter:

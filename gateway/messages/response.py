@@ -51,6 +51,26 @@ class Traced:
     step: EncodedStep
 
 
+@dataclasses.dataclass(slots=True)
+class Step:
+    """The output of one verifier step for one sequence.
+
+    Once it is shown, its figures leave out the tokens after a stop string.
+
+    Attributes:
+        matched_ngram_length: length of the drafts' match, in tokens; 64: 64 or more.
+        source: where the drafts were copied from; the wire's number, known or not.
+        text: that became final with this step.
+    """
+
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    matched_ngram_length: int = 0
+    source: int = 0
+    text: str = ""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """The output of one choice since its last chunk.
@@ -63,6 +83,8 @@ class Chunk:
         logprobs: one per token, if the request asked for them.
         prompt_logprobs: the next of the prompt's, if the request asked for them.
         finish_reason: why the choice ended, on its last chunk.
+        steps: those that the chunk covers, in order; a held-back text at the end is a step without
+            tokens.
     """
 
     choice_index: int
@@ -75,6 +97,7 @@ class Chunk:
     logprobs: Sequence[EncodedLogprob] = ()
     prompt_logprobs: Sequence[EncodedLogprob] = ()
     finish_reason: FinishReason = FinishReason.UNFINISHED
+    steps: Sequence[Step] = dataclasses.field(default=(), compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,38 @@ class CompletionLogprobs(_Answer):
     text_offset: list[int]
 
 
+class ReportedDraft(_Answer):
+    """A draft that was not accepted."""
+
+    id: int
+    text: str
+    """What the output's text would have gone on with."""
+
+
+class ReportedToken(_Answer):
+    """A token of the output."""
+
+    id: int
+    text: str
+    """The text that became final with it: empty within a character, and of special tokens."""
+    accepted: bool
+    """Whether it was drafted and accepted; else the model's step made it itself."""
+
+
+class ChunkSpeculation(_Answer):
+    """Extension, on request: how the drafts of a chunk's steps fared."""
+
+    num_accepted_tokens: int
+    num_draft_tokens: int
+    tokens: list[ReportedToken]
+    rejected: list[ReportedDraft] | None = None
+    """The drafts that were not accepted, in their order, where the operator allows traces."""
+    match_length: int | None
+    """Of the last step with drafts: so many tokens before them equal those before their source."""
+    source: Literal["own", "pool"] | None
+    """Where that step's drafts were copied from: the request's own tokens, or its pool."""
+
+
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -116,6 +148,7 @@ class Completion(_Answer):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    speculation: ChunkSpeculation | None = None
 
 
 class TopLogprob(_Answer):
@@ -182,3 +215,4 @@ class ChatCompletionChunk(_Answer):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    speculation: ChunkSpeculation | None = None

@@ -152,11 +152,17 @@ class Envelope:
             f'{{"id":{json.dumps(form.id_prefix + request_id)},"object":"{kind}",'
             f'"created":{int(time.time())},"model":{json.dumps(model)},"choices":['
         )
-        self._tail = '],"usage":null}\n\n' if includes_usage else "]}\n\n"
+        self._tail = ',"usage":null}\n\n' if includes_usage else "}\n\n"
 
-    def chunk(self, choices: str) -> str:
-        """A chunk, as a server-sent event."""
-        return f"data: {self._head}{choices}{self._tail}"
+    def chunk(self, choices: str, speculation: str = "") -> str:
+        """A chunk, as a server-sent event.
+
+        Args:
+            choices: as JSON.
+            speculation: how the chunk's drafts fared, as JSON; "": not requested.
+        """
+        report = f',"speculation":{speculation}' if speculation else ""
+        return f"data: {self._head}{choices}]{report}{self._tail}"
 
     def usage_chunk(self, usage: dict[str, Any]) -> str:
         """The chunk that states the usage, as a server-sent event."""

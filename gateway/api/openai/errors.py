@@ -38,6 +38,7 @@ _PARAM_OF_FIELD: Mapping[str, str] = {
     "tokens.token_ids": "prompt",
     "stop_sequences": "stop",
     "max_new_tokens": "max_tokens",
+    "trace": "speculation.report",
     "sampling.min_new_tokens": "min_tokens",
     "sampling.prompt_logprobs": "logprobs",
     "sampling.structured_output.json_schema": "response_format",

@@ -59,13 +59,31 @@ def parse(model: type[_R], body: bytes) -> _R:
     raise ApiError(400, f"{param}: {error['msg']}", code=code, param=param)
 
 
+def wants_report(parsed: schema.CompletionRequest | schema.ChatCompletionRequest) -> bool:
+    """Whether each chunk says how its drafts fared.
+
+    Raises:
+        ApiError: there are no chunks.
+    """
+    wants = parsed.speculation is not None and bool(parsed.speculation.report)
+    if wants and not parsed.stream:
+        raise ApiError(
+            400,
+            "speculation.report needs stream: true",
+            param="speculation.report",
+            code="invalid_value",
+        )
+    return wants
+
+
 def completion_requests(
-    parsed: schema.CompletionRequest, prompts: Sequence[str | Sequence[int]]
+    parsed: schema.CompletionRequest, prompts: Sequence[str | Sequence[int]], *, trace: bool
 ) -> list[GenerateRequest]:
     """One request per prompt.
 
     Args:
         prompts: the request's, each as text or as token ids.
+        trace: whether each step is traced.
     """
     return [
         _request(
@@ -74,19 +92,27 @@ def completion_requests(
             max_new_tokens=parsed.max_tokens or _DEFAULT_COMPLETION_TOKENS,
             num_logprobs=parsed.logprobs,
             num_prompt_logprobs=parsed.logprobs if parsed.echo else None,
+            trace=trace,
         )
         for prompt in prompts
     ]
 
 
-def chat_request(parsed: schema.ChatCompletionRequest, prompt: str) -> GenerateRequest:
-    """The request of a conversation, whose prompt the chat template has made."""
+def chat_request(
+    parsed: schema.ChatCompletionRequest, prompt: str, *, trace: bool
+) -> GenerateRequest:
+    """The request of a conversation, whose prompt the chat template has made.
+
+    Args:
+        trace: whether each step is traced.
+    """
     return _request(
         parsed,
         prompt,
         max_new_tokens=parsed.max_completion_tokens or parsed.max_tokens,
         num_logprobs=(parsed.top_logprobs or 0) if parsed.logprobs else None,
         num_prompt_logprobs=None,
+        trace=trace,
     )
 
 
@@ -107,6 +133,7 @@ def _request(
     max_new_tokens: int | None,
     num_logprobs: int | None,
     num_prompt_logprobs: int | None,
+    trace: bool,
 ) -> GenerateRequest:
     return GenerateRequest(
         model_id=parsed.model,
@@ -137,6 +164,7 @@ def _request(
         speculation=_speculation(parsed.speculation or schema.Speculation()),
         affinity_key=parsed.prompt_cache_key or parsed.user or "",
         priority=parsed.priority or 0,
+        trace=trace,
     )
 
 

@@ -144,6 +144,9 @@ class Speculation(_Part):
     pool_keep_cancelled: bool | None = None
     """Whether the pool gets the text of a cancelled request."""
 
+    report: bool | None = None
+    """Whether each chunk of a stream says which of its tokens were drafted."""
+
     @pydantic.field_validator("pool")
     @classmethod
     def _is_short(cls, value: str | None) -> str | None:

@@ -24,10 +24,11 @@ from gateway.api.openai.answers import error_event as to_error_event
 from gateway.api.openai.body import BodyReader, ClientGoneError, ended_by_disconnect
 from gateway.api.openai.choices import ChatChoice, Choice, CompletionChoice
 from gateway.api.openai.errors import ApiError, to_api_error
+from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.tokens import TextOffsets, TokenTexts
 from gateway.api.openai.usage import UsageTotal
 from gateway.messages.request import GenerateRequest
-from gateway.messages.response import Chunk, Finished, GenerateEvent, Model, Started
+from gateway.messages.response import Chunk, Finished, GenerateEvent, Model, Started, Traced
 from gateway.requests.acceptance import MAX_PROMPT_LOGPROBS
 from gateway.requests.authenticator import Authenticator
 from gateway.requests.principal import Principal
@@ -64,6 +65,7 @@ class _Job:
         generate: one per prompt.
         choices: all choices of the first prompt, then those of the next.
         is_stream, includes_usage: the form of the answer.
+        reports: one per choice, if each chunk says how its drafts fared.
     """
 
     form: Form
@@ -72,6 +74,7 @@ class _Job:
     choices: Sequence[Choice]
     is_stream: bool
     includes_usage: bool
+    reports: Sequence[SpeculationReport]
 
     def index_of(self, prompt_index: int, choice_index: int) -> int:
         """A choice's index in the answer."""
@@ -173,6 +176,7 @@ class OpenAiApi:
                 param="n",
                 code="unsupported_parameter",
             )
+        wants_report = requests.wants_report(parsed)
         prompts = requests.prompts_of(parsed)
         tokenizer = self._tokenizer_of(parsed.model)
         if parsed.logprobs is not None and tokenizer is not None:
@@ -185,7 +189,9 @@ class OpenAiApi:
         job = _Job(
             form=CompletionForm(),
             model=parsed.model,
-            generate=requests.completion_requests(parsed, prompts),
+            generate=requests.completion_requests(
+                parsed, prompts, trace=wants_report and self._frontend.allows_trace
+            ),
             choices=[
                 choice
                 for prompt in zip(requests.prompts_of(parsed), prompts, strict=True)
@@ -193,6 +199,12 @@ class OpenAiApi:
             ],
             is_stream=bool(parsed.stream),
             includes_usage=_includes_usage(parsed),
+            reports=[
+                _report(tokenizer, prompt)
+                for prompt in prompts
+                for _ in range(parsed.n or 1)
+                if wants_report
+            ],
         )
         await self._run(job, principal, receive, send)
 
@@ -209,17 +221,26 @@ class OpenAiApi:
             )
         render = functools.partial(chat.render, parsed, template)
         prompt = await _call(render, in_thread=len(body) > _MAX_INLINE_BYTES)
-        wants_token_ids = bool(parsed.return_token_ids)
+        wants_token_ids, wants_report = (
+            bool(parsed.return_token_ids),
+            requests.wants_report(parsed),
+        )
+        tokenizer = self._tokenizer_of(parsed.model)
         choice = ChatChoice(
             self._texts, wants_logprobs=bool(parsed.logprobs), wants_token_ids=wants_token_ids
         )
         job = _Job(
             form=ChatForm(),
             model=parsed.model,
-            generate=[requests.chat_request(parsed, prompt)],
+            generate=[
+                requests.chat_request(
+                    parsed, prompt, trace=wants_report and self._frontend.allows_trace
+                )
+            ],
             choices=[choice] * (parsed.n or 1),
             is_stream=bool(parsed.stream),
             includes_usage=_includes_usage(parsed),
+            reports=[_report(tokenizer, prompt) for _ in range(parsed.n or 1) if wants_report],
         )
         try:
             await self._run(job, principal, receive, send)
@@ -260,14 +281,18 @@ class OpenAiApi:
                 if isinstance(event, Chunk):
                     index = job.index_of(prompt_index, event.choice_index)
                     part = await _read(job.choices[index], event)
-                    if not (part.text or part.logprobs or part.token_ids):
+                    report = job.reports[index].read(event) if job.reports else ""
+                    if not (part.text or part.logprobs or part.token_ids or report):
                         continue
-                    message = envelope.chunk(form.delta(index, part))
+                    message = envelope.chunk(form.delta(index, part), report)
                 elif isinstance(event, Finished):
                     index = job.index_of(prompt_index, event.choice_index)
                     usage.add(prompt_index, event.usage)
                     message = envelope.chunk(form.last(index, event.finish_reason))
                 else:
+                    if isinstance(event, Traced):
+                        index = job.index_of(prompt_index, event.choice_index)
+                        job.reports[index].add_trace(event.step)
                     num_starting -= isinstance(event, Started)
                     continue
                 if held is not None:
@@ -403,6 +428,11 @@ class _Document:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _send_json(send, document.openapi_json())
+
+
+def _report(tokenizer: Tokenizer | None, prompt: str | Sequence[int]) -> SpeculationReport:
+    context = () if isinstance(prompt, str) else prompt
+    return SpeculationReport(None if tokenizer is None else tokenizer.detokenizer(context))
 
 
 def _token(scope: Scope) -> str | None:

@@ -1,0 +1,92 @@
+// One side of the comparison: its clock, and its answer with the drafts told apart. Text of the model
+// only ever becomes text.
+
+import { Tally } from "./tally.js";
+
+/** One of the two answers. */
+export class Side {
+  #clock;
+  #answer;
+
+  /** `name` begins the ids of its elements. */
+  constructor(name) {
+    this.#clock = document.getElementById(`${name}-clock`);
+    this.#answer = document.getElementById(`${name}-text`);
+    this.clear();
+  }
+
+  /** Begins anew. */
+  clear() {
+    this.tally = new Tally();
+    this.#answer.replaceChildren();
+    this.#clock.textContent = "–";
+  }
+
+  /** Shows a chunk that came `atS` seconds after the request was sent. */
+  add(chunk, atS) {
+    this.tally.add(chunk, atS);
+    const text = chunk.choices[0]?.text ?? "";
+    const report = chunk.speculation;
+    const isFollowed = this.#isScrolledToEnd();
+    if (!report || report.tokens.map((token) => token.text).join("") !== text) {
+      this.#answer.append(text);
+    } else {
+      this.#answer.append(...markedText(report));
+    }
+    if (isFollowed) this.#answer.scrollTop = this.#answer.scrollHeight;
+  }
+
+  /** Shows how long it has run. */
+  showTime(seconds) {
+    this.#clock.textContent = `${seconds.toFixed(3)} s`;
+  }
+
+  /** The answer is complete after `totalS` seconds. */
+  finish(totalS) {
+    this.tally.totalS = totalS;
+    this.showTime(totalS);
+  }
+
+  #isScrolledToEnd() {
+    const answer = this.#answer;
+    return answer.scrollTop + answer.clientHeight >= answer.scrollHeight - 4;
+  }
+}
+
+// A chunk as nodes: each run of accepted tokens in a <mark>, and the rejected drafts where the last
+// step's own token replaced them.
+function* markedText({ tokens, rejected, num_draft_tokens, num_accepted_tokens }) {
+  const numRejected = num_draft_tokens - num_accepted_tokens;
+  const place = tokens.findLastIndex((token) => !token.accepted);
+  let run = "";
+  let isAccepted = false;
+  for (const [index, token] of tokens.entries()) {
+    if (token.accepted !== isAccepted || index === place) {
+      if (run) yield marked(run, isAccepted);
+      run = "";
+      isAccepted = token.accepted;
+    }
+    if (index === place && numRejected > 0) yield rejectedDrafts(rejected, numRejected);
+    run += token.text;
+  }
+  if (run) yield marked(run, isAccepted);
+}
+
+function marked(text, isAccepted) {
+  if (!isAccepted) return document.createTextNode(text);
+  const mark = document.createElement("mark");
+  mark.className = "accepted";
+  mark.textContent = text;
+  return mark;
+}
+
+// Its text is drawn from an attribute, above the line: it takes no room in the answer, is not copied
+// with it and not read out.
+function rejectedDrafts(rejected, count) {
+  const span = document.createElement("span");
+  span.className = "rejected";
+  span.setAttribute("aria-hidden", "true");
+  const text = (rejected ?? []).map((draft) => draft.text).join("");
+  span.dataset.text = text.trim() ? text.replaceAll("\n", "↵").trim() : `×${count}`;
+  return span;
+}

@@ -1,0 +1,149 @@
+"""`speculation.report`: what each chunk of a stream says about its drafts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.api.openai import answer_schema
+from gateway.api.openai.report import SpeculationReport
+from gateway.messages.response import Chunk, Step
+from gateway.text.tokenizer import Tokenizer
+from tandem.v1 import drafter_pb2, sampling_pb2, verifier_pb2
+from tests.gateway.openai.clients import Answer, connection, post, read_answer, request_bytes
+from tests.gateway.openai.conftest import StartApi
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+Texts = Callable[[str], list[int]]
+
+
+def traced(sequence_id: str, **step: Any) -> verifier_pb2.Event:
+    return verifier_pb2.Event(
+        step_traced=verifier_pb2.StepTraced(
+            sequence_id=sequence_id, step=sampling_pb2.StepTrace(**step)
+        )
+    )
+
+
+def reports(answer: Answer) -> list[dict[str, Any]]:
+    """Those of a stream's chunks."""
+    assert answer.events[-1] == "[DONE]"
+    return [chunk["speculation"] for chunk in answer.events[:-1] if "speculation" in chunk]
+
+
+async def stream(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Texts,
+    path: str,
+    *,
+    allow_trace: bool,
+) -> tuple[Answer, dict[str, int]]:
+    """A stream of one step: two drafts accepted, two rejected, one more token."""
+    running = await start_api(allow_trace=allow_trace, drafters=["127.0.0.1:1"])
+    prompt = (
+        {"prompt": [1, 2]}
+        if path == "/v1/completions"
+        else {"messages": [{"role": "user", "content": "x"}]}
+    )
+    fields = {"model": "scripted", "stream": True, "speculation": {"report": True}, **prompt}
+    token_of = {text: texts(text)[0] for text in "abcde"}
+    async with connection(running) as (reader, writer):
+        writer.write(request_bytes(path, fields))
+        opened = await verifier.nth("open", 0)
+        assert opened.trace == allow_trace
+        drafts = [token_of[text] for text in "abde"]
+        length = len(opened.token_ids)
+        decided = verifier.decided(
+            opened.sequence_id, length, [token_of[t] for t in "abc"], drafts=4, accepted=2
+        )
+        decided.decided.matched_ngram_length = 5
+        decided.decided.source = drafter_pb2.SOURCE_POOL
+        if allow_trace:
+            verifier.send(
+                traced(opened.sequence_id, draft_token_ids=drafts, num_accepted_tokens=2), decided
+            )
+        else:
+            verifier.send(decided)
+        last = verifier.decided(opened.sequence_id, length + 3, [0], finish=STOP)
+        verifier.send(last)
+        return await read_answer(reader), token_of
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_each_chunk_tells_accepted_rejected_and_plain_tokens_apart(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, path: str
+) -> None:
+    answer, token_of = await stream(start_api, verifier, texts, path, allow_trace=True)
+    first = reports(answer)[0]
+    assert first == {
+        "num_accepted_tokens": 2,
+        "num_draft_tokens": 4,
+        "tokens": [
+            {"id": token_of["a"], "text": "a", "accepted": True},
+            {"id": token_of["b"], "text": "b", "accepted": True},
+            {"id": token_of["c"], "text": "c", "accepted": False},
+        ],
+        "rejected": [{"id": token_of["d"], "text": "d"}, {"id": token_of["e"], "text": "e"}],
+        "match_length": 5,
+        "source": "pool",
+    }
+    form = (
+        answer_schema.Completion if path == "/v1/completions" else answer_schema.ChatCompletionChunk
+    )
+    for chunk in answer.events[:-1]:
+        form.model_validate(chunk)
+
+
+async def test_without_traces_a_report_leaves_out_the_rejected_drafts(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
+) -> None:
+    answer, token_of = await stream(
+        start_api, verifier, texts, "/v1/completions", allow_trace=False
+    )
+    assert [token for report in reports(answer) for token in report["tokens"]] == [
+        {"id": token_of["a"], "text": "a", "accepted": True},
+        {"id": token_of["b"], "text": "b", "accepted": True},
+        {"id": token_of["c"], "text": "c", "accepted": False},
+        {"id": 0, "text": "", "accepted": False},
+    ]
+    assert sum(report["num_draft_tokens"] for report in reports(answer)) == 4
+    assert not any("rejected" in report for report in reports(answer))
+
+
+async def test_only_streams_have_reports_and_only_on_request(
+    start_api: StartApi, verifier: ScriptedVerifier
+) -> None:
+    verifier.play(lambda opened: [5, 6, 0])
+    running = await start_api()
+    body = {"model": "scripted", "prompt": [1, 2], "stream": True}
+    assert reports(await post(running, "/v1/completions", body)) == []
+    refused = await post(
+        running, "/v1/completions", {**body, "stream": False, "speculation": {"report": True}}
+    )
+    assert (refused.status, refused.error["param"]) == (400, "speculation.report")
+
+
+def test_a_chunk_of_many_steps_tells_each_ones_drafts(tokenizer: Tokenizer) -> None:
+    text = "日本語 abc"
+    token_ids = tokenizer.encode(text)
+    chunk = Chunk(
+        choice_index=0,
+        offset=0,
+        token_ids=token_ids,
+        text=text,
+        num_draft_tokens=5,
+        num_accepted_tokens=3,
+        num_steps=2,
+        steps=[Step(2, 1, 1, 9, 1), Step(len(token_ids) - 2, 4, 2, 3, 2), Step(0, 0, 0)],
+    )
+    report = answer_schema.ChunkSpeculation.model_validate_json(
+        SpeculationReport(tokenizer.detokenizer()).read(chunk)
+    )
+    assert "".join(token.text for token in report.tokens) == text
+    assert [token.id for token in report.tokens] == token_ids
+    accepted = [index for index, token in enumerate(report.tokens) if token.accepted]
+    assert accepted == [0, 2, 3]
+    assert (report.match_length, report.source) == (3, "pool")
