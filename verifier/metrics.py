@@ -14,12 +14,14 @@ from verifier.drafts.draft_buffer import HintOutcome
 from verifier.drafts.draft_wait import WaitOutcome
 from verifier.engine.engine import Engine
 from verifier.engine.observation import PHASES, EngineObserver, Fault, StepRecord
+from verifier.structured.grammars import GrammarKind
 
 _STEP_BUCKETS_S = (
     0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3, 1, 3, 10,
 )  # fmt: skip
 _HOP_BUCKETS_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)
 _TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_COMPILE_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _ERROR_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 3)
 _DEPTH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 24, 32)
 
@@ -96,6 +98,24 @@ class VerifierMetrics(EngineObserver):
             "Estimate of what plain decoding would have taken for the same tokens, in seconds.",
             registry=registry,
         )
+        grammars = Counter(
+            "tandem_grammars",
+            "Grammars of structured output, by kind, and whether they could be used: compiled, "
+            "refused.",
+            ["kind", "outcome"],
+            registry=registry,
+        )
+        self._grammars = {
+            (kind, can_be_used): grammars.labels(kind.value, outcome)
+            for kind in GrammarKind
+            for can_be_used, outcome in ((True, "compiled"), (False, "refused"))
+        }
+        self._grammar_compile = TallyHistogram(
+            "tandem_grammar_compile_seconds",
+            "Time that compiling a grammar took, in seconds, without its wait for others.",
+            bounds=_COMPILE_BUCKETS_S,
+            registry=registry,
+        )
         self._expected_tokens = Counter(
             "tandem_speculation_expected_tokens",
             "Drafts expected to be accepted, of those that the verifier chose to verify.",
@@ -135,6 +155,11 @@ class VerifierMetrics(EngineObserver):
 
     def drafter_failed(self, fault: DrafterFault) -> None:
         self._drafter_faults[fault].inc()
+
+    def grammar_compiled(self, kind: GrammarKind, can_be_used: bool, duration_s: float) -> None:
+        """For any thread."""
+        self._grammars[kind, can_be_used].inc()
+        self._grammar_compile.observe(duration_s)
 
     def fault_met(self, fault: Fault) -> None:
         self._faults[fault].inc()

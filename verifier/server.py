@@ -143,6 +143,7 @@ class VerifierServer:
                 self._config.model / "tokenizer.json",
                 vocab_size=loaded.served.vocab_size,
                 end_token_ids=sorted(loaded.served.eos_token_ids),
+                on_compiled=metrics.grammar_compiled,
             )
         self.servicer.open(self.engine, loaded.served, self._grammars)
         return engine

@@ -99,6 +99,36 @@ _STEPS = Row(
     ],
 )
 
+_STRUCTURED = Row(
+    title="Structured output",
+    panels=[
+        Panel(
+            title="Grammars",
+            description="Grammars that clients sent, by kind: compiled, or refused.",
+            unit="short",
+            width=12,
+            queries=[
+                Query(
+                    expression=total(rate("tandem_grammars_total"), "kind", "outcome"),
+                    legend="{{kind}} {{outcome}} / s",
+                )
+            ],
+        ),
+        Panel(
+            title="Compiling",
+            description=(
+                "Share of the time in which a verifier compiles: it compiles one grammar at a "
+                "time, and others wait."
+            ),
+            unit="percentunit",
+            width=12,
+            queries=[
+                Query(expression=rate("tandem_grammar_compile_seconds_sum"), legend="{{instance}}")
+            ],
+        ),
+    ],
+)
+
 _DRAFTERS = Row(
     title="Drafters",
     panels=[
@@ -203,6 +233,6 @@ _PROCESSES = Row(
 CAPACITY = Dashboard(
     uid="tandem-capacity",
     title="Tandem / Capacity",
-    description="K/V, prefix cache, batches, drafters' memory and processes.",
-    rows=[_MEMORY, _STEPS, _DRAFTERS, _PROCESSES],
+    description="K/V, prefix cache, batches, grammars, drafters' memory and processes.",
+    rows=[_MEMORY, _STEPS, _STRUCTURED, _DRAFTERS, _PROCESSES],
 )

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 
 mpl.use("agg")
 
@@ -61,7 +62,8 @@ _STEP_S = 2
 _RATE_INTERVAL = "15s"
 _SETTLE_S = 4.0
 _COLUMNS = 3
-_DEEPEST = 8
+# More would cover the lines.
+_MOST_NAMED = 8
 
 
 def main() -> None:
@@ -158,8 +160,15 @@ def _draw_lines(
         (_legend(legend, found), [at_s - start_s for at_s, _ in found.values], found)
         for legend, found in series
     ]
+    # Too many for a legend: in order, from dark to light, and only the first and the last named.
+    is_crowded = len(drawn) > _MOST_NAMED
+    if is_crowded:
+        drawn.sort(key=lambda each: (len(each[0]), each[0]))
+        axes.set_prop_cycle(color=mpl.colormaps["viridis"](np.linspace(0, 0.9, len(drawn))))
     below: dict[float, float] = {}
-    for legend, times_s, found in drawn:
+    for index, (legend, times_s, found) in enumerate(drawn):
+        if is_crowded and 0 < index < len(drawn) - 1:
+            legend = "_"
         values = [value for _, value in found.values]
         if panel.stacked:
             lower = [below.get(at_s, 0.0) for at_s in times_s]
@@ -179,16 +188,20 @@ def _draw_lines(
     elif panel.unit == "bytes":
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 2**10:.0f} KiB"))
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=7, framealpha=0.6, loc="best", ncols=2 if len(drawn) > 4 else 1)
+    limit = panel.alarming_over if panel.alarming_under is None else panel.alarming_under
+    if limit is not None and limit <= axes.get_ylim()[1]:
+        axes.axhline(limit, color="firebrick", linewidth=0.8, linestyle="--")
+    num_columns = 2 if 4 < len(drawn) <= _MOST_NAMED else 1
+    axes.legend(fontsize=7, framealpha=0.6, loc="best", ncols=num_columns)
 
 
 def _draw_heatmap(axes: Axes, series: Sequence[Series], start_s: float) -> None:
     """Draws buckets as rows, coloured by their share of the observations at each time."""
     of_bound = {float(found.labels["le"]): dict(found.values) for found in series}
     totals = of_bound.pop(math.inf)
-    bounds = [bound for bound in sorted(of_bound) if bound <= _DEEPEST]
+    bounds = sorted(of_bound)
     below = dict.fromkeys(totals, 0.0)
-    for bound in bounds:
+    for row, bound in enumerate(bounds):
         shares = [
             (of_bound[bound][at_s] - below[at_s]) / total if total else 0.0
             for at_s, total in totals.items()
@@ -196,7 +209,7 @@ def _draw_heatmap(axes: Axes, series: Sequence[Series], start_s: float) -> None:
         below = of_bound[bound]
         axes.scatter(
             [at_s - start_s for at_s in totals],
-            [bound] * len(totals),
+            [row] * len(totals),
             c=shares,
             cmap="Blues",
             vmin=0,
@@ -205,8 +218,8 @@ def _draw_heatmap(axes: Axes, series: Sequence[Series], start_s: float) -> None:
             marker="s",
             linewidths=0,
         )
-    axes.set_ylim(-0.5, _DEEPEST + 0.5)
-    axes.set_yticks(range(_DEEPEST + 1))
+    axes.set_ylim(-0.5, len(bounds) - 0.5)
+    axes.set_yticks(range(len(bounds)), [f"{bound:g}" for bound in bounds])
 
 
 def _legend(template: str, found: Series) -> str:

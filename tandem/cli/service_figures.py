@@ -10,7 +10,7 @@ from tandem.cli.scraping import Snapshot, Window
 
 # By kind of service, a metric that no other has.
 _MARKS = {
-    "gateway": "tandem_generation_tokens_total",
+    "gateway": "tandem_num_requests_running",
     "verifier": "tandem_kv_blocks_total",
     "drafter": "tandem_drafter_sequences",
 }

@@ -10,7 +10,8 @@ Each sequence gets matchers of its own, because copies of one share what they co
 import enum
 import json
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +65,24 @@ class Grammar:
 class Grammars:
     """For any thread."""
 
-    def __init__(self, tokenizer: Path, *, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Path,
+        *,
+        vocab_size: int,
+        end_token_ids: Sequence[int],
+        on_compiled: Callable[[GrammarKind, bool, float], None] | None = None,
+    ) -> None:
         """Starts the thread, which reads the tokenizer.
 
         Args:
             tokenizer: the model's tokenizer.json.
             vocab_size: of the model's logits.
             end_token_ids: what may follow when a grammar's text is complete.
+            on_compiled: called in that thread for each grammar: its kind, whether it can be used,
+                and how long compiling it took, in seconds.
         """
+        self._on_compiled = on_compiled
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._num_waiting = 0
@@ -104,7 +115,7 @@ class Grammars:
                     retry_after_ms=1000,
                 )
             self._num_waiting += 1
-        future = self._threads.submit(self._compile, grammar, output_token_ids)
+        future = self._threads.submit(self._compile_observed, grammar, output_token_ids)
         # Also of one that is cancelled before its turn.
         future.add_done_callback(self._on_done)
         return future
@@ -116,6 +127,17 @@ class Grammars:
     def _on_done(self, _: "Future[GrammarState]") -> None:
         with self._lock:
             self._num_waiting -= 1
+
+    def _compile_observed(self, grammar: Grammar, output_token_ids: Sequence[int]) -> GrammarState:
+        start_s = time.perf_counter()
+        can_be_used = False
+        try:
+            state = self._compile(grammar, output_token_ids)
+            can_be_used = True
+            return state
+        finally:
+            if self._on_compiled is not None:
+                self._on_compiled(grammar.kind, can_be_used, time.perf_counter() - start_s)
 
     def _compile(self, grammar: Grammar, output_token_ids: Sequence[int]) -> GrammarState:
         # It was submitted before.

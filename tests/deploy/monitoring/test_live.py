@@ -5,6 +5,7 @@ must return numbers.
 """
 
 import asyncio
+import collections
 import math
 import os
 import shutil
@@ -152,15 +153,14 @@ def test_a_killed_service_fires_its_own_alerts_only(live: Live) -> None:
 
 
 def scrape_totals(address: str) -> dict[str, float]:
-    """A service's samples without labels."""
+    """The sums of a service's samples, by name."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as response:
         families = text_string_to_metric_families(response.read().decode())
-        return {
-            sample.name: sample.value
-            for family in families
-            for sample in family.samples
-            if not sample.labels
-        }
+        samples = [sample for family in families for sample in family.samples]
+    totals: dict[str, float] = collections.defaultdict(float)
+    for sample in samples:
+        totals[sample.name] += sample.value
+    return totals
 
 
 def until(

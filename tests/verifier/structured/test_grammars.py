@@ -397,3 +397,18 @@ def test_what_waits_when_the_process_ends_is_not_compiled() -> None:
     # The interpreter waits for the thread in this way.
     grammars._threads.shutdown(wait=True)
     assert all(each.cancelled() for each in waiting)
+
+
+def test_it_reports_what_was_compiled_and_what_was_refused() -> None:
+    reported: list[tuple[GrammarKind, bool]] = []
+
+    def report(kind: GrammarKind, can_be_used: bool, duration_s: float) -> None:
+        assert duration_s >= 0
+        reported.append((kind, can_be_used))
+
+    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END], on_compiled=report)
+    grammars.compile(Grammar(GrammarKind.REGEX, "a")).result(timeout=60)
+    with pytest.raises(InvalidRequestError):
+        grammars.compile(Grammar(GrammarKind.LARK, "start: (")).result(timeout=60)
+    assert reported == [(GrammarKind.REGEX, True), (GrammarKind.LARK, False)]
+    grammars.close()
