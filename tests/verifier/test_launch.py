@@ -54,7 +54,7 @@ def test_the_ranks_traffic_stays_on_loopback_unless_an_operator_decides() -> Non
     both = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     assert loopback_variables({}) == both
     other = {"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": ""}
-    with pytest.raises(ConfigError, match="NCCL_SOCKET_IFNAME: eth1: .*--allow-plaintext"):
+    with pytest.raises(ConfigError, match=r"NCCL_SOCKET_IFNAME: eth1: .*--allow-plaintext"):
         loopback_variables(other)
     assert loopback_variables(other, allow_plaintext=True) == {"GLOO_SOCKET_IFNAME": "lo"}
     assert loopback_variables(both) == {}
