@@ -17,11 +17,13 @@ def main() -> int:
     configure_logs(config.server.log_level, SERVICE)
     try:
         launch = read_launch(os.environ, config.tensor_parallel_size)
+        if launch is not None:
+            os.environ.update(
+                loopback_variables(os.environ, allow_plaintext=config.server.allow_plaintext)
+            )
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if launch is not None:
-        os.environ.update(loopback_variables(os.environ))
     if launch is not None and launch.rank > 0:
         # With torch, which a process of its own may never need.
         from verifier.follower import follow

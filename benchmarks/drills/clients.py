@@ -26,6 +26,9 @@ _IMPATIENT = (
 )
 # A client whose transport takes little beyond what is read.
 _SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 16_384), ("grpc.http2.bdp_probe", 0))
+# Time for a few tokens on a slow machine.
+_DEADLINE_S = 4.0
+_LATE = grpc.StatusCode.DEADLINE_EXCEEDED
 _PRIVATE = (("grpc.use_local_subchannel_pool", 1),)
 
 
@@ -102,22 +105,16 @@ async def cancels(run: Run, *, count: int = 1000) -> None:
 
 
 async def deadlines(run: Run) -> None:
-    """Deadlines pass while requests wait, while their prompts are computed, and later."""
+    """Deadlines pass at every moment of a request, beside others that have none."""
     gateway = run.fleet.gateways[0]
     requests = mixed_requests(16, num_tokens=500)
     bystanders = await run.start(requests)
-    codes = (OK, grpc.StatusCode.DEADLINE_EXCEEDED)
-    exceeded: list[Record] = []
-    # Of these, the first have no time for their prompts, and the last do get tokens; on a slow
-    # machine, those of a later turn do.
-    for longer in (1, 4, 16):
-        late: list[Record] = []
-        for index, request in enumerate(requests):
-            late += await run.start([request], timeout_s=0.01 * longer * 1.35**index)
-        await run.finish(late, codes=codes)
-        exceeded += [record for record in late if record.codes[-1] is not OK]
-        if any(record.pieces for record in exceeded):
-            break
+    late: list[Record] = []
+    # Of these, the first have no time for their prompts, and the last do get tokens.
+    for index, request in enumerate(requests):
+        late += await run.start([request], timeout_s=0.01 * 1.35**index)
+    await run.finish(late, codes=(OK, _LATE))
+    exceeded = [record for record in late if record.codes[-1] is not OK]
     run.expect(any(not record.pieces for record in exceeded), "all got tokens before the deadline")
     run.expect(any(record.pieces for record in exceeded), "no deadline passed amid the output")
     await run.finish(bystanders)
@@ -130,12 +127,68 @@ async def deadlines(run: Run) -> None:
         return num_amid_output <= num_counted <= len(exceeded)
 
     run.expect(await until(are_counted, timeout_s=10.0), "not every deadline was counted")
+    await _deadlines_by_phase(run)
+
+
+async def _deadlines_by_phase(run: Run) -> None:
+    """A deadline passes in the queue, one in a prompt and one in the output, each for sure: the
+    engine of the gateway's only verifier is stalled there.
+    """
+    stall_file, link = run.fleet.stall_file, run.fleet.links_to_verifiers[-1]
+    verifier = run.fleet.verifiers[-1]
+    [request] = mixed_requests(1, num_tokens=_NUM_TOKENS)
+    await run.learn([request])
+    with run.fleet.another_gateway(verifiers=link.address) as gateway:
+
+        async def is_busy(num_running: int, num_waiting: int) -> bool:
+            metrics = await asyncio.to_thread(gateway.metrics)
+            return (
+                metrics.sum("tandem_num_requests_running") == num_running
+                and metrics.sum("tandem_num_requests_waiting") == num_waiting
+            )
+
+        async def is_free() -> bool:
+            load = await run.load(verifier)
+            return load is not None and not load.num_running + load.num_waiting
+
+        async def are_counted(expected: dict[str, int]) -> bool:
+            metrics = await asyncio.to_thread(gateway.metrics)
+            return expected == {
+                phase: metrics.sum("tandem_requests_expired_total", phase=phase)
+                for phase in expected
+            }
+
+        async def expire(num_decoding: int, num_waiting: int, expected: dict[str, int]) -> None:
+            with running_link(gateway.address) as to_gateway:
+                async with grpc.aio.insecure_channel(
+                    to_gateway.address, options=_PRIVATE
+                ) as channel:
+                    late = []
+                    for _ in range(num_decoding):
+                        late += await run.start([request], channel=channel, timeout_s=_DEADLINE_S)
+                    await run.underway(late)
+                    stall_file.touch()
+                    late += await run.start([request], channel=channel, timeout_s=_DEADLINE_S)
+                    has_come = await until(
+                        lambda: is_busy(len(late) - num_waiting, num_waiting),
+                        timeout_s=_DEADLINE_S,
+                    )
+                    run.expect(has_come, "the gateway does not have the requests in time")
+                    # The client, whose clock is ahead, cannot cancel before the gateway ends them.
+                    to_gateway.cut()
+                    await run.finish(late, codes=(_LATE,))
+            counted = await until(lambda: are_counted(expected), timeout_s=10.0)
+            run.expect(counted, f"the deadlines are not counted as {expected}")
+            stall_file.unlink()
+            run.expect(await until(is_free), f"{verifier.name} is not free after the deadlines")
+
+        # A stalled engine admits nobody; an idle one admits, and is stalled at the prompt.
+        await expire(1, 1, {"queue": 1, "prefill": 0, "decode": 1})
+        await expire(0, 0, {"queue": 1, "prefill": 1, "decode": 1})
 
 
 async def unread(run: Run) -> None:
     """A client stops reading in the middle: its call ends, nobody else notices."""
-    gateway = run.fleet.gateways[0]
-    bystanders = await run.start(mixed_requests(_NUM_REQUESTS, num_tokens=_NUM_TOKENS))
     (task,) = rename_tasks(BUNDLED_MODEL, 1)
     request = gateway_pb2.GenerateRequest(
         tokens=gateway_pb2.TokenIds(token_ids=task.prompt_token_ids),
@@ -143,31 +196,39 @@ async def unread(run: Run) -> None:
         max_new_tokens=1500,
         ignore_eos=True,
     )
-    (whole,) = await run.start([request])
-    await run.finish([whole])
+    others = mixed_requests(_NUM_REQUESTS, num_tokens=_NUM_TOKENS)
+    await run.learn([request, *others])
     record = Record(request=request)
-    options = (*_PRIVATE, *_SMALL_WINDOW)
-    async with grpc.aio.insecure_channel(gateway.address, options=options) as channel:
-        call = gateway_pb2_grpc.GenerationServiceStub(channel).Generate(request)
-        responses = aiter(call)
-        while not record.pieces:
-            record.add(await anext(responses))
+    # The other gateways are patient: on a busy machine every client pauses.
+    with run.fleet.another_gateway("--unread-timeout-s", "1") as gateway:
+        async with (
+            grpc.aio.insecure_channel(gateway.address, options=_PRIVATE) as patient,
+            grpc.aio.insecure_channel(
+                gateway.address, options=(*_PRIVATE, *_SMALL_WINDOW)
+            ) as channel,
+        ):
+            bystanders = await run.start(others, channel=patient)
+            call = gateway_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+            responses = aiter(call)
+            while not record.pieces:
+                record.add(await anext(responses))
 
-        async def was_ended() -> bool:
-            return run.moved(gateway, "tandem_requests_unread_total") == 1
+            async def was_ended() -> bool:
+                metrics = await asyncio.to_thread(gateway.metrics)
+                return metrics.sum("tandem_requests_unread_total") == 1
 
-        run.expect(await until(was_ended), "the call of a client that does not read goes on")
-        try:
-            async for response in responses:
-                record.add(response)
-            record.end(OK)
-        except grpc.aio.AioRpcError as error:
-            record.end(error.code())
+            run.expect(await until(was_ended), "the call of a client that does not read goes on")
+            try:
+                async for response in responses:
+                    record.add(response)
+                record.end(OK)
+            except grpc.aio.AioRpcError as error:
+                record.end(error.code())
+            await run.finish(bystanders)
     run.expect(
         record.codes == [grpc.StatusCode.RESOURCE_EXHAUSTED], f"it ended with {record.codes}"
     )
     run.compare(record, is_whole=False)
-    await run.finish(bystanders)
 
 
 async def rapid_resets(run: Run, *, count: int = 20_000) -> None:

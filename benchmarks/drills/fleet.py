@@ -25,8 +25,6 @@ from benchmarks.drills.link import Link, running_link
 from benchmarks.services import STOP_TIMEOUT_S, Service, free_port, running_process
 from benchmarks.workloads import BUNDLED_MODEL
 
-#: How long a reader of a stream may not read, in seconds.
-UNREAD_TIMEOUT_S = 1.0
 #: K/V blocks of a verifier: 5,120 tokens.
 NUM_KV_BLOCKS = 320
 
@@ -247,7 +245,6 @@ def running_fleet(folder: Path) -> Iterator[Fleet]:
         gateway_flags = (
             *("--http-listen", "127.0.0.1:0", "--tokenizer", str(BUNDLED_MODEL)),
             *("--drafters", link_to_drafter.address),
-            *("--unread-timeout-s", str(UNREAD_TIMEOUT_S)),
         )
         flags = (*gateway_flags, "--verifiers", ",".join(link.address for link in links))
         gateways = [Member(f"gateway-{i}", "gateway", flags, folder) for i in range(2)]

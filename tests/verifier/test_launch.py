@@ -53,9 +53,11 @@ def test_a_wrong_number_of_processes_is_refused(
 def test_the_ranks_traffic_stays_on_loopback_unless_an_operator_decides() -> None:
     both = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     assert loopback_variables({}) == both
-    assert loopback_variables({"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": ""}) == {
-        "GLOO_SOCKET_IFNAME": "lo"
-    }
+    other = {"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": ""}
+    with pytest.raises(ConfigError, match=r"NCCL_SOCKET_IFNAME: eth1: .*--allow-plaintext"):
+        loopback_variables(other)
+    assert loopback_variables(other, allow_plaintext=True) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert loopback_variables(both) == {}
 
 
 def test_every_rank_gets_its_own_gpu() -> None:

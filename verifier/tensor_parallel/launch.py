@@ -55,11 +55,25 @@ def read_launch(environ: Mapping[str, str], tensor_parallel_size: int) -> Launch
     return Launch(rank=int(environ["RANK"]), size=tensor_parallel_size)
 
 
-def loopback_variables(environ: Mapping[str, str]) -> Mapping[str, str]:
+def loopback_variables(
+    environ: Mapping[str, str], *, allow_plaintext: bool = False
+) -> Mapping[str, str]:
     """The environment variables that keep the ranks' traffic on this machine.
 
-    What an operator has set stays.
+    Args:
+        allow_plaintext: whether an operator may have named other interfaces; what is set stays.
+
+    Raises:
+        ConfigError: one is named without that leave.
     """
+    for name in _INTERFACE_VARIABLES:
+        interface = environ.get(name) or _LOOPBACK_INTERFACE
+        if interface != _LOOPBACK_INTERFACE and not allow_plaintext:
+            raise ConfigError(
+                name,
+                f"{interface}: the ranks speak plaintext; beyond {_LOOPBACK_INTERFACE} only with "
+                "--allow-plaintext",
+            )
     return {name: _LOOPBACK_INTERFACE for name in _INTERFACE_VARIABLES if not environ.get(name)}
 
 

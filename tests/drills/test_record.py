@@ -1,0 +1,36 @@
+"""Long drills go on where they were stopped."""
+
+from pathlib import Path
+
+from benchmarks.drills.__main__ import Record
+from benchmarks.drills.catalogue import DRILLS
+from benchmarks.drills.requests import Losses
+from benchmarks.drills.run import Outcome
+
+
+def test_runs_that_the_file_has_count_after_a_stop(tmp_path: Path) -> None:
+    file = tmp_path / "drills.json"
+    first, second, third = drills = DRILLS[:3]
+    record = Record(drills, file)
+    outcome = Outcome(
+        num_runs=1,
+        num_requests=8,
+        losses=Losses(1, 2, 3),
+        detections_s=[1.5],
+        recoveries_s=[1.75],
+        problems=["a problem"],
+    )
+    record.add(first, outcome)
+    record.add(second, Outcome(num_runs=1))
+    # As if it was stopped here.
+    resumed = Record(drills, file)
+    assert resumed.outcomes == record.outcomes
+    assert resumed.outcomes[first.name] == outcome
+    for drill in (third, first, second, third):
+        assert resumed.next_drill(drills, 2) is drill
+        resumed.add(drill, Outcome(num_runs=1))
+    assert resumed.next_drill(drills, 2) is None
+    assert Record(drills, file).next_drill(drills, 2) is None
+    assert Record(drills, file).next_drill(drills, 3) is first
+    # Of other drills, what the file has stays.
+    assert Record(DRILLS[3:5], file).outcomes[first.name].num_requests == 8
