@@ -10,13 +10,18 @@ from tandem.client import (
     GenerationRequest,
     SamplingParams,
     SpeculationParams,
+    StructuredOutput,
     Usage,
 )
 from tandem.generation import EventCollector
 
 
 async def run_tasks(
-    client: AsyncTandemClient, tasks: Sequence[Task], streams: int, speculation: SpeculationParams
+    client: AsyncTandemClient,
+    tasks: Sequence[Task],
+    streams: int,
+    speculation: SpeculationParams,
+    structured_output: StructuredOutput | None = None,
 ) -> tuple[int, Sequence[Usage]]:
     """Runs all tasks, `streams` at a time; returns output tokens and usages."""
     waiting = list(enumerate(tasks))
@@ -29,7 +34,9 @@ async def run_tasks(
                 prompt=task.prompt_token_ids,
                 max_new_tokens=task.max_new_tokens,
                 ignore_eos=task.temperature > 0,
-                sampling=SamplingParams(temperature=task.temperature, seed=index),
+                sampling=SamplingParams(
+                    temperature=task.temperature, seed=index, structured_output=structured_output
+                ),
                 speculation=speculation,
             )
             collector = EventCollector()

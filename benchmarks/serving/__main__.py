@@ -9,6 +9,7 @@ Prints a table in Markdown; progress goes to standard error. The rows:
     openvino    the whole stack over OpenVINO GenAI with its best prompt lookup
     host        processor time of verifier and gateway for drafts, per step of 64 sequences
     http        the same requests over HTTP and over gRPC
+    structured  JSON that echoes its input: a schema over none, and speculation on over off
     random      text that never repeats: speculation on over off
     delay       the drafter 0 to 100 ms late: speculation on over off, and the gain that is left
     load        latencies at 25 to 100 % of the load that the services take without drafts
@@ -35,7 +36,16 @@ from pathlib import Path
 
 from benchmarks.machine import processor
 from benchmarks.peers.__main__ import CACHE
-from benchmarks.serving import gateway_cost, hop, host, http, load, simulation, throughput
+from benchmarks.serving import (
+    gateway_cost,
+    hop,
+    host,
+    http,
+    load,
+    simulation,
+    structured,
+    throughput,
+)
 from benchmarks.serving.report import draw, figures, table
 from benchmarks.serving.setting import FULL, QUICK, Setting, client_core, pinned
 from benchmarks.serving.turns import RowResult
@@ -48,6 +58,7 @@ ROWS: Mapping[str, Callable[[Setting], Awaitable[RowResult]]] = {
     "openvino": throughput.measure_openvino,
     "host": host.measure,
     "http": http.measure,
+    "structured": structured.measure,
     "random": throughput.measure_random,
     "delay": throughput.measure_delayed,
     "load": load.measure,

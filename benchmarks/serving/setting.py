@@ -14,7 +14,7 @@ from benchmarks.peers.worker_process import WorkerProcess, running_worker
 from benchmarks.services import Service, Stack, running_process, running_stack
 from benchmarks.serving.turns import Say, Variant
 from benchmarks.workloads import Task, random_tasks, rename_tasks
-from tandem.client import AsyncTandemClient, SpeculationParams, Usage
+from tandem.client import AsyncTandemClient, SpeculationParams, StructuredOutput, Usage
 
 # With --pin: the model alone on the first core, everything else on the second.
 PINNED = {"verifier": 0, "gateway": 1, "drafter": 1, "proxy": 1, "echo": 1}
@@ -114,7 +114,7 @@ class Setting:
                     num_verifiers=num_verifiers,
                     verifier_flags=[
                         *("--dtype", self.dtype, "--threads", str(self.threads)),
-                        "--no-prefix-cache",
+                        *("--no-prefix-cache", "--allow-structured-output"),
                     ],
                     serves_text=serves_text,
                     delays_drafter=delays_drafter,
@@ -156,6 +156,7 @@ class Setting:
         *,
         speculate: bool,
         name: str = "services",
+        structured_output: StructuredOutput | None = None,
         observe: Callable[[Sequence[Usage]], None] = lambda _: None,
     ) -> Variant:
         """The tasks through a gateway; tokens per second. `observe` gets each turn's usages."""
@@ -163,7 +164,7 @@ class Setting:
         async def turn() -> float:
             started_at_s = time.perf_counter()
             num_tokens, usages = await run_tasks(
-                client, tasks, streams, SpeculationParams(enabled=speculate)
+                client, tasks, streams, SpeculationParams(enabled=speculate), structured_output
             )
             duration_s = time.perf_counter() - started_at_s
             observe(usages)

@@ -38,10 +38,13 @@ async def test_rows_that_share_a_stack_are_measured_in_one_run(
     monkeypatch.setattr(throughput, "python_of", refuses)
     monkeypatch.setattr(throughput, "DELAYS_MS", (0, 5))
     measures = await run(
-        tmp_path, "hop", "stack", "openvino", "http", "random", "delay", "simulation", streams=1
+        tmp_path,
+        *("hop", "stack", "openvino", "http", "structured"),
+        *("random", "delay", "simulation"),
+        streams=1,
     )
     assert [measure["row"] for measure in measures] == [
-        *("hop", "stack", "openvino", "http", "http", "random"),
+        *("hop", "stack", "openvino", "http", "http", "structured", "structured", "random"),
         *("delay", "delay", "delay", "simulation", "simulation"),
     ]
     for measure in measures:

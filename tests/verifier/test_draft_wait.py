@@ -146,6 +146,18 @@ class TestFirstTokenRecord:
         record.settle([0, 7, 1, 1])
         assert record.probability == pytest.approx(0.2)
 
+    def test_a_first_useless_hint_adds_to_those_of_others(self) -> None:
+        record = FirstTokenRecord(num_useless_before=5)
+        assert record.num_useless_hints == 0, "no hint yet"
+        record.record_hint(1, [], [0])
+        assert record.num_useless_hints == 6
+        record.record_hint(2, [], [0, 1])
+        assert record.num_useless_hints == 7
+        record.record_hint(1, [1], [0, 1])
+        record.record_hint(2, [], [0, 1])
+        assert record.num_useless_hints == 1, "a right one ends it"
+        assert (record.num_hints, record.num_right_hints) == (4, 1)
+
 
 @dataclass
 class Outcome:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from verifier.drafts.speculation_policy import (
     DECLINED_STEPS_BEFORE_PROBING,
+    MOST_USELESS_HINTS,
     PROBE_PERIOD_TOKENS,
     USELESS_HINTS_BEFORE_PROBING,
     num_drafts_possible,
@@ -102,6 +103,16 @@ def test_the_longer_hints_are_useless_the_more_seldom_one_is_requested(
     num_useless = USELESS_HINTS_BEFORE_PROBING + num_further
     asked = [length for length in range(300) if requested_at(length, num_useless)]
     assert asked == list(range(0, 300, period))
+
+
+def test_from_the_most_useless_hints_on_the_period_is_the_longest() -> None:
+    most = MOST_USELESS_HINTS
+    asked = {
+        num_useless: [length for length in range(1, 300) if requested_at(length, num_useless)]
+        for num_useless in (most - 1, most, most + 1)
+    }
+    assert asked[most] == asked[most + 1] == [64, 128, 192, 256]
+    assert asked[most - 1] != asked[most]
 
 
 def test_under_load_that_leaves_no_row_for_drafts_one_is_requested_periodically() -> None:

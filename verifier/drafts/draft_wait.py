@@ -106,12 +106,23 @@ class FirstTokenRecord:
     that is still indexing.
     """
 
-    __slots__ = ("_pending", "num_useless_hints", "probability")
+    __slots__ = (
+        "_num_useless_before",
+        "_pending",
+        "num_hints",
+        "num_right_hints",
+        "num_useless_hints",
+        "probability",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, num_useless_before: int = 0) -> None:
+        """`num_useless_before`: a first hint that is useless counts as one more than that."""
         self.probability = 0.0
+        self.num_hints = 0
+        self.num_right_hints = 0
         # The last hints in a row whose first token was wrong or missing.
         self.num_useless_hints = 0
+        self._num_useless_before = num_useless_before
         self._pending: tuple[int, int] | None = None
 
     def record_hint(
@@ -133,7 +144,10 @@ class FirstTokenRecord:
             self._observe(known_token_ids[position] == token_id)
 
     def _observe(self, right: bool) -> None:
-        self.num_useless_hints = 0 if right else self.num_useless_hints + 1
+        before = self.num_useless_hints if self.num_hints else self._num_useless_before
+        self.num_useless_hints = 0 if right else before + 1
+        self.num_hints += 1
+        self.num_right_hints += right
         self.probability = FIRST_TOKEN_DECAY * self.probability + (1 - FIRST_TOKEN_DECAY) * float(
             right
         )

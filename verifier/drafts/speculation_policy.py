@@ -15,6 +15,8 @@ DECLINED_STEPS_BEFORE_PROBING = 24
 # Tokens between two requests for a sequence whose hints are of no use: at first, and at most.
 PROBE_PERIOD_TOKENS = 16
 LONGEST_PROBE_PERIOD_TOKENS = 64
+# From so many useless hints in a row on, the period is the longest.
+MOST_USELESS_HINTS = USELESS_HINTS_BEFORE_PROBING + 4
 
 
 def num_drafts_to_verify(
@@ -76,10 +78,10 @@ def num_wanted_draft_tokens(
     """How many tokens a hint for the next step should hold. 0: send none.
 
     Enough for several steps, so that after a fully accepted step the next drafts are already here.
-    After several useless hints in a row, or many steps whose drafts were not worth their rows, a
-    hint is requested only every `PROBE_PERIOD_TOKENS`, and then ever more seldom, while they go on
-    to be useless: on text that does not repeat, and under load, hints cost messages and gain
-    nothing.
+    After several useless hints in a row (one may count as several: `useless_hints.py`), or many
+    steps whose drafts were not worth their rows, a hint is requested only every
+    `PROBE_PERIOD_TOKENS`, and then ever more seldom, while they go on to be useless: on text that
+    does not repeat, and under load, hints cost messages and gain nothing.
 
     Args:
         num_speculative_tokens, remaining: as in `num_drafts_to_verify`.

@@ -11,6 +11,7 @@ from servicekit.errors import RequestError
 from verifier.drafters.drafters import Drafters, FedDrafter
 from verifier.drafters.messages import DrafterState
 from verifier.drafts.hint_log import HintLog
+from verifier.drafts.useless_hints import UselessHintsPrior
 from verifier.engine.messages import (
     Close,
     Decided,
@@ -58,6 +59,7 @@ class SequenceTable:
         # By session and sequence id: a session can address its own sequences only.
         self._sequences: dict[tuple[int, str], Sequence] = {}
         self._outbox: dict[int, list[Event]] = collections.defaultdict(list)
+        self._useless_hints = UselessHintsPrior()
 
     @property
     def is_empty(self) -> bool:
@@ -114,6 +116,7 @@ class SequenceTable:
             grammar=opened.grammar,
             rows_to_score=opened.rows_to_score,
             hint_log=HintLog() if opened.trace else None,
+            first_token_record=self._useless_hints.begin(),
         )
         if opened.drafted_by is not None:
             sequence.drafted_by = opened.drafted_by
@@ -234,6 +237,7 @@ class SequenceTable:
             self._outbox[session_id].append(status)
 
     def _forget(self, sequence: Sequence, *, by_itself: bool = False) -> None:
+        self._useless_hints.learn(sequence.first_token_record)
         self._drafters.end(sequence, by_itself=by_itself)
         self._scheduler.finish(sequence)
         del self._sequences[sequence.session_id, sequence.sequence_id]
