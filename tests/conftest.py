@@ -33,6 +33,7 @@ SLOW = (
     "gateway/test_event_loop.py",
     "gateway/test_process.py",
     "integration",
+    "page",
     "repository/test_commands.py",
     "repository/test_conftest.py",
     "repository/test_makefile.py",

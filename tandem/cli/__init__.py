@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = ("up", "generate", "top")
+COMMANDS = ("up", "generate", "bench", "top", "doctor")
 
 _INTERRUPTED = 130
 # Modules that the extra `cli` installs, by their package; the client alone needs none of them.

@@ -13,6 +13,7 @@ import typer
 from tandem.channel import TlsOptions
 from tandem.cli.ports import DEFAULT_GRPC_PORT
 
+DEFAULT_TARGET = f"127.0.0.1:{DEFAULT_GRPC_PORT}"
 TOKEN_VARIABLE = "TANDEM_TOKEN"
 
 
@@ -26,7 +27,7 @@ class ConnectionFlags:
 
     target: Annotated[
         str, _flag(metavar="HOST:PORT", help="the gateway, or several, separated by commas")
-    ] = f"127.0.0.1:{DEFAULT_GRPC_PORT}"
+    ] = DEFAULT_TARGET
     token_file: Annotated[
         Path | None,
         _flag(

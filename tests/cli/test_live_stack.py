@@ -1,5 +1,6 @@
 """The commands against one real stack: `tandem up` in a terminal, with the bundled model."""
 
+import json
 import os
 import signal
 import subprocess
@@ -139,21 +140,82 @@ def test_top_names_what_does_not_answer_and_what_is_no_service(
     assert f"{stranger}: " in shown.stdout
 
 
-def test_top_in_a_terminal_ends_with_ctrl_c_and_without_a_traceback(stack: RunningStack) -> None:
+def test_bench_finds_equal_output_and_accepted_drafts_over_both_apis(
+    stack: RunningStack, tmp_path: Path
+) -> None:
+    load = ("--requests", "4", "--concurrency", "2", "--max-new-tokens", "64")
+    results = {}
+    for flags in (
+        ("--target", stack.addresses["grpc"]),
+        ("--url", f"http://{stack.addresses['http']}/v1"),
+    ):
+        file = tmp_path / "result.json"
+        done = run("bench", *flags, *load, "--speculation", "both", "--json", str(file))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "times the tokens/s with speculation" in done.stdout
+        assert "\x1b" not in done.stdout
+        results[flags[0]] = json.loads(file.read_text())["speculation"]
+    for found in results.values():
+        on, off = found["on"], found["off"]
+        assert on["requests"] == off["requests"] == 4
+        assert on["output_tokens"] == off["output_tokens"] > 0
+        assert on["mean_acceptance_length"] > 1
+        assert off["acceptance_rate"] is None
+        for latency in ("TTFT", "ITL", "TPOT", "E2E"):
+            percentiles = on["latency_ms"][latency]
+            assert 0 <= percentiles["p50"] <= percentiles["p90"] <= percentiles["p99"]
+    assert results["--target"]["on"]["output_tokens"] == results["--url"]["on"]["output_tokens"]
+
+
+def test_bench_counts_what_the_server_refuses(stack: RunningStack, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": [1 << 30]}))
+    for flags, reason in (
+        (("--target", stack.addresses["grpc"]), "INVALID_ARGUMENT: "),
+        (("--url", f"http://{stack.addresses['http']}/v1"), "HTTP 400: "),
+    ):
+        done = run("bench", *flags, "--workload", str(prompts), "--rate", "50", "--requests", "2")
+        assert done.returncode == 1
+        [line] = done.stderr.splitlines()
+        assert line.startswith(f"tandem bench: 2 requests failed: {reason}")
+
+
+def test_doctor_finds_the_gateway_and_what_it_serves(stack: RunningStack) -> None:
+    shown = run_in_terminal("doctor", "--target", stack.addresses["grpc"])
+    assert f"gateway {stack.addresses['grpc']}: serves model (1 verifiers)" in shown
+    assert "\x1b[32mok  \x1b[0m" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "until"), [("top", "gateways"), ("bench", "0:00:01"), ("generate", "\n")]
+)
+def test_ctrl_c_in_a_terminal_ends_without_a_traceback(
+    stack: RunningStack, name: str, until: str
+) -> None:
+    flags = {
+        "top": (stack.addresses["http"],),
+        "bench": ("--target", stack.addresses["grpc"], "--seconds", "600", "--concurrency", "1"),
+        # Random ids at a high temperature: no end token comes soon.
+        "generate": (
+            *("--target", stack.addresses["grpc"], "--token-ids", "50,51,52"),
+            *("--temperature", "50", "--no-speculation"),
+        ),
+    }
     with pseudo_terminal() as terminal:
         process = subprocess.Popen(
-            command("top", stack.addresses["http"]),
+            command(name, *flags[name]),
             stdout=terminal.descriptor,
             stderr=terminal.descriptor,
             env=ENVIRON,
         )
         try:
-            terminal.wait_for("gateways", stack.addresses["http"])
+            terminal.wait_for(until)
             process.send_signal(signal.SIGINT)
             assert process.wait(60.0) == 130
         finally:
             process.kill()
             process.wait()
     assert "Traceback" not in terminal.shown
-    # The screen of before is back.
-    assert terminal.shown.rindex("\x1b[?1049l") > terminal.shown.rindex("\x1b[?1049h")
+    # A hidden cursor, or another screen, is not left behind.
+    for hide, show in (("\x1b[?25l", "\x1b[?25h"), ("\x1b[?1049h", "\x1b[?1049l")):
+        assert terminal.shown.rfind(show) >= terminal.shown.rfind(hide)

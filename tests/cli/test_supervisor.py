@@ -147,8 +147,8 @@ async def test_a_service_that_is_never_ready_is_an_error_and_killed(
     supervisor: Start, service: Service, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "drafter.silent").touch()
-    hasty = dataclasses.replace(FAST, start_timeout_s=2)
-    with pytest.raises(StartError, match=r"drafter was not ready within 2 s"):
+    hasty = dataclasses.replace(FAST, start_timeout_s=4)
+    with pytest.raises(StartError, match=r"drafter was not ready within 4 s"):
         await supervisor(hasty).start([service("drafter")])
     with pytest.raises(ProcessLookupError):
         os.kill(pid_of("drafter", capfd), 0)

@@ -116,7 +116,7 @@ async def test_a_forgotten_sequence_is_replayed_within_the_call(
     # So long a text is drafted from when it is indexed.
     indexing = drafter.drafter.servicer.engine.indexer.task
     assert indexing is not None
-    await asyncio.wait_for(indexing, 20)
+    await asyncio.wait_for(indexing, 60)
     assert await client.propose(sequence, text, max_draft_tokens=5) == expected(
         text, DrafterParams(), 5
     )

@@ -16,6 +16,7 @@ from drafter.ngram.table import MAX_TEXT_TOKENS
 from tandem.v1 import drafter_pb2 as pb
 from tandem.v1 import drafter_pb2_grpc as rpc
 from tests.drafter.deltas import replay
+from tests.processor_speed import slowness
 
 ROOT = Path(__file__).parents[2]
 LONGEST_BLOCK_S = 0.05
@@ -43,7 +44,7 @@ class LoopTimedDrafter:
         assert self.command("settle") == "done"
         worst_s = float(self.command("worst"))
         print(f"{work}: {1000 * worst_s:.1f} ms")
-        assert worst_s < LONGEST_BLOCK_S, work
+        assert worst_s < LONGEST_BLOCK_S * slowness(), work
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import servicekit
 
 _OWN_FOLDERS = (gateway.__path__[0], servicekit.__path__[0])
 
-#: The limit, which holds on a slow machine too.
+#: The limit; on a slow processor, `tests.processor_speed` allows more.
 MAX_BUSY_S = 0.05
 
 

@@ -25,6 +25,7 @@ from tests.gateway.threaded_verifier import (
     one_token,
     threaded_verifiers,
 )
+from tests.processor_speed import slowness
 
 pytestmark = pytest.mark.stand_in
 
@@ -126,7 +127,7 @@ async def test_the_largest_requests_do_not_block_the_loop(
         await running.gateway.stop()
     ends = [response for response in responses if response.WhichOneof("event") == "finished"]
     assert len(ends) == (request.n or 1)
-    assert longest_s < MOST_BLOCKED_S
+    assert longest_s < MOST_BLOCKED_S * slowness()
 
 
 async def test_text_that_is_too_long_does_not_block_the_loop(start_gateway: StartGateway) -> None:
@@ -137,7 +138,7 @@ async def test_text_that_is_too_long_does_not_block_the_loop(start_gateway: Star
         longest_s, responses = await longest_turn(running, lambda address: call(address, request))
         await running.gateway.stop()
     assert responses == []
-    assert longest_s < MOST_BLOCKED_S
+    assert longest_s < MOST_BLOCKED_S * slowness()
 
 
 async def test_many_small_calls_at_once_do_not_block_the_loop(
@@ -154,7 +155,7 @@ async def test_many_small_calls_at_once_do_not_block_the_loop(
         longest_s, num_models = await longest_turn(running, list_models)
         await running.gateway.stop()
     assert num_models == 500
-    assert longest_s < MOST_BLOCKED_S
+    assert longest_s < MOST_BLOCKED_S * slowness()
 
 
 def long_output(opened: verifier_pb2.Open) -> Sequence[verifier_pb2.SessionResponse]:
@@ -186,4 +187,4 @@ async def test_long_outputs_do_not_block_the_loop(
         await running.gateway.stop()
     num_tokens = sum(len(response.chunk.token_ids) for response in responses)
     assert num_tokens == 8192 * request.n
-    assert longest_s < MOST_BLOCKED_S
+    assert longest_s < MOST_BLOCKED_S * slowness()

@@ -246,16 +246,6 @@ async def test_a_cancel_closes_the_sequence(
     assert running.sample("tandem_num_requests_waiting") == 0
 
 
-async def test_a_clients_deadline_closes_the_sequence(
-    start_gateway: StartGateway, verifier: ScriptedVerifier
-) -> None:
-    running = await start_gateway(verifiers=[verifier.address])
-    request = gateway_pb2.GenerateRequest(tokens=gateway_pb2.TokenIds(token_ids=[1]))
-    running.stub.Generate(request, timeout=0.05)
-    opened = await verifier.nth("open", 0)
-    assert (await verifier.nth("close", 0)).sequence_id == opened.sequence_id
-
-
 async def test_a_client_whose_connection_breaks_leaves_nothing(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:

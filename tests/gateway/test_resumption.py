@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import retry_after_ms
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
@@ -220,11 +221,12 @@ async def test_a_cancelled_request_waits_for_no_verifier(start_fleet: StartFleet
 
 
 async def test_a_stop_string_in_what_was_decided_ends_the_request(
-    start_fleet: StartFleet, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    start_fleet: StartFleet,
+    model_folder: Path,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet = await start_fleet(2, tokenizer=model_folder)
-    tokenizer = fleet.running.gateway.frontend._tokenizer
-    assert tokenizer is not None
     tokens = tokenizer.encode("STOP and more", max_tokens=20)
     call = fleet.running.call(text="a", stop_sequences=["STOP"])
     lost, opened = await fleet.owner()
@@ -333,7 +335,7 @@ async def test_a_stuck_engines_requests_go_on_elsewhere_and_it_gets_no_others(
 
 
 async def test_the_only_verifier_is_given_more_time(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(1, failover_after_s=0.1, progress_timeout_s=1.0)
+    fleet = await start_fleet(1, failover_after_s=0.1, progress_timeout_s=2.0)
     (verifier,) = fleet.verifiers
     call = fleet.running.call(1)
     await verifier.nth("open", 0)
@@ -342,16 +344,16 @@ async def test_the_only_verifier_is_given_more_time(start_fleet: StartFleet) -> 
     await until(lambda: link.load.is_unresponsive)
     assert verifier.num_ended_sessions == 0
     second = await verifier.nth("open", 1)
-    assert "no progress within 1 s" in [entry.get("reason") for entry in fleet.running.log]
+    assert "no progress within 2 s" in [entry.get("reason") for entry in fleet.running.log]
     verifier.send(verifier.decided(second.sequence_id, 1, [6], finish=STOP))
     assert (await collect(call)).token_ids == [6]
 
 
 async def test_an_idle_verifier_is_not_stuck(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(2, failover_after_s=0.3)
+    fleet = await start_fleet(2, failover_after_s=2.0)
     for verifier in fleet.verifiers:
         verifier.play(lambda opened: [5, 0])
-    await until(lambda: all(verifier.num_load_calls > 10 for verifier in fleet.verifiers))
+    await until(lambda: all(verifier.num_load_calls > 5 for verifier in fleet.verifiers))
     assert not any(link.load.is_unresponsive for link in fleet.running.gateway.fleet.verifiers)
     assert (await fleet.running.generate(1)).token_ids == [5, 0]
     assert [verifier.num_sessions for verifier in fleet.verifiers] == [1, 1]
@@ -431,7 +433,7 @@ async def test_a_choice_that_nobody_takes_in_time_ends_with_unavailable(
     start_fleet: StartFleet,
 ) -> None:
     """Not with the last verifier's refusal: a client may go on elsewhere."""
-    fleet = await start_fleet(2, resume_timeout_s=0.5)
+    fleet = await start_fleet(2, resume_timeout_s=2.0)
     call = fleet.running.call(1)
     lost, first = await fleet.owner()
     lost.send(lost.opened(first.sequence_id), lost.decided(first.sequence_id, 1, [5]))

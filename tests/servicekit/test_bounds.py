@@ -159,7 +159,7 @@ async def test_a_request_that_does_not_come_ends_its_call(start_server: Any, sha
     method = WaitingMethod()
     method.may_answer.set()
     running = await start_server(
-        {shape: getattr(method, shape)}, options=ServerOptions(request_timeout_s=0.2)
+        {shape: getattr(method, shape)}, options=ServerOptions(request_timeout_s=1.0)
     )
     begin = running.method(shape.replace("unary_", "stream_", 1))
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,0 +1,471 @@
+"""The page in a real Chromium, in front of the real services and the bundled model."""
+
+import dataclasses
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import structlog
+from playwright.async_api import Browser, Page, Route, expect
+from playwright.async_api import Error as BrowserError
+from prometheus_client import CollectorRegistry
+
+from examples.demo_model.dataset import rename_identifier
+from gateway.config import GatewayConfig
+from gateway.server import GatewayServer
+from tests.gateway.clients import write_clients
+from tests.integration.pausable_model import PausableModel
+from tests.integration.stack import (
+    LOOPBACK,
+    MODEL,
+    REPOSITORY,
+    Stack,
+    running_stack,
+    verifier_config,
+    wait_until,
+)
+from tests.page.browser import CHROMIUM, open_page, run_to_end, running_chromium, wait_until_usable
+from verifier.build import LoadedModel, load_model
+from verifier.config import VerifierConfig
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        CHROMIUM is None,
+        reason="no Chromium on this machine; .ci/run installs it, as root on Debian",
+    ),
+]
+
+SAMPLES = REPOSITORY / "gateway" / "page" / "static" / "samples.json"
+RENAMES: list[dict[str, Any]] = json.loads(SAMPLES.read_text())["renames"]
+# The sample of which many drafts are rejected.
+HARD_SAMPLE = next(sample["title"] for sample in RENAMES if "rejected" in sample["title"])
+
+# Keeps the whole answers to requests for completions; the browser does not keep those of streams.
+KEEP_ANSWERS = """
+const original = window.fetch;
+window.answers = [];
+window.fetch = async (...request) => {
+  const answer = await original(...request);
+  if (answer.url.endsWith("/v1/completions")) {
+    window.answers.push(answer.clone().text().catch(() => "cancelled"));
+  }
+  return answer;
+};
+"""
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+HTML = "<script>document.title = 1</script><img src=x onerror='document.title = 2'>"
+
+
+@dataclasses.dataclass
+class Visit:
+    """One visit to a page: what the browser reported meanwhile.
+
+    Attributes:
+        messages: errors and warnings on the console, violations of the policy included.
+        hosts: that were asked.
+    """
+
+    page: Page
+    messages: list[str]
+    hosts: set[str]
+
+    async def chunks(self, index: int) -> list[dict[str, Any]]:
+        """The chunks of an answer: 0 is the one that is not timed, 1 that with speculation."""
+        answers = await self.page.evaluate("Promise.all(window.answers)")
+        data = [event.removeprefix("data: ") for event in answers[index].split("\n\n") if event]
+        assert data[-1] == "[DONE]"
+        return [json.loads(each) for each in data[:-1]]
+
+    async def number(self, id_: str) -> str:
+        return await self.page.inner_text(f"#{id_}")
+
+
+@pytest.fixture(scope="module")
+def models() -> list[PausableModel]:
+    """The stack's model."""
+    return []
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(models: list[PausableModel]) -> AsyncIterator[Stack]:
+    def load(config: VerifierConfig) -> LoadedModel:
+        loaded = load_model(config)
+        models.append(PausableModel(loaded.model))
+        return dataclasses.replace(loaded, model=models[0])
+
+    async with running_stack(
+        # Each step waits for its drafts, so that it has the same ones on a busy machine.
+        verifier=verifier_config(allow_trace=True, draft_deadline_s=60.0),
+        gateway={"allow_trace": True, "draft_wait": "always"},
+        load=load,
+    ) as stack:
+        yield stack
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with running_chromium() as browser:
+        yield browser
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def visit(browser: Browser, stack: Stack) -> AsyncIterator[Visit]:
+    """A visit to the stack's page, in which nothing may go wrong and no other host is asked."""
+    visit = await begin_visit(browser, stack.gateway.http_address)
+    yield visit
+    await visit.page.context.close()
+    assert visit.messages == []
+    assert visit.hosts == {stack.gateway.http_address}
+
+
+async def begin_visit(browser: Browser, address: str | None, **options: Any) -> Visit:
+    context = await browser.new_context(**options)
+    await context.add_init_script(KEEP_ANSWERS)
+    visit = Visit(page=await context.new_page(), messages=[], hosts=set())
+    visit.page.on("console", lambda message: visit.messages.append(message.text))
+    visit.page.on("pageerror", lambda error: visit.messages.append(str(error)))
+    visit.page.on("request", lambda request: visit.hosts.add(request.url.split("/")[2]))
+    await open_page(visit.page, address)
+    return visit
+
+
+async def test_every_sample_is_renamed_alike_on_both_sides(visit: Visit) -> None:
+    for sample in RENAMES:
+        await visit.page.select_option("#sample", sample["title"])
+        assert "The texts are the same" in await run_to_end(visit.page)
+        code = "\n".join(sample["source"]) + "\n"
+        expected = rename_identifier(code, sample["old"], sample["new"])
+        assert await visit.page.text_content("#on-text") == expected, sample["title"]
+        assert await visit.page.text_content("#off-text") == expected, sample["title"]
+
+
+async def test_numbers_are_those_of_usage_and_metrics(visit: Visit, stack: Stack) -> None:
+    def drafts() -> tuple[float, float]:
+        prefix = "tandem_spec_decode_num"
+        return (
+            stack.metric("gateway", f"{prefix}_draft_tokens_total"),
+            stack.metric("gateway", f"{prefix}_accepted_tokens_total"),
+        )
+
+    before = drafts()
+    await run_to_end(visit.page)
+    after = drafts()
+    for index, side in ((1, "on"), (2, "off")):
+        usage = (await visit.chunks(index))[-1]["usage"]
+        speculation = usage["speculation"]
+        assert await visit.number(f"{side}-tokens") == str(usage["completion_tokens"])
+        assert await visit.number(f"{side}-steps") == str(speculation["num_steps"])
+        assert await visit.number(f"{side}-drafted") == str(speculation["num_draft_tokens"])
+        assert await visit.number(f"{side}-accepted") == str(speculation["num_accepted_tokens"])
+    drafted = int(await visit.number("on-drafted"))
+    accepted = int(await visit.number("on-accepted"))
+    assert (after[0] - before[0], after[1] - before[1]) == (drafted, accepted)
+    assert accepted > 0
+    assert await visit.number("on-rate") == f"{100 * accepted / drafted:.1f} %"
+    label = await visit.page.get_attribute("#positions", "aria-label")
+    assert label == f"Acceptance by position: {round(100 * accepted / drafted)} % of all drafts"
+
+
+async def test_plots_have_a_bar_per_position_and_step(visit: Visit) -> None:
+    await run_to_end(visit.page)
+    speculation = (await visit.chunks(1))[-1]["usage"]["speculation"]
+
+    async def bars(selector: str) -> int:
+        return (await visit.page.get_attribute(selector, "d") or "").count("Z")
+
+    assert await bars("#positions .on") == sum(
+        count > 0 for count in speculation["accepted_per_position"]
+    )
+    assert await bars("#tokens-per-step .on") == speculation["num_steps"]
+    assert await bars("#depth .drafted") == speculation["num_drafts"]
+    for line in (".on-line", ".off-line"):
+        assert (await visit.page.get_attribute(f"#throughput {line}", "d") or "").count("L") > 2
+
+
+async def test_accepted_and_rejected_drafts_are_marked(visit: Visit) -> None:
+    await visit.page.select_option("#sample", HARD_SAMPLE)
+    await run_to_end(visit.page)
+    reports = [chunk["speculation"] for chunk in await visit.chunks(1) if "speculation" in chunk]
+    tokens = [token for report in reports for token in report["tokens"]]
+    accepted = "".join(token["text"] for token in tokens if token["accepted"])
+    marks = await visit.page.locator("#on-text mark.accepted").all_text_contents()
+    assert "".join(marks) == accepted != ""
+    assert await visit.page.locator("#off-text mark").count() == 0
+    rejected = [
+        "".join(draft["text"] for draft in report["rejected"])
+        for report in reports
+        if report["rejected"]
+    ]
+    shown = await visit.page.locator("#on-text .rejected").evaluate_all(
+        "spans => spans.map(span => span.dataset.text)"
+    )
+    assert rejected
+    assert len(shown) == len(rejected)
+    for text, label in zip(rejected, shown, strict=True):
+        assert label == text.replace("\n", "↵").strip() or (not text.strip() and TIMES in label)
+    first = visit.page.locator("#on-text .rejected").first
+    await visit.page.click("#show-rejected")
+    await expect(first).to_be_hidden()
+
+
+async def test_typed_text_runs_and_markup_in_it_stays_text(visit: Visit) -> None:
+    title = await visit.page.title()
+    prompt = f"<|code|>html = [\n    {HTML!r},\n]\nshow(html)\n<|rename|>html<|to|>lines<|out|>"
+    await visit.page.fill("#prompt", prompt)
+    assert await visit.page.input_value("#sample") == ""
+    await visit.page.fill("#max-tokens", "100")
+    await run_to_end(visit.page)
+    answer = await visit.page.text_content("#on-text") or ""
+    assert "<script>" in answer
+    assert "<img" in answer
+    assert await visit.page.locator("script").count() == 1
+    assert await visit.page.locator("#on-text img, #off-text img").count() == 0
+    assert await visit.page.title() == title
+
+
+async def test_both_sides_may_run_at_the_same_time(visit: Visit) -> None:
+    await visit.page.select_option("#order", "together")
+    assert "The texts are the same" in await run_to_end(visit.page)
+
+
+async def test_a_replay_ends_with_the_same_answers_and_numbers(visit: Visit) -> None:
+    said = await run_to_end(visit.page)
+    text, speed = await visit.page.text_content("#on-text"), await visit.number("on-speed")
+    # In one turn of the browser: the replay ends by itself, too.
+    said_meanwhile = await visit.page.evaluate(
+        """() => {
+          document.getElementById("replay").click();
+          return document.getElementById("status").textContent;
+        }"""
+    )
+    assert "times slower" in said_meanwhile
+    await visit.page.keyboard.press("Escape")
+    await expect(visit.page.locator("#status")).to_have_text(said)
+    assert await visit.page.text_content("#on-text") == text
+    assert await visit.number("on-speed") == speed
+    assert await visit.page.evaluate("window.answers.length") == 3
+
+
+async def test_cancel_frees_the_requests(
+    visit: Visit, stack: Stack, models: list[PausableModel]
+) -> None:
+    [model] = models
+    model.pause_s = 0.2
+    await visit.page.select_option("#order", "together")
+    await visit.page.click("#run")
+    await expect(visit.page.locator("#off-text")).not_to_be_empty()
+    model.may_run.clear()
+    model.pause_s = 0.0
+    try:
+        assert stack.metric("gateway", "tandem_num_requests_running") >= 1
+        await visit.page.click("#cancel")
+        await expect(visit.page.locator("#status")).to_have_text("Cancelled.")
+    finally:
+        model.may_run.set()
+    await stack.check_idle()
+    await wait_until(lambda: stack.metric("gateway", "tandem_num_requests_running") == 0)
+    await run_to_end(visit.page)
+
+
+async def test_the_keyboard_is_enough(visit: Visit) -> None:
+    page = visit.page
+
+    async def tab_to(*ids: str) -> None:
+        for id_ in ids:
+            await page.keyboard.press("Tab")
+            assert await page.evaluate("document.activeElement.id") == id_
+
+    await tab_to("sample")
+    await page.keyboard.press("ArrowDown")
+    assert await page.input_value("#sample") == RENAMES[1]["title"]
+    await tab_to("prompt", "model", "max-tokens", "order", "run")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#status")).to_contain_text("times as fast")
+    await wait_until_usable(page)
+    await tab_to("replay")
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("Escape")
+    await expect(page.locator("#status")).to_contain_text("times as fast")
+    await wait_until_usable(page)
+    await tab_to("show-rejected", "on-text", "off-text")
+
+
+async def test_the_policy_holds(browser: Browser, stack: Stack) -> None:
+    visit = await begin_visit(browser, stack.gateway.http_address)
+    with pytest.raises(BrowserError, match="TrustedHTML"):
+        await visit.page.evaluate("() => { document.body.innerHTML = '<b>bold</b>' }")
+    with pytest.raises(BrowserError, match="Failed to fetch"):
+        await visit.page.evaluate("() => fetch('http://192.0.2.1/')")
+    assert any("Content Security Policy" in message for message in visit.messages)
+    await visit.page.context.close()
+
+
+async def test_an_error_is_one_line(browser: Browser, stack: Stack) -> None:
+    visit = await begin_visit(browser, stack.gateway.http_address)
+    error = visit.page.locator("#error")
+    await visit.page.fill("#prompt", "word " * 2100)
+    await visit.page.click("#run")
+    await expect(error).to_contain_text("Error: ")
+    assert "\n" not in await error.inner_text()
+    assert "limit" in await error.inner_text()
+    assert await visit.page.inner_text("#status") == ""
+    await visit.page.context.set_offline(True)
+    await visit.page.fill("#prompt", "word")
+    await visit.page.fill("#max-tokens", "8")
+    await wait_until_usable(visit.page)
+    await visit.page.click("#run")
+    await expect(error).to_have_text("Error: the gateway cannot be reached")
+    await visit.page.context.set_offline(False)
+    await wait_until_usable(visit.page)
+    await run_to_end(visit.page)
+    assert await error.inner_text() == ""
+    await visit.page.context.close()
+
+
+async def test_events_are_read_however_the_network_cuts_them(visit: Visit) -> None:
+    events = ["first", "zwölf € 🦀", "[DONE]"]
+    text = "".join(f"data: {event}\n\n" for event in events)
+    for size in (1, 3, 7, len(text.encode())):
+        read = await visit.page.evaluate(
+            """async ([text, size]) => {
+              const { readEvents } = await import("/page/completions.js");
+              const bytes = new TextEncoder().encode(text);
+              const body = new ReadableStream({
+                start(controller) {
+                  for (let i = 0; i < bytes.length; i += size) {
+                    controller.enqueue(bytes.slice(i, i + size));
+                  }
+                  controller.close();
+                },
+              });
+              const events = [];
+              for await (const event of readEvents(body)) events.push(event);
+              return events;
+            }""",
+            [text, size],
+        )
+        assert read == events
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ('data: {"error": {"message": "no verifier serves"}}\n\n', "Error: no verifier serves"),
+        ('data: {"choices": [{"text": "half"}]}\n\n', "Error: the answer broke off"),
+        ("", "Error: the answer broke off"),
+    ],
+)
+async def test_an_answer_that_fails_midway_is_an_error(visit: Visit, body: str, line: str) -> None:
+    async def answer(route: Route) -> None:
+        await route.fulfill(content_type="text/event-stream", body=body)
+
+    await visit.page.route("**/v1/completions", answer)
+    await visit.page.click("#run")
+    await expect(visit.page.locator("#error")).to_have_text(line)
+    await wait_until_usable(visit.page)
+    assert await visit.page.inner_text("#status") == ""
+
+
+async def test_a_key_is_asked_for_and_kept_nowhere(
+    browser: Browser, stack: Stack, tmp_path: Path
+) -> None:
+    gateway = GatewayServer(
+        GatewayConfig(
+            server=LOOPBACK,
+            http_listen="127.0.0.1:0",
+            tokenizer=MODEL,
+            drafters=[stack.drafter.server.address],
+            verifiers=[stack.verifier.server.address],
+            clients=write_clients(tmp_path / "clients.yaml", a={"tokens": ["secret"]}),
+            draft_wait="always",
+        ),
+        registry=CollectorRegistry(),
+        logger=structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()]),
+    )
+    try:
+        await gateway.start()
+        await gateway.wait_until_serving()
+        visit = await begin_visit(browser, gateway.http_address)
+        page, error = visit.page, visit.page.locator("#error")
+        await expect(error).to_have_text("This gateway needs an API key.")
+        assert await page.evaluate("document.activeElement.id") == "key"
+        await page.fill("#key", "wrong")
+        await page.click("#run")
+        await wait_until_usable(page)
+        await expect(error).to_have_text("This gateway needs an API key.")
+        await page.fill("#key", "secret")
+        await page.select_option("#sample", HARD_SAMPLE)
+        await run_to_end(page)
+        assert await error.inner_text() == ""
+        # This gateway allows no traces: how many were rejected is known, which is not.
+        shown = await page.locator("#on-text .rejected").evaluate_all(
+            "spans => spans.map(span => span.dataset.text)"
+        )
+        assert shown
+        assert all(re.fullmatch(rf"{TIMES}\d+", label) for label in shown)
+        assert await page.evaluate("localStorage.length + sessionStorage.length") == 0
+        assert await page.context.cookies() == []
+        assert all("401" in message for message in visit.messages)
+        await page.reload()
+        assert await page.input_value("#key") == ""
+        await page.context.close()
+    finally:
+        await gateway.stop()
+
+
+async def test_dark_and_light_are_readable_and_a_phone_scrolls_one_way(
+    browser: Browser, stack: Stack
+) -> None:
+    for scheme in ("light", "dark"):
+        visit = await begin_visit(
+            browser,
+            stack.gateway.http_address,
+            color_scheme=scheme,
+            viewport={"width": 360, "height": 740},
+        )
+        await visit.page.select_option("#sample", HARD_SAMPLE)
+        await run_to_end(visit.page)
+        ground = await colour(visit.page, "body", "backgroundColor")
+        assert (luminance(ground) > 0.5) == (scheme == "light")
+        for selector, behind in (
+            ("body", "body"),
+            ("#on-text mark", "#on-text mark"),
+            (".rejected-sample", "body"),
+            ("figcaption", "body"),
+            ("#run", "#run"),
+        ):
+            text = await colour(visit.page, selector, "color")
+            under = await colour(visit.page, behind, "backgroundColor")
+            assert contrast(text, under) >= 4.5, (scheme, selector)
+        assert await visit.page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert visit.messages == []
+        await visit.page.context.close()
+
+
+async def colour(page: Page, selector: str, name: str) -> tuple[float, ...]:
+    """A computed colour: red, green, blue, from 0 to 1."""
+    value = await page.locator(selector).first.evaluate(
+        "(element, name) => getComputedStyle(element)[name]", name
+    )
+    return tuple(int(part) / 255 for part in re.findall(r"\d+", value)[:3])
+
+
+def luminance(colour: tuple[float, ...]) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Contrast ratio, as WCAG 2 defines it."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
