@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import sys
 
 from prometheus_client import CollectorRegistry
@@ -11,20 +12,24 @@ from drafter.server import DrafterServer
 from servicekit.config import load_config
 from servicekit.logs import configure_logs, get_logger
 from servicekit.process import run, serve_until_signalled
+from servicekit.tracing import tracing
 
 
 async def serve(config: DrafterConfig) -> None:
     """Serves until signalled, or until the upkeep fails."""
-    drafter = DrafterServer(config, registry=CollectorRegistry(), logger=get_logger(SERVICE))
-    await drafter.start()
-    # The compiler's hundred thousand objects live as long as the process: each collection would
-    # traverse them and stop the event loop for tens of milliseconds.
-    gc.freeze()
-    upkeep = asyncio.create_task(drafter.run_forever())
-    try:
-        await serve_until_signalled(drafter.server, drain=drafter.drain, failed=upkeep)
-    finally:
-        upkeep.cancel()
+    with tracing(SERVICE, os.environ) as spans:
+        drafter = DrafterServer(
+            config, registry=CollectorRegistry(), logger=get_logger(SERVICE), spans=spans
+        )
+        await drafter.start()
+        # The compiler's hundred thousand objects live as long as the process: each collection would
+        # traverse them and stop the event loop for tens of milliseconds.
+        gc.freeze()
+        upkeep = asyncio.create_task(drafter.run_forever())
+        try:
+            await serve_until_signalled(drafter.server, drain=drafter.drain, failed=upkeep)
+        finally:
+            upkeep.cancel()
 
 
 def main() -> int:

@@ -4,14 +4,16 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from drafter.batch.engine import DraftEngine
-from drafter.config import DrafterConfig
+from drafter.config import SERVICE, DrafterConfig
 from drafter.errors import ERROR_TABLE
 from drafter.history.pool_drafts import PoolDrafts
 from drafter.history.store import HistoryStore
+from drafter.history_spans import HistorySpans
 from drafter.metrics import DrafterMetrics
 from drafter.pools.keeper import PoolKeeper
 from drafter.pools.snapshotter import Snapshotter
@@ -21,6 +23,9 @@ from drafter.warm_up import warm_up
 from servicekit.logs import Logger
 from servicekit.server import Server
 from tandem.v1 import limits_pb2
+
+if TYPE_CHECKING:
+    from servicekit.spans import Spans
 
 
 class DrafterServer:
@@ -42,10 +47,21 @@ class DrafterServer:
         registry: CollectorRegistry,
         logger: Logger,
         clock: Callable[[], float] = time.monotonic,
+        spans: "Spans | None" = None,
     ) -> None:
-        """Builds it; no port is bound before `start`. `clock` returns seconds, monotonic."""
+        """Builds it; no port is bound before `start`.
+
+        Args:
+            clock: returns seconds, monotonic.
+            spans: records the histories; None: nothing does.
+        """
         metrics = DrafterMetrics(registry)
-        self.store = HistoryStore(config.store_limits(), clock=clock, on_eviction=metrics.count)
+        self.store = HistoryStore(
+            config.store_limits(),
+            clock=clock,
+            on_eviction=metrics.count,
+            watcher=None if spans is None else HistorySpans(spans),
+        )
         self.pools = PoolStore(
             config.pool_limits(),
             clock=clock,
@@ -82,6 +98,7 @@ class DrafterServer:
         )
         self.server = Server(
             config.server,
+            service=SERVICE,
             service_names=[SERVICE_NAME],
             error_table=ERROR_TABLE,
             registry=registry,

@@ -1,6 +1,7 @@
 """`python -m gateway`: runs one gateway until SIGTERM or SIGINT."""
 
 import gc
+import os
 import sys
 
 from prometheus_client import CollectorRegistry
@@ -10,6 +11,7 @@ from gateway.server import GatewayServer
 from servicekit.config import load_config
 from servicekit.logs import configure_logs, get_logger
 from servicekit.process import run, serve_until_signalled
+from servicekit.tracing import tracing
 
 # The event loop waits this long while a thread detokenises; the default is 5 ms.
 _SWITCH_INTERVAL_S = 0.0005
@@ -18,21 +20,24 @@ _SWITCH_INTERVAL_S = 0.0005
 async def serve(config: GatewayConfig) -> None:
     """Serves until signalled; ready once a verifier is connected."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    gateway = GatewayServer(config, registry=CollectorRegistry(), logger=get_logger(SERVICE))
-    try:
-        await gateway.start()
-        # Objects loaded so far live as long as the process: every garbage collection would scan
-        # them and block the event loop.
-        gc.freeze()
-        await gateway.wait_until_serving()
-        await serve_until_signalled(
-            gateway.server,
-            drain=gateway.drain,
-            ready_line=gateway.ready_line,
-            failed=gateway.failed,
+    with tracing(SERVICE, os.environ) as spans:
+        gateway = GatewayServer(
+            config, registry=CollectorRegistry(), logger=get_logger(SERVICE), spans=spans
         )
-    finally:
-        await gateway.stop()
+        try:
+            await gateway.start()
+            # Objects loaded so far live as long as the process: every garbage collection would
+            # scan them and block the event loop.
+            gc.freeze()
+            await gateway.wait_until_serving()
+            await serve_until_signalled(
+                gateway.server,
+                drain=gateway.drain,
+                ready_line=gateway.ready_line,
+                failed=gateway.failed,
+            )
+        finally:
+            await gateway.stop()
 
 
 def main() -> int:

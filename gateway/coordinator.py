@@ -32,8 +32,8 @@ from gateway.errors import (
     from_verifier,
 )
 from gateway.generation.delivery import Delivery
-from gateway.generation.generation import Generation
-from gateway.messages.response import FinishReason, Step
+from gateway.generation.generation import Generation, Resume
+from gateway.messages.response import FinishReason
 from gateway.messages.verifier import (
     Decided,
     DrafterState,
@@ -126,7 +126,6 @@ class Coordinator:
 
     def _publish(self, generations: Sequence[Generation]) -> None:
         """Shows what was decided to the clients, and counts it."""
-        counted: list[Step] = []
         for generation in generations:
             if generation.is_over:
                 continue
@@ -138,17 +137,17 @@ class Coordinator:
                 generation.fail(error)
                 self.close(generation)
                 continue
-            if steps and not had_started:
-                self._metrics.count_prompt(generation.prompt_length)
-            counted += steps
+            metrics = self._metrics.of_model(generation.request.model_id)
+            if steps:
+                if not had_started:
+                    metrics.count_prompt(generation.prompt_length)
+                metrics.count_steps(steps)
             if generation.finish_reason is not FinishReason.UNFINISHED:
-                self._metrics.count_end(generation.finish_reason)
-                self._metrics.observe_acceptance(generation.usage())
+                metrics.count_end(generation.finish_reason)
+                metrics.observe_acceptance(generation.usage())
                 # After a stop string the verifier still generates; otherwise it is done already,
                 # or waits for what the pool keeps.
                 self.close(generation)
-        if counted:
-            self._metrics.count_steps(counted)
 
     # Requests come and go.
 
@@ -206,7 +205,8 @@ class Coordinator:
             self._sequences.forget(sequence)
         if not generation.is_over:
             generation.cancel()
-            self._metrics.count_end(FinishReason.CANCELLED)
+            metrics = self._metrics.of_model(generation.request.model_id)
+            metrics.count_end(FinishReason.CANCELLED)
         self._sequences.close(generation)
 
     def is_running(self, generation: Generation) -> bool:
@@ -245,8 +245,13 @@ class Coordinator:
                 )
             if not generation.num_resumes:
                 generation.num_cached_tokens = event.num_cached_tokens
-            if sequence.displaced is not None:
-                self._metrics.count_resume(sequence.displaced.reason)
+            if generation.admitted_at_s is None:
+                generation.admitted_at_s = time.monotonic()
+            if (displaced := sequence.displaced) is not None:
+                self._metrics.count_resume(displaced.reason)
+                generation.resumes.append(
+                    Resume(time.monotonic(), displaced.reason, sequence.verifier.name)
+                )
                 sequence.displaced = None
             self._sequences.set_running(sequence)
         elif isinstance(event, Rejected):
@@ -314,8 +319,8 @@ class Coordinator:
 
     def on_verifier_up(self, verifier: VerifierLink) -> None:
         """VerifierListener: requests can be routed to it."""
-        if verifier.welcome is not None:
-            self._metrics.expect_positions(verifier.welcome.max_num_speculative_tokens)
+        if (welcome := verifier.welcome) is not None:
+            self._metrics.expect_model(welcome.model_id, welcome.max_num_speculative_tokens)
         self.on_verifiers_changed()
         self._resumption.wake()
 

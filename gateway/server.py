@@ -5,6 +5,7 @@ import functools
 import secrets
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -14,7 +15,7 @@ from gateway.api.grpc_service import SERVICE_NAME, GenerationServicer
 from gateway.api.http import HttpListener
 from gateway.api.openai.service import OpenAiApi
 from gateway.api.unread_watch import UnreadWatch
-from gateway.config import GatewayConfig
+from gateway.config import SERVICE, GatewayConfig
 from gateway.coordinator import Coordinator
 from gateway.errors import ERROR_TABLE
 from gateway.messages.verifier import DraftWait
@@ -40,6 +41,9 @@ from servicekit.tls import channel_credentials
 from servicekit.watched_files import WatchedFiles
 from tandem.v1 import gateway_pb2_grpc, limits_pb2
 
+if TYPE_CHECKING:
+    from servicekit.spans import Spans
+
 
 class GatewayServer:
     """One gateway.
@@ -57,11 +61,13 @@ class GatewayServer:
         registry: CollectorRegistry,
         logger: Logger,
         resolve: Resolve = resolve_host,
+        spans: "Spans | None" = None,
     ) -> None:
         """Builds it, inside the event loop; nothing is bound before `start`.
 
         Args:
             resolve: resolves the names of verifiers and drafters.
+            spans: records the requests; None: nothing does.
 
         Raises:
             ConfigError: a tokenizer cannot be loaded, or the credentials cannot be used.
@@ -99,11 +105,13 @@ class GatewayServer:
             max_waiting_tokens=config.max_waiting_tokens,
             metrics=metrics,
             logger=logger,
+            spans=spans,
         )
         self._clients: WatchedFiles[KnownClients] | None = None
         self._authenticator = Authenticator(None if config.clients is None else self._known_clients)
         self.server = Server(
             config.server,
+            service=SERVICE,
             service_names=[SERVICE_NAME],
             error_table=ERROR_TABLE,
             registry=registry,

@@ -14,12 +14,16 @@ Knows nothing of what the services do: it could be its own project.
     watched_files   files that are read again when they change
     discovery       the replicas that DNS names stand for
     tls             credentials from files; plaintext only on loopback or where a flag allows it
+    tracing, spans  OpenTelemetry, where it is on; trace_context is the caller's span
     config          flags, environment and YAML into one validated model
     errors          domain exceptions to gRPC statuses and back
     address, limits, logs
 """
 
 import os
+
+#: Of Tandem; pyproject.toml has the same.
+VERSION = "0.1.0"
 
 # By default gRPC's core writes a line to stderr for every connection that ends. It reads this
 # variable when it is first imported.

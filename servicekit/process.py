@@ -1,7 +1,7 @@
 """The life of a server process: its signals, its drain and its exit code.
 
     async def serve(options: Options) -> None:
-        server = Server(options.server, service_names=[...], ...)
+        server = Server(options.server, service="mine", service_names=[...], ...)
         add_MyServiceServicer_to_server(servicer, server.grpc)
         async with server:  # starts it; stops it also if something fails before it serves
             await serve_until_signalled(server, drain=servicer.drain)

@@ -13,9 +13,16 @@ from typing import Self
 
 import grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+)
 
-from servicekit import health
+from servicekit import VERSION, health
 from servicekit.address import Address, parse_address
 from servicekit.config import ChannelOptions, ConfigError, ServerOptions
 from servicekit.errors import ErrorTable
@@ -61,6 +68,7 @@ class Server:
         self,
         options: ServerOptions,
         *,
+        service: str,
         service_names: Sequence[str],
         error_table: ErrorTable,
         registry: CollectorRegistry,
@@ -72,7 +80,8 @@ class Server:
 
         Args:
             options: the server's part of a service's configuration.
-            service_names: the services that it will offer.
+            service: the process's name.
+            service_names: the gRPC services that it will offer.
             error_table: which exception becomes which status.
             registry: where the metrics are registered.
             logger: for errors that callers do not see.
@@ -102,7 +111,14 @@ class Server:
         )
         if self.certificate is not None:
             self._export_expiry("server", self.certificate)
-        ProcessCollector(registry=registry)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=registry)
+        Gauge(
+            "tandem_build_info",
+            "1; which service, and its version.",
+            ["service", "version"],
+            registry=registry,
+        ).labels(service, VERSION).set(1)
         self._health = health.HealthServicer([*service_names, health.SERVICE_NAME])
         Gauge(
             "tandem_serving", "1 while health says SERVING, else 0.", registry=registry

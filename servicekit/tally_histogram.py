@@ -23,7 +23,7 @@ class _Tally:
 
 
 class TallyHistogram(Collector):
-    """A histogram metric with at most one label, whose values are known. For any thread."""
+    """A histogram metric with at most one label. For any thread."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class TallyHistogram(Collector):
             bounds: inclusive upper bounds of the buckets, ascending; +Inf is added.
             registry: where it is registered.
             label: its name; "": no label.
-            label_values: all of them.
+            label_values: those whose series exist from the beginning.
         """
         self._name = name
         self._documentation = documentation
@@ -53,6 +53,12 @@ class TallyHistogram(Collector):
         self._tallies = {value: _Tally(len(bounds) + 1) for value in label_values}
         registry.register(self)
 
+    def add_label_value(self, label_value: str) -> None:
+        """Begins the series of a label's value, if there is none."""
+        with self._lock:
+            if label_value not in self._tallies:
+                self._tallies[label_value] = _Tally(len(self._bounds) + 1)
+
     def observe(self, value: float, label_value: str = "") -> None:
         """Counts a value, 0 or more."""
         with self._lock:
@@ -60,10 +66,10 @@ class TallyHistogram(Collector):
             tally.counts[bisect_left(self._bounds, value)] += 1
             tally.sum += value
 
-    def observe_all(self, values: Iterable[float]) -> None:
-        """Counts the values, each 0 or more, of a metric without a label."""
+    def observe_all(self, values: Iterable[float], label_value: str = "") -> None:
+        """Counts the values, each 0 or more."""
         with self._lock:
-            tally = self._tallies[""]
+            tally = self._tallies[label_value]
             for value in values:
                 tally.counts[bisect_left(self._bounds, value)] += 1
                 tally.sum += value

@@ -6,6 +6,7 @@ import sys
 from servicekit.config import ConfigError, load_config
 from servicekit.logs import configure_logs
 from servicekit.process import run
+from servicekit.tracing import tracing
 from verifier.config import SERVICE, VerifierConfig
 from verifier.server import serve
 from verifier.tensor_parallel.launch import loopback_variables, read_launch
@@ -26,7 +27,12 @@ def main() -> int:
         from verifier.follower import follow
 
         return follow(config, launch)
-    return run(lambda: serve(config, launch))
+
+    async def main() -> None:
+        with tracing(SERVICE, os.environ) as spans:
+            await serve(config, launch, spans)
+
+    return run(main)
 
 
 if __name__ == "__main__":

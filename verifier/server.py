@@ -31,6 +31,7 @@ from verifier.structured.grammars import Grammars
 from verifier.tensor_parallel.launch import Launch
 
 if TYPE_CHECKING:
+    from servicekit.spans import Spans
     from verifier.tensor_parallel.leader import Leader
 
 SERVICE_NAME = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
@@ -59,11 +60,13 @@ class VerifierServer:
         registry: CollectorRegistry,
         logger: Logger,
         resolve: Resolve = resolve_host,
+        spans: "Spans | None" = None,
     ) -> None:
         """Builds it; nothing is bound before `start`.
 
         Args:
             resolve: resolves the names of drafters.
+            spans: records the sequences; None: nothing does.
         """
         self.engine: Engine | None = None
         self._grammars: Grammars | None = None
@@ -72,6 +75,7 @@ class VerifierServer:
         self._logger = logger
         self.server = Server(
             config.server,
+            service=SERVICE,
             service_names=[SERVICE_NAME],
             error_table=ERROR_TABLE,
             registry=registry,
@@ -90,6 +94,7 @@ class VerifierServer:
             admits_drafter=self._admitted.admit,
             max_session_event_bytes=config.max_session_event_bytes,
             allow_score=config.allow_score,
+            spans=spans,
         )
         verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self.servicer, self.server.grpc)
 
@@ -167,11 +172,14 @@ class VerifierServer:
         self.server.set_alive(is_alive)
 
 
-async def serve(config: VerifierConfig, launch: Launch | None = None) -> None:
+async def serve(
+    config: VerifierConfig, launch: Launch | None = None, spans: "Spans | None" = None
+) -> None:
     """Serves until signalled.
 
     Args:
         launch: if this process is rank 0 of several.
+        spans: records the sequences; None: nothing does.
 
     Raises:
         ConfigError: cannot start.
@@ -180,22 +188,24 @@ async def serve(config: VerifierConfig, launch: Launch | None = None) -> None:
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     if launch is None:
-        await _serve(config, None)
+        await _serve(config, None, spans)
         return
     # With torch, which one process alone may never need.
     from verifier.tensor_parallel.leader import Leader
 
     leader = Leader(launch)
     try:
-        await _serve(config, leader)
+        await _serve(config, leader, spans)
     except BaseException as error:
         leader.fail(error)
         raise
     await asyncio.to_thread(leader.stop)
 
 
-async def _serve(config: VerifierConfig, leader: "Leader | None") -> None:
-    verifier = VerifierServer(config, registry=CollectorRegistry(), logger=get_logger(SERVICE))
+async def _serve(config: VerifierConfig, leader: "Leader | None", spans: "Spans | None") -> None:
+    verifier = VerifierServer(
+        config, registry=CollectorRegistry(), logger=get_logger(SERVICE), spans=spans
+    )
     try:
         engine = await verifier.start(lambda config: load_model(config, leader))
     except BaseException as error:

@@ -21,6 +21,9 @@ from tandem.v1 import drafter_pb2, gateway_pb2, limits_pb2, sampling_pb2, verifi
 #: A drafter that verifiers may talk to, and that is never there.
 ABSENT_DRAFTER = "127.0.0.1:1"
 
+#: A span that no service has made.
+TRACE_PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
 # One in `_RARELY` repeated fields is filled to its limit or one beyond. Limits over `_LARGE` are
 # used once in `_RARELY_LARGE` times, else `_LARGE`.
 _RARELY = 25
@@ -297,6 +300,7 @@ def _command(draw: random.Random, _index: int) -> verifier_pb2.Command:
                     ignore_eos=True,
                     draft_wait=draw.choice((0, 1, 2, 2, 3)),  # type: ignore[arg-type]
                     cache_salt=draw.choice(("", "a")),
+                    trace_parent=draw.choice(("", "", "", TRACE_PARENT, "00-1")),
                 )
             )
             if draw.random() < 0.3:

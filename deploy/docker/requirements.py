@@ -1,4 +1,4 @@
-"""Prints the requirements of a service's extra: `python requirements.py pyproject.toml drafter`.
+"""Prints the requirements of extras: `python requirements.py pyproject.toml drafter otel`.
 
 Follows extras of Tandem itself. Tandem is not printed: an image holds the folders of one service,
 not the whole distribution.
@@ -16,7 +16,7 @@ _OWN = re.compile(r"\[([^\]]*)\]")
 
 
 def requirements(project: dict[str, Any], extra: str) -> Iterator[str]:
-    """The requirements of the extra, without those of every client.
+    """The requirements of an extra, without those of every client.
 
     Raises:
         KeyError: there is no such extra.
@@ -32,9 +32,10 @@ def requirements(project: dict[str, Any], extra: str) -> Iterator[str]:
 
 def main() -> None:
     """Prints one requirement per line."""
-    pyproject, extra = sys.argv[1:]
+    pyproject, *extras = sys.argv[1:]
     project = tomllib.loads(Path(pyproject).read_text())["project"]
-    for requirement in [*project["dependencies"], *requirements(project, extra)]:
+    of_extras = [each for extra in extras for each in requirements(project, extra)]
+    for requirement in [*project["dependencies"], *of_extras]:
         print(requirement)
 
 

@@ -24,7 +24,7 @@ ARG PIP_CERT
 # pip has its own environment, so the result has no pip. The packages' test suites are removed.
 RUN python3 -m venv installer \
     && python3 -m venv --without-pip /opt/tandem \
-    && python3 requirements.py pyproject.toml verifier > requirements.txt \
+    && python3 requirements.py pyproject.toml verifier otel > requirements.txt \
     && installer/bin/pip --python /opt/tandem/bin/python install --no-cache-dir \
         --constraint constraints.txt --requirement requirements.txt \
     && find /opt/tandem -type d -name tests -prune -exec rm -rf {} +

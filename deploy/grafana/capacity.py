@@ -106,6 +106,7 @@ _DRAFTERS = Row(
             title="Memory",
             description="Histories and shared pools, with their indexes; both are bounded.",
             unit="bytes",
+            width=12,
             queries=[
                 Query(
                     expression=gauge("tandem_drafter_history_bytes"),
@@ -118,6 +119,7 @@ _DRAFTERS = Row(
             title="Held",
             description="Sequences with a history, pools, and texts in them.",
             unit="short",
+            width=12,
             queries=[
                 Query(expression=total(gauge("tandem_drafter_sequences")), legend="sequences"),
                 Query(expression=total(gauge("tandem_drafter_pools")), legend="pools"),
@@ -125,9 +127,26 @@ _DRAFTERS = Row(
             ],
         ),
         Panel(
+            title="Pools",
+            description="Texts that pools were fed, and snapshots of pools, by outcome.",
+            unit="short",
+            width=12,
+            queries=[
+                Query(
+                    expression=total(rate("tandem_drafter_pool_feeds_total"), "outcome"),
+                    legend="fed: {{outcome}} / s",
+                ),
+                Query(
+                    expression=total(rate("tandem_drafter_snapshots_total"), "outcome"),
+                    legend="snapshots: {{outcome}} / s",
+                ),
+            ],
+        ),
+        Panel(
             title="Forgotten",
             description="Evicted sequences and texts of pools, because a bound was reached.",
             unit="short",
+            width=12,
             queries=[
                 Query(
                     expression=total(rate("tandem_drafter_evictions_total"), "reason"),

@@ -1,6 +1,17 @@
 """The dashboard *Overview*: traffic, latency, errors, saturation."""
 
-from deploy.grafana.panels import Dashboard, Panel, Query, Row, gauge, quantiles, rate, total
+from deploy.grafana.panels import (
+    MODEL,
+    Dashboard,
+    Panel,
+    Query,
+    Row,
+    gauge,
+    quantiles,
+    rate,
+    recorded,
+    total,
+)
 
 _TRAFFIC = Row(
     title="Traffic",
@@ -11,9 +22,12 @@ _TRAFFIC = Row(
             unit="short",
             queries=[
                 Query(
-                    expression=total(rate("tandem_generation_tokens_total")), legend="generated / s"
+                    expression=total(rate("tandem_generation_tokens_total", MODEL)),
+                    legend="generated / s",
                 ),
-                Query(expression=total(rate("tandem_prompt_tokens_total")), legend="prompt / s"),
+                Query(
+                    expression=total(rate("tandem_prompt_tokens_total", MODEL)), legend="prompt / s"
+                ),
             ],
         ),
         Panel(
@@ -23,7 +37,7 @@ _TRAFFIC = Row(
             queries=[
                 Query(expression=total(rate("tandem_requests_received_total")), legend="received"),
                 Query(
-                    expression=total(rate("tandem_request_success_total"), "finish_reason"),
+                    expression=total(rate("tandem_request_success_total", MODEL), "finish_reason"),
                     legend="ended: {{finish_reason}}",
                 ),
             ],
@@ -56,21 +70,25 @@ _LATENCY = Row(
     panels=[
         Panel(
             title="Time to first token",
-            description="From the arrival of a request to the first token sent.",
+            description=(
+                "From the arrival of a request to the first token sent. The line is the objective "
+                "of 99 %."
+            ),
             unit="s",
-            queries=quantiles("tandem_time_to_first_token_seconds", 0.5, 0.9, 0.99),
+            alarming_over=2.5,
+            queries=quantiles("tandem_time_to_first_token_seconds", 0.5, 0.9, 0.99, matchers=MODEL),
         ),
         Panel(
             title="Inter-token latency",
             description="Gaps between the messages of a choice; one message can hold many tokens.",
             unit="s",
-            queries=quantiles("tandem_inter_token_latency_seconds", 0.5, 0.9, 0.99),
+            queries=quantiles("tandem_inter_token_latency_seconds", 0.5, 0.9, 0.99, matchers=MODEL),
         ),
         Panel(
             title="Whole request",
             description="From the arrival of a request to the last token of a choice.",
             unit="s",
-            queries=quantiles("tandem_e2e_request_latency_seconds", 0.5, 0.9, 0.99),
+            queries=quantiles("tandem_e2e_request_latency_seconds", 0.5, 0.9, 0.99, matchers=MODEL),
         ),
     ],
 )
@@ -90,34 +108,94 @@ _ERRORS = Row(
             ],
         ),
         Panel(
-            title="Shed and resumed",
-            description="Shed requests, and choices that moved to another verifier.",
+            title="Shed",
+            description="Requests that were refused for load or readiness, by reason.",
             unit="reqps",
             queries=[
                 Query(
                     expression=total(rate("tandem_requests_shed_total"), "reason"),
-                    legend="shed: {{reason}}",
-                ),
-                Query(
-                    expression=total(rate("tandem_request_resumes_total"), "reason"),
-                    legend="resumed: {{reason}}",
-                ),
+                    legend="{{reason}}",
+                )
             ],
         ),
         Panel(
             title="Error budgets",
             description=(
                 "Share of bad events in the last hour. The objectives allow 0.5 % of the requests "
-                "to fail, and 1 % of the first tokens to take more than 2.5 s."
+                "to fail, and 1 % of the first tokens to take more than 2.5 s. The line is the "
+                "smaller one."
             ),
             unit="percentunit",
+            alarming_over=0.005,
             queries=[
                 Query(
-                    expression=gauge("tandem:request_errors:ratio_rate1h"), legend="failed requests"
+                    expression=recorded("tandem:request_errors:ratio_rate1h"),
+                    legend="failed requests",
                 ),
                 Query(
-                    expression=gauge("tandem:slow_first_tokens:ratio_rate1h"),
+                    expression=recorded("tandem:slow_first_tokens:ratio_rate1h"),
                     legend="slow first tokens",
+                ),
+            ],
+        ),
+    ],
+)
+
+_FAILURES = Row(
+    title="Failures survived",
+    panels=[
+        Panel(
+            title="Moved to another verifier",
+            description=(
+                "Choices that another verifier went on with, and those that one refused before "
+                "they began, by reason."
+            ),
+            unit="short",
+            queries=[
+                Query(
+                    expression=total(rate("tandem_request_resumes_total"), "reason"),
+                    legend="resumed: {{reason}} / s",
+                ),
+                Query(
+                    expression=total(rate("tandem_request_retries_total"), "reason"),
+                    legend="retried: {{reason}} / s",
+                ),
+            ],
+        ),
+        Panel(
+            title="Late and unread",
+            description=(
+                "Requests whose deadline passed, by what they were doing, and requests whose "
+                "client did not read."
+            ),
+            unit="reqps",
+            queries=[
+                Query(
+                    expression=total(rate("tandem_requests_expired_total"), "phase"),
+                    legend="late: {{phase}}",
+                ),
+                Query(expression=total(rate("tandem_requests_unread_total")), legend="unread"),
+            ],
+        ),
+        Panel(
+            title="Faults",
+            description=(
+                "Tandem's own faults, of which each ended one sequence at most, and invalid "
+                "messages of verifiers. Any is a bug: the log has it."
+            ),
+            unit="short",
+            queries=[
+                Query(
+                    expression=total(rate("tandem_verifier_internal_errors_total"), "phase"),
+                    legend="verifier: {{phase}} / s",
+                ),
+                Query(
+                    expression=total(rate("tandem_drafter_internal_errors_total"), "reason"),
+                    legend="drafter: {{reason}} / s",
+                ),
+                Query(
+                    expression=total(rate("tandem_peer_messages_ignored_total"), "reason"),
+                    legend="message: {{reason}} / s",
                 ),
             ],
         ),
@@ -142,6 +220,7 @@ _SATURATION = Row(
             description="By verifier. When all are in use, sequences wait.",
             unit="percentunit",
             max_value=1,
+            alarming_over=0.95,
             queries=[
                 Query(
                     expression=(
@@ -153,8 +232,9 @@ _SATURATION = Row(
         ),
         Panel(
             title="Certificates",
-            description="Time until they expire. Services load them at start.",
+            description="Time until they expire. An alert comes a week before, at the line.",
             unit="s",
+            alarming_under=7 * 86_400,
             queries=[
                 Query(
                     expression=f"{gauge('tandem_certificate_expiry_timestamp_seconds')} - time()",
@@ -165,9 +245,50 @@ _SATURATION = Row(
     ],
 )
 
+_INSTALLATION = Row(
+    title="Calls and installation",
+    panels=[
+        Panel(
+            title="Calls",
+            description="gRPC calls that ended, by method and status.",
+            unit="reqps",
+            queries=[
+                Query(
+                    expression=total(rate("tandem_rpc_requests_total"), "method", "code"),
+                    legend="{{method}} {{code}}",
+                )
+            ],
+        ),
+        Panel(
+            title="Duration of calls",
+            description="Half of a method's calls take less. Streams last as long as their peers.",
+            unit="s",
+            queries=quantiles("tandem_rpc_duration_seconds", 0.5, by=["method"]),
+        ),
+        Panel(
+            title="Versions and files",
+            description=(
+                "Instances by version: two versions during an update only. And files that were "
+                "read again, by whether they could be used."
+            ),
+            unit="short",
+            queries=[
+                Query(
+                    expression=f"count by (service, version) ({gauge('tandem_build_info')})",
+                    legend="{{service}} {{version}}",
+                ),
+                Query(
+                    expression=total(rate("tandem_file_reloads_total"), "files", "outcome"),
+                    legend="{{files}}: {{outcome}} / s",
+                ),
+            ],
+        ),
+    ],
+)
+
 OVERVIEW = Dashboard(
     uid="tandem-overview",
     title="Tandem / Overview",
     description="Traffic, latency, errors and saturation of all services.",
-    rows=[_TRAFFIC, _LATENCY, _ERRORS, _SATURATION],
+    rows=[_TRAFFIC, _LATENCY, _ERRORS, _FAILURES, _SATURATION, _INSTALLATION],
 )

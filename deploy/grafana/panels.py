@@ -1,7 +1,7 @@
 """Panels as data, and their conversion to Grafana JSON.
 
-Owns the common parts of all dashboards: the variables `datasource` and `namespace`, the grid, the
-style. Knows no metric.
+Owns the common parts of all dashboards: the variables `datasource`, `namespace`, `instance` and
+`model`, the grid, the style. Knows no metric, but for those that list the variables' values.
 """
 
 import json
@@ -23,6 +23,14 @@ _PANEL_HEIGHT = 8
 #: The selector of every query; `All` includes series without a namespace.
 NAMESPACE = 'namespace=~"$namespace"'
 
+#: The selector of metrics; recorded series are of all instances.
+INSTANCE = 'instance=~"$instance"'
+
+#: The selector of metrics by model.
+MODEL = 'model=~"$model"'
+
+_RED, _GREEN = "red", "green"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
@@ -42,6 +50,8 @@ class Panel:
         queries: at least one; a heatmap has exactly one, by `le`.
         stacked: whether the series are parts of a whole.
         max_value: the fixed end of the axis, if any.
+        alarming_over: values over this are bad; a line shows it.
+        alarming_under: values under this are; at most one of the two is given.
     """
 
     title: str
@@ -51,6 +61,8 @@ class Panel:
     stacked: bool = False
     heatmap: bool = False
     max_value: float | None = None
+    alarming_over: float | None = None
+    alarming_under: float | None = None
     width: int = 8
 
 
@@ -78,12 +90,25 @@ class Dashboard:
 
 def rate(metric: str, matchers: str = "") -> str:
     """A counter's rate over Grafana's rate interval."""
-    return f"rate({metric}{{{NAMESPACE}{',' + matchers if matchers else ''}}}[$__rate_interval])"
+    return f"rate({gauge(metric, matchers)}[$__rate_interval])"
 
 
-def gauge(metric: str) -> str:
-    """A gauge, or a recorded series."""
-    return f"{metric}{{{NAMESPACE}}}"
+def gauge(metric: str, matchers: str = "") -> str:
+    """A gauge."""
+    selectors = (NAMESPACE, INSTANCE, matchers) if matchers else (NAMESPACE, INSTANCE)
+    return f"{metric}{{{','.join(selectors)}}}"
+
+
+def recorded(series: str) -> str:
+    """A recorded series."""
+    return f"{series}{{{NAMESPACE}}}"
+
+
+def without_variables(expression: str, rate_interval: str) -> str:
+    """The query of a dashboard that shows all, for Prometheus itself."""
+    for variable in ("namespace", "instance", "model"):
+        expression = expression.replace(f"${variable}", ".*")
+    return expression.replace("$__rate_interval", rate_interval)
 
 
 def total(expression: str, *by: str) -> str:
@@ -91,9 +116,11 @@ def total(expression: str, *by: str) -> str:
     return f"sum by ({', '.join(by)}) ({expression})" if by else f"sum({expression})"
 
 
-def quantiles(histogram: str, *levels: float, by: Sequence[str] = ()) -> list[Query]:
+def quantiles(
+    histogram: str, *levels: float, by: Sequence[str] = (), matchers: str = ""
+) -> list[Query]:
     """A histogram's quantiles over all instances."""
-    kept = total(rate(f"{histogram}_bucket"), "le", *by)
+    kept = total(rate(f"{histogram}_bucket", matchers), "le", *by)
     names = "".join(f"{{{{{label}}}}} " for label in by)
     return [
         Query(
@@ -116,17 +143,9 @@ def to_json(dashboard: Dashboard) -> str:
         .with_variable(
             builders.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
         )
-        .with_variable(
-            builders.QueryVariable("namespace")
-            .label("Namespace")
-            .datasource(_SOURCE)
-            .query("label_values(tandem_requests_received_total, namespace)")
-            .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
-            .multi(True)
-            .include_all(True)
-            .all_value(".*")
-            .current(models.VariableOption(text="All", value="$__all"))
-        )
+        .with_variable(_variable("namespace", "tandem_requests_received_total"))
+        .with_variable(_variable("instance", f"tandem_serving{{{NAMESPACE}}}"))
+        .with_variable(_variable("model", f"tandem_generation_tokens_total{{{NAMESPACE}}}"))
         .link(
             builders.DashboardLink("Tandem")
             .type(models.DashboardLinkType.DASHBOARDS)
@@ -151,6 +170,21 @@ def to_json(dashboard: Dashboard) -> str:
     return json.dumps(page.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 
+def _variable(label: str, series: str) -> builders.QueryVariable:
+    """A label's values, several or all of which are chosen; they are those of some series."""
+    return (
+        builders.QueryVariable(label)
+        .label(label.capitalize())
+        .datasource(_SOURCE)
+        .query(f"label_values({series}, {label})")
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(models.VariableOption(text="All", value="$__all"))
+    )
+
+
 def _graph(panel: Panel, place: models.GridPos) -> timeseries.Panel:
     graph = (
         timeseries.Panel()
@@ -172,11 +206,31 @@ def _graph(panel: Panel, place: models.GridPos) -> timeseries.Panel:
     )
     if panel.max_value is not None:
         graph.max(panel.max_value)
+    if (limit := panel.alarming_over) is not None:
+        _draw_threshold(graph, _GREEN, limit, _RED)
+    elif (limit := panel.alarming_under) is not None:
+        _draw_threshold(graph, _RED, limit, _GREEN)
     if panel.stacked:
         graph.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
     for query in _targets(panel.queries):
         graph.with_target(query)
     return graph
+
+
+def _draw_threshold(graph: timeseries.Panel, under: str, limit: float, over: str) -> None:
+    """Draws a line at the limit, and gives values their colours."""
+    graph.thresholds(
+        builders.ThresholdsConfig()
+        .mode(models.ThresholdsMode.ABSOLUTE)
+        .steps(
+            [
+                models.Threshold(value=None, color=under),
+                models.Threshold(value=limit, color=over),
+            ]
+        )
+    ).thresholds_style(
+        common.GraphThresholdsStyleConfig().mode(common_models.GraphTresholdsStyleMode.DASHED)
+    )
 
 
 def _heatmap(panel: Panel, place: models.GridPos) -> heatmap.Panel:

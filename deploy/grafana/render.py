@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
 from deploy.grafana.generate import DASHBOARDS
-from deploy.grafana.panels import Panel
+from deploy.grafana.panels import Panel, without_variables
 from deploy.prometheus.live_tandem import generate, live_tandem
 from deploy.prometheus.local_prometheus import Prometheus, Series, running_prometheus
 
@@ -130,9 +130,7 @@ def draw(
             (query.legend, found)
             for query in panel.queries
             for found in prometheus.query_range(
-                query.expression.replace("$namespace", ".*").replace(
-                    "$__rate_interval", _RATE_INTERVAL
-                ),
+                without_variables(query.expression, _RATE_INTERVAL),
                 start_s=start_s,
                 end_s=end_s,
                 step_s=_STEP_S,

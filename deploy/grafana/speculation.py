@@ -1,15 +1,28 @@
 """The dashboard *Speculation*: gain, depth and cost of drafts."""
 
-from deploy.grafana.panels import Dashboard, Panel, Query, Row, gauge, quantiles, rate, total
+from deploy.grafana.panels import (
+    MODEL,
+    Dashboard,
+    Panel,
+    Query,
+    Row,
+    gauge,
+    quantiles,
+    rate,
+    recorded,
+    total,
+)
 
-_DRAFTED = total(rate("tandem_spec_decode_num_draft_tokens_total"))
-_ACCEPTED = total(rate("tandem_spec_decode_num_accepted_tokens_total"))
-_DRAFTS = total(rate("tandem_spec_decode_num_drafts_total"))
+_DRAFTED = total(rate("tandem_spec_decode_num_draft_tokens_total", MODEL))
+_ACCEPTED = total(rate("tandem_spec_decode_num_accepted_tokens_total", MODEL))
+_DRAFTS = total(rate("tandem_spec_decode_num_drafts_total", MODEL))
 
 
 def _matched_acceptance(label: str) -> str:
-    accepted = total(rate("tandem_spec_decode_matched_accepted_tokens_total"), label)
-    return f"{accepted} / {total(rate('tandem_spec_decode_matched_draft_tokens_total'), label)}"
+    accepted = total(rate("tandem_spec_decode_matched_accepted_tokens_total", MODEL), label)
+    return (
+        f"{accepted} / {total(rate('tandem_spec_decode_matched_draft_tokens_total', MODEL), label)}"
+    )
 
 
 _GAIN = Row(
@@ -23,7 +36,7 @@ _GAIN = Row(
             queries=[
                 Query(expression=f"{_ACCEPTED} / {_DRAFTED}", legend="now"),
                 Query(
-                    expression=gauge("tandem:spec_decode_acceptance:ratio_rate5m"),
+                    expression=recorded("tandem:spec_decode_acceptance:ratio_rate5m"),
                     legend="5 minutes {{namespace}}",
                 ),
             ],
@@ -39,8 +52,8 @@ _GAIN = Row(
                 Query(expression=f"1 + {_ACCEPTED} / {_DRAFTS}", legend="per verify step"),
                 Query(
                     expression=(
-                        f"{total(rate('tandem_generation_tokens_total'))}"
-                        f" / {total(rate('tandem_generation_steps_total'))}"
+                        f"{total(rate('tandem_generation_tokens_total', MODEL))}"
+                        f" / {total(rate('tandem_generation_steps_total', MODEL))}"
                     ),
                     legend="per step",
                 ),
@@ -53,6 +66,7 @@ _GAIN = Row(
                 "time of the steps, including waits. 1 is no gain."
             ),
             unit="short",
+            alarming_under=1,
             queries=[
                 Query(
                     expression=(
@@ -71,7 +85,7 @@ _GAIN = Row(
             width=12,
             queries=[
                 Query(
-                    expression=gauge("tandem:spec_decode_acceptance_per_pos:ratio_rate5m"),
+                    expression=recorded("tandem:spec_decode_acceptance_per_pos:ratio_rate5m"),
                     legend="{{position}}",
                 )
             ],
@@ -184,7 +198,7 @@ _MATCH = Row(
             heatmap=True,
             queries=[
                 Query(
-                    expression=total(rate("tandem_spec_decode_match_length_bucket"), "le"),
+                    expression=total(rate("tandem_spec_decode_match_length_bucket", MODEL), "le"),
                     legend="{{le}}",
                 )
             ],
@@ -196,7 +210,7 @@ _MATCH = Row(
             heatmap=True,
             queries=[
                 Query(
-                    expression=total(rate("tandem_request_acceptance_length_bucket"), "le"),
+                    expression=total(rate("tandem_request_acceptance_length_bucket", MODEL), "le"),
                     legend="{{le}}",
                 )
             ],
@@ -206,7 +220,7 @@ _MATCH = Row(
             description="Ended choices by their share of accepted draft tokens.",
             unit="percentunit",
             max_value=1,
-            queries=quantiles("tandem_request_acceptance_ratio", 0.1, 0.5, 0.9),
+            queries=quantiles("tandem_request_acceptance_ratio", 0.1, 0.5, 0.9, matchers=MODEL),
         ),
     ],
 )

@@ -18,9 +18,16 @@ from servicekit.kernels.varints import read_varint, read_varint64
 BATCH_ID, SEQUENCES, RELEASES = 1, 2, 3
 PROPOSALS = 2
 # SequenceDelta; Proposal shares the first three
-SEQUENCE_ID, BASE_LENGTH, TOKEN_IDS, PROMPT_LENGTH, MAX_DRAFT_TOKENS, MAX_LENGTH, PARAMS = range(
-    1, 8
-)
+(
+    SEQUENCE_ID,
+    BASE_LENGTH,
+    TOKEN_IDS,
+    PROMPT_LENGTH,
+    MAX_DRAFT_TOKENS,
+    MAX_LENGTH,
+    PARAMS,
+    TRACE_PARENT,
+) = range(1, 9)
 MATCHED_NGRAM_LENGTH, SOURCE, STATUS = 4, 5, 6
 SOURCE_SEQUENCE, SOURCE_POOL = 1, 2
 STATUS_OK, STATUS_NO_MATCH, STATUS_INDEXING = 1, 2, 5
@@ -105,7 +112,7 @@ def _scan_delta(
                 id_start, id_bytes = at, value
             elif field == TOKEN_IDS and tokens_end == 0:
                 tokens_start, tokens_end = at, at + value
-            elif field == PARAMS:
+            elif field == PARAMS or (field == TRACE_PARENT and value > 0):
                 slot = ODD
             else:
                 return False

@@ -29,6 +29,7 @@ from drafter.ngram.params import (
 )
 from drafter.refusals import InvalidDeltaError
 from servicekit.message_limits import MessageLimits
+from servicekit.trace_context import is_trace_parent
 from tandem.v1 import drafter_pb2, limits_pb2
 
 _BATCH_LIMITS = MessageLimits(drafter_pb2.ProposeRequest.DESCRIPTOR, limits_pb2)
@@ -159,6 +160,7 @@ def delta_from_proto(message: drafter_pb2.SequenceDelta) -> SequenceDelta:
         max_draft_tokens=message.max_draft_tokens,
         max_length=message.max_length,
         params=_params_from_proto(message.params) if base_length == 0 else DEFAULT_PARAMS,
+        trace_parent=message.trace_parent if is_trace_parent(message.trace_parent) else "",
     )
 
 

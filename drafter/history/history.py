@@ -30,6 +30,8 @@ class SequenceDelta:
     """No draft makes the sequence longer than this; 0: no limit."""
     params: NgramParams = DEFAULT_PARAMS
     """Used at creation only."""
+    trace_parent: str = ""
+    """The span that the sequence is part of; used at creation only."""
 
 
 class History(IndexedText):

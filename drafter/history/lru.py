@@ -40,8 +40,8 @@ class StoredHistories:
 
     Alone changes a history's `slot` and `is_stored`. Invariants (see `check_integrity`): the table
     holds the histories in the order of their last use; `num_bytes` is the sum of their bytes and
-    never above `max_bytes`, which any single history fits into. `on_removal` is called with the id
-    of every sequence that is removed, and `on_eviction` after that if it was evicted.
+    never above `max_bytes`, which any single history fits into. `on_removal` is called with
+    every history that is removed, and `on_eviction` after that if it was evicted.
 
     Attributes:
         num_bytes: memory of all histories.
@@ -55,7 +55,7 @@ class StoredHistories:
         *,
         max_sequences: int,
         max_bytes: int,
-        on_removal: Callable[[str], None],
+        on_removal: Callable[[History], None],
         on_eviction: Callable[[EvictionReason], None],
     ) -> None:
         self._max_sequences = max_sequences
@@ -125,7 +125,7 @@ class StoredHistories:
         self.by_slot[history.slot] = None
         self.num_bytes -= history.allocated_bytes
         history.is_stored = False
-        self._on_removal(history.sequence_id)
+        self._on_removal(history)
 
     def check_integrity(self) -> None:
         """Asserts the invariants; for tests."""

@@ -16,6 +16,7 @@ Positions (`base_length`) make deltas idempotent. With K known tokens and a delt
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -65,6 +66,16 @@ class StreamLease:
     """When they are forgotten; None while the stream is open."""
 
 
+class HistoryWatcher(Protocol):
+    """Is told which histories are stored."""
+
+    def created(self, history: History, trace_parent: str) -> None:
+        """It is stored from now on; it is part of that span, "" of none."""
+
+    def removed(self, history: History) -> None:
+        """It is stored no longer."""
+
+
 class HistoryStore:
     """Owned by the event loop: no method awaits, so streams interleave between calls only.
 
@@ -84,13 +95,15 @@ class HistoryStore:
         *,
         clock: Callable[[], float],
         on_eviction: Callable[[EvictionReason], None],
+        watcher: HistoryWatcher | None = None,
     ) -> None:
         self.limits = limits
+        self._watcher = watcher
         self._clock = clock
         self._stored = StoredHistories(
             max_sequences=limits.max_sequences,
             max_bytes=limits.max_history_bytes,
-            on_removal=self._drop_lease,
+            on_removal=self._removed,
             on_eviction=on_eviction,
         )
         self.table = self._stored.table
@@ -231,6 +244,8 @@ class HistoryStore:
             max_tokens=max_tokens,
         )
         self._stored.add(history, self._clock())
+        if self._watcher is not None and history.is_stored:
+            self._watcher.created(history, delta.trace_parent)
         if lease is not None:
             self._leases[delta.sequence_id] = lease
             lease.sequence_ids.add(delta.sequence_id)
@@ -238,11 +253,13 @@ class HistoryStore:
             self._stored.append(history, delta.token_ids)
         return history
 
-    def _drop_lease(self, sequence_id: str) -> None:
+    def _removed(self, history: History) -> None:
         """Removes a forgotten sequence from its stream's lease."""
-        lease = self._leases.pop(sequence_id, None)
+        lease = self._leases.pop(history.sequence_id, None)
         if lease is not None:
-            lease.sequence_ids.discard(sequence_id)
+            lease.sequence_ids.discard(history.sequence_id)
+        if self._watcher is not None:
+            self._watcher.removed(history)
 
     def _is_idle(self, history: History, now_s: float) -> bool:
         return now_s - self._stored.last_used_s(history) >= self.limits.idle_ttl_s

@@ -9,9 +9,16 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from gateway.api.request_record import OK, RequestRecord
 from gateway.coordinator import Coordinator, new_sequence_id
-from gateway.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
+from gateway.errors import (
+    InvalidRequestError,
+    UnavailableError,
+    UnsupportedFieldError,
+    code_name,
+)
 from gateway.generation.generation import Generation
 from gateway.messages.request import AcceptedRequest, Conversation, GenerateRequest
 from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
@@ -28,6 +35,9 @@ from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.logs import Logger, adopt_request_id
+
+if TYPE_CHECKING:
+    from servicekit.spans import Spans
 
 # About as much text as a token stands for.
 _CHARACTERS_PER_TOKEN = 4
@@ -49,6 +59,7 @@ class Frontend:
         max_waiting_tokens: int,
         metrics: GatewayMetrics,
         logger: Logger,
+        spans: "Spans | None" = None,
     ) -> None:
         """Begins open.
 
@@ -58,6 +69,7 @@ class Frontend:
             defaults: values that requests leave open.
             allow_trace: whether requests may ask for a trace of every step.
             max_concurrent_requests, max_waiting_tokens: see `Admission`.
+            spans: records the requests; None: nothing does.
         """
         self._coordinator = coordinator
         self._fleet = fleet
@@ -66,6 +78,7 @@ class Frontend:
         self._allow_trace = allow_trace
         self._metrics = metrics
         self._logger = logger
+        self._spans = spans
         self._loop = asyncio.get_running_loop()
         self._threads = threads
         self._admission = Admission(
@@ -111,8 +124,9 @@ class Frontend:
             RequestError: before or in between; the choices that are not finished are dropped.
         """
         self._metrics.count_request()
+        record = RequestRecord(tenant=principal.tenant, spans=self._spans, logger=self._logger)
         try:
-            events = self._generate(request, principal, expires_at_s)
+            events = self._generate(request, principal, expires_at_s, record)
             # What is needed while it runs is in the accepted request.
             del request
             async with contextlib.aclosing(events):
@@ -120,10 +134,20 @@ class Frontend:
                     yield event
         except Exception as error:
             self._metrics.count_error(error)
+            record.end(code_name(error))
             raise
+        except (asyncio.CancelledError, GeneratorExit):
+            is_late = self._loop.time() >= expires_at_s
+            record.end("DEADLINE_EXCEEDED" if is_late else "CANCELLED")
+            raise
+        record.end(OK)
 
     async def _generate(
-        self, request: GenerateRequest, principal: Principal, expires_at_s: float
+        self,
+        request: GenerateRequest,
+        principal: Principal,
+        expires_at_s: float,
+        record: RequestRecord,
     ) -> AsyncGenerator[GenerateEvent, None]:
         arrival_s = self._loop.time()
         validation.check_request(
@@ -138,7 +162,9 @@ class Frontend:
             with self._count_expiry(expires_at_s, ()):
                 model = self._find_model(request)
                 text = self._texts.find(model.tokenizer_digest)
-                accepted = await self._accept(request, model, text, principal, admitted)
+                accepted = await self._accept(
+                    request, model, text, principal, admitted, record.trace_parent
+                )
                 del request
                 generations = await self._make_generations(accepted, text, changed)
             try:
@@ -146,6 +172,7 @@ class Frontend:
             except UnavailableError:
                 self._metrics.count_shed("no_verifier")
                 raise
+            record.opened(accepted, generations)
             self._logger.info(
                 "request_opened",
                 request_id=accepted.request_id,
@@ -159,7 +186,7 @@ class Frontend:
                         model=model,
                         prompt_token_ids=accepted.prompt_token_ids,
                     )
-                    output = self._read(generations, changed, arrival_s, admitted)
+                    output = self._read(generations, changed, arrival_s, admitted, record)
                     async with contextlib.aclosing(output) as events:
                         async for event in events:
                             yield event
@@ -218,6 +245,7 @@ class Frontend:
         text: ModelText | None,
         principal: Principal,
         admitted: AdmittedRequest,
+        trace_parent: str,
     ) -> AcceptedRequest:
         if text is None:
             acceptance.check_has_no_text(request, model=model)
@@ -232,6 +260,7 @@ class Frontend:
             model=model,
             defaults=self._defaults,
             tenant=principal.tenant,
+            trace_parent=trace_parent,
         )
         admitted.wait_with(len(prompt_token_ids) + num_given)
         return accepted
@@ -334,8 +363,10 @@ class Frontend:
         changed: asyncio.Event,
         arrival_s: float,
         admitted: AdmittedRequest,
+        record: RequestRecord,
     ) -> AsyncGenerator[GenerateEvent, None]:
         """Yields the generations' output as it is shown."""
+        metrics = self._metrics.of_model(generations[0].request.model_id)
         last_sent_s: dict[Generation, float] = {}
         unfinished = list(generations)
         while unfinished:
@@ -350,9 +381,10 @@ class Frontend:
                 elif event is not None:
                     now_s = self._loop.time()
                     if generation in last_sent_s:
-                        self._metrics.observe_next_token(now_s - last_sent_s[generation])
+                        metrics.observe_next_token(now_s - last_sent_s[generation], record.exemplar)
                     else:
-                        self._metrics.observe_first_token(now_s - arrival_s)
+                        metrics.observe_first_token(now_s - arrival_s, record.exemplar)
+                        record.sent_first_token()
                         admitted.begin_choice()
                     last_sent_s[generation] = now_s
                     yield event
@@ -360,7 +392,7 @@ class Frontend:
                     continue
                 if generation.error is not None:
                     raise generation.error
-                self._metrics.observe_last_token(self._loop.time() - arrival_s)
+                metrics.observe_last_token(self._loop.time() - arrival_s, record.exemplar)
                 unfinished.remove(generation)
                 yield Finished(
                     choice_index=generation.choice_index,

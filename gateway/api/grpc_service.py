@@ -16,6 +16,7 @@ from gateway.api.unread_watch import UnreadWatch
 from gateway.requests.authenticator import Authenticator
 from servicekit.interceptors.access import caller_of
 from servicekit.interceptors.base import end_of_call_s
+from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
 from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
@@ -47,6 +48,7 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
         principal = self._authenticator.authenticate(
             token=caller.token, certificate_names=caller.certificate_names
         )
+        bind_trace_parent(_trace_parent(context))
         events = self._frontend.generate(
             wire.generate_request_from_proto(request),
             principal,
@@ -65,6 +67,14 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServiceServicer):
     ) -> gateway_pb2.ListModelsResponse:
         """The models that are served."""
         return wire.models_to_proto(self._frontend.list_models())
+
+
+def _trace_parent(context: _GenerateContext) -> str:
+    """What the client's metadata says; "" if it says nothing."""
+    for key, value in context.invocation_metadata() or ():
+        if key == TRACE_PARENT_KEY and isinstance(value, str):
+            return value
+    return ""
 
 
 def _expires_at_s(context: _GenerateContext) -> float:

@@ -28,6 +28,7 @@ from servicekit.config import ConfigError, ServerOptions
 from servicekit.interceptors.request_id import valid_request_id
 from servicekit.metrics import Exposition
 from servicekit.tls import ServerCertificate, check_plaintext, server_context
+from servicekit.trace_context import TRACE_PARENT_KEY, bind_trace_parent
 from servicekit.watched_files import WatchedFiles
 
 # For requests that are still being answered when the process stops.
@@ -39,6 +40,8 @@ _IDLE_TIMEOUT_S = 75
 
 # The line and the headers of a request.
 _MAX_HEAD_BYTES = 32 * 1024
+
+_TRACE_PARENT = TRACE_PARENT_KEY.encode()
 
 
 class HttpListener:
@@ -149,6 +152,7 @@ class _Guard:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = valid_request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
         structlog.contextvars.bind_contextvars(request_id=request_id)
+        bind_trace_parent(headers.get(_TRACE_PARENT, b"").decode("latin-1"))
         try:
             async with self._unread_watch.watch() as call:
 

@@ -17,6 +17,7 @@ wait for `publish`, few clients at a time.
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gateway.errors import VerifierError
 from gateway.generation.unread_output import UnreadOutput
@@ -39,6 +40,14 @@ from gateway.text.output_text import OutputText
 _LOGPROB_BYTES = 3 * NUMBER_BYTES + FIELD_BYTES + 3
 
 
+class Resume(NamedTuple):
+    """Another verifier went on with a choice; `at_s` is monotonic."""
+
+    at_s: float
+    reason: str
+    verifier: str
+
+
 class Generation:
     """The state of one choice.
 
@@ -51,6 +60,8 @@ class Generation:
         sequence_id: by which its verifier knows it; each verifier gets another one.
         num_cached_tokens: prompt tokens whose K/V the first verifier had.
         num_resumes: how often another verifier went on with it.
+        resumes: when each of these verifiers took it, and why.
+        admitted_at_s: when its first verifier admitted it to its batch, monotonic; None: not yet.
         finish_reason: why the output ended; UNFINISHED until all of it is shown.
         error: why there will be no more output.
         changed: set whenever there is something to read; shared by the choices of one request.
@@ -81,6 +92,8 @@ class Generation:
         self._num_given = len(self.token_ids)
         self.num_cached_tokens = 0
         self.num_resumes = 0
+        self.resumes: list[Resume] = []
+        self.admitted_at_s: float | None = None
         self.finish_reason = FinishReason.UNFINISHED
         self.error: Exception | None = None
         self._max_length = self.prompt_length + request.max_new_tokens

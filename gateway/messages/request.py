@@ -192,6 +192,7 @@ class AcceptedRequest:
         priority: higher first.
         cache_salt: only requests with equal salts share cached prefixes.
         trace: whether the client gets a trace of every step of the model.
+        trace_parent: the span that verifiers are told of; "": none.
     """
 
     request_id: str
@@ -215,6 +216,7 @@ class AcceptedRequest:
     cache_salt: str = ""
     pool_keep_cancelled: bool = False
     trace: bool = False
+    trace_parent: str = ""
 
     @property
     def wants_drafts(self) -> bool:

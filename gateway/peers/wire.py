@@ -114,6 +114,7 @@ def open_to_proto(command: OpenCommand) -> verifier_pb2.Open:
         expected_model_digest=request.model_digest,
         tokens_per_match=request.ngram.tokens_per_match,
         trace=request.trace,
+        trace_parent=request.trace_parent,
     )
     if command.drafter:
         message.drafter_address = command.drafter

@@ -107,6 +107,7 @@ def accept(
     model: Model,
     defaults: RequestDefaults,
     tenant: str = "",
+    trace_parent: str = "",
 ) -> AcceptedRequest:
     """Checks a request against its model and fills in what it leaves open.
 
@@ -116,6 +117,7 @@ def accept(
         model: the one that it will run on.
         defaults: the gateway's.
         tenant: the client's, from its credentials.
+        trace_parent: the span that verifiers are told of; "": none.
 
     Raises:
         InvalidRequestError: a value does not fit the model.
@@ -171,6 +173,7 @@ def accept(
         cache_salt=cache_salt(tenant),
         pool_keep_cancelled=speculation.pool_keep_cancelled,
         trace=request.trace,
+        trace_parent=trace_parent,
     )
 
 

@@ -284,6 +284,7 @@ class SequenceDelta(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
+    TRACE_PARENT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """128 random bits made by the gateway, never reused."""
     base_length: _builtins.int
@@ -297,6 +298,10 @@ class SequenceDelta(_message.Message):
     """Most tokens of the proposal. 0: append only, answered by STATUS_OK without tokens."""
     max_length: _builtins.int
     """The model's length limit; no draft exceeds it. 0: none."""
+    trace_parent: _builtins.str
+    """The span that the sequence is part of, in the form of W3C's header `traceparent`. Empty or
+    unreadable: none. Used at creation only.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Send longer text as successive deltas."""
@@ -315,10 +320,11 @@ class SequenceDelta(_message.Message):
         max_draft_tokens: _builtins.int = ...,
         max_length: _builtins.int = ...,
         params: Global___NgramParams | None = ...,
+        trace_parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "max_draft_tokens", b"max_draft_tokens", "max_length", b"max_length", "params", b"params", "prompt_length", b"prompt_length", "sequence_id", b"sequence_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_length", b"base_length", "max_draft_tokens", b"max_draft_tokens", "max_length", b"max_length", "params", b"params", "prompt_length", b"prompt_length", "sequence_id", b"sequence_id", "token_ids", b"token_ids", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

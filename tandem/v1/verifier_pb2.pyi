@@ -196,6 +196,7 @@ class Open(_message.Message):
     NGRAM_FIELD_NUMBER: _builtins.int
     HINT_TOKENS_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
+    TRACE_PARENT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """128 random bits made by the gateway, never reused."""
     prompt_length: _builtins.int
@@ -244,6 +245,8 @@ class Open(_message.Message):
     KEEP_UNSPECIFIED: the sequence's Close says it, which must then follow its last event, too,
     within 30 s; for a client that may find an earlier end of the text in it.
     """
+    trace_parent: _builtins.str
+    """The span that this sequence is part of, in the form of W3C's header `traceparent`. Empty: none."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt, and on resume the output so far."""
@@ -281,10 +284,11 @@ class Open(_message.Message):
         ngram: _drafter_pb2.NgramParams | None = ...,
         hint_tokens: _builtins.int = ...,
         keep: _drafter_pb2.Keep.ValueType = ...,
+        trace_parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "drafting", b"drafting", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "hint_tokens", b"hint_tokens", "ignore_eos", b"ignore_eos", "keep", b"keep", "max_new_tokens", b"max_new_tokens", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafting", b"_drafting", "_num_speculative_tokens", b"_num_speculative_tokens", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "draft_wait", b"draft_wait", "drafter_address", b"drafter_address", "drafting", b"drafting", "expected_model_digest", b"expected_model_digest", "hint_tokens", b"hint_tokens", "ignore_eos", b"ignore_eos", "keep", b"keep", "max_new_tokens", b"max_new_tokens", "ngram", b"ngram", "num_speculative_tokens", b"num_speculative_tokens", "priority", b"priority", "prompt_length", b"prompt_length", "sampling", b"sampling", "sequence_id", b"sequence_id", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "tokens_per_match", b"tokens_per_match", "trace", b"trace", "trace_parent", b"trace_parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafting: _TypeAlias = _typing.Literal["drafting"]  # noqa: Y015
     _WhichOneofArgType__drafting: _TypeAlias = _typing.Literal["_drafting", b"_drafting"]  # noqa: Y015

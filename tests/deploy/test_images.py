@@ -133,15 +133,17 @@ def test_the_build_context_holds_exactly_the_copied_files() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_requirements_are_those_of_the_extra_without_tandem(
+def test_requirements_are_those_of_the_extras_without_tandem(
     service: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = DEPLOY / "docker" / "requirements.py"
-    monkeypatch.setattr(sys, "argv", [str(script), str(REPOSITORY / "pyproject.toml"), service])
+    arguments = [str(script), str(REPOSITORY / "pyproject.toml"), service, "otel"]
+    monkeypatch.setattr(sys, "argv", arguments)
     runpy.run_path(str(script), run_name="__main__")
     printed = capsys.readouterr().out.splitlines()
     extras = PROJECT["optional-dependencies"]
     own = [line for line in extras[service] if not line.startswith("tandem-serve")]
+    own += extras["otel"]
     assert sorted(printed) == sorted([*PROJECT["dependencies"], *extras["servicekit"], *own])
 
 

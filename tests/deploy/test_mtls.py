@@ -51,6 +51,7 @@ async def test_services_connect_by_every_name_and_probes_need_no_certificate(
             tls_key=theirs / "tls.key",
             tls_client_ca=theirs / "ca.crt",
         ),
+        service=callee,
         service_names=[],
         error_table={},
         registry=CollectorRegistry(),

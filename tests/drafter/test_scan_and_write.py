@@ -32,6 +32,7 @@ DELTAS = st.builds(
     max_draft_tokens=NUMBERS,
     max_length=NUMBERS,
     params=st.one_of(st.none(), st.builds(pb.NgramParams, pool_id=st.text(max_size=3))),
+    trace_parent=st.sampled_from(["", "00-1"]),
 )
 REQUESTS = st.builds(
     pb.ProposeRequest,
@@ -97,7 +98,9 @@ def check(payload: bytes) -> bool:
         assert row[columns.DRAFT_LIMIT] == delta.max_draft_tokens
         assert row[columns.LENGTH_LIMIT] == delta.max_length
         is_plain = (
-            delta.base_length > 0 and len(delta.token_ids) <= 5 and not delta.HasField("params")
+            delta.base_length > 0
+            and len(delta.token_ids) <= 5
+            and not (delta.HasField("params") or delta.trace_parent)
         )
         assert (row[columns.SLOT] == UNKNOWN) == is_plain
         at, tokens = row[columns.TOKENS_START], []

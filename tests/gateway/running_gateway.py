@@ -84,8 +84,18 @@ class RunningGateway:
         return True
 
     def sample(self, name: str, **labels: str) -> float:
-        """A metric's value; 0 where a label has not been seen."""
-        return self.registry.get_sample_value(name, labels) or 0.0
+        """The sum of a metric's series with these labels; 0 if there are none."""
+        return sum_of_samples(self.registry, name, labels)
+
+
+def sum_of_samples(registry: CollectorRegistry, name: str, labels: Mapping[str, str]) -> float:
+    """The sum of a metric's series with these labels; 0 if there are none."""
+    return sum(
+        sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -69,10 +69,10 @@ async def test_metrics_are_all_there_in_prometheus_form(
         for family in families.values()
         for sample in family.samples
     }
-    assert samples["tandem_generation_tokens_total",] == 4
-    assert samples["tandem_prompt_tokens_total",] == 2
-    assert samples["tandem_request_success_total", "stop"] == 1
-    assert samples["tandem_request_success_total", "length"] == 0
+    assert samples["tandem_generation_tokens_total", verifier.model_id] == 4
+    assert samples["tandem_prompt_tokens_total", verifier.model_id] == 2
+    assert samples["tandem_request_success_total", "stop", verifier.model_id] == 1
+    assert samples["tandem_request_success_total", "length", verifier.model_id] == 0
 
 
 async def test_health_says_whether_requests_would_be_run(

@@ -3,6 +3,7 @@
 import grpc
 import pytest
 
+from gateway.model_metrics import ModelMetrics
 from tandem.v1 import gateway_pb2
 from tests.gateway.running_gateway import GenerateCall, RunningGateway, StartGateway, collect, read
 from tests.gateway.scripted_verifier import ScriptedVerifier
@@ -48,7 +49,7 @@ async def test_one_request_id_is_logged_with_its_sequence_ids(
         raise RuntimeError("a bug")
 
     # Logged by the interceptor, which knows only the call's metadata.
-    monkeypatch.setattr(running.gateway.frontend._metrics, "observe_first_token", fail)
+    monkeypatch.setattr(ModelMetrics, "observe_first_token", fail)
     for sequence_id in sequences:
         verifier.send(verifier.decided(sequence_id, 1, [5]))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -56,7 +57,7 @@ async def test_one_request_id_is_logged_with_its_sequence_ids(
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert await trailing_id(ongoing) == request_id
     of_call = {entry["event"]: entry for entry in running.log if "request_id" in entry}
-    assert set(of_call) == {"request_opened", "rpc_failed"}
+    assert set(of_call) == {"request_opened", "request_ended", "rpc_failed"}
     assert {entry["request_id"] for entry in of_call.values()} == {request_id}
     assert of_call["request_opened"]["sequence_ids"] == sequences
 

@@ -109,6 +109,9 @@ async def test_another_verifier_goes_on_where_the_lost_one_ended(start_fleet: St
     rest = await collect(call)
     assert [chunk.offset for chunk in (*output.chunks, *rest.chunks)] == [0, 2]
     assert output.token_ids + rest.token_ids == [5, 6, 7]
+    await fleet.running.until_idle()
+    (line,) = [each for each in fleet.running.log if each["event"] == "request_ended"]
+    assert (line["status"], line["resumes"]) == ("OK", 1)
     assert rest.started is None
     (finished,) = rest.finished
     assert (finished.usage.resumes, finished.usage.cached_tokens) == (1, 1)

@@ -41,8 +41,13 @@ class Stack:
     registries: dict[str, CollectorRegistry] = field(default_factory=dict)
 
     def metric(self, service: str, name: str, **labels: str) -> float:
-        """A sample of a service's registry; 0 if it is not there yet."""
-        return self.registries[service].get_sample_value(name, labels) or 0.0
+        """The sum of a service's samples with these labels; 0 if there are none yet."""
+        return sum(
+            sample.value
+            for family in self.registries[service].collect()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     def hints(self, outcome: HintOutcome) -> float:
         return self.metric("verifier", "tandem_draft_hints_total", outcome=outcome.value)

@@ -11,6 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from servicekit import VERSION
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
@@ -76,8 +78,12 @@ def test_a_service_installs_only_its_own_packages() -> None:
     assert not names() & {"torch", "transformers", "numba", "pydantic"}
 
 
+def test_services_report_the_version_of_the_project() -> None:
+    assert PROJECT["version"] == VERSION
+
+
 def test_all_is_the_command_the_three_services_and_their_tests_without_flash_attn() -> None:
-    assert names("all") == names("cli", "drafter", "verifier", "gateway", "test")
+    assert names("all") == names("cli", "drafter", "verifier", "gateway", "otel", "test")
     assert "flash-attn" not in names("all") | names("dev")
 
 

@@ -29,6 +29,7 @@ def make_server(
     """A server that is not started yet; options as of `ServerOptions`."""
     return Server(
         ServerOptions(**options),
+        service="test",
         service_names=[SERVICE],
         error_table=error_table or {},
         registry=registry or CollectorRegistry(),

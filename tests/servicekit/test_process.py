@@ -72,6 +72,7 @@ async def main(options):
 
     server = Server(
         options.server,
+        service="script",
         service_names=["test.v1.EchoService"],
         error_table={},
         registry=CollectorRegistry(),

@@ -300,6 +300,7 @@ BAD_OPENS: dict[str, tuple[pb.Open, str]] = {
         make_open(sampling=SamplingParams(logprobs_mode=7)),  # type: ignore[arg-type]
         "sampling.logprobs_mode",
     ),
+    "no trace parent": (make_open(trace_parent="00-1-2-01"), "trace_parent"),
     "drafter not admitted": (make_open(drafter_address="localhost:1"), "drafter_address"),
     "unknown keep": (
         make_open(ngram=drafter_pb2.NgramParams(), keep=9),

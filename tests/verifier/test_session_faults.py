@@ -165,6 +165,7 @@ def new_session(running: RunningEngine) -> Session:
         Grammars(Path("no tokenizer"), vocab_size=VOCAB_SIZE, end_token_ids=[0]),
         admits_drafter=lambda address: False,
         max_event_bytes=1 << 20,
+        spans=None,
     )
 
 

@@ -23,7 +23,7 @@ MAX_REQUEST_BYTES = 1 << 20
 # Small enough that a batch is answered well within the deadline while histories are replayed.
 _MAX_BATCH_TOKENS = 16_384
 
-# At most, in bytes: a token id; a delta without its tokens and law; a release, which has the
+# At most, in bytes: a token id; a delta without its tokens, law and span; a release, which has the
 # sequence's id twice if it feeds a pool; a proposal without its tokens, but with an explanation.
 _TOKEN_BYTES = 5
 _DELTA_BYTES = 128
@@ -94,6 +94,7 @@ class Delta(NamedTuple):
     Attributes:
         max_draft_tokens: 0: the tokens are appended, and no proposal is made.
         encoded_params: None if the drafter has the sequence.
+        trace_parent: the span that the history is part of; "": none, or the drafter has it.
     """
 
     sequence_id: str
@@ -103,6 +104,7 @@ class Delta(NamedTuple):
     max_draft_tokens: int
     max_length: int
     encoded_params: bytes | None
+    trace_parent: str = ""
 
 
 class Release(NamedTuple):
@@ -379,11 +381,12 @@ class DraftFeed:
         done: list[str] = []
         for sequence_id, history in unsent.items():
             base_length = history.num_sent
-            encoded_params = None
+            encoded_params, trace_parent = None, ""
             room_bytes -= _DELTA_BYTES
             if not base_length:
                 encoded_params = history.drafted_by.encoded_params
-                room_bytes -= len(encoded_params)
+                trace_parent = history.drafted_by.trace_parent
+                room_bytes -= len(encoded_params) + len(trace_parent)
             num_tokens = min(room_tokens, MAX_DELTA_TOKENS, room_bytes // _TOKEN_BYTES)
             if num_tokens <= 0 or len(deltas) == MAX_DELTAS:
                 break
@@ -400,6 +403,7 @@ class DraftFeed:
                     num_wanted,
                     sequence.max_length,
                     encoded_params,
+                    trace_parent,
                 )
             )
             requested.append((history, end if num_wanted else 0, num_wanted))

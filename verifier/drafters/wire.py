@@ -71,6 +71,7 @@ def request(batch: DeltaBatch) -> bytes:
         if delta.encoded_params is not None:
             sequence.prompt_length = delta.prompt_length
             sequence.params.MergeFromString(delta.encoded_params)
+            sequence.trace_parent = delta.trace_parent
     for release in batch.releases:
         released = message.releases.add()
         released.sequence_id = release.sequence_id

@@ -31,6 +31,8 @@ class DraftedBy:
     hint_tokens: int
     # What its pool keeps when the sequence ends by itself.
     keep: Keep
+    # The span that its history is part of; "": none.
+    trace_parent: str = ""
 
 
 class AnswersHints(Protocol):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -16,9 +16,13 @@ from verifier.errors import (
 )
 from verifier.service import score_wire
 from verifier.service.score_call import ScoreCall
+from verifier.service.sequence_spans import SequenceSpans
 from verifier.service.session import Session
 from verifier.service.wire import ServedModel
 from verifier.structured.grammars import Grammars
+
+if TYPE_CHECKING:
+    from servicekit.spans import Spans
 
 # Over all concurrent Score calls; a single call may exceed it.
 MAX_SCORED_TOKENS = 1 << 20
@@ -37,7 +41,14 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         admits_drafter: Callable[[str], bool],
         max_session_event_bytes: int,
         allow_score: bool,
+        spans: "Spans | None" = None,
     ) -> None:
+        """Refuses RPCs until `open`.
+
+        Args:
+            spans: where they are recorded; None: there are none.
+        """
+        self._spans = spans
         self._opened: tuple[Engine, ServedModel, Grammars | None] | None = None
         self._admits_drafter = admits_drafter
         self._max_session_event_bytes = max_session_event_bytes
@@ -65,6 +76,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             grammars,
             admits_drafter=self._admits_drafter,
             max_event_bytes=self._max_session_event_bytes,
+            spans=None if self._spans is None else SequenceSpans(self._spans),
         )
         if self._is_draining:
             session.drain()

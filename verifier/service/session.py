@@ -37,6 +37,7 @@ from verifier.errors import (
 from verifier.scheduling.sequence import FinishReason, OpenSequence
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, CommandFlow
+from verifier.service.sequence_spans import SequenceSpans
 from verifier.structured.grammar_state import GrammarState
 from verifier.structured.grammars import Grammar, Grammars
 
@@ -63,7 +64,9 @@ class Session:
         *,
         admits_drafter: Callable[[str], bool],
         max_event_bytes: int,
+        spans: SequenceSpans | None,
     ) -> None:
+        self._spans = spans
         self._engine = engine
         self._served = served
         self._grammars = grammars
@@ -135,6 +138,8 @@ class Session:
     def close(self) -> None:
         for uncompiled in self._uncompiled.values():
             uncompiled.grammar.cancel()
+        if self._spans is not None:
+            self._spans.end_all()
         if self._session_id:
             self._engine.submit(DetachSession(session_id=self._session_id))
 
@@ -151,7 +156,10 @@ class Session:
         try:
             response = wire.response(events, step)
         except Exception:
-            response = wire.response([self._written(event) for event in events], step)
+            events = [self._written(event) for event in events]
+            response = wire.response(events, step)
+        if self._spans is not None:
+            self._spans.note(events)
         for part in wire.split(response):
             if self._error is None:
                 self._put(part)
@@ -271,6 +279,8 @@ class Session:
                     command.open, self._served, admits_drafter=self._admits_drafter
                 )
                 grammar = wire.grammar_of(command.open, self._served)
+                if self._spans is not None:
+                    sequence = self._spans.begin(sequence, command.open.trace_parent)
                 if grammar is None:
                     self._engine.submit(Open(session_id=session_id, sequence=sequence))
                 else:

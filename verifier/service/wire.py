@@ -16,6 +16,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from servicekit.errors import MessageLimitError, code_number, find_code
 from servicekit.message_limits import MessageLimits
+from servicekit.trace_context import is_trace_parent
 from tandem.v1 import drafter_pb2, limits_pb2, sampling_pb2, verifier_pb2
 from verifier.drafters.messages import DrafterState
 from verifier.drafts.draft_buffer import Hint, Source
@@ -184,6 +185,8 @@ def open_sequence(
     for field in _UNSUPPORTED_OPEN:
         if getattr(message, field):
             raise UnsupportedFieldError(f"{field} is not supported", field=field)
+    if message.trace_parent and not is_trace_parent(message.trace_parent):
+        raise InvalidRequestError("it is no W3C trace parent", field="trace_parent")
     if message.trace and not served.allow_trace:
         raise UnsupportedFieldError("traces are not enabled on this server", field="trace")
     if message.expected_model_digest not in ("", served.model_digest):
@@ -324,6 +327,7 @@ def _drafted_by(
         address=address,
         encoded_params=params.SerializeToString(),
         has_pool=bool(message.ngram.pool_id),
+        trace_parent=message.trace_parent,
         hint_tokens=message.hint_tokens,
         keep=keep_of(message.keep, field="keep"),
     )

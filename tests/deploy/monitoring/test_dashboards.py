@@ -10,7 +10,7 @@ import yaml
 
 from deploy.grafana.generate import DASHBOARDS, path_of
 from deploy.grafana.panels import Panel
-from tests.deploy.monitoring.metric_names import check
+from tests.deploy.monitoring.metric_names import check, exported, selected
 from tests.deploy.monitoring.rules import REPOSITORY, recorded
 
 PANELS = [panel for dashboard in DASHBOARDS for panel in dashboard.panels()]
@@ -36,14 +36,24 @@ def test_the_committed_json_is_up_to_date() -> None:
 def test_every_metric_and_label_of_a_panel_is_exported(panel: Panel) -> None:
     for query in panel.queries:
         check(query.expression, recorded())
-        assert 'namespace=~"$namespace"' in query.expression
+        for metric in selected(query.expression):
+            has_model = "model" in exported().get(metric.name, ())
+            assert metric.labels >= {"namespace"}, metric
+            # Recorded series are of all instances.
+            assert ("instance" in metric.labels) == (metric.name not in recorded()), metric
+            assert ("model" in metric.labels) == has_model, metric
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)
 def test_grafana_gets_every_panel_with_its_queries_in_the_chosen_prometheus(dashboard: Any) -> None:
     page = json.loads(path_of(dashboard).read_text())
     assert page["uid"] == dashboard.uid
-    assert {one["name"] for one in page["templating"]["list"]} == {"datasource", "namespace"}
+    assert {one["name"] for one in page["templating"]["list"]} == {
+        "datasource",
+        "namespace",
+        "instance",
+        "model",
+    }
     shown = [panel for panel in page["panels"] if panel["type"] != "row"]
     assert [panel["title"] for panel in shown] == [panel.title for panel in dashboard.panels()]
     for panel, source in zip(shown, dashboard.panels(), strict=True):

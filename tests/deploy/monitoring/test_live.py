@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.workloads import BUNDLED_MODEL, random_tasks, rename_tasks
 from deploy.grafana.generate import DASHBOARDS
+from deploy.grafana.panels import without_variables
 from deploy.prometheus.live_tandem import LiveTandem, generate, live_tandem
 from deploy.prometheus.local_prometheus import Prometheus, running_prometheus
 from tandem.channel import TlsOptions
@@ -116,7 +117,7 @@ def test_the_recorded_acceptance_rate_follows_the_gateways_counters(live: Live) 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_query_of_every_dashboard_returns_numbers(live: Live, name: str) -> None:
-    expression = QUERIES[name].replace("$namespace", ".*").replace("$__rate_interval", "4m")
+    expression = without_variables(QUERIES[name], "4m")
 
     def found() -> list[float]:
         return [one.values[0][1] for one in live.prometheus.query(expression)]

@@ -27,16 +27,17 @@ from verifier.server import VerifierServer
 
 # Metrics that must exist; counters with the suffix of a scrape.
 REQUIRED = (
-    "generation_steps_total",
-    "spec_decode_num_drafts_total",
-    "spec_decode_num_draft_tokens_total",
-    "spec_decode_num_accepted_tokens_total",
-    "spec_decode_num_accepted_tokens_per_pos_total{position}",
-    "generation_tokens_total", "prompt_tokens_total", "request_success_total{finish_reason}",
+    "generation_steps_total{model}",
+    "spec_decode_num_drafts_total{model}",
+    "spec_decode_num_draft_tokens_total{model}",
+    "spec_decode_num_accepted_tokens_total{model}",
+    "spec_decode_num_accepted_tokens_per_pos_total{model,position}",
+    "generation_tokens_total{model}", "prompt_tokens_total{model}",
+    "request_success_total{finish_reason,model}",
     "requests_shed_total{reason}", "request_resumes_total{reason}",
     "num_requests_running", "num_requests_waiting",
-    "time_to_first_token_seconds_bucket{le}", "inter_token_latency_seconds_bucket{le}",
-    "e2e_request_latency_seconds_bucket{le}", "draft_round_trip_seconds_bucket{le}",
+    "time_to_first_token_seconds_bucket{le,model}", "inter_token_latency_seconds_bucket{le,model}",
+    "e2e_request_latency_seconds_bucket{le,model}", "draft_round_trip_seconds_bucket{le}",
     "step_duration_seconds_bucket{le,phase}",
     "step_tokens_bucket{le}",
     "draft_wait_seconds_bucket{le}", "draft_waits_total{outcome}",
@@ -46,6 +47,7 @@ REQUIRED = (
     "prefix_cache_queries_total", "prefix_cache_hits_total", "preemptions_total",
     "drafter_sequences", "drafter_history_bytes", "drafter_proposals_total{outcome,source}",
     "drafter_proposal_seconds_bucket{le}", "drafter_evictions_total{reason}",
+    "build_info{service,version}",
 )  # fmt: skip
 
 # Labels with few values, known beforehand.
@@ -54,10 +56,12 @@ ALLOWED_LABELS = {
     "code",
     "files",
     "finish_reason",
+    "generation",  # of Python's garbage collector
     "kind",
     "le",
     "match_length",
     "method",
+    "model",
     "outcome",
     "peer",
     "phase",
@@ -67,6 +71,8 @@ ALLOWED_LABELS = {
     "service",
     "source",
     "state",
+    "version",
+    *("implementation", "major", "minor", "patchlevel"),  # of Python
 }
 
 

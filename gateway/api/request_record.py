@@ -1,0 +1,175 @@
+"""What became of one request: its line in the log and, where the process traces, its span.
+
+Owns both forms. Both are made once, at the request's end, of what its choices counted; nothing is
+done per token. They hold identifiers and numbers, never text. Knows no transport.
+
+    generate     the whole request; choices that moved to another verifier are its events
+    ├── prepare      until its choices are opened at a verifier
+    ├── queue        until the first choice is in a verifier's batch
+    └── first_token  until its first output is sent
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gateway.generation.generation import Generation
+from gateway.messages.request import AcceptedRequest
+from gateway.model_metrics import Exemplar
+from servicekit import logs
+from servicekit.trace_context import caller_trace_parent
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from servicekit.spans import Spans
+
+#: The status of a request that did not fail; of others, the name of the gRPC code.
+OK = "OK"
+
+
+class RequestRecord:
+    """Begins when the request arrives.
+
+    Attributes:
+        exemplar: for its latencies.
+    """
+
+    def __init__(self, *, tenant: str, spans: "Spans | None", logger: logs.Logger) -> None:
+        self._tenant = tenant
+        self._spans = spans
+        self._logger = logger
+        self._arrived_s = time.monotonic()
+        self._arrived_ns = time.time_ns()
+        self._opened_s: float | None = None
+        self._first_token_s: float | None = None
+        self._request: AcceptedRequest | None = None
+        self._generations: Sequence[Generation] = ()
+        self._span: Span | None = None
+        self._trace_id = ""
+        self.exemplar: Exemplar = None
+        if spans is not None:
+            self._span = spans.begin("generate", caller_trace_parent(), at_ns=self._arrived_ns)
+            self._trace_id = spans.trace_id(self._span)
+            if self._span.is_recording():
+                self.exemplar = {"trace_id": self._trace_id}
+
+    @property
+    def trace_parent(self) -> str:
+        """For the verifiers; "": nothing is traced."""
+        return (
+            ""
+            if self._spans is None or self._span is None
+            else self._spans.trace_parent(self._span)
+        )
+
+    def opened(self, request: AcceptedRequest, generations: Sequence[Generation]) -> None:
+        """Its choices are opened at a verifier."""
+        self._request = request
+        self._generations = generations
+        self._opened_s = time.monotonic()
+
+    def sent_first_token(self) -> None:
+        """The first output of a choice is sent."""
+        if self._first_token_s is None:
+            self._first_token_s = time.monotonic()
+
+    def end(self, status: str) -> None:
+        """The request is over; its choices are, too.
+
+        Args:
+            status: `OK`, or the name of the gRPC code that it failed with.
+        """
+        ended_s = time.monotonic()
+        figures = self._figures(ended_s)
+        self._logger.info(
+            "request_ended",
+            request_id=self._request.request_id if self._request else logs.request_id(),
+            tenant=self._tenant,
+            status=status,
+            **figures,
+            **({"trace_id": self._trace_id} if self._trace_id else {}),
+        )
+        if self._span is not None:
+            self._end_span(self._span, status, figures, ended_s)
+
+    def _figures(self, ended_s: float) -> dict[str, str | int | float | list[str]]:
+        """What was counted: in seconds, tokens, steps."""
+        figures: dict[str, str | int | float | list[str]] = {}
+        request = self._request
+        if request is not None:
+            usages = [generation.usage() for generation in self._generations]
+            figures |= {
+                "model": request.model_id,
+                "prompt_tokens": len(request.prompt_token_ids),
+                "output_tokens": sum(usage.output_tokens for usage in usages),
+                "cached_tokens": sum(usage.cached_tokens for usage in usages),
+                "steps": sum(usage.num_steps for usage in usages),
+                "drafts": sum(usage.num_drafts for usage in usages),
+                "draft_tokens": sum(usage.num_draft_tokens for usage in usages),
+                "accepted_tokens": sum(usage.num_accepted_tokens for usage in usages),
+                "resumes": sum(usage.resumes for usage in usages),
+                "finish_reasons": [
+                    generation.finish_reason.name.lower() for generation in self._generations
+                ],
+            }
+            admitted_s = self._admitted_s
+            if self._opened_s is not None and admitted_s is not None:
+                figures["queue_s"] = round(admitted_s - self._opened_s, 6)
+        if self._first_token_s is not None:
+            figures["first_token_s"] = round(self._first_token_s - self._arrived_s, 6)
+        figures["total_s"] = round(ended_s - self._arrived_s, 6)
+        return figures
+
+    @property
+    def _admitted_s(self) -> float | None:
+        """When a verifier admitted the first choice to its batch."""
+        times_s = [
+            generation.admitted_at_s
+            for generation in self._generations
+            if generation.admitted_at_s is not None
+        ]
+        return min(times_s, default=None)
+
+    def _end_span(
+        self,
+        span: "Span",
+        status: str,
+        figures: dict[str, str | int | float | list[str]],
+        ended_s: float,
+    ) -> None:
+        if not span.is_recording() or self._spans is None:
+            return
+        request_id = self._request.request_id if self._request else logs.request_id()
+        span.set_attributes({f"tandem.{name}": value for name, value in figures.items()})
+        span.set_attributes({"tandem.request.id": request_id, "tandem.tenant": self._tenant})
+        begun_s = self._arrived_s
+        for name, until_s in (
+            ("prepare", self._opened_s),
+            ("queue", self._admitted_s),
+            ("first_token", self._first_token_s),
+        ):
+            if until_s is None:
+                break
+            self._spans.add_part(
+                name, span, start_ns=self._to_ns(begun_s), end_ns=self._to_ns(until_s)
+            )
+            begun_s = until_s
+        for generation in self._generations:
+            for resume in generation.resumes:
+                span.add_event(
+                    "resumed",
+                    {
+                        "tandem.choice": generation.choice_index,
+                        "tandem.reason": resume.reason,
+                        "tandem.verifier": resume.verifier,
+                    },
+                    self._to_ns(resume.at_s),
+                )
+        if status != OK:
+            self._spans.fail(span, status)
+        span.end(self._to_ns(ended_s))
+
+    def _to_ns(self, monotonic_s: float) -> int:
+        """Unix nanoseconds."""
+        return self._arrived_ns + round((monotonic_s - self._arrived_s) * 1e9)

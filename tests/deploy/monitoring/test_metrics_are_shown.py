@@ -1,0 +1,58 @@
+"""Every metric is shown or explained, and what dashboards, rules and pages name is exported.
+
+`test_metric_names.py` compares the list of metrics with running services; here the list is compared
+with whatever uses it.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.grafana.generate import DASHBOARDS
+from tests.deploy.monitoring.metric_names import GOLDEN, exported, selected
+from tests.deploy.monitoring.rules import REPOSITORY, recorded, rules
+
+PAGES = sorted((REPOSITORY / "docs").rglob("*.md"))
+_SUFFIXES = re.compile(r"_(bucket|sum|count)$")
+_NAME = re.compile(r"\btandem_[a-z0-9_]*[a-z0-9]\b(?!_?\*)")
+_RECORDED_NAME = re.compile(r"\btandem:[a-z]\w*:\w+")
+
+
+def families() -> set[str]:
+    """Names of Tandem's metrics, of histograms without suffix."""
+    metrics = [line.split(" ", 2)[2] for line in GOLDEN.read_text().splitlines()]
+    return {name.partition("{")[0] for name in metrics if name.startswith("tandem_")}
+
+
+def shown() -> Iterator[str]:
+    """Names in the queries of dashboards and rules."""
+    queries = [
+        query.expression
+        for dashboard in DASHBOARDS
+        for panel in dashboard.panels()
+        for query in panel.queries
+    ]
+    for expression in (*queries, *(rule["expr"] for rule in rules())):
+        for metric in selected(expression):
+            yield _SUFFIXES.sub("", metric.name)
+
+
+def test_every_metric_is_on_a_dashboard_or_in_a_rule() -> None:
+    assert families() - set(shown()) == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_metrics_that_are_exported(page: Path) -> None:
+    text = page.read_text()
+    known = {*families(), *exported()}
+    assert set(_NAME.findall(text)) - known == set()
+    assert set(_RECORDED_NAME.findall(text)) - recorded().keys() == set()
+
+
+def test_every_recorded_series_is_explained() -> None:
+    text = (REPOSITORY / "docs" / "monitoring.md").read_text()
+    # Of one name over several windows, the page names one.
+    missing = {re.sub(r"_rate(5m|30m|1h|6h)$", "_rate", name) for name in recorded()}
+    assert {name for name in missing if name not in text} == set()
