@@ -66,7 +66,7 @@ class ScriptedGateway:
             request_id=request.request_id or "made",
             seed=seed,
             model=_MODEL,
-            prompt_token_ids=list(request.prompt),  # type: ignore[arg-type]
+            prompt_token_ids=list(request.prompt),
         )
         choices = [_choice(request, seed, index) for index in range(request.n or 1)]
         while choices:

@@ -7,8 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.generation.usage import Step
-from gateway.messages.response import FinishReason
+from gateway.messages.response import FinishReason, Step
 from gateway.model_metrics import MetricsByModel
 from servicekit.metrics import Exposition
 from tests.gateway.conftest import StartVerifier

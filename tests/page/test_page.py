@@ -380,7 +380,7 @@ async def test_a_key_is_asked_for_and_kept_nowhere(
         GatewayConfig(
             server=LOOPBACK,
             http_listen="127.0.0.1:0",
-            tokenizer=MODEL,
+            tokenizer=[MODEL],
             drafters=[stack.drafter.server.address],
             verifiers=[stack.verifier.server.address],
             clients=write_clients(tmp_path / "clients.yaml", a={"tokens": ["secret"]}),
