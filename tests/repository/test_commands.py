@@ -308,8 +308,8 @@ def test_modules_accept_their_arguments() -> None:
     assert {f"{at}: {words}": error for (words, at), error in wrong.items() if error} == {}
 
 
-# Flags of kubectl, of deploy/images/build.sh and of torchrun.
-OTHERS_FLAGS = {"--from-literal", "--local-base", "--max-restarts"}
+# Flags of Prometheus, kubectl, deploy/images/build.sh and torchrun.
+OTHERS_FLAGS = {"--enable-feature", "--from-literal", "--local-base", "--max-restarts"}
 
 
 def test_flags_within_sentences_exist() -> None:
