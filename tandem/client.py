@@ -18,6 +18,7 @@ With asyncio:
 
     from tandem.client import AsyncTandemClient, Chunk, GenerationRequest
 
+
     async def main() -> None:
         request = GenerationRequest(prompt="import os", max_new_tokens=16)
         async with AsyncTandemClient("127.0.0.1:50050") as client:
@@ -25,6 +26,7 @@ With asyncio:
                 async for event in events:
                     if isinstance(event, Chunk):
                         print(event.text, end="", flush=True)
+
 
     asyncio.run(main())
 

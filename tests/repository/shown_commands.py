@@ -4,6 +4,7 @@ A fenced block marked `python` is a program, one marked `sh` a list of commands.
 mark that follows at once is the output.
 """
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -41,7 +42,10 @@ class Shown:
 
     @property
     def words(self) -> list[str]:
-        return shlex.split(self.text, comments=True)
+        """The program and its arguments, without variables that are set for it."""
+        words = shlex.split(self.text, comments=True)
+        is_variable = re.compile(r"[A-Z_]+=.*").fullmatch
+        return list(itertools.dropwhile(is_variable, words))
 
 
 def programs() -> list[Shown]:

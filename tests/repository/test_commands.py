@@ -34,6 +34,9 @@ from tests.repository.shown_commands import (
     programs,
 )
 
+# On a machine where no kernel is compiled yet, services start for minutes.
+pytestmark = pytest.mark.timeout(600)
+
 # Commands that end by themselves within seconds and change nothing but a gateway's counters.
 RUN = (
     ["tandem", "generate"],
@@ -113,7 +116,6 @@ def is_run(shown: Shown) -> bool:
     return any(begins(shown.words, each) for each in RUN) and not elsewhere
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("shown", [shown for shown in commands() if is_run(shown)], ids=str)
 def test_the_command_runs_and_prints_the_shown_output(
     shown: Shown, addresses: Mapping[str, str], environ: Mapping[str, str]
@@ -139,7 +141,6 @@ def test_the_command_runs_and_prints_the_shown_output(
     assert ran.stdout.strip(), "a reader sees nothing"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("shown", programs(), ids=str)
 def test_the_program_runs_and_prints_the_shown_output(
     shown: Shown, addresses: Mapping[str, str], request: pytest.FixtureRequest
@@ -249,7 +250,6 @@ READ_ONLY: Sequence[tuple[Sequence[str], str, Callable[[Sequence[str]], None]]] 
 )
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("shown", [shown for shown in commands() if not is_run(shown)], ids=str)
 def test_a_command_that_cannot_run_here_names_what_exists(shown: Shown) -> None:
     checks = [check for start, _, check in READ_ONLY if begins(shown.words, start)]
@@ -298,7 +298,6 @@ def has_parser(module: str) -> bool:
     return re.search(r"argparse|load_config", main.read_text()) is not None
 
 
-@pytest.mark.timeout(600)
 def test_modules_accept_their_arguments() -> None:
     shown = shown_module_commands()
     assert len(shown) > 10
@@ -309,8 +308,8 @@ def test_modules_accept_their_arguments() -> None:
     assert {f"{at}: {words}": error for (words, at), error in wrong.items() if error} == {}
 
 
-# Flags of kubectl, of deploy/images/build.sh and of torchrun.
-OTHERS_FLAGS = {"--from-literal", "--local-base", "--max-restarts"}
+# Flags of Prometheus, kubectl, deploy/images/build.sh and torchrun.
+OTHERS_FLAGS = {"--enable-feature", "--from-literal", "--local-base", "--max-restarts"}
 
 
 def test_flags_within_sentences_exist() -> None:

@@ -71,6 +71,15 @@ def test_the_page_leads_to_every_runbook() -> None:
     assert missing == []
 
 
+def test_the_named_graphs_are_those_of_the_dashboards() -> None:
+    code = "".join(path.read_text() for path in (REPOSITORY / "deploy" / "grafana").glob("*.py"))
+    table = PAGE.partition("## What to look at first")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\*.*?) \|", table, re.MULTILINE)
+    assert len(rows) > 5
+    for name in re.findall(r"\*([^*]+)\*", " ".join(rows)):
+        assert f'"{name}"' in code or f'"Tandem / {name}"' in code, name
+
+
 @functools.cache
 def defaults() -> Mapping[str, set[object]]:
     """The defaults of each flag, of all services that have it."""
