@@ -16,7 +16,7 @@ from http.client import HTTPException
 from prometheus_client.parser import text_string_to_metric_families
 
 _MAX_BYTES = 16 << 20
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 5.0
 _CHUNK_BYTES = 64 << 10
 
 
@@ -110,7 +110,7 @@ def metrics_url(address: str) -> str:
 
 
 def scrape(url: str, tls: ssl.SSLContext | None = None) -> Snapshot:
-    """Fetches and parses the metrics, within about two seconds.
+    """Fetches and parses the metrics, within some seconds.
 
     Raises:
         ScrapeError: there are none.
