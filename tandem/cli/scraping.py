@@ -138,6 +138,8 @@ def fetch(url: str, tls: ssl.SSLContext | None = None) -> str:
                     raise ScrapeError(f"the answer is longer than {_MAX_BYTES >> 20} MiB")
                 if time.monotonic() > deadline_s:
                     raise ScrapeError(f"the answer took longer than {_TIMEOUT_S:g} s")
+            if response.length:
+                raise ScrapeError("the answer was cut off")
         return content.decode()
     except urllib.error.URLError as error:
         reason = error.reason
