@@ -3,6 +3,7 @@
 Knows Prometheus' text format and no metric's name.
 """
 
+import collections
 import itertools
 import ssl
 import time
@@ -93,6 +94,33 @@ class Window:
                 return lower + (bound - lower) * (wanted - before) / (count - before)
             lower = bound
         return lower
+
+
+class History:
+    """The snapshots of one service that a window of some seconds needs."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._snapshots: collections.deque[Snapshot] = collections.deque()
+
+    @property
+    def window(self) -> Window | None:
+        """Up to the latest snapshot; None without any."""
+        if not self._snapshots:
+            return None
+        return Window(old=self._snapshots[0], new=self._snapshots[-1])
+
+    def add(self, new: Snapshot) -> None:
+        """Drops what lies further back than the window; the last two always stay."""
+        self._snapshots.append(new)
+        while (
+            len(self._snapshots) > 2
+            and new.taken_at_s - self._snapshots[1].taken_at_s >= self._window_s
+        ):
+            self._snapshots.popleft()
+
+    def clear(self) -> None:
+        self._snapshots.clear()
 
 
 def metrics_url(address: str) -> str:

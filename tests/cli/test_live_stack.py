@@ -63,6 +63,7 @@ def stack() -> Iterator[RunningStack]:
         finally:
             process.kill()
             process.communicate()
+    terminal.wait_for(r"gateway +stopped")
     # The cursor is shown again.
     assert terminal.shown.rindex("\x1b[?25h") > terminal.shown.rindex("\x1b[?25l")
 
@@ -101,12 +102,16 @@ def run_in_terminal(*arguments: str, status: int = 0, **environ: str) -> str:
 
 
 def test_up_shows_a_table_of_all_services_below_their_logs(stack: RunningStack, run: Run) -> None:
+    serves = f"gateway .*serves at {stack.addresses['grpc']}"
+    # Without tokens yet: the counters have been read once.
+    stack.terminal.wait_for(rf"{serves}\x1b\[0m +0 ")
     run("generate", TASK["prompt"], "--target", stack.addresses["grpc"])
     stack.terminal.wait_for(
         "K/V used",
         "drafter-0",
         r"verifier-0 .* 0%",
-        f"gateway .*serves at {stack.addresses['grpc']}",
+        # The share of accepted drafts, for as long as the window.
+        rf"{serves}.*\d%",
         '"event": "request_opened"',
     )
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tandem.cli import scraping
-from tandem.cli.scraping import ScrapeError, Snapshot, Window, metrics_url, parse, scrape
+from tandem.cli.scraping import History, ScrapeError, Snapshot, Window, metrics_url, parse, scrape
 from tandem.cli.service_figures import figures, kind_of
 
 
@@ -138,3 +138,16 @@ def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch: pytest.MonkeyP
     content = b"HTTP/1.0 200 OK\r\n\r\n" + b"a 1\n" * 1000
     with serving(content) as url, pytest.raises(ScrapeError, match="longer than"):
         scrape(url)
+
+
+def test_a_history_covers_its_window_and_keeps_the_last_two_snapshots() -> None:
+    history = History(10.0)
+    assert history.window is None
+    for at_s in (0.0, 4.0, 8.0, 12.0, 16.0):
+        history.add(Snapshot(taken_at_s=at_s))
+    assert history.window is not None
+    assert (history.window.old.taken_at_s, history.window.new.taken_at_s) == (4.0, 16.0)
+    history.add(Snapshot(taken_at_s=100.0))
+    assert history.window.old.taken_at_s == 16.0
+    history.clear()
+    assert history.window is None
