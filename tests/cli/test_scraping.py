@@ -142,12 +142,16 @@ def test_an_answer_without_end_is_read_up_to_a_bound(monkeypatch: pytest.MonkeyP
 
 def test_a_history_covers_its_window_and_keeps_the_last_two_snapshots() -> None:
     history = History(10.0)
-    assert history.window is None
+    assert covered_s(history) is None
     for at_s in (0.0, 4.0, 8.0, 12.0, 16.0):
         history.add(Snapshot(taken_at_s=at_s))
-    assert history.window is not None
-    assert (history.window.old.taken_at_s, history.window.new.taken_at_s) == (4.0, 16.0)
+    assert covered_s(history) == (4.0, 16.0)
     history.add(Snapshot(taken_at_s=100.0))
-    assert history.window.old.taken_at_s == 16.0
+    assert covered_s(history) == (16.0, 100.0)
     history.clear()
-    assert history.window is None
+    assert covered_s(history) is None
+
+
+def covered_s(history: History) -> tuple[float, float] | None:
+    window = history.window
+    return (window.old.taken_at_s, window.new.taken_at_s) if window else None
