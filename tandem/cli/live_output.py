@@ -19,12 +19,14 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tandem.cli.scraping import ScrapeError, Snapshot, Window, metrics_url, scrape
+from tandem.cli.scraping import History, ScrapeError, Snapshot, Window, metrics_url, scrape
 from tandem.cli.service_figures import acceptance, kv_used, tokens_per_s
 from tandem.cli.supervisor import ProcessState, Supervisor
 from tandem.cli.terminal import has_colour, printable
 
 _SCRAPE_INTERVAL_S = 2.0
+# Rates and shares are of so long.
+_WINDOW_S = 10.0
 _REFRESHES_PER_S = 4
 # Longest line of a log that is shown; the rest follows as further lines.
 _LINE_LIMIT_BYTES = 64 << 10
@@ -44,7 +46,7 @@ class LiveOutput:
     def __init__(self, metrics: Mapping[str, str]) -> None:
         self._metrics = metrics
         self._supervisor: Supervisor | None = None
-        self._windows: dict[str, Window] = {}
+        self._histories: dict[str, History] = {}
         # Since when a process starts, by name, and what turns meanwhile.
         self._starting: dict[str, tuple[float, Spinner]] = {}
         self._console = Console(
@@ -118,10 +120,9 @@ class LiveOutput:
             with contextlib.suppress(ScrapeError):
                 new = await asyncio.to_thread(scrape, metrics_url(address))
         if new is None:
-            self._windows.pop(state.name, None)
-            return
-        known = self._windows.get(state.name)
-        self._windows[state.name] = Window(old=known.new if known else new, new=new)
+            self._histories.pop(state.name, None)
+        else:
+            self._histories.setdefault(state.name, History(_WINDOW_S)).add(new)
 
     def _table(self) -> Table:
         """Called by the thread that refreshes the terminal."""
@@ -131,7 +132,8 @@ class LiveOutput:
         for title in _FIGURES:
             table.add_column(title, justify="right", no_wrap=True)
         for state in [] if self._supervisor is None else self._supervisor.states():
-            window = self._windows.get(state.name)
+            history = self._histories.get(state.name)
+            window = history.window if history else None
             table.add_row(state.name, self._state(state), *_figures(state.name, window))
         return table
 
@@ -139,6 +141,8 @@ class LiveOutput:
         if state.addresses is not None:
             self._starting.pop(state.name, None)
             return Text(f"serves at {state.addresses['grpc']}", style="green")
+        if state.is_stopped:
+            return Text("stopped")
         now_s = time.monotonic()
         since_s, spinner = self._starting.setdefault(
             state.name, (now_s, Spinner("line", style="yellow"))

@@ -3,6 +3,7 @@
 Knows Prometheus' text format and no metric's name.
 """
 
+import collections
 import itertools
 import ssl
 import time
@@ -16,7 +17,7 @@ from http.client import HTTPException
 from prometheus_client.parser import text_string_to_metric_families
 
 _MAX_BYTES = 16 << 20
-_TIMEOUT_S = 2.0
+_TIMEOUT_S = 5.0
 _CHUNK_BYTES = 64 << 10
 
 
@@ -95,6 +96,33 @@ class Window:
         return lower
 
 
+class History:
+    """The snapshots of one service that a window of some seconds needs."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._snapshots: collections.deque[Snapshot] = collections.deque()
+
+    @property
+    def window(self) -> Window | None:
+        """Up to the latest snapshot; None without any."""
+        if not self._snapshots:
+            return None
+        return Window(old=self._snapshots[0], new=self._snapshots[-1])
+
+    def add(self, new: Snapshot) -> None:
+        """Drops what lies further back than the window; the last two always stay."""
+        self._snapshots.append(new)
+        while (
+            len(self._snapshots) > 2
+            and new.taken_at_s - self._snapshots[1].taken_at_s >= self._window_s
+        ):
+            self._snapshots.popleft()
+
+    def clear(self) -> None:
+        self._snapshots.clear()
+
+
 def metrics_url(address: str) -> str:
     """The URL of HOST:PORT or of a base URL.
 
@@ -110,7 +138,7 @@ def metrics_url(address: str) -> str:
 
 
 def scrape(url: str, tls: ssl.SSLContext | None = None) -> Snapshot:
-    """Fetches and parses the metrics, within about two seconds.
+    """Fetches and parses the metrics, within some seconds.
 
     Raises:
         ScrapeError: there are none.
@@ -138,6 +166,8 @@ def fetch(url: str, tls: ssl.SSLContext | None = None) -> str:
                     raise ScrapeError(f"the answer is longer than {_MAX_BYTES >> 20} MiB")
                 if time.monotonic() > deadline_s:
                     raise ScrapeError(f"the answer took longer than {_TIMEOUT_S:g} s")
+            if response.length:
+                raise ScrapeError("the answer was cut off")
         return content.decode()
     except urllib.error.URLError as error:
         reason = error.reason

@@ -74,7 +74,9 @@ class ProcessState:
 
     name: str
     addresses: Mapping[str, str] | None
-    """Where it serves; None while it starts, or after it died."""
+    """Where it serves; None while it starts, and after it ended."""
+    is_stopped: bool
+    """Whether it ended, or shall, because all are stopped."""
 
 
 class Supervisor:
@@ -91,6 +93,7 @@ class Supervisor:
         self._policy = policy or Policy()
         self._stderr = stderr
         self._tiers: list[list[_Process]] = []
+        self._is_stopping = False
 
     async def start(self, specs: Sequence[ProcessSpec]) -> list[dict[str, str]]:
         """Starts a tier; returns each process's addresses when all serve.
@@ -112,7 +115,9 @@ class Supervisor:
     def states(self) -> list[ProcessState]:
         """All processes, in the order of their tiers."""
         return [
-            ProcessState(name=process.name, addresses=process.serves_at)
+            ProcessState(
+                name=process.name, addresses=process.serves_at, is_stopped=self._is_stopping
+            )
             for tier in self._tiers
             for process in tier
         ]
@@ -123,6 +128,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stops everything, last tier first. Idempotent."""
+        self._is_stopping = True
         for tier in self._tiers:
             for process in tier:
                 await process.unwatch()

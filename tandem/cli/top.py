@@ -3,7 +3,6 @@
 Owns the flags, the windows of snapshots and the tables.
 """
 
-import collections
 import ssl
 import sys
 import time
@@ -24,7 +23,7 @@ from tandem.cli.ports import (
     DEFAULT_HTTP_PORT,
     DEFAULT_VERIFIER_METRICS_PORT,
 )
-from tandem.cli.scraping import ScrapeError, Snapshot, Window, metrics_url, scrape
+from tandem.cli.scraping import History, ScrapeError, metrics_url, scrape
 from tandem.cli.service_figures import figures, kind_of
 from tandem.cli.terminal import has_colour, is_live, printable
 
@@ -75,7 +74,7 @@ def command(
     """
     given = addresses or [f"127.0.0.1:{port}" for port in _DEFAULT_PORTS]
     try:
-        watched = [_Watched(address) for address in given]
+        watched = [_Watched(address, 0.0 if once else window) for address in given]
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="ADDRESS") from None
     try:
@@ -90,16 +89,16 @@ def command(
     )
     try:
         if once:
-            frames = _frames(watched, interval, 0.0, tls)
+            frames = _frames(watched, interval, tls)
             next(frames)
             console.print(next(frames))
             return 0 if any(each.error is None for each in watched) else 1
         if is_live(sys.stdout):
             with Live(console=console, screen=True, auto_refresh=False) as live:
-                for frame in _frames(watched, interval, window, tls):
+                for frame in _frames(watched, interval, tls):
                     live.update(frame, refresh=True)
         else:
-            for frame in _frames(watched, interval, window, tls):
+            for frame in _frames(watched, interval, tls):
                 console.print(frame)
     except BrokenPipeError:
         return 0  # the reader of stdout has closed it
@@ -115,44 +114,35 @@ class _Watched:
         ValueError: the address is none.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, window_s: float) -> None:
         self.address = address
         self.url = metrics_url(address)
         self.error: str | None = None
-        self._snapshots: collections.deque[Snapshot] = collections.deque()
+        self.history = History(window_s)
 
     @property
     def kind(self) -> str | None:
-        return kind_of(self._snapshots[-1]) if self._snapshots else None
+        window = self.history.window
+        return kind_of(window.new) if window else None
 
-    @property
-    def window(self) -> Window:
-        return Window(old=self._snapshots[0], new=self._snapshots[-1])
-
-    def update(self, tls: ssl.SSLContext | None, window_s: float) -> None:
-        """Takes a snapshot, and drops those that no window of `window_s` needs."""
+    def update(self, tls: ssl.SSLContext | None) -> None:
         try:
-            self._snapshots.append(scrape(self.url, tls))
+            self.history.add(scrape(self.url, tls))
         except ScrapeError as error:
             self.error = str(error)
-            self._snapshots.clear()
-            return
-        self.error = None if self.kind else "these are not the metrics of a service of Tandem"
-        while (
-            len(self._snapshots) > 2
-            and self._snapshots[-1].taken_at_s - self._snapshots[1].taken_at_s >= window_s
-        ):
-            self._snapshots.popleft()
+            self.history.clear()
+        else:
+            self.error = None if self.kind else "these are not the metrics of a service of Tandem"
 
 
 def _frames(
-    watched: Sequence[_Watched], interval_s: float, window_s: float, tls: ssl.SSLContext | None
+    watched: Sequence[_Watched], interval_s: float, tls: ssl.SSLContext | None
 ) -> Iterator[Group]:
     """Frames without end, `interval_s` apart."""
     with ThreadPoolExecutor(_MAX_CONCURRENT) as executor:
         while True:
             started_at_s = time.monotonic()
-            list(executor.map(lambda each: each.update(tls, window_s), watched))
+            list(executor.map(lambda each: each.update(tls), watched))
             yield _frame(watched)
             time.sleep(max(0.0, started_at_s + interval_s - time.monotonic()))
 
@@ -161,9 +151,9 @@ def _frame(watched: Sequence[_Watched]) -> Group:
     shown: list[Table | Text] = []
     for kind in _KINDS:
         rows = [
-            (each.address, figures(kind, each.window))
+            (each.address, figures(kind, window))
             for each in watched
-            if each.error is None and each.kind == kind
+            if each.error is None and each.kind == kind and (window := each.history.window)
         ]
         if not rows:
             continue

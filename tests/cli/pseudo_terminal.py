@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import re
 import termios
 import threading
 from collections.abc import Iterator
@@ -25,16 +26,21 @@ class PseudoTerminal:
         with self._changed:
             return self._shown
 
-    def wait_for(self, *texts: str, timeout_s: float = 120.0) -> str:
-        """Waits until all texts were shown; returns everything shown."""
+    def wait_for(self, *patterns: str, timeout_s: float = 120.0) -> re.Match[str]:
+        """Waits until something shown matches each pattern; returns the match of the last."""
+        found: list[re.Match[str] | None] = []
+
+        def has_all() -> bool:
+            found[:] = [re.search(pattern, self._shown) for pattern in patterns]
+            return self._is_closed or None not in found
+
         with self._changed:
-            found = self._changed.wait_for(
-                lambda: self._is_closed or all(text in self._shown for text in texts), timeout_s
-            )
-            missing = [text for text in texts if text not in self._shown]
-            assert found, f"not shown: {missing}: {self._shown}"
-            assert not missing, f"never shown: {missing}: {self._shown}"
-            return self._shown
+            self._changed.wait_for(has_all, timeout_s)
+            missing = [p for p, match in zip(patterns, found, strict=True) if match is None]
+            assert not missing, f"not shown: {missing}: {self._shown}"
+            last = found[-1]
+        assert last is not None
+        return last
 
     def close(self) -> None:
         """Closes this process's end; what was written before is still read."""

@@ -298,6 +298,8 @@ async def test_ctrl_c_ends_the_call_and_exits_with_130(gateway: StandInGateway) 
     assert await process.stdout.readexactly(len("néw\nname".encode())) == "néw\nname".encode()
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 130
+    assert process.stderr is not None
+    assert await process.stderr.read() == b""
     await gateway.cancelled.wait()
 
 
