@@ -62,19 +62,11 @@ class Counts:
 class InProcessEngine(EngineObserver):
     """A started engine; `run` is called from one thread at a time."""
 
-    def __init__(
-        self,
-        config: VerifierConfig,
-        loaded: LoadedModel | None = None,
-        *,
-        has_depth_policy: bool = True,
-    ) -> None:
+    def __init__(self, config: VerifierConfig, loaded: LoadedModel | None = None) -> None:
         self._counts = Counts()
         self._loaded = loaded or load_model(config)
         self._config = config
-        self._engine: Engine = build_engine(
-            self._loaded, config, [self], has_depth_policy=has_depth_policy
-        )
+        self._engine: Engine = build_engine(self._loaded, config, [self])
 
     def stepped(self, record: StepRecord) -> None:
         counts = self._counts

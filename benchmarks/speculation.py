@@ -123,9 +123,11 @@ def _measure(
     with contextlib.ExitStack() as stack:
         learning, fixed = (
             stack.enter_context(
-                InProcessEngine(config, loaded, has_depth_policy=has_depth_policy).started()
+                InProcessEngine(
+                    config.model_copy(update={"speculation_depth": depth}), loaded
+                ).started()
             )
-            for has_depth_policy in (True, False)
+            for depth in ("learned", "limits")
         )
 
         def run(variant: Variant) -> Counts:

@@ -11,20 +11,23 @@ model continues a text. With --trace, each step is shown in full: its tokens, po
 proposals and drafts.
 """
 
-import argparse
 import dataclasses
 import queue
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 if not __package__:  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from examples.demo_model.dataset import MODEL_FOLDER, read_heldout
 from examples.token_text import TokenText
-from tandem.cli.speculation_flags import add_speculation_flags, speculation_params
+from tandem.cli.flag_groups import with_flag_groups
+from tandem.cli.speculation_flags import SpeculationFlags
 from tandem.client import (
     Chunk,
     Event,
@@ -46,40 +49,49 @@ REPEATING_TEXT = """\
 {"name": "Grace Hopper", "born": 1906, "field":"""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", type=Path, default=MODEL_FOLDER, metavar="FOLDER")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (the default)")
-    parser.add_argument("--dtype", help="of weights and K/V (default: the verifier's)")
-    parser.add_argument("--prompt", help="text to continue (default: one that suits the model)")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="most output tokens")
-    add_speculation_flags(parser)
-    parser.add_argument("--trace", action="store_true", help="show each step in full")
-    arguments = parser.parse_args()
-    options = ["--device", arguments.device]
-    options += ["--dtype", arguments.dtype] if arguments.dtype else []
-    options += ["--allow-trace"] if arguments.trace else []
-    print(f"starting drafter, verifier and gateway with {arguments.model} ...", flush=True)
+@with_flag_groups
+def main(
+    *,
+    model: Annotated[Path, typer.Option(metavar="FOLDER")] = MODEL_FOLDER,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    dtype: Annotated[
+        str | None, typer.Option(help="of weights and K/V (default: the verifier's)")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="text to continue (default: one that suits the model)")
+    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="most output tokens")] = (
+        None
+    ),
+    trace: Annotated[bool, typer.Option("--trace", help="show each step in full")] = False,
+    speculation: SpeculationFlags,
+) -> int:
+    """One request through drafter, verifier and gateway, shown step by step."""
+    options = ["--device", device]
+    options += ["--dtype", dtype] if dtype else []
+    options += ["--allow-trace"] if trace else []
+    print(f"starting drafter, verifier and gateway with {model} ...", flush=True)
     try:
-        with local_tandem(model=arguments.model, options=options, quiet=True) as addresses:
+        with local_tandem(model=model, options=options, quiet=True) as addresses:
             print(f"the gateway serves gRPC at {addresses['grpc']}", flush=True)
             with TandemClient(addresses["grpc"]) as client:
-                request = dataclasses.replace(request_for(arguments), trace=arguments.trace)
-                show_flow(client, request, arguments.model)
+                request = dataclasses.replace(
+                    request_for(model, prompt, max_new_tokens),
+                    speculation=speculation.params(),
+                    trace=trace,
+                )
+                show_flow(client, request, model)
     except (LocalTandemError, TandemError) as error:
         print(error, file=sys.stderr)
-        return 1
+        raise typer.Exit(1) from None
     print("\neverything is stopped")
     return 0
 
 
-def request_for(arguments: argparse.Namespace) -> GenerationRequest:
-    max_new_tokens = arguments.max_new_tokens
-    speculation = speculation_params(arguments)
-    if arguments.prompt is not None:
-        prompt = arguments.prompt
+def request_for(model: Path, prompt: str | None, max_new_tokens: int | None) -> GenerationRequest:
+    if prompt is not None:
         max_new_tokens = max_new_tokens or 64
-    elif arguments.model.resolve() == MODEL_FOLDER:
+    elif model.resolve() == MODEL_FOLDER:
         task = read_heldout()[EXACT_TASK]
         print(f"\nthe task: in {task['source_file']}, rename {task['old']} to {task['new']}")
         prompt = task["prompt"]
@@ -87,7 +99,7 @@ def request_for(arguments: argparse.Namespace) -> GenerationRequest:
         print(f"\nthe prompt:\n{REPEATING_TEXT}")
         prompt = REPEATING_TEXT
         max_new_tokens = max_new_tokens or 64
-    return GenerationRequest(prompt=prompt, max_new_tokens=max_new_tokens, speculation=speculation)
+    return GenerationRequest(prompt=prompt, max_new_tokens=max_new_tokens)
 
 
 def show_flow(client: TandemClient, request: GenerationRequest, model: Path) -> None:
@@ -159,4 +171,6 @@ def show_summary(finished: Finished) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

@@ -48,9 +48,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     verifier's own --drafters must admit them. A DNS name stands for as many drafters as it has
     addresses. Without any, nothing is drafted."""
 
-    tokenizer: Path | None = None
-    """Folder of the model, for its tokenizer.json; without it, requests and responses hold token
-    ids only."""
+    tokenizer: list[Path] = []
+    """Folders of models, for their tokenizer.json and chat template: each serves the models whose
+    verifiers report the same tokenizer. Requests and responses of other models hold token ids
+    only. The only folder also serves models whose verifiers report none."""
 
     draft_wait: Literal["adaptive", "never", "always"] = "adaptive"
     """How long a verifier's step may wait for drafts: while it pays, not at all, or always (for
@@ -134,6 +135,12 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     max_resumes: int = pydantic.Field(default=4, ge=0)
     """How often a choice may go on at another verifier."""
 
+    @pydantic.field_validator("tokenizer", mode="before")
+    @classmethod
+    def _are_folders(cls, value: object) -> object:
+        # One folder stands for a list of one.
+        return [value] if isinstance(value, str | Path) else value
+
     @pydantic.field_validator("http_listen")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
@@ -183,11 +190,10 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
             num_speculative_tokens=self.num_speculative_tokens,
         )
 
-    def request_defaults(self, *, tokenizer_digest: str = "") -> RequestDefaults:
+    def request_defaults(self) -> RequestDefaults:
         """Values that requests leave open, and the gateway's own limits."""
         return RequestDefaults(
             drafting=self.drafting_policy(),
             hint_tokens=self.hint_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
-            tokenizer_digest=tokenizer_digest,
         )

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import secrets
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -25,8 +26,10 @@ from gateway.requests.clients_file import KnownClients, read_clients
 from gateway.routing.fleet import Fleet
 from gateway.routing.membership import Membership
 from gateway.routing.progress_watch import ProgressWatch
-from gateway.text.chat_template import ChatTemplate, ChatTemplateError
-from gateway.text.tokenizer import Tokenizer, TokenizerLoadError
+from gateway.text.chat_template import ChatTemplateError
+from gateway.text.model_text import ModelText, ModelTexts, SameTokenizerError
+from gateway.text.tokenizer import TokenizerLoadError
+from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.channel import open_channel
 from servicekit.config import ConfigError
 from servicekit.discovery import Discovery, Replica, Resolve, resolve_host
@@ -61,7 +64,7 @@ class GatewayServer:
             resolve: resolves the names of verifiers and drafters.
 
         Raises:
-            ConfigError: the tokenizer cannot be loaded, or the credentials cannot be used.
+            ConfigError: a tokenizer cannot be loaded, or the credentials cannot be used.
         """
         self._config = config
         self._registry = registry
@@ -83,15 +86,15 @@ class GatewayServer:
             logger=logger,
             on_availability=self._on_availability,
         )
-        tokenizer = _load_tokenizer(config)
+        texts, threads = _load_texts(config.tokenizer), TokenizerThreads()
+        self._threads = threads
         self.frontend = Frontend(
             coordinator=self.coordinator,
             fleet=self.fleet,
-            tokenizer=tokenizer,
+            texts=texts,
+            threads=threads,
             allow_trace=config.allow_trace,
-            defaults=config.request_defaults(
-                tokenizer_digest="" if tokenizer is None else tokenizer.digest
-            ),
+            defaults=config.request_defaults(),
             max_concurrent_requests=config.max_concurrent_requests,
             max_waiting_tokens=config.max_waiting_tokens,
             metrics=metrics,
@@ -118,8 +121,8 @@ class GatewayServer:
             frontend=self.frontend,
             authenticator=self._authenticator,
             allowed_clients=config.server.allowed_clients,
-            tokenizer=tokenizer,
-            chat_template=_load_chat_template(config),
+            texts=texts,
+            threads=threads,
             body_timeout_s=config.server.request_timeout_s,
             logger=logger,
         )
@@ -228,7 +231,7 @@ class GatewayServer:
         self._tasks.clear()
         if self._http is not None:
             self._http.close()
-        self.frontend.close()
+        self._threads.close()
 
     def ready_line(self) -> str:
         """The line that the process prints when it serves."""
@@ -301,19 +304,10 @@ async def _run_link(link: VerifierLink, channel: grpc.aio.Channel) -> None:
         await link.run()
 
 
-def _load_tokenizer(config: GatewayConfig) -> Tokenizer | None:
-    if config.tokenizer is None:
-        return None
+def _load_texts(folders: Sequence[Path]) -> ModelTexts:
     try:
-        return Tokenizer.load(config.tokenizer)
-    except TokenizerLoadError as error:
+        return ModelTexts([ModelText.load(folder) for folder in folders])
+    except (TokenizerLoadError, ChatTemplateError) as error:
         raise ConfigError("--tokenizer", str(error)) from None
-
-
-def _load_chat_template(config: GatewayConfig) -> ChatTemplate | None:
-    if config.tokenizer is None:
-        return None
-    try:
-        return ChatTemplate.load(config.tokenizer)
-    except ChatTemplateError as error:
-        raise ConfigError("--tokenizer", str(error)) from None
+    except SameTokenizerError:
+        raise ConfigError("--tokenizer", "two folders have the same tokenizer") from None

@@ -1,15 +1,32 @@
 """The clients of a Tandem gateway: `TandemClient` blocks, `AsyncTandemClient` is for asyncio.
 
-    # The bundled model renames an identifier: this prints bill = price + tax.
-    prompt = "<|code|>total = price + tax<|rename|>total<|to|>bill<|out|>"
-    with TandemClient("127.0.0.1:50050") as client:
-        print(client.generate(GenerationRequest(prompt=prompt)).text)
+    from tandem.client import Chunk, GenerationRequest, TandemClient
 
-    async with AsyncTandemClient("127.0.0.1:50050") as client:
-        request = GenerationRequest(prompt=prompt)
-        async with contextlib.aclosing(client.stream(request)) as events:
-            async for event in events:
-                ...
+    # The bundled model renames an identifier: this prints "bill = price + tax", twice.
+    prompt = "<|code|>total = price + tax<|rename|>total<|to|>bill<|out|>"
+    request = GenerationRequest(prompt=prompt)
+    with TandemClient("127.0.0.1:50050") as client:
+        print(client.generate(request).text)
+        for event in client.stream(request):
+            if isinstance(event, Chunk):
+                print(event.text, end="", flush=True)
+
+With asyncio:
+
+    import asyncio
+    import contextlib
+
+    from tandem.client import AsyncTandemClient, Chunk, GenerationRequest
+
+    async def main() -> None:
+        request = GenerationRequest(prompt="import os", max_new_tokens=16)
+        async with AsyncTandemClient("127.0.0.1:50050") as client:
+            async with contextlib.aclosing(client.stream(request)) as events:
+                async for event in events:
+                    if isinstance(event, Chunk):
+                        print(event.text, end="", flush=True)
+
+    asyncio.run(main())
 
 `DrafterClient` and `AsyncDrafterClient` call a drafter without a gateway, for engines that verify
 drafts by themselves.

@@ -1,11 +1,13 @@
 """The clients of a drafter, for engines that verify drafts by themselves: `DrafterClient` blocks,
 `AsyncDrafterClient` is for asyncio.
 
+    from tandem.client import DrafterClient, NgramParams
+
+    token_ids = [11, 12, 13, 14, 15, 11, 12]
     with DrafterClient("127.0.0.1:50051") as drafter:
         sequence = drafter.open(params=NgramParams(min_ngram=1, max_ngram=3))
-        while not done:
-            draft = drafter.propose(sequence, token_ids, max_draft_tokens=8)
-            token_ids += verify(token_ids, draft.token_ids)
+        draft = drafter.propose(sequence, token_ids, max_draft_tokens=3)
+        print(draft.token_ids)  # (13, 14, 15): verify them, append what is right, ask again
         drafter.release(sequence)
 
 Each call is given the whole history. The client finds and sends the part that the drafter lacks,

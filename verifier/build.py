@@ -101,14 +101,11 @@ def build_engine(
     config: VerifierConfig,
     observers: list[EngineObserver],
     open_link: OpenLink | None = None,
-    *,
-    has_depth_policy: bool = True,
 ) -> Engine:
     """An engine for the model; not started.
 
     Args:
         open_link: begins to connect to a drafter; None: there is none.
-        has_depth_policy: False: steps verify as many drafts as the limits allow, for comparison.
     """
     observer = Observers(observers)
     served = loaded.served
@@ -138,7 +135,7 @@ def build_engine(
             max_depth=config.max_num_speculative_tokens,
             row_tile=loaded.model.row_tile if isinstance(loaded.model, HasRowTile) else 8,
         )
-        if has_depth_policy
+        if config.speculation_depth == "learned"
         else None,
     )
     engine = Engine(

@@ -91,6 +91,11 @@ class VerifierConfig(
     max_num_speculative_tokens: int = pydantic.Field(default=31, ge=0)
     """Largest number of drafts verified per sequence and step."""
 
+    speculation_depth: Literal["learned", "limits"] = "learned"
+    """How many drafts a step verifies: learned chooses by what drafts cost and bring, both measured
+    while serving; limits verifies all that the limits of the verifier, the request and the match
+    allow, so that a repeated run does not depend on measured durations."""
+
     block_size: int = pydantic.Field(default=0, ge=0)
     """Tokens per K/V block; 0 is 16, or 256 with flash_attn and torch_varlen, which need a multiple
     of it."""

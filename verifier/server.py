@@ -66,6 +66,7 @@ class VerifierServer:
             resolve: resolves the names of drafters.
         """
         self.engine: Engine | None = None
+        self._grammars: Grammars | None = None
         self._config = config
         self._registry = registry
         self._logger = logger
@@ -132,18 +133,19 @@ class VerifierServer:
         )
         metrics.watch(engine)
         engine.start()
-        self.servicer.open(
-            self.engine,
-            loaded.served,
-            Grammars(
+        if self._config.allow_structured_output:
+            self._grammars = Grammars(
                 self._config.model / "tokenizer.json",
                 vocab_size=loaded.served.vocab_size,
                 end_token_ids=sorted(loaded.served.eos_token_ids),
             )
-            if self._config.allow_structured_output
-            else None,
-        )
+        self.servicer.open(self.engine, loaded.served, self._grammars)
         return engine
+
+    def close(self) -> None:
+        """Ends the thread that compiles grammars, which the process would wait for; idempotent."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     async def resolve_drafters(self) -> None:
         """Keeps the drafters' names resolved, until cancelled."""
@@ -213,6 +215,7 @@ async def _serve(config: VerifierConfig, leader: "Leader | None") -> None:
     finally:
         watching.cancel()
         resolving.cancel()
+        verifier.close()
         engine.stop()
         # The process would abort if the interpreter ended during a step.
         await asyncio.wait([stopped], timeout=_LAST_STEP_TIMEOUT_S)

@@ -11,7 +11,7 @@ same arrivals, at a part of it. A latency is that of a whole turn's requests:
 
 import asyncio
 import contextlib
-import random
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ from benchmarks.serving.setting import Setting
 from benchmarks.serving.turns import Measure, RowResult, Variant, by_turns
 from benchmarks.workloads import Task
 from tandem.client import AsyncTandemClient, Chunk, GenerationRequest, SpeculationParams
+from tandem.load.run import poisson_arrivals_s
 
 STREAMS = 16
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
@@ -110,11 +111,9 @@ def _variant(
 
 def _arrivals(per_s: float, duration_s: float, *, seed: int) -> list[float]:
     """Times of a Poisson process; one at least."""
-    draw = random.Random(seed)
-    times = [draw.expovariate(per_s)]
-    while times[-1] < duration_s:
-        times.append(times[-1] + draw.expovariate(per_s))
-    return times
+    arrivals_s = poisson_arrivals_s(per_s, seed=seed)
+    first_s = next(arrivals_s)
+    return [first_s, *itertools.takewhile(lambda after_s: after_s < duration_s, arrivals_s)]
 
 
 async def _serve(

@@ -11,9 +11,9 @@ import math
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from gateway.coordinator import Coordinator, new_sequence_id
-from gateway.errors import InvalidRequestError, UnavailableError
+from gateway.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
 from gateway.generation.generation import Generation
-from gateway.messages.request import AcceptedRequest, GenerateRequest
+from gateway.messages.request import AcceptedRequest, Conversation, GenerateRequest
 from gateway.messages.response import Finished, GenerateEvent, Model, Started, Traced
 from gateway.metrics import GatewayMetrics
 from gateway.requests import acceptance, validation
@@ -22,8 +22,10 @@ from gateway.requests.admission import Admission, AdmittedRequest
 from gateway.requests.principal import ANONYMOUS, Principal
 from gateway.requests.seeds import seed_of_choice
 from gateway.routing.fleet import Fleet, no_verifier
+from gateway.text.chat_template import ChatTemplateError
+from gateway.text.model_text import ModelText, ModelTexts
 from gateway.text.output_text import OutputText
-from gateway.text.tokenizer import CONTEXT_TOKENS, Tokenizer, TooManyTokensError
+from gateway.text.tokenizer import CONTEXT_TOKENS, TooManyTokensError
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit.logs import Logger, adopt_request_id
 
@@ -39,7 +41,8 @@ class Frontend:
         *,
         coordinator: Coordinator,
         fleet: Fleet,
-        tokenizer: Tokenizer | None,
+        texts: ModelTexts,
+        threads: TokenizerThreads,
         defaults: RequestDefaults,
         allow_trace: bool,
         max_concurrent_requests: int,
@@ -50,20 +53,21 @@ class Frontend:
         """Begins open.
 
         Args:
-            tokenizer: None: token ids in, token ids out.
+            texts: the tokenizers and chat templates of the models.
+            threads: for long texts.
             defaults: values that requests leave open.
             allow_trace: whether requests may ask for a trace of every step.
             max_concurrent_requests, max_waiting_tokens: see `Admission`.
         """
         self._coordinator = coordinator
         self._fleet = fleet
-        self._tokenizer = tokenizer
+        self._texts = texts
         self._defaults = defaults
         self._allow_trace = allow_trace
         self._metrics = metrics
         self._logger = logger
         self._loop = asyncio.get_running_loop()
-        self._threads = TokenizerThreads()
+        self._threads = threads
         self._admission = Admission(
             max_choices=max_concurrent_requests,
             max_waiting_tokens=max_waiting_tokens,
@@ -108,9 +112,10 @@ class Frontend:
         """
         self._metrics.count_request()
         try:
-            async with contextlib.aclosing(
-                self._generate(request, principal, expires_at_s)
-            ) as events:
+            events = self._generate(request, principal, expires_at_s)
+            # What is needed while it runs is in the accepted request.
+            del request
+            async with contextlib.aclosing(events):
                 async for event in events:
                     yield event
         except Exception as error:
@@ -122,7 +127,7 @@ class Frontend:
     ) -> AsyncGenerator[GenerateEvent, None]:
         arrival_s = self._loop.time()
         validation.check_request(
-            request, has_tokenizer=self._tokenizer is not None, allow_trace=self._allow_trace
+            request, has_tokenizer=not self._texts.is_empty, allow_trace=self._allow_trace
         )
         principal.check_priority(request.priority)
         # From here on, every log line of the call has the id that the client gets.
@@ -131,8 +136,11 @@ class Frontend:
         try:
             changed = asyncio.Event()
             with self._count_expiry(expires_at_s, ()):
-                accepted = await self._accept(request, principal, admitted)
-                generations = await self._make_generations(accepted, changed)
+                model = self._find_model(request)
+                text = self._texts.find(model.tokenizer_digest)
+                accepted = await self._accept(request, model, text, principal, admitted)
+                del request
+                generations = await self._make_generations(accepted, text, changed)
             try:
                 self._coordinator.open(generations)
             except UnavailableError:
@@ -148,7 +156,8 @@ class Frontend:
                     yield Started(
                         request_id=accepted.request_id,
                         seed=accepted.seed,
-                        num_prompt_tokens=len(accepted.prompt_token_ids),
+                        model=model,
+                        prompt_token_ids=accepted.prompt_token_ids,
                     )
                     output = self._read(generations, changed, arrival_s, admitted)
                     async with contextlib.aclosing(output) as events:
@@ -163,10 +172,6 @@ class Frontend:
     async def drain(self) -> None:
         """Refuses new requests and returns when the running ones are done."""
         await self._admission.drain()
-
-    def close(self) -> None:
-        """Ends the tokenizer's threads."""
-        self._threads.close()
 
     def check_idle(self) -> None:
         """Checks that no request is running and nothing is left of any.
@@ -199,20 +204,28 @@ class Frontend:
                 self._metrics.count_expired(phase)
             raise
 
-    async def _accept(
-        self, request: GenerateRequest, principal: Principal, admitted: AdmittedRequest
-    ) -> AcceptedRequest:
+    def _find_model(self, request: GenerateRequest) -> Model:
         models = self._fleet.models()
         if not models:
             self._metrics.count_shed("no_verifier")
             raise no_verifier()
-        model = acceptance.find_model(request.model_id, models)
-        acceptance.check_tokenizer(request, model=model, defaults=self._defaults)
+        return acceptance.find_model(request.model_id, models)
+
+    async def _accept(
+        self,
+        request: GenerateRequest,
+        model: Model,
+        text: ModelText | None,
+        principal: Principal,
+        admitted: AdmittedRequest,
+    ) -> AcceptedRequest:
+        if text is None:
+            acceptance.check_has_no_text(request, model=model)
         num_given = len(request.output_token_ids)
-        if request.text is not None:
+        if request.prompt_token_ids is None:
             # An estimate, while it waits for the tokenizer.
-            admitted.wait_with(len(request.text) // _CHARACTERS_PER_TOKEN + num_given)
-        prompt_token_ids = await self._encode(request, model)
+            admitted.wait_with(_num_characters(request) // _CHARACTERS_PER_TOKEN + num_given)
+        prompt_token_ids = await self._find_tokens(request, model, text)
         accepted = acceptance.accept(
             request,
             prompt_token_ids=prompt_token_ids,
@@ -223,15 +236,39 @@ class Frontend:
         admitted.wait_with(len(prompt_token_ids) + num_given)
         return accepted
 
-    async def _encode(self, request: GenerateRequest, model: Model) -> Sequence[int]:
-        if request.text is None:
-            assert request.prompt_token_ids is not None, "checked"
+    async def _find_tokens(
+        self, request: GenerateRequest, model: Model, text: ModelText | None
+    ) -> Sequence[int]:
+        if request.prompt_token_ids is not None:
             return request.prompt_token_ids
-        tokenizer = self._tokenizer
-        assert tokenizer is not None, "checked"
+        assert text is not None, "checked"
+        prompt = request.text
+        if request.conversation is not None:
+            prompt = await self._render(request.conversation, model, text)
+        assert prompt is not None, "checked"
+        return await self._encode(prompt, model, text)
+
+    async def _render(self, conversation: Conversation, model: Model, text: ModelText) -> str:
+        if text.chat_template is None:
+            raise UnsupportedFieldError(
+                f"the model {model.model_id} has no chat template", field="messages"
+            )
+        try:
+            return await self._threads.run(
+                conversation.num_bytes,
+                text.chat_template.render,
+                conversation.messages,
+                tools=conversation.tools or None,
+                variables=conversation.variables,
+            )
+        except ChatTemplateError as error:
+            raise InvalidRequestError(str(error), field="messages") from None
+
+    async def _encode(self, prompt: str, model: Model, text: ModelText) -> Sequence[int]:
+        tokenizer = text.tokenizer
         max_tokens = acceptance.max_prompt_tokens(model, self._defaults)
         # A text that is certainly too long is refused before it is encoded.
-        num_bytes, max_bytes = len(request.text.encode()), tokenizer.max_bytes(max_tokens)
+        num_bytes, max_bytes = len(prompt.encode()), tokenizer.max_bytes(max_tokens)
         if max_bytes is not None and num_bytes > max_bytes:
             raise InvalidRequestError(
                 f"a text of {num_bytes} bytes has more than the {max_tokens} tokens that a prompt "
@@ -240,7 +277,7 @@ class Frontend:
             )
         try:
             return await self._threads.run(
-                num_bytes, tokenizer.encode, request.text, max_tokens=max_tokens
+                num_bytes, tokenizer.encode, prompt, max_tokens=max_tokens
             )
         except TooManyTokensError as error:
             raise acceptance.prompt_too_long(
@@ -248,9 +285,9 @@ class Frontend:
             ) from None
 
     async def _make_generations(
-        self, request: AcceptedRequest, changed: asyncio.Event
+        self, request: AcceptedRequest, text: ModelText | None, changed: asyncio.Event
     ) -> Sequence[Generation]:
-        output_text = await self._make_output_text(request)
+        output_text = await self._make_output_text(request, text)
         generations: list[Generation] = []
         for index in range(request.num_choices):
             generations.append(
@@ -268,20 +305,22 @@ class Frontend:
                 await asyncio.sleep(0)
         return generations
 
-    async def _make_output_text(self, request: AcceptedRequest) -> OutputText:
+    async def _make_output_text(
+        self, request: AcceptedRequest, text: ModelText | None
+    ) -> OutputText:
         """The text of every choice, after the output that the client already has.
 
         Text that the given output leaves incomplete or held back comes with the first chunk, as it
         would have if the stream had not been interrupted.
         """
-        if self._tokenizer is None or not request.has_text:
+        if text is None:
             return OutputText(None, ())
         prompt, given = request.prompt_token_ids, request.output_token_ids
         if not request.stop_sequences:
             # The last tokens suffice.
             last = [*prompt[-CONTEXT_TOKENS:], *given[-CONTEXT_TOKENS:]]
-            return OutputText(self._tokenizer.detokenizer(last), ())
-        output_text = OutputText(self._tokenizer.detokenizer(prompt), request.stop_sequences)
+            return OutputText(text.tokenizer.detokenizer(last), ())
+        output_text = OutputText(text.tokenizer.detokenizer(prompt), request.stop_sequences)
         await self._threads.run(len(given) * _CHARACTERS_PER_TOKEN, output_text.skip, given)
         if output_text.stopped:
             raise InvalidRequestError(
@@ -328,3 +367,10 @@ class Frontend:
                     finish_reason=generation.finish_reason,
                     usage=generation.usage(),
                 )
+
+
+def _num_characters(request: GenerateRequest) -> int:
+    """About how long the request's prompt is as text."""
+    if request.conversation is not None:
+        return request.conversation.num_bytes
+    return len(request.text or "")

@@ -98,7 +98,7 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
         case Started():
             response.started.request_id = event.request_id
             response.started.seed = event.seed
-            response.started.num_prompt_tokens = event.num_prompt_tokens
+            response.started.num_prompt_tokens = len(event.prompt_token_ids)
         case Finished():
             response.finished.choice_index = event.choice_index
             response.finished.finish_reason = sampling_pb2.FinishReason.ValueType(

@@ -10,6 +10,7 @@ themselves, and the waiting generations are bounded by the live sequences.
 
 import asyncio
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from gateway.generation.generation import Generation
@@ -29,7 +30,8 @@ class Delivery:
         """
         self._publish = publish
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[Generation, None] = {}  # oldest first
+        # Oldest first; thousands may wait, and a plain dict is slow to give its oldest entry.
+        self._waiting: OrderedDict[Generation, None] = OrderedDict()
         self._next_run: asyncio.Handle | None = None
 
     @property

@@ -7,6 +7,7 @@ Owns both forms; every API speaks in them. `requests/` makes an `AcceptedRequest
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 #: A serialized `StructuredOutput` of sampling.proto: the verifier reads and checks it.
 EncodedGrammar = bytes
@@ -103,11 +104,28 @@ class SpeculationParams:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A prompt that the model's chat template writes.
+
+    Attributes:
+        messages: each with `role` and `content`.
+        tools: JSON schemas of functions; empty: none.
+        variables: more variables of the template.
+        num_bytes: about how large all of it is.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """A request as it came in: nothing in it has been checked.
 
     Attributes:
-        text, prompt_token_ids: the prompt; at most one of the two is given.
+        text, prompt_token_ids, conversation: the prompt; at most one of the three is given.
         output_token_ids: output that the client already has.
         max_new_tokens: counting `output_token_ids`.
         adapter_id, has_media: are refused.
@@ -117,6 +135,7 @@ class GenerateRequest:
     model_id: str = ""
     text: str | None = None
     prompt_token_ids: Sequence[int] | None = None
+    conversation: Conversation | None = None
     output_token_ids: Sequence[int] = ()
     sampling: SamplingParams = SamplingParams()
     max_new_tokens: int | None = None
@@ -170,7 +189,6 @@ class AcceptedRequest:
         hint_tokens: the most draft tokens requested from its drafter at a time.
         vocab_size: the model's; every token id is below it.
         pool_keep_cancelled: whether its pool keeps the text even if it is cancelled or fails.
-        has_text: whether the output is sent as text too: the gateway's tokenizer is the model's.
         priority: higher first.
         cache_salt: only requests with equal salts share cached prefixes.
         trace: whether the client gets a trace of every step of the model.
@@ -196,7 +214,6 @@ class AcceptedRequest:
     priority: int = 0
     cache_salt: str = ""
     pool_keep_cancelled: bool = False
-    has_text: bool = True
     trace: bool = False
 
     @property

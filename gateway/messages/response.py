@@ -36,11 +36,17 @@ class Source(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The first event of a request."""
+    """The first event of a request.
+
+    Attributes:
+        model: the one that it runs on.
+        prompt_token_ids: those of its text, or as it gave them.
+    """
 
     request_id: str
     seed: int
-    num_prompt_tokens: int
+    model: "Model"
+    prompt_token_ids: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +151,7 @@ class Model:
     """A model that is served, and the narrowest limits among its verifiers.
 
     Attributes:
-        tokenizer_digest: "": unknown, and assumed to be that of the gateway's tokenizer.
+        tokenizer_digest: "": unknown.
     """
 
     model_id: str

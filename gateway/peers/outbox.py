@@ -6,6 +6,7 @@ blocked, it holds at most a few commands for each live sequence.
 
 import dataclasses
 import itertools
+from collections import OrderedDict
 
 from gateway.messages.sizes import MAX_DRAFTER_ADDRESS_BYTES, MAX_SESSION_REQUEST_BYTES
 from gateway.messages.verifier import CloseCommand, CommandBatch, OpenCommand
@@ -24,7 +25,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._updates: dict[str, str] = {}
-        self._opens: dict[str, OpenCommand] = {}
+        # Thousands may wait when a verifier is lost: a plain dict is slow to give its oldest entry.
+        self._opens: OrderedDict[str, OpenCommand] = OrderedDict()
         self._closes: dict[str, CloseCommand] = {}
 
     @property
@@ -34,12 +36,14 @@ class Outbox:
     def open(self, command: OpenCommand) -> None:
         self._opens[command.sequence_id] = command
 
-    def update(self, sequence_id: str, drafter: str) -> None:
+    def update(self, sequence_id: str, drafter: str) -> bool:
+        """Returns whether the Open was not sent yet, and names this drafter now."""
         unsent = self._opens.get(sequence_id)
         if unsent is not None:
             self._opens[sequence_id] = dataclasses.replace(unsent, drafter=drafter)
-        else:
-            self._updates[sequence_id] = drafter
+            return True
+        self._updates[sequence_id] = drafter
+        return False
 
     def close(self, command: CloseCommand) -> bool:
         """Returns whether the verifier was sent the sequence, so that it gets a Close."""

@@ -133,10 +133,11 @@ class VerifierLink:
         self._outbox.open(command)
         self._stream.wake()
 
-    def update(self, sequence_id: str, *, drafter: str) -> None:
-        """Moves the sequence to this drafter."""
-        self._outbox.update(sequence_id, drafter)
+    def update(self, sequence_id: str, *, drafter: str) -> bool:
+        """Moves the sequence to this drafter. Returns whether its Open itself will name it."""
+        is_unsent = self._outbox.update(sequence_id, drafter)
         self._stream.wake()
+        return is_unsent
 
     def close(self, command: CloseCommand, *, has_ended: bool) -> None:
         """Ends a sequence, or says what is kept of one whose last event has come already."""
@@ -215,6 +216,8 @@ class VerifierLink:
             return
         step = response.step
         self.load.step(
+            step_id=step.step_id,
+            num_tokens=step.num_scheduled_tokens,
             num_sequences=step.num_running + step.num_waiting,
             num_own=self.num_sequences,
             step_s=step.duration_s,

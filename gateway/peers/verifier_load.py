@@ -5,8 +5,11 @@ Owns what a verifier's messages say about its load and its progress. Pure: it is
 
 import math
 
-# A long step counts half after some 1,400 others.
+# A long step counts half after some 1,400 others of its kind.
 _STEP_DECAY = 0.9995
+# One with this part of its tokens at least. Others do not show how long such steps take now: many
+# short ones lie between two long prompts.
+_SAME_KIND = 0.5
 
 
 class VerifierLoad:
@@ -30,7 +33,9 @@ class VerifierLoad:
         self.full_until_s = -math.inf
         self.is_unresponsive = False
         self._instance_id = ""
+        # Steps known to have begun, and the tokens of the longest one.
         self._num_steps = 0
+        self._longest_tokens = 0
 
     def connect(self, now_s: float, instance_id: str) -> None:
         """A session begins. An engine that was stuck may still be: only a new process is not."""
@@ -39,6 +44,8 @@ class VerifierLoad:
             self._instance_id = instance_id
             self.num_others = 0
             self.longest_step_s = 0.0
+            self._longest_tokens = 0
+            self._num_steps = 0
             self.last_progress_s = now_s
             self.full_until_s = -math.inf
             self.is_unresponsive = False
@@ -52,31 +59,41 @@ class VerifierLoad:
         """It has sent a message."""
         self.last_answer_s = now_s
 
-    def step(self, *, num_sequences: int, num_own: int, step_s: float) -> None:
+    def step(
+        self, *, step_id: int, num_tokens: int, num_sequences: int, num_own: int, step_s: float
+    ) -> None:
         """The message tells of a step.
 
         Args:
+            step_id: its number in this process.
+            num_tokens: that it computed.
             num_sequences: all that it runs or that wait there.
             num_own: those of this gateway.
             step_s: how long the step took.
         """
         self.last_progress_s = self.last_answer_s
+        # It is told when the next one begins. A poll that finds no more finds no progress.
+        self._num_steps = step_id + 1
         self.num_others = max(0, num_sequences - num_own)
-        if not self.is_unresponsive:
+        if self.is_unresponsive:
             # The step that ends a stall is no measure for others.
-            self.longest_step_s = max(step_s, _STEP_DECAY * self.longest_step_s)
+            return
+        if num_tokens >= _SAME_KIND * self._longest_tokens:
+            self.longest_step_s *= _STEP_DECAY
+        if step_s > self.longest_step_s:
+            self.longest_step_s, self._longest_tokens = step_s, num_tokens
 
     def report(self, *, num_sequences: int, num_own: int, num_steps: int, step_s: float) -> None:
         """The message is an answer to a poll.
 
         Args:
             num_sequences, num_own: as in `step`.
-            num_steps: that its engine has made.
+            num_steps: that its engine has begun.
             step_s: how long a step takes on average.
         """
-        if num_steps != self._num_steps or not (num_sequences or num_own):
+        if num_steps > self._num_steps or not (num_sequences or num_own):
             self.last_progress_s = self.last_answer_s
-        self._num_steps = num_steps
+        self._num_steps = max(self._num_steps, num_steps)
         self.num_others = max(0, num_sequences - num_own)
         if not self.longest_step_s:
             # Only until steps are known: a stall is part of the mean for a while.

@@ -33,14 +33,12 @@ class RequestDefaults:
     Attributes:
         drafting: the policy of a request that names no preset.
         hint_tokens: the most draft tokens requested from a drafter at a time.
-        tokenizer_digest: of the gateway's tokenizer; "": it has none.
         max_prompt_tokens: None: the model's limit.
     """
 
     drafting: DraftingPolicy = TANDEM
     hint_tokens: int = 64
     max_prompt_tokens: int | None = None
-    tokenizer_digest: str = ""
 
 
 def find_model(model_id: str, models: Mapping[str, Model]) -> Model:
@@ -86,27 +84,19 @@ def prompt_too_long(
     )
 
 
-def has_tokenizer_of(model: Model, defaults: RequestDefaults) -> bool:
-    """Whether the gateway's tokenizer is the model's; assumed of a model without a digest."""
-    return model.tokenizer_digest in ("", defaults.tokenizer_digest)
-
-
-def check_tokenizer(request: GenerateRequest, *, model: Model, defaults: RequestDefaults) -> None:
-    """Refuses text where the gateway's tokenizer is not the model's.
+def check_has_no_text(request: GenerateRequest, *, model: Model) -> None:
+    """Refuses text to a model whose tokenizer the gateway does not have.
 
     Raises:
-        UnsupportedFieldError: the tokenizer is another model's.
+        UnsupportedFieldError: the request has some.
     """
-    if has_tokenizer_of(model, defaults):
-        return
     for field, is_used in (
-        ("text", request.text is not None),
+        ("text", request.text is not None or request.conversation is not None),
         ("stop_sequences", bool(request.stop_sequences)),
     ):
         if is_used:
             raise UnsupportedFieldError(
-                f"this server's tokenizer is not that of {model.model_id}; send token ids",
-                field=field,
+                f"this server has no tokenizer of {model.model_id}; send token ids", field=field
             )
 
 
@@ -180,7 +170,6 @@ def accept(
         priority=request.priority,
         cache_salt=cache_salt(tenant),
         pool_keep_cancelled=speculation.pool_keep_cancelled,
-        has_text=has_tokenizer_of(model, defaults),
         trace=request.trace,
     )
 
@@ -205,7 +194,7 @@ def _check_tokens(
     model: Model,
     defaults: RequestDefaults,
 ) -> None:
-    prompt_field = "text" if request.text is not None else "tokens.token_ids"
+    prompt_field = "tokens.token_ids" if request.prompt_token_ids is not None else "text"
     num_prompt_tokens = len(prompt_token_ids)
     if not num_prompt_tokens:
         raise InvalidRequestError("the prompt has no tokens", field=prompt_field)

@@ -60,8 +60,8 @@ def check_request(
 
 
 def _check_prompt(request: GenerateRequest, *, has_tokenizer: bool) -> None:
-    if request.text is not None:
-        if not request.text:
+    if request.text is not None or request.conversation is not None:
+        if request.text == "":
             raise InvalidRequestError("the prompt is empty", field="text")
         if not has_tokenizer:
             raise UnsupportedFieldError(

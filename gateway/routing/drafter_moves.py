@@ -63,4 +63,5 @@ class DrafterMoves:
         )
         if address:
             sequence.drafter = address
-            verifier.update(sequence.sequence_id, drafter=address)
+            if verifier.update(sequence.sequence_id, drafter=address):
+                sequence.opened_drafter = address

@@ -68,6 +68,7 @@ class LiveSequences:
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
         self._by_id: dict[str, LiveSequence] = {}
+        self._by_verifier: dict[VerifierLink, dict[str, LiveSequence]] = {}
         self._unclosed: dict[str, LiveSequence] = {}
         self._num_running = 0
         #: The sequence of an id, or None; hot path.
@@ -75,6 +76,7 @@ class LiveSequences:
 
     def add(self, sequence: LiveSequence) -> None:
         self._by_id[sequence.sequence_id] = sequence
+        self._by_verifier.setdefault(sequence.verifier, {})[sequence.sequence_id] = sequence
         sequence.verifier.num_sequences += 1
         self._report_load()
 
@@ -85,7 +87,7 @@ class LiveSequences:
         self._report_load()
 
     def of_verifier(self, verifier: VerifierLink) -> Sequence[LiveSequence]:
-        return [each for each in self._by_id.values() if each.verifier is verifier]
+        return list(self._by_verifier.get(verifier, {}).values())
 
     def forget(self, sequence: LiveSequence) -> None:
         """The sequence is over: frees all but what its Close needs, until `close`."""
@@ -97,6 +99,10 @@ class LiveSequences:
         """Its verifier no longer has the sequence, and gets no Close."""
         sequence_id = sequence.sequence_id
         del self._by_id[sequence_id]
+        of_verifier = self._by_verifier[sequence.verifier]
+        del of_verifier[sequence_id]
+        if not of_verifier:
+            del self._by_verifier[sequence.verifier]
         sequence.verifier.num_sequences -= 1
         sequence.verifier.forget(sequence_id)
         if sequence.is_running:
@@ -130,6 +136,7 @@ class LiveSequences:
             AssertionError: there is one; it names it.
         """
         assert not self._by_id, f"live sequences: {list(self._by_id)}"
+        assert not self._by_verifier, "verifiers without sequences are remembered"
         assert not self._unclosed, f"sequences that are not closed: {list(self._unclosed)}"
         assert self._num_running == 0, f"{self._num_running} count as running"
 

@@ -7,6 +7,7 @@ verifier: the coordinator places them.
 
 import asyncio
 import dataclasses
+from collections import deque
 from collections.abc import Callable
 
 from gateway.generation.generation import Generation
@@ -55,7 +56,7 @@ class Resumption:
         self._loop = asyncio.get_running_loop()
         self._displaced: dict[Generation, Displaced] = {}  # oldest first
         # Those of this round that were not tried yet.
-        self._untried: list[Displaced] = []
+        self._untried: deque[Displaced] = deque()
         self._next_run: asyncio.Handle | None = None
 
     @property
@@ -83,7 +84,7 @@ class Resumption:
     def wake(self) -> None:
         """A verifier came: tries all."""
         if self._displaced:
-            self._untried = list(self._displaced.values())
+            self._untried = deque(self._displaced.values())
             self._run_soon()
 
     def _run_soon(self) -> None:
@@ -93,11 +94,8 @@ class Resumption:
 
     def _run(self) -> None:
         self._next_run = None
-        tried, self._untried = (
-            self._untried[:CHOICES_PER_ITERATION],
-            self._untried[CHOICES_PER_ITERATION:],
-        )
-        for displaced in tried:
+        for _ in range(min(CHOICES_PER_ITERATION, len(self._untried))):
+            displaced = self._untried.popleft()
             if self._displaced.get(displaced.generation) is not displaced:
                 continue
             if self._place(displaced):

@@ -1,34 +1,115 @@
-"""The `tandem` command. Each subcommand is a module that adds its flags and runs.
+"""The `tandem` command. Each subcommand is a module with its flags, `EXAMPLES` and `command`.
 
-Owns only the choice of subcommand. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Owns the choice of subcommand and how a wrong use is told. Exit codes: 0 done, 1 failed, 2 wrong
+usage, 130 interrupted.
 """
 
-import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-_COMMANDS = ("up", "generate")
+if TYPE_CHECKING:
+    import typer
+
+COMMANDS = ("up", "generate", "bench", "top", "doctor")
+
+_INTERRUPTED = 130
+# Modules that the extra `cli` installs, by their package; the client alone needs none of them.
+_PACKAGES = {"typer": "typer", "rich": "rich", "prometheus-client": "prometheus_client"}
+
+# Features that other systems have a flag for and that are out of Tandem's scope.
+_OUT_OF_SCOPE = {
+    "--num-beams": "beam search",
+    "--tree-width": "drafts that branch",
+    "--lora": "adapters (LoRA)",
+    "--adapter": "adapters (LoRA)",
+    "--image": "images, sound and video",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="tandem",
-        description="Serves large language models faster by n-gram speculative decoding.",
-    )
-    parser.add_argument("--version", action="version", version=_version())
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    given = sys.argv[1:] if argv is None else argv
+    """Runs the command; returns its exit code.
+
+    Raises:
+        SystemExit: wrong usage, with code 2.
+    """
+    if missing := [name for name, module in _PACKAGES.items() if not _is_installed(module)]:
+        print(
+            f"tandem: the command line needs {', '.join(missing)}: pip install 'tandem-serve[cli]'",
+            file=sys.stderr,
+        )
+        return 2
+    import typer
+
+    given = sys.argv[1:] if argv is None else list(argv)
     # Only the chosen one: `tandem up` stays in memory, and needs no client.
-    for name in given[:1] if given and given[0] in _COMMANDS else _COMMANDS:
-        importlib.import_module(f"tandem.cli.{name}").add_parser(commands)
-    arguments = parser.parse_args(argv)
-    return int(arguments.run(arguments))
-
-
-def _version() -> str:
+    chosen = given[0] if given and given[0] in COMMANDS else None
+    prog = "tandem" if chosen is None else f"tandem {chosen}"
     try:
-        return f"tandem {importlib.metadata.version('tandem-serve')}"
+        result = build_app([chosen] if chosen else COMMANDS)(
+            given, standalone_mode=False, prog_name="tandem"
+        )
+    except typer.TyperException as error:
+        print(f"{prog}: {_one_line(error)} (see {prog} --help)", file=sys.stderr)
+        sys.exit(2)
+    except (typer.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    return int(result or 0)
+
+
+def build_app(names: Iterable[str] = COMMANDS) -> "typer.Typer":
+    """The command line with these subcommands."""
+    import typer
+
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+    def tandem(
+        version: bool = typer.Option(
+            False,
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
+    ) -> None:
+        """Serves large language models faster by n-gram speculative decoding."""
+
+    app.callback()(tandem)
+    for name in names:
+        module = importlib.import_module(f"tandem.cli.{name}")
+        lines = ["Examples:", *module.EXAMPLES]
+        app.command(name, epilog="\n\n".join(lines))(module.command)
+    return app
+
+
+def version() -> str:
+    """The version of the installed distribution; "not installed" in a bare source tree."""
+    try:
+        return importlib.metadata.version("tandem-serve")
     except importlib.metadata.PackageNotFoundError:
-        return "tandem, not installed"
+        return "not installed"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _print_version(wanted: bool) -> None:
+    import typer
+
+    if wanted:
+        print(f"tandem {version()}")
+        raise typer.Exit
+
+
+def _one_line(error: "typer.TyperException") -> str:
+    option = getattr(error, "option_name", None)
+    if option in _OUT_OF_SCOPE:
+        return f"{option}: Tandem does not do {_OUT_OF_SCOPE[option]}"
+    return " ".join(error.format_message().split())

@@ -3,18 +3,21 @@
 Owns the flags of a request and the output of results and errors.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import sys
+import time
 from collections.abc import Generator
-from pathlib import Path
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from tandem.cli.speculation_flags import add_speculation_flags, speculation_params
-from tandem.cli.up import DEFAULT_GRPC_PORT
+import typer
+
+from tandem.cli.connection_flags import ConnectionFlags
+from tandem.cli.flag_groups import with_flag_groups
+from tandem.cli.speculation_flags import SpeculationFlags
+from tandem.cli.terminal import has_colour, is_live, printable, report
 from tandem.client import (
     Chunk,
     Event,
@@ -25,197 +28,221 @@ from tandem.client import (
     StepTrace,
     TandemClient,
     TandemError,
-    TlsOptions,
     Traced,
     Usage,
 )
 from tandem.generation import EventCollector
 from tandem.trace_text import TraceText, summary_text
 
+EXAMPLES = (
+    "tandem generate '<|code|>total = price + tax<|rename|>total<|to|>bill<|out|>' --show-drafts",
+    "tandem generate --token-ids 5,6,7 --max-new-tokens 16 --json",
+    "tandem generate 'def add(a, b):' --target gateway:50050 --tls-ca ca.pem --no-speculation",
+)
+
 _INTERRUPTED = 130
-_TOKEN_VARIABLE = "TANDEM_TOKEN"
 # Somebody waits: a gateway that is not there is reported within a second.
 _RETRY = RetryPolicy(max_attempts=4)
 
-# Features that other systems have a flag for and that are out of Tandem's scope.
-_OUT_OF_SCOPE = {
-    "--num-beams": "beam search",
-    "--tree-width": "drafts that branch",
-    "--lora": "adapters (LoRA)",
-    "--adapter": "adapters (LoRA)",
-    "--image": "images, sound and video",
-}
+# Bold as well, since not everybody tells green from other colours.
+_DRAFTED = "\x1b[1;32m"
+_PLAIN = "\x1b[0m"
 
 
-def add_parser(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "generate",
-        help="stream a completion",
-        description="Streams a completion of PROMPT to stdout. Without other flags it is greedy, "
-        "with speculation, up to the model's limit.",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingFlags:
+    """How tokens are chosen."""
+
+    temperature: Annotated[float, typer.Option(rich_help_panel="Sampling", help="0 is greedy")] = (
+        0.0
     )
-    prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("prompt", nargs="?", metavar="PROMPT", help="text to continue")
-    prompt.add_argument(
-        "--token-ids", type=_token_ids, metavar="1,2,3", help="token ids to continue, not text"
-    )
-    parser.add_argument(
-        "--target",
-        default=f"127.0.0.1:{DEFAULT_GRPC_PORT}",
-        metavar="HOST:PORT",
-        help="the gateway, or several, separated by commas (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help=f"bearer token for the gateway (default: the variable {_TOKEN_VARIABLE}, if set)",
-    )
-    parser.add_argument(
-        "--allow-plaintext-token",
-        action="store_true",
-        help="send the token without TLS to other machines, too",
-    )
-    parser.add_argument("--model-id", default="", help="model, if the gateway serves several")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="maximum output tokens")
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end before it; repeatable",
-    )
-    parser.add_argument(
-        "--priority", type=int, default=0, metavar="N", help="higher first; 0 is the default"
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object at the end: token_ids, text, finish_reason, usage",
-    )
-    parser.add_argument(
-        "--trace",
-        action="store_true",
-        help="print every step of the model, then the output and its cost; the servers must allow "
-        "it (tandem up --allow-trace)",
-    )
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
-    sampling.add_argument("--top-p", type=float)
-    sampling.add_argument("--top-k", type=int, default=0)
-    sampling.add_argument("--seed", type=int)
-    add_speculation_flags(parser)
-    for flag, what in _OUT_OF_SCOPE.items():
-        parser.add_argument(flag, action=_OutOfScope, const=what, nargs="?", help=argparse.SUPPRESS)
-    tls = parser.add_argument_group("TLS")
-    tls.add_argument("--tls", action="store_true", help="speak TLS; implied by the others")
-    tls.add_argument("--tls-ca", type=Path, metavar="FILE", help="certificates to trust (PEM)")
-    tls.add_argument("--tls-cert", type=Path, metavar="FILE", help="own certificate (PEM)")
-    tls.add_argument("--tls-key", type=Path, metavar="FILE", help="its key (PEM)")
-    parser.set_defaults(run=run)
+    top_p: Annotated[
+        float | None,
+        typer.Option(rich_help_panel="Sampling", help="keep this much probability"),
+    ] = None
+    top_k: Annotated[
+        int, typer.Option(rich_help_panel="Sampling", help="keep the K likeliest; 0 keeps all")
+    ] = 0
+    seed: Annotated[
+        int | None, typer.Option(rich_help_panel="Sampling", help="equal seeds, equal output")
+    ] = None
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed
+        )
 
 
-class _OutOfScope(argparse.Action):
-    """A flag that is refused by name, with or without a value."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What goes to stdout and stderr."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        parser.error(f"{option_string}: Tandem does not do {self.const}")
+    as_json: bool
+    trace: bool
+    drafts: bool
+    summary: bool
 
 
-def run(arguments: argparse.Namespace) -> int:
+@with_flag_groups
+def command(
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="text to continue")] = None,
+    *,
+    token_ids: Annotated[
+        str | None, typer.Option(metavar="1,2,3", help="token ids to continue, not text")
+    ] = None,
+    model_id: Annotated[str, typer.Option(help="model, if the gateway serves several")] = "",
+    max_new_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="maximum output tokens")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="end before it; repeatable")
+    ] = None,
+    priority: Annotated[int, typer.Option(metavar="N", help="higher first")] = 0,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="print one JSON object at the end: token_ids, text, finish_reason, usage",
+        ),
+    ] = False,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="print every step of the model, then the output and its cost; the servers must "
+            "allow it (tandem up --allow-trace)",
+        ),
+    ] = False,
+    show_drafts: Annotated[
+        bool,
+        typer.Option(
+            "--show-drafts",
+            help="print text in bold green where a step accepted drafts; the last token of each "
+            "such piece is the model's own. Plain where stdout is no terminal or NO_COLOR is set",
+        ),
+    ] = False,
+    summary: Annotated[
+        bool | None,
+        typer.Option(
+            "--summary/--no-summary",
+            help="print tokens, seconds and acceptance on stderr at the end (default: if stderr "
+            "is a terminal)",
+        ),
+    ] = None,
+    sampling: SamplingFlags,
+    speculation: SpeculationFlags,
+    connection: ConnectionFlags,
+) -> int:
+    """Streams a completion of PROMPT to stdout.
+
+    Without other flags it is greedy, with speculation, up to the model's limit.
+    """
+    request = GenerationRequest(
+        prompt=_prompt(prompt, token_ids),
+        model_id=model_id,
+        max_new_tokens=max_new_tokens,
+        stop_sequences=stop or (),
+        priority=priority,
+        trace=trace,
+        sampling=sampling.params(),
+        speculation=speculation.params(),
+    )
+    shown = _Shown(
+        as_json=as_json,
+        trace=trace,
+        drafts=show_drafts,
+        summary=is_live(sys.stderr) if summary is None else summary,
+    )
     try:
         client = TandemClient(
-            arguments.target,
-            tls=_tls(arguments),
-            token=_token(arguments),
-            allow_plaintext_token=arguments.allow_plaintext_token,
+            connection.target,
+            tls=connection.tls_options(),
+            token=connection.token(),
+            allow_plaintext_token=connection.allow_plaintext_token,
             retry=_RETRY,
         )
         with client:
-            request = _request(arguments)
-            _show(client.stream(request), request, as_json=arguments.json)
+            _show(client.stream(request), request, shown)
     except TandemError as error:
-        _fail(f"{error} ({error.code.name})")
+        report("generate", f"{error} ({error.code.name})")
         return 1
     except BrokenPipeError:
         return 0  # the reader of stdout has closed it
     except (OSError, ValueError) as error:
-        _fail(str(error))
+        report("generate", str(error))
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 0
 
 
-def _request(arguments: argparse.Namespace) -> GenerationRequest:
-    return GenerationRequest(
-        prompt=arguments.prompt if arguments.token_ids is None else arguments.token_ids,
-        model_id=arguments.model_id,
-        max_new_tokens=arguments.max_new_tokens,
-        stop_sequences=arguments.stop,
-        priority=arguments.priority,
-        trace=arguments.trace,
-        sampling=SamplingParams(
-            temperature=arguments.temperature,
-            top_p=arguments.top_p,
-            top_k=arguments.top_k,
-            seed=arguments.seed,
-        ),
-        speculation=speculation_params(arguments),
-    )
+def _prompt(prompt: str | None, token_ids: str | None) -> str | list[int]:
+    if (prompt is None) == (token_ids is None):
+        raise typer.BadParameter("give PROMPT or --token-ids, one of them", param_hint="PROMPT")
+    if prompt is not None:
+        return prompt
+    assert token_ids is not None
+    try:
+        return [int(part) for part in token_ids.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{token_ids!r} is not a list of ids like 1,2,3", param_hint="--token-ids"
+        ) from None
 
 
-def _tls(arguments: argparse.Namespace) -> TlsOptions | None:
-    files = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
-    if not arguments.tls and not any(files):
-        return None
-    return TlsOptions(ca=files[0], certificate=files[1], key=files[2])
-
-
-def _token(arguments: argparse.Namespace) -> str | None:
-    if arguments.token_file is not None:
-        token: str = arguments.token_file.read_text().strip()
-        return token
-    return os.environ.get(_TOKEN_VARIABLE) or None
-
-
-def _show(
-    events: Generator[Event, None, None], request: GenerationRequest, *, as_json: bool
-) -> None:
+def _show(events: Generator[Event, None, None], request: GenerationRequest, shown: _Shown) -> None:
     collector = EventCollector()
     steps: list[StepTrace] = []
     trace_text = TraceText(() if isinstance(request.prompt, str) else request.prompt)
-    streams_text = not (as_json or request.trace)
+    streams_text = not (shown.as_json or shown.trace)
+    colours = shown.drafts and has_colour(sys.stdout)
+    makes_safe = is_live(sys.stdout)
     streamed = False
+    started_at_s = time.perf_counter()
     with contextlib.closing(events):
         try:
             for event in events:
                 collector.add(event)
                 if isinstance(event, Chunk) and event.text and streams_text:
                     streamed = True
-                    print(event.text, end="", flush=True)
+                    text = printable(event.text) if makes_safe else event.text
+                    if colours and event.num_accepted_tokens:
+                        text = f"{_DRAFTED}{text}{_PLAIN}"
+                    print(text, end="", flush=True)
                 elif isinstance(event, Traced):
-                    if as_json:
+                    if shown.as_json:
                         steps.append(event.step)
                     else:
                         print(trace_text.step(event.step), flush=True)
         finally:
             if streamed:  # so that an error or a shell prompt begins on a new line
                 print(flush=True)
+    seconds = time.perf_counter() - started_at_s
     generation = collector.generation()
-    if as_json:
-        shown = _as_json(generation)
-        if request.trace:
-            shown["trace"] = [dataclasses.asdict(step) for step in steps]
-        print(json.dumps(shown, ensure_ascii=False), flush=True)
-    elif request.trace:
+    if shown.as_json:
+        result = _as_json(generation)
+        if shown.trace:
+            result["trace"] = [dataclasses.asdict(step) for step in steps]
+        print(json.dumps(result, ensure_ascii=False), flush=True)
+    elif shown.trace:
         print(f"\n{generation.text}\n\n{summary_text(generation.usage)}", flush=True)
+    if shown.summary:
+        print(_summary_line(generation.usage, seconds), file=sys.stderr, flush=True)
+
+
+def _summary_line(usage: Usage, seconds: float) -> str:
+    parts = [
+        f"{usage.output_tokens} tokens in {seconds:.2f} s",
+        f"{usage.output_tokens / seconds:.1f} tokens/s",
+    ]
+    if usage.acceptance_rate is None:
+        parts.append("no drafts")
+    else:
+        parts += [
+            f"{usage.acceptance_rate:.0%} of {usage.num_draft_tokens} drafts accepted",
+            f"mean acceptance length {usage.mean_acceptance_length:.2f}",
+        ]
+    return ", ".join(parts)
 
 
 def _as_json(generation: Generation) -> dict[str, Any]:
@@ -231,14 +258,3 @@ def _usage_as_json(usage: Usage) -> dict[str, Any]:
     """Every field, and every property derived from them."""
     derived = [name for name, value in vars(Usage).items() if isinstance(value, property)]
     return dataclasses.asdict(usage) | {name: getattr(usage, name) for name in derived}
-
-
-def _fail(message: str) -> None:
-    print(f"tandem generate: {' '.join(message.split())}", file=sys.stderr)
-
-
-def _token_ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of ids like 1,2,3") from None

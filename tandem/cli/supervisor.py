@@ -11,7 +11,8 @@ die, stops all. Does not know what they serve.
 - No orphans: on Linux the kernel kills each process when the supervisor's main thread dies for any
   reason (PR_SET_PDEATHSIG). On other systems this holds only for an orderly stop.
 - A terminal's Ctrl-C reaches the supervisor only, since each process has its own session.
-- stderr is inherited, so the supervisor neither changes nor delays logs.
+- stderr is inherited, or a descriptor of the caller's: the supervisor neither changes nor delays
+  logs.
 """
 
 import asyncio
@@ -67,12 +68,28 @@ class ProcessSpec:
     """Each address at the first start; port 0 is any. Restarts use those of the ready line."""
 
 
-class Supervisor:
-    """Runs processes. Belongs to the event loop of the main thread, and to one task there."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessState:
+    """One process at this moment."""
 
-    def __init__(self, report: Report, policy: Policy | None = None) -> None:
+    name: str
+    addresses: Mapping[str, str] | None
+    """Where it serves; None while it starts, or after it died."""
+
+
+class Supervisor:
+    """Runs processes. Belongs to the event loop of the main thread, and to one task there.
+
+    Args:
+        stderr: descriptor that the processes write their stderr to; None: this process's stderr.
+    """
+
+    def __init__(
+        self, report: Report, policy: Policy | None = None, *, stderr: int | None = None
+    ) -> None:
         self._report = report
         self._policy = policy or Policy()
+        self._stderr = stderr
         self._tiers: list[list[_Process]] = []
 
     async def start(self, specs: Sequence[ProcessSpec]) -> list[dict[str, str]]:
@@ -81,7 +98,7 @@ class Supervisor:
         Raises:
             StartError: one did not start to serve. The others are left to `stop`.
         """
-        tier = [_Process(spec, self._policy, self._report) for spec in specs]
+        tier = [_Process(spec, self._policy, self._report, self._stderr) for spec in specs]
         self._tiers.append(tier)
         starts = [asyncio.ensure_future(process.start()) for process in tier]
         try:
@@ -91,6 +108,14 @@ class Supervisor:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
         return [dict(process.addresses) for process in tier]
+
+    def states(self) -> list[ProcessState]:
+        """All processes, in the order of their tiers."""
+        return [
+            ProcessState(name=process.name, addresses=process.serves_at)
+            for tier in self._tiers
+            for process in tier
+        ]
 
     async def watch(self) -> None:
         """Restarts processes that die; never returns."""
@@ -118,15 +143,25 @@ class _Process:
     when a ready line arrives.
     """
 
-    def __init__(self, spec: ProcessSpec, policy: Policy, report: Report) -> None:
+    def __init__(
+        self, spec: ProcessSpec, policy: Policy, report: Report, stderr: int | None
+    ) -> None:
+        self.name = spec.name
         self._spec = spec
         self._policy = policy
         self._report = report
+        self._stderr = stderr
         self._running: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[dict[str, str]] | None = None
         self._watch: asyncio.Task[None] | None = None
         self.addresses: Mapping[str, str] = spec.listen
+
+    @property
+    def serves_at(self) -> Mapping[str, str] | None:
+        is_ready = self._ready is not None and self._ready.done()
+        is_alive = self._running is not None and self._running.returncode is None
+        return self.addresses if is_ready and is_alive else None
 
     @property
     def watch(self) -> asyncio.Task[None]:
@@ -205,6 +240,7 @@ class _Process:
                 *flags,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
+                stderr=self._stderr,
                 limit=_LINE_LIMIT_BYTES,
                 start_new_session=True,
             )

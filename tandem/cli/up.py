@@ -3,38 +3,40 @@
 Owns the list of processes and the flags that connect them; the supervisor runs them.
 """
 
-import argparse
 import asyncio
 import contextlib
+import itertools
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from tandem.cli.supervisor import Policy, ProcessSpec, StartError, Supervisor
+import typer
+
+from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
+from tandem.cli.supervisor import Policy, ProcessSpec, Report, StartError, Supervisor
+from tandem.cli.terminal import is_live, report
 from tandem.ready_line import format_ready_line
 
+if TYPE_CHECKING:
+    from tandem.cli.live_output import LiveOutput
+
 BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "model"
-DEFAULT_GRPC_PORT = 50050
-DEFAULT_HTTP_PORT = 8000
 _HOST = "127.0.0.1"
 _ANY_PORT = f"{_HOST}:0"
 
 # A package that only this service's extra installs.
 _REQUIRED_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
 
-_EPILOG = """\
-Prints one line on stdout when the model is served: ready grpc=HOST:PORT http=HOST:PORT
-The services' logs go to stderr. A process that dies is restarted. SIGINT or SIGTERM stops all in
-good order, a second one stops them at once.
-
-The services read their other options from the environment, TANDEM_<SERVICE>_<FLAG>:
-  TANDEM_VERIFIER_MAX_NUM_SEQS=8 TANDEM_GATEWAY_DRAFT_WAIT=never tandem up
-"""
+EXAMPLES = (
+    "tandem up",
+    "tandem up --model ./my-model --num-verifiers 2 --port 0 --http-port 0",
+    "TANDEM_VERIFIER_MAX_NUM_SEQS=8 TANDEM_GATEWAY_DRAFT_WAIT=never tandem up",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +55,32 @@ class Topology:
     """Of the gateway, as `http_port`; 0 picks a free one."""
     http_port: int = DEFAULT_HTTP_PORT
 
-    def drafters(self, addresses: Sequence[str]) -> list[ProcessSpec]:
-        """Drafters that listen on these addresses."""
+    def drafters(self, addresses: Sequence[str], metrics: Sequence[str]) -> list[ProcessSpec]:
+        """Drafters that listen on these addresses, and serve their metrics at the others."""
         return [
             ProcessSpec(
-                name=f"drafter-{index}", command=_service("drafter"), listen={"grpc": address}
+                name=_drafter_name(index),
+                command=_service("drafter", metrics_address),
+                listen={"grpc": address},
             )
-            for index, address in enumerate(addresses)
+            for index, (address, metrics_address) in enumerate(zip(addresses, metrics, strict=True))
         ]
 
-    def verifiers(self, addresses: Sequence[str], drafters: Sequence[str]) -> list[ProcessSpec]:
-        """Verifiers that listen on these addresses and may call these drafters."""
+    def verifiers(
+        self, addresses: Sequence[str], metrics: Sequence[str], drafters: Sequence[str]
+    ) -> list[ProcessSpec]:
+        """Verifiers as `drafters`, which may call these drafters."""
         options = ["--model", str(self.model), *_drafters(drafters)]
         options += ["--device", self.device] if self.device else []
         options += ["--dtype", self.dtype] if self.dtype else []
         options += ["--allow-trace"] if self.allow_trace else []
         return [
             ProcessSpec(
-                name=f"verifier-{index}",
-                command=_service("verifier", *options),
+                name=_verifier_name(index),
+                command=_service("verifier", metrics_address, *options),
                 listen={"grpc": address},
             )
-            for index, address in enumerate(addresses)
+            for index, (address, metrics_address) in enumerate(zip(addresses, metrics, strict=True))
         ]
 
     def gateway(self, drafters: Sequence[str], verifiers: Sequence[str]) -> ProcessSpec:
@@ -84,100 +90,133 @@ class Topology:
         options += ["--allow-trace"] if self.allow_trace else []
         return ProcessSpec(
             name="gateway",
-            command=_service("gateway", *options),
+            command=_service("gateway", _ANY_PORT, *options),
             listen_flags={"grpc": "--listen", "http": "--http-listen"},
             listen={"grpc": f"{_HOST}:{self.grpc_port}", "http": f"{_HOST}:{self.http_port}"},
         )
 
 
-def add_parser(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "up",
-        help="run drafter, verifier and gateway on this machine",
-        description="Runs the three services as processes on this machine, on loopback.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--model",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of a model with its tokenizer (default: the bundled model)",
-    )
-    parser.add_argument("--device", help="cpu, cuda or auto (default: the verifier's)")
-    parser.add_argument("--dtype", help="of weights and K/V (default: the verifier's)")
-    parser.add_argument("--num-verifiers", type=_count(1), default=1, metavar="N")
-    parser.add_argument(
-        "--num-drafters", type=_count(0), default=1, metavar="N", help="0: no speculation"
-    )
-    parser.add_argument(
-        "--port",
-        type=_port,
-        default=DEFAULT_GRPC_PORT,
-        help="the gateway's port for gRPC; 0 picks a free one (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--http-port",
-        type=_port,
-        default=DEFAULT_HTTP_PORT,
-        help="the gateway's port for HTTP; 0 picks a free one (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--allow-trace",
-        action="store_true",
-        help="let requests ask for a trace of every step (tandem generate --trace)",
-    )
-    parser.add_argument(
-        "--start-timeout",
-        type=float,
-        default=Policy().start_timeout_s,
-        metavar="SECONDS",
-        help="how long a service may take to be ready (default: %(default)g)",
-    )
-    parser.set_defaults(run=run)
+def command(
+    *,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="folder of a model with its tokenizer (default: the bundled one)"
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or auto (default: the verifier's)")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="of weights and K/V (default: the verifier's)")
+    ] = None,
+    num_verifiers: Annotated[int, typer.Option(min=1, metavar="N", help="at least 1")] = 1,
+    num_drafters: Annotated[int, typer.Option(min=0, metavar="N", help="0: no speculation")] = 1,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="the gateway's port for gRPC; 0 picks a free one"),
+    ] = DEFAULT_GRPC_PORT,
+    http_port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="the gateway's port for HTTP; 0 picks a free one"),
+    ] = DEFAULT_HTTP_PORT,
+    allow_trace: Annotated[
+        bool,
+        typer.Option(
+            "--allow-trace",
+            help="let requests ask for a trace of every step (tandem generate --trace)",
+        ),
+    ] = False,
+    start_timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="how long a service may take to be ready"),
+    ] = Policy().start_timeout_s,
+) -> int:
+    """Runs drafter, verifier and gateway as processes on this machine, on loopback.
 
+    Prints one line on stdout when the model is served: ready grpc=HOST:PORT http=HOST:PORT. The
+    services' logs go to stderr; a terminal shows a table of the services below them. A process
+    that dies is restarted. SIGINT or SIGTERM stops all in good order, a second one stops them at
+    once.
 
-def run(arguments: argparse.Namespace) -> int:
+    The services read their other options from the environment, TANDEM_<SERVICE>_<FLAG>.
+    """
     missing = [name for name, module in _REQUIRED_PACKAGES.items() if find_spec(module) is None]
     if missing:
-        _report(
+        report(
+            "up",
             f"the packages of {', '.join(missing)} are not installed: a plain install has only the "
-            "client; pip install -e '.[all]' installs everything"
+            "client; pip install -e '.[all]' installs everything",
         )
         return 2
-    model: Path = arguments.model or BUNDLED_MODEL
-    if not (model / "config.json").is_file():
-        if arguments.model is None:
-            _report(
-                f"no --model given, and the bundled one is not at {model}: "
-                "it comes with Tandem's source tree"
+    folder = model or BUNDLED_MODEL
+    if not (folder / "config.json").is_file():
+        if model is None:
+            report(
+                "up",
+                f"no --model given, and the bundled one is not at {folder}: "
+                "it comes with Tandem's source tree",
             )
         else:
-            _report(f"--model: {model} is not a model folder: it has no config.json")
+            report("up", f"--model: {folder} is not a model folder: it has no config.json")
         return 2
     topology = Topology(
-        model=model,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        num_verifiers=arguments.num_verifiers,
-        num_drafters=arguments.num_drafters,
-        allow_trace=arguments.allow_trace,
-        grpc_port=arguments.port,
-        http_port=arguments.http_port,
+        model=folder,
+        device=device,
+        dtype=dtype,
+        num_verifiers=num_verifiers,
+        num_drafters=num_drafters,
+        allow_trace=allow_trace,
+        grpc_port=port,
+        http_port=http_port,
     )
-    return asyncio.run(_up(topology, Policy(start_timeout_s=arguments.start_timeout)))
+    return asyncio.run(_up(topology, Policy(start_timeout_s=start_timeout)))
 
 
 async def _up(topology: Topology, policy: Policy) -> int:
     """Serves until a signal; returns the exit code."""
-    supervisor = Supervisor(_report, policy)
-    serving = asyncio.create_task(_serve(topology, supervisor))
+    ports = _Ports.choose(topology)
+    async with _output(ports) as output:
+        return await _run(topology, ports, policy, output)
+
+
+@contextlib.asynccontextmanager
+async def _output(ports: "_Ports") -> AsyncIterator["PlainOutput | LiveOutput"]:
+    """A table of the services below their logs, or on what is no terminal just lines."""
+    if not is_live(sys.stderr):
+        yield PlainOutput()
+        return
+    from tandem.cli.live_output import LiveOutput
+
+    async with LiveOutput(ports.metrics_by_name()) as output:
+        yield output
+
+
+class PlainOutput:
+    """Lines on stderr, between those that the services write there by themselves."""
+
+    log_descriptor: int | None = None
+    """Where services write their logs; None: to this process's stderr."""
+
+    def report(self, line: str) -> None:
+        report("up", line)
+
+    def watch(self, supervisor: Supervisor) -> None:
+        """Nothing is shown but lines."""
+
+
+async def _run(
+    topology: Topology, ports: "_Ports", policy: Policy, output: "PlainOutput | LiveOutput"
+) -> int:
+    supervisor = Supervisor(output.report, policy, stderr=output.log_descriptor)
+    output.watch(supervisor)
+    serving = asyncio.create_task(_serve(topology, ports, supervisor, output.report))
 
     def on_signal() -> None:
         if serving.done() or serving.cancelling():
             supervisor.kill()
         else:
-            _report("stopping")
+            output.report("stopping")
             serving.cancel()
 
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -195,20 +234,20 @@ async def _up(topology: Topology, policy: Policy) -> int:
     if not isinstance(error, StartError):
         assert error is not None, "serving ends by a signal or an error"
         raise error
-    _report(str(error))
+    output.report(str(error))
     return 1
 
 
-async def _serve(topology: Topology, supervisor: Supervisor) -> None:
+async def _serve(
+    topology: Topology, ports: "_Ports", supervisor: Supervisor, report: Report
+) -> None:
     """Starts all processes, and keeps them running until cancelled."""
-    found = _free_addresses(topology.num_drafters + topology.num_verifiers)
-    drafters, verifiers = found[: topology.num_drafters], found[topology.num_drafters :]
     tiers = [
-        topology.drafters(drafters),
-        topology.verifiers(verifiers, drafters),
-        [topology.gateway(drafters, verifiers)],
+        topology.drafters(ports.drafters, ports.drafter_metrics),
+        topology.verifiers(ports.verifiers, ports.verifier_metrics, ports.drafters),
+        [topology.gateway(ports.drafters, ports.verifiers)],
     ]
-    _report("starting " + ", ".join(spec.name for tier in tiers for spec in tier))
+    report("starting " + ", ".join(spec.name for tier in tiers for spec in tier))
     # All at once: each waits for those that it calls, and loads its code and model meanwhile.
     starts = [asyncio.ensure_future(supervisor.start(tier)) for tier in tiers]
     ready = asyncio.ensure_future(_print_when_ready(*starts[1:]))
@@ -218,6 +257,9 @@ async def _serve(topology: Topology, supervisor: Supervisor) -> None:
         for task in (*starts, ready):
             task.cancel()
         await asyncio.gather(*starts, ready, return_exceptions=True)
+    [gateway] = await starts[2]
+    metrics = [gateway["http"], *ports.verifier_metrics, *ports.drafter_metrics]
+    report("watch it with: tandem top " + " ".join(metrics))
     await supervisor.watch()
 
 
@@ -232,39 +274,51 @@ async def _print_when_ready(
     print(format_ready_line({kind: gateway[kind] for kind in ("grpc", "http")}), flush=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ports:
+    """Free addresses for drafters and verifiers, one of each kind per process."""
+
+    drafters: Sequence[str]
+    drafter_metrics: Sequence[str]
+    verifiers: Sequence[str]
+    verifier_metrics: Sequence[str]
+
+    @staticmethod
+    def choose(topology: Topology) -> "_Ports":
+        """Addresses that nobody listens on now, all different."""
+        found = iter(_free_addresses(2 * (topology.num_drafters + topology.num_verifiers)))
+        return _Ports(
+            drafters=list(itertools.islice(found, topology.num_drafters)),
+            drafter_metrics=list(itertools.islice(found, topology.num_drafters)),
+            verifiers=list(itertools.islice(found, topology.num_verifiers)),
+            verifier_metrics=list(found),
+        )
+
+    def metrics_by_name(self) -> dict[str, str]:
+        """The address of each process's metrics but the gateway's, which are on its HTTP port."""
+        return {
+            **{_drafter_name(i): address for i, address in enumerate(self.drafter_metrics)},
+            **{_verifier_name(i): address for i, address in enumerate(self.verifier_metrics)},
+        }
+
+
 def _free_addresses(count: int) -> list[str]:
-    """Addresses that nobody listens on now, all different."""
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(socket.create_server((_HOST, 0))) for _ in range(count)]
         return [f"{_HOST}:{each.getsockname()[1]}" for each in found]
+
+
+def _drafter_name(index: int) -> str:
+    return f"drafter-{index}"
+
+
+def _verifier_name(index: int) -> str:
+    return f"verifier-{index}"
 
 
 def _drafters(addresses: Sequence[str]) -> list[str]:
     return ["--drafters", ",".join(addresses)] if addresses else []
 
 
-def _service(module: str, *options: str) -> list[str]:
-    return [sys.executable, "-m", module, "--metrics-listen", _ANY_PORT, *options]
-
-
-def _report(line: str) -> None:
-    # In one write, since the services write to the same stderr.
-    sys.stderr.write(f"tandem up: {line}\n")
-    sys.stderr.flush()
-
-
-def _count(minimum: int) -> Any:
-    def count(text: str) -> int:
-        value = int(text)
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"{value} is less than {minimum}")
-        return value
-
-    return count
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 65536:
-        raise argparse.ArgumentTypeError(f"{value} is not a port")
-    return value
+def _service(module: str, metrics_address: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", module, "--metrics-listen", metrics_address, *options]

@@ -107,8 +107,13 @@ async def test_gateway_and_verifiers_get_the_addresses_that_the_others_serve_at(
             assert option(verifier["argv"], "--drafters") == drafters
         assert option(argv, "--tokenizer") == str(folder / "model")
         assert option(argv, "--metrics-listen") == "127.0.0.1:0"
-        for served in [*drafters.split(","), *verifiers.split(","), *addresses.values()]:
+        served_at = [*drafters.split(","), *verifiers.split(",")]
+        for served in [*served_at, *addresses.values()]:
             assert await accepts(served)
+        watch = await running.until_reported("watch it with: tandem top")
+        shown = watch.split()[-5:]
+        assert shown[0] == addresses["http"]
+        assert len({*shown, *served_at}) == len(shown) + len(served_at)
         assert set(addresses) == {"grpc", "http"}
         reported = [line for line in running.reported if "serves at" in line]
         assert f"tandem up: drafter-0 serves at {drafters.split(',')[0]}" in reported

@@ -5,6 +5,8 @@ After a change of these:
     python -m tests.client.api_page
 """
 
+import re
+import textwrap
 from collections.abc import Iterator
 
 import griffe
@@ -77,13 +79,19 @@ def _text(documented: griffe.Object) -> Iterator[str]:
     """A docstring in Markdown."""
     for section in _sections(documented):
         if isinstance(section, griffe.DocstringSectionText):
-            yield f"{section.value}\n\n"
+            yield f"{_with_fences(section.value)}\n\n"
             continue
         for item in _items(section):
             name = getattr(item, "name", "")
             subject = f"`{name}`" if name else f"Raises `{item.annotation}`"
             yield f"- {subject}: {_one_line(item.description)}\n"
         yield "\n"
+
+
+def _with_fences(text: str) -> str:
+    """Marks indented programs as Python, so that they are coloured, and run by a test."""
+    program = re.compile(r"^    .*(?:\n+    .*)*", re.MULTILINE)
+    return program.sub(lambda found: f"```python\n{textwrap.dedent(found[0])}\n```", text)
 
 
 def _sections(documented: griffe.Object) -> list[griffe.DocstringSection]:

@@ -14,7 +14,14 @@ from pathlib import Path
 from gateway.api import wire as gateway_wire
 from gateway.generation.generation import Generation
 from gateway.messages.request import SamplingParams
-from gateway.messages.response import Chunk, Finished, FinishReason, GenerateEvent, Started
+from gateway.messages.response import (
+    Chunk,
+    Finished,
+    FinishReason,
+    GenerateEvent,
+    Model,
+    Started,
+)
 from gateway.messages.verifier import PromptScored
 from gateway.requests.seeds import seed_of_choice
 from gateway.text.output_text import OutputText
@@ -30,6 +37,14 @@ STOP_TOKEN = TOKENIZER.encode("q")[0]
 # Characters of one to four bytes; each byte is a token where there is no word with it.
 _CHARACTERS = "aé☃𝄞 \nen"
 _NUM_CHARACTERS = 12
+_MODEL = Model(
+    model_id="model",
+    model_digest="",
+    vocab_size=1 << 18,
+    max_model_len=1 << 18,
+    max_num_speculative_tokens=7,
+    num_verifiers=1,
+)
 
 
 class ScriptedGateway:
@@ -50,7 +65,8 @@ class ScriptedGateway:
         yield Started(
             request_id=request.request_id or "made",
             seed=seed,
-            num_prompt_tokens=len(request.prompt),
+            model=_MODEL,
+            prompt_token_ids=list(request.prompt),  # type: ignore[arg-type]
         )
         choices = [_choice(request, seed, index) for index in range(request.n or 1)]
         while choices:

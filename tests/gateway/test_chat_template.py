@@ -151,7 +151,7 @@ async def test_a_template_that_cannot_be_used_is_found_at_the_start(
             GatewayConfig(
                 server=ServerOptions(listen="127.0.0.1:0"),
                 verifiers=["127.0.0.1:1"],
-                tokenizer=tmp_path,
+                tokenizer=[tmp_path],
             ),
             registry=registry,
             logger=logger,

@@ -35,7 +35,7 @@ def test_flags_variables_and_lists_are_read() -> None:
         "a:1,b:2",
         "--drafters=c:3",
         "--tokenizer",
-        "model",
+        "model,other",
         "--max-prompt-tokens",
         "100",
         "--http-listen",
@@ -45,7 +45,7 @@ def test_flags_variables_and_lists_are_read() -> None:
     )
     assert config.verifiers == ["a:1", "b:2"]
     assert config.drafters == ["c:3"]
-    assert config.tokenizer == Path("model")
+    assert config.tokenizer == [Path("model"), Path("other")]
     assert config.http_listen is None
     assert (config.draft_wait, config.hint_tokens) == ("never", 2)
     assert config.request_defaults().max_prompt_tokens == 100

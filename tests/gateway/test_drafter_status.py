@@ -267,6 +267,36 @@ async def test_a_drafter_that_the_verifier_refuses_costs_drafts_only(
     assert verifier.commands("open")[-1].drafter_address == ""
 
 
+async def test_a_refusal_counts_for_the_drafter_of_the_open_also_after_a_move(
+    start_gateway: StartGateway, verifier: ScriptedVerifier
+) -> None:
+    """The refusal and the move meet on the way: nobody has refused the drafter moved to."""
+    running = await start_gateway(
+        verifiers=[verifier.address], drafters=[ONE, TWO], draft_wait="adaptive"
+    )
+    call = running.call(1, 2)
+    opened = await verifier.nth("open", 0)
+    refused = opened.drafter_address
+    [other] = {ONE, TWO} - {refused}
+    verifier.send(verifier.drafter_status(refused, DOWN))
+    update = await verifier.nth("update", 0)
+    assert (update.sequence_id, update.drafter_address) == (opened.sequence_id, other)
+    verifier.send(
+        verifier.rejected(
+            opened.sequence_id, code=7, message="not allowed", field="drafter_address"
+        )
+    )
+    reopened = await verifier.nth("open", 1)
+    assert (reopened.sequence_id, reopened.drafter_address) == (opened.sequence_id, other)
+    # The refused one gets no sequence, whatever its state; the other one does.
+    verifier.send(verifier.drafter_status(refused, UP))
+    await handled(running, verifier)
+    verifier.play(lambda opened: [5, 0])
+    await running.generate(3, n=16)
+    assert {each.drafter_address for each in verifier.commands("open")[3:]} == {other}
+    call.cancel()
+
+
 async def test_a_refusal_without_a_drafter_fails_the_request(
     start_gateway: StartGateway, verifier: ScriptedVerifier
 ) -> None:

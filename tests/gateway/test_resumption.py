@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import retry_after_ms
 from tandem.v1 import sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
@@ -220,11 +221,12 @@ async def test_a_cancelled_request_waits_for_no_verifier(start_fleet: StartFleet
 
 
 async def test_a_stop_string_in_what_was_decided_ends_the_request(
-    start_fleet: StartFleet, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    start_fleet: StartFleet,
+    model_folder: Path,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fleet = await start_fleet(2, tokenizer=model_folder)
-    tokenizer = fleet.running.gateway.frontend._tokenizer
-    assert tokenizer is not None
     tokens = tokenizer.encode("STOP and more", max_tokens=20)
     call = fleet.running.call(text="a", stop_sequences=["STOP"])
     lost, opened = await fleet.owner()

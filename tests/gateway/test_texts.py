@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from gateway.text.model_text import ModelText
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.tokenizer_threads import TokenizerThreads
 from tests.gateway.conftest import MODEL_FOLDER, StartVerifier
@@ -71,9 +72,11 @@ class GatedTokenizer(Tokenizer):
 
 @contextlib.asynccontextmanager
 async def gated(running: RunningGateway, first_gated: int) -> AsyncIterator[GatedTokenizer]:
-    frontend = running.gateway.frontend
-    assert frontend._tokenizer is not None
-    frontend._tokenizer = tokenizer = GatedTokenizer(frontend._tokenizer, first_gated)
+    texts = running.gateway.frontend._texts
+    found = texts.find("")
+    assert found is not None
+    tokenizer = GatedTokenizer(found.tokenizer, first_gated)
+    texts._by_digest = {tokenizer.digest: ModelText(tokenizer=tokenizer)}
     try:
         yield tokenizer
     finally:

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.messages.request import Keep
 from gateway.messages.verifier import CloseCommand
+from gateway.text.tokenizer import Tokenizer
 from servicekit.errors import field_violation, retry_after_ms
 from tandem.v1 import gateway_pb2, sampling_pb2, verifier_pb2
 from tests.gateway.conftest import StartVerifier
@@ -281,16 +282,14 @@ async def test_a_text_that_cannot_be_made_fails_its_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     running = await start_gateway(verifiers=[verifier.address], tokenizer=model_folder)
-    tokenizer = running.gateway.frontend._tokenizer
-    assert tokenizer is not None
-    find_bytes = tokenizer._find_bytes
+    find_bytes = Tokenizer._find_bytes
 
-    def fail_on_seven(token_id: int) -> bytes:
+    def fail_on_seven(tokenizer: Tokenizer, token_id: int) -> bytes:
         if token_id == 7:
             raise RuntimeError("cannot be decoded")
-        return find_bytes(token_id)
+        return find_bytes(tokenizer, token_id)
 
-    monkeypatch.setattr(tokenizer, "_find_bytes", fail_on_seven)
+    monkeypatch.setattr(Tokenizer, "_find_bytes", fail_on_seven)
     wrong, right = running.call(1), running.call(1, 2)
     await verifier.nth("open", 1)
     opened = {len(command.token_ids): command for command in verifier.commands("open")}

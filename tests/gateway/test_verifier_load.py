@@ -7,10 +7,10 @@ def test_a_stall_does_not_make_the_next_one_tolerable() -> None:
     load = VerifierLoad()
     load.connect(1.0, "one")
     load.answer(2.0)
-    load.step(num_sequences=3, num_own=1, step_s=0.01)
+    load.step(step_id=6, num_tokens=4, num_sequences=3, num_own=1, step_s=0.01)
     assert (load.longest_step_s, load.num_others, load.last_progress_s) == (0.01, 2, 2.0)
     load.is_unresponsive = True
-    load.step(num_sequences=3, num_own=1, step_s=9.0)
+    load.step(step_id=7, num_tokens=4, num_sequences=3, num_own=1, step_s=9.0)
     assert load.longest_step_s == 0.01
     # The mean of its steps after a stall.
     load.report(num_sequences=3, num_own=1, num_steps=7, step_s=4.0)
@@ -24,3 +24,54 @@ def test_before_any_step_the_mean_is_known() -> None:
     assert load.longest_step_s == 0.02
     load.connect(2.0, "another process")
     assert load.longest_step_s == 0.0
+
+
+def told(load: VerifierLoad, step_id: int, *, num_tokens: int = 8, step_s: float = 0.01) -> None:
+    load.step(step_id=step_id, num_tokens=num_tokens, num_sequences=3, num_own=3, step_s=step_s)
+
+
+def polled(load: VerifierLoad, num_steps: int) -> None:
+    load.report(num_sequences=3, num_own=3, num_steps=num_steps, step_s=0.01)
+
+
+def test_a_poll_that_finds_the_step_after_the_last_one_told_finds_no_progress() -> None:
+    """Otherwise a stall would seem to begin at the first poll, and be noticed so much later."""
+    load = VerifierLoad()
+    load.connect(1.0, "one")
+    load.answer(2.0)
+    told(load, 100)
+    for now_s in (2.5, 3.0, 3.5):
+        load.answer(now_s)
+        polled(load, 101)
+        assert load.last_progress_s == 2.0
+    # Steps of which only others are told.
+    for now_s, num_steps in ((4.0, 102), (4.5, 103)):
+        load.answer(now_s)
+        polled(load, num_steps)
+        assert load.last_progress_s == now_s
+    load.connect(5.0, "another process")
+    load.answer(6.0)
+    polled(load, 1)
+    assert load.last_progress_s == 6.0
+
+
+def test_short_steps_between_do_not_make_a_long_prompt_suspect() -> None:
+    load = VerifierLoad()
+    load.connect(1.0, "one")
+    told(load, 1, num_tokens=512, step_s=1.4)
+    for step_id in range(2, 10_000):
+        told(load, step_id)
+    assert load.longest_step_s == 1.4
+    # But prompts that are faster now, after what made the machine slow for a while, do.
+    for step_id in range(10_000, 20_000):
+        told(load, step_id, num_tokens=500, step_s=0.2)
+    assert load.longest_step_s < 0.21
+
+
+def test_a_slow_moment_of_short_steps_is_forgotten() -> None:
+    load = VerifierLoad()
+    load.connect(1.0, "one")
+    told(load, 1, step_s=1.4)
+    for step_id in range(2, 10_000):
+        told(load, step_id, num_tokens=5)
+    assert load.longest_step_s < 0.02

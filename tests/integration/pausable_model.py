@@ -1,10 +1,13 @@
 """The real model, which a test can pause and slow down between two steps."""
 
+import dataclasses
 import threading
 import time
 
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
+from verifier.build import LoadedModel, load_model
+from verifier.config import VerifierConfig
 
 
 class PausableModel:
@@ -29,3 +32,18 @@ class PausableModel:
         self.may_run.wait()
         time.sleep(self.pause_s)
         return self._model.forward(layout)
+
+
+class PausableLoad:
+    """Loads a verifier's model.
+
+    Attributes:
+        model: once it is loaded.
+    """
+
+    model: PausableModel
+
+    def __call__(self, config: VerifierConfig) -> LoadedModel:
+        loaded = load_model(config)
+        self.model = PausableModel(loaded.model)
+        return dataclasses.replace(loaded, model=self.model)

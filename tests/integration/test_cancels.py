@@ -8,11 +8,9 @@ import random
 import pytest
 
 from tandem.client import Chunk, GenerationRequest
-from tests.integration.pausable_model import PausableModel
+from tests.integration.pausable_model import PausableLoad
 from tests.integration.prompts import PLAIN, rename_prompts
 from tests.integration.stack import running_stack, verifier_config, wait_until
-from verifier.build import LoadedModel, load_model
-from verifier.config import VerifierConfig
 
 NUM_REQUESTS = 200
 
@@ -21,9 +19,7 @@ NUM_REQUESTS = 200
 async def test_two_hundred_requests_with_random_cancels_leave_nothing_behind() -> None:
     choice = random.Random(8)
     # Blocks for a quarter of the requests: the others wait, and are cancelled while they wait.
-    # A drafter that missed its deadline often would be given up and reconnected, which makes new
-    # tasks.
-    config = verifier_config(num_kv_blocks=512, max_num_seqs=48, draft_deadline_s=60.0)
+    config = verifier_config(num_kv_blocks=512, max_num_seqs=48, speculation_depth="learned")
     async with running_stack(verifier=config) as stack:
         prompts = rename_prompts(NUM_REQUESTS, seed=8)
         requests = [GenerationRequest(prompt=p, max_new_tokens=32) for p in prompts]
@@ -73,27 +69,20 @@ async def test_two_hundred_requests_with_random_cancels_leave_nothing_behind() -
 
 
 async def test_a_cancel_frees_the_kv_within_one_step() -> None:
-    models: list[PausableModel] = []
-
-    def load(config: VerifierConfig) -> LoadedModel:
-        loaded = load_model(config)
-        models.append(PausableModel(loaded.model))
-        return dataclasses.replace(loaded, model=models[-1])
-
+    load = PausableLoad()
     [prompt] = rename_prompts(1, seed=9)
     request = GenerationRequest(prompt=prompt, max_new_tokens=1500, ignore_eos=True)
     async with running_stack(load=load, gateway={"drafters": []}) as stack:
-        [model] = models
         async with contextlib.aclosing(stack.client.stream(request)) as events:
             async for event in events:
                 if isinstance(event, Chunk):
                     break
             assert stack.engine.load.num_kv_blocks_used > 0
             # The engine pauses in its next step, unless the Close comes first.
-            model.may_run.clear()
+            load.model.may_run.clear()
         engine = stack.engine
         await wait_until(lambda: engine.num_pending_commands > 0 or engine.load.num_running == 0)
         num_steps = stack.engine.load.num_steps
-        model.may_run.set()
+        load.model.may_run.set()
         await stack.check_idle()
         assert stack.engine.load.num_steps - num_steps <= 1

@@ -12,7 +12,7 @@ from servicekit.config import ChannelOptions, ServerOptions
 from tandem.client import GenerationRequest
 from tandem.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tests.integration.prompts import rename_prompts
-from tests.integration.stack import running_stack, verifier_config
+from tests.integration.stack import EVERY_DRAFT, running_stack, verifier_config
 
 
 async def test_a_clients_certificate_opens_neither_a_verifier_nor_a_drafter(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ async def test_a_clients_certificate_opens_neither_a_verifier_nor_a_drafter(tmp_
             server=served("verifier", allowed="gateway.test"), peers=peers("verifier")
         ),
         drafter={"server": served("drafter", allowed="verifier.test")},
-        gateway={"peers": peers("gateway")},
+        gateway={"peers": peers("gateway"), **EVERY_DRAFT},
     ) as stack:
         prompt = rename_prompts(1, seed=3)[0]
         generation = await stack.generate(GenerationRequest(prompt=prompt, max_new_tokens=40))

@@ -6,16 +6,14 @@ import dataclasses
 import os
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 
-from tandem.client import Chunk, GenerationRequest
-from tests.integration.pausable_model import PausableModel
+from benchmarks.services import free_port
+from tandem.client import Chunk, GenerationRequest, SpeculationParams
+from tests.integration.pausable_model import PausableLoad
 from tests.integration.prompts import PLAIN, prompt_of_length
-from tests.integration.stack import REPOSITORY, running_stack, wait_until
-from verifier.build import LoadedModel, load_model
-from verifier.config import VerifierConfig
+from tests.integration.stack import EVERY_DRAFT, REPOSITORY, running_stack, wait_until
 
 MAX_NEW_TOKENS = 600
 
@@ -38,67 +36,65 @@ async def drafter_process(listen: str) -> AsyncIterator[tuple[asyncio.subprocess
         await process.wait()
 
 
-@dataclass(slots=True)
-class Phase:
-    """Counts that the client received while the drafter was up, gone, or back."""
-
-    num_steps: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
+# The engine reports a drafter's loss and return between two steps, so the text must not end before:
+# so long is a pause before each step while the test waits for a report, in seconds.
+PAUSE_S = 0.3
 
 
 @pytest.mark.timeout(400)
 async def test_a_killed_drafter_costs_no_token_and_drafts_again_after_its_return() -> None:
-    models: list[PausableModel] = []
-
-    def load(config: VerifierConfig) -> LoadedModel:
-        loaded = load_model(config)
-        models.append(PausableModel(loaded.model))
-        return dataclasses.replace(loaded, model=models[-1])
-
+    load = PausableLoad()
     request = GenerationRequest(
         prompt=prompt_of_length(600, seed=1), max_new_tokens=MAX_NEW_TOKENS, ignore_eos=True
     )
     async with contextlib.AsyncExitStack() as exits:
-        first, address = await exits.enter_async_context(drafter_process("127.0.0.1:0"))
+        listen = f"127.0.0.1:{free_port()}"
+        first, address = await exits.enter_async_context(drafter_process(listen))
         stack = await exits.enter_async_context(
-            running_stack(load=load, gateway={"drafters": [address]})
+            running_stack(load=load, gateway={"drafters": [address], **EVERY_DRAFT})
         )
-        [model] = models
+        model = load.model
 
-        def num_drafters() -> float:
-            return stack.metric("gateway", "tandem_peers_connected", kind="drafter")
+        async def wait_for_drafters(count: int) -> None:
+            model.pause_s = PAUSE_S
+            await wait_until(
+                lambda: stack.metric("gateway", "tandem_peers_connected", kind="drafter") == count
+            )
+            model.pause_s = 0.0
 
         expected = await stack.generate(dataclasses.replace(request, speculation=PLAIN))
 
         output: list[int] = []
-        up, gone, back = Phase(), Phase(), Phase()
-        phase = up
+        # What the client received before the drafter's loss; its last steps in a row without
+        # drafts after it; what it received after the drafter's return.
+        num_accepted_before = num_plain_steps = num_accepted_after = 0
+        phase = "before"
+        model.pause_s = 0.02
         events = await exits.enter_async_context(contextlib.aclosing(stack.client.stream(request)))
         async for event in events:
             if not isinstance(event, Chunk):
                 continue
             output += event.token_ids
-            phase.num_steps += event.num_steps
-            phase.num_draft_tokens += event.num_draft_tokens
-            phase.num_accepted_tokens += event.num_accepted_tokens
-            if phase is up and up.num_accepted_tokens > 20:
-                first.kill()
-                await first.wait()
-                await wait_until(lambda: num_drafters() == 0)
-                phase = gone
-            elif phase is gone and gone.num_steps > 40:
-                model.may_run.clear()
-                await exits.enter_async_context(drafter_process(address))
-                # Its engine reports the drafter between two steps: the text must outlast that.
-                model.pause_s = 0.05
-                model.may_run.set()
-                await wait_until(lambda: num_drafters() == 1)
-                model.pause_s = 0.0
-                phase = back
-        assert up.num_accepted_tokens > 0
-        assert gone.num_draft_tokens < gone.num_steps  # the buffered drafts, then none
-        assert back.num_accepted_tokens > 0
+            if phase == "before":
+                num_accepted_before += event.num_accepted_tokens
+                if num_accepted_before > 20:
+                    first.kill()
+                    await first.wait()
+                    await wait_for_drafters(0)
+                    model.pause_s = 0.02
+                    phase = "without"
+            elif phase == "without":
+                num_plain_steps = 0 if event.num_draft_tokens else num_plain_steps + event.num_steps
+                if num_plain_steps > 10:
+                    model.may_run.clear()
+                    await exits.enter_async_context(drafter_process(address))
+                    model.may_run.set()
+                    await wait_for_drafters(1)
+                    phase = "after"
+            else:
+                num_accepted_after += event.num_accepted_tokens
+        assert phase == "after"
+        assert num_accepted_after > 0
         assert tuple(output) == expected.token_ids
         assert len(output) == MAX_NEW_TOKENS
         await stack.check_idle()
@@ -106,15 +102,13 @@ async def test_a_killed_drafter_costs_no_token_and_drafts_again_after_its_return
 
 @pytest.mark.timeout(400)
 async def test_sequences_draft_from_another_drafter_once_theirs_is_gone() -> None:
-    models: list[PausableModel] = []
-
-    def load(config: VerifierConfig) -> LoadedModel:
-        loaded = load_model(config)
-        models.append(PausableModel(loaded.model))
-        return dataclasses.replace(loaded, model=models[-1])
-
+    load = PausableLoad()
     request = GenerationRequest(
-        prompt=prompt_of_length(600, seed=1), max_new_tokens=MAX_NEW_TOKENS, ignore_eos=True
+        prompt=prompt_of_length(600, seed=1),
+        max_new_tokens=MAX_NEW_TOKENS,
+        ignore_eos=True,
+        # So a hint holds few drafts: those of the lost drafter are soon used up.
+        speculation=SpeculationParams(num_speculative_tokens=3),
     )
     async with contextlib.AsyncExitStack() as exits:
         processes = {}
@@ -122,30 +116,33 @@ async def test_sequences_draft_from_another_drafter_once_theirs_is_gone() -> Non
             process, address = await exits.enter_async_context(drafter_process("127.0.0.1:0"))
             processes[address] = process
         stack = await exits.enter_async_context(
-            running_stack(load=load, gateway={"drafters": list(processes)})
+            running_stack(load=load, gateway={"drafters": list(processes), **EVERY_DRAFT})
         )
-        [model] = models
         expected = await stack.generate(dataclasses.replace(request, speculation=PLAIN))
 
         output: list[int] = []
-        before, after = Phase(), Phase()
-        phase = before
-        model.pause_s = 0.01
+        num_accepted_before = num_accepted_after = 0
+        lost = None
+        load.model.pause_s = 0.02
         events = await exits.enter_async_context(contextlib.aclosing(stack.client.stream(request)))
         async for event in events:
             if not isinstance(event, Chunk):
                 continue
             output += event.token_ids
-            phase.num_accepted_tokens += event.num_accepted_tokens
-            if phase is before and before.num_accepted_tokens > 20:
+            if lost is not None:
+                num_accepted_after += event.num_accepted_tokens
+                continue
+            num_accepted_before += event.num_accepted_tokens
+            if num_accepted_before > 20:
                 [sequence] = stack.gateway.coordinator._sequences._by_id.values()
                 lost = sequence.drafter
+                load.model.pause_s = PAUSE_S
                 processes[lost].kill()
                 await wait_until(lambda: sequence.drafter != lost)  # noqa: B023
+                load.model.pause_s = 0.0
                 [other] = set(processes) - {lost}
                 assert sequence.drafter == other
-                phase = after
-        assert after.num_accepted_tokens > before.num_accepted_tokens
+        assert num_accepted_after > num_accepted_before
         assert tuple(output) == expected.token_ids
         await stack.check_idle()
 

@@ -19,7 +19,14 @@ from drafter.ngram.params import NgramParams, Overlap, Tie
 from tandem.client import GenerationRequest, SamplingParams, SpeculationParams
 from tests.drafter.brute_force import propose
 from tests.integration.scripted_model import loaded, model_of_script
-from tests.integration.stack import LOOPBACK, MODEL, Stack, running_stack, wait_until
+from tests.integration.stack import (
+    EVERY_DRAFT,
+    LOOPBACK,
+    MODEL,
+    Stack,
+    running_stack,
+    wait_until,
+)
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.engine.observation import EngineObserver, StepRecord
@@ -92,8 +99,7 @@ async def probe() -> AsyncIterator[DraftProbe]:
         verifier=VerifierConfig(server=LOOPBACK, model=MODEL, numerics="fast"),
         load=load_scripted,
         observer=recorder,
-        # Deterministic: every step waits for its proposal.
-        gateway={"tokenizer": None, "draft_wait": "always"},
+        gateway={"tokenizer": None, **EVERY_DRAFT},
     ) as stack:
         yield DraftProbe(stack, recorder)
 
@@ -307,7 +313,7 @@ async def test_the_gateways_preset_applies_to_requests_that_name_none() -> None:
         observer=recorder,
         gateway={
             "tokenizer": None,
-            "draft_wait": "always",
+            **EVERY_DRAFT,
             "preset": "transformers",
             "prompt_lookup_max": 3,
         },

@@ -87,10 +87,19 @@ class Servers:
             self._gateways.append(started)
         return self._gateways
 
-    def signal_busy_gateway(self, number: int) -> Service:
-        """Sends a signal to the gateway that runs requests."""
-        [busy] = [each for each in self._gateways if each.metric("tandem_num_requests_running")]
-        busy.process.send_signal(number)
+    def signal_busy_gateway(self, number: int, *, until_it_ends: bool = False) -> Service:
+        """Sends a signal to the gateway that runs requests.
+
+        The verifier stands still meanwhile, so that no stream ends before its gateway.
+        """
+        self._verifier.process.send_signal(signal.SIGSTOP)
+        try:
+            [busy] = [each for each in self._gateways if each.metric("tandem_num_requests_running")]
+            busy.process.send_signal(number)
+            if until_it_ends:
+                busy.process.wait()
+        finally:
+            self._verifier.process.send_signal(signal.SIGCONT)
         return busy
 
 
@@ -190,6 +199,8 @@ async def test_a_stream_that_outlives_its_gateways_drain_is_resumed(servers: Ser
         async for event in client.stream(GREEDY):
             events.append(event)
             if len(events) == 4:
-                await asyncio.to_thread(servers.signal_busy_gateway, signal.SIGTERM)
+                await asyncio.to_thread(
+                    servers.signal_busy_gateway, signal.SIGTERM, until_it_ends=True
+                )
     assert outputs(generation_of(events)) == outputs(undisturbed)
     assert generation_of(events).usage.resumes == 1

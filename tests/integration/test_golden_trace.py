@@ -22,7 +22,7 @@ from tandem.generation import EventCollector
 from tests import golden_trace
 from tests.golden_trace import TEXT, TRACE
 from tests.integration.scripted_model import loaded, model_of_script
-from tests.integration.stack import LOOPBACK, MODEL, running_stack
+from tests.integration.stack import EVERY_DRAFT, LOOPBACK, MODEL, running_stack
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
 from verifier.engine.observation import EngineObserver, StepRecord
@@ -62,7 +62,7 @@ async def test_the_golden_trace_is_reproduced_step_by_step_and_in_every_count() 
         observer=recorder,
         gateway={
             "tokenizer": None,
-            "draft_wait": "always",
+            **EVERY_DRAFT,
             "hint_tokens": 2,
             "num_speculative_tokens": 2,
             "allow_trace": True,

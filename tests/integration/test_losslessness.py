@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from tandem.client import Generation, GenerationRequest, SamplingParams
 from tests.integration.prompts import PLAIN, mixed_requests, rename_prompts
-from tests.integration.stack import MODEL, Stack, running_stack, verifier_config
+from tests.integration.stack import EVERY_DRAFT, MODEL, Stack, running_stack, verifier_config
 from verifier.drafts.draft_buffer import HintOutcome
 
 BATCH = 16
-MAX_ROUNDS = 8
+MAX_ROUNDS = 20
 SAMPLINGS = ("greedy", "seeded")
 NEAR_TIE = 1e-4
 
@@ -95,6 +95,10 @@ async def test_drafts_batching_and_chunking_change_no_token(dtype: str, sampling
     expanded = verifier_config(dtype=dtype, verification="batch_expansion")
     async with running_stack(verifier=expanded) as stack:
         assert await drafted_output_is(oracle, stack, BATCH)
+    # How many drafts are verified depends on measured durations: none, perhaps.
+    learning = verifier_config(dtype=dtype, speculation_depth="learned")
+    async with running_stack(verifier=learning) as stack:
+        assert token_ids(await stack.generate_all(requests, streams=BATCH)) == oracle
 
 
 @pytest.mark.timeout(600)
@@ -104,7 +108,9 @@ async def test_greedy_output_equals_transformers_except_at_near_ties(
 ) -> None:
     max_new_tokens = 32
     prompts = rename_prompts(num_prompts, seed=2026)
-    async with running_stack(verifier=verifier_config(dtype="float32")) as stack:
+    async with running_stack(
+        verifier=verifier_config(dtype="float32"), gateway=EVERY_DRAFT
+    ) as stack:
         requests = [GenerationRequest(prompt=p, max_new_tokens=max_new_tokens) for p in prompts]
         generations = await stack.generate_all(requests, streams=BATCH)
         assert sum(g.usage.num_accepted_tokens for g in generations) > 0

@@ -7,8 +7,6 @@ import asyncio
 import json
 import random
 import re
-import shutil
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,8 @@ from gateway.text.tokenizer import Tokenizer
 from tandem.client import GenerationRequest, SamplingParams, SpeculationParams
 from tests.integration.prompts import HELD_OUT, rename_prompts
 from tests.integration.stack import (
+    EVERY_DRAFT,
     MODEL,
-    REPOSITORY,
     Stack,
     running_stack,
     verifier_config,
@@ -46,7 +44,9 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(chat_folder: Path) -> AsyncIterator[Stack]:
     verifier = verifier_config(allow_structured_output=True)
-    async with running_stack(verifier=verifier, gateway={"tokenizer": chat_folder}) as stack:
+    async with running_stack(
+        verifier=verifier, gateway={"tokenizer": chat_folder, **EVERY_DRAFT}
+    ) as stack:
         yield stack
 
 
@@ -295,25 +295,3 @@ async def test_speculation_and_usage_agree_with_the_metrics(
     assert sum(speculation["accepted_per_position"]) == speculation["num_accepted_tokens"]
     assert len(speculation["accepted_per_position"]) <= 5
     assert [choice.text for choice in answer.choices[0:2]] == [answer.choices[0].text] * 2
-
-
-async def test_the_examples_of_the_docs_run(stack: Stack) -> None:
-    page = (REPOSITORY / "docs" / "openai.md").read_text()
-    [python] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    [shell] = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    port = f":{str(stack.gateway.http_address).split(':')[1]}/"
-    outputs = []
-    commands = [[sys.executable, "-c", python]]
-    if shutil.which("curl"):
-        commands.append(["bash", "-c", shell])
-    for command in commands:
-        process = await asyncio.create_subprocess_exec(
-            *(part.replace(":8000/", port) for part in command), stdout=asyncio.subprocess.PIPE
-        )
-        output, _ = await process.communicate()
-        assert process.returncode == 0
-        outputs.append(output.decode())
-    assert "def plus(a, b):" in outputs[0]
-    assert "'num_accepted_tokens': " in outputs[0]
-    for answer in outputs[1:]:
-        assert json.loads(answer)["usage"]["completion_tokens"] == 8

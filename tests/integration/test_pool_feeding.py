@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from tandem.client import Chunk, GenerationRequest, SpeculationParams
+from tests.integration.pausable_model import PausableLoad
 from tests.integration.prompts import rename_prompts
 from tests.integration.stack import Stack, running_stack, wait_until
 
@@ -68,9 +69,14 @@ async def test_a_pool_gets_nothing_behind_a_stop_string() -> None:
 async def test_a_cancelled_request_feeds_its_pool_only_on_request(
     is_wanted: bool, stop_sequences: tuple[str, ...]
 ) -> None:
-    async with running_stack() as stack:
+    load = PausableLoad()
+    async with running_stack(load=load) as stack:
         whole = await stack.generate(request(speculation=SpeculationParams()))
-        speculation = SpeculationParams(pool="shared", pool_keep_cancelled=is_wanted)
+        # Slow, so that the text is far from its end when it is cancelled.
+        load.model.pause_s = 0.01
+        speculation = SpeculationParams(
+            pool="shared", pool_keep_cancelled=is_wanted, num_speculative_tokens=1
+        )
         cancelled = request(
             speculation=speculation, stop_sequences=stop_sequences, max_new_tokens=400
         )
@@ -80,7 +86,12 @@ async def test_a_cancelled_request_feeds_its_pool_only_on_request(
                 if isinstance(event, Chunk):
                     received += event.token_ids
                 if len(received) >= 5:
+                    load.model.may_run.clear()
                     break
+        engine = stack.engine
+        await wait_until(lambda: engine.num_pending_commands > 0 or engine.load.num_running == 0)
+        load.model.pause_s = 0.0
+        load.model.may_run.set()
         await settle(stack)
         texts = fed(stack)
         assert len(texts) == is_wanted

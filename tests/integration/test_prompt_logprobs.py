@@ -7,7 +7,7 @@ import torch
 
 from tandem.client import Generation, GenerationRequest, SamplingParams, TandemError
 from tests.integration.prompts import PLAIN, prompt_of_length
-from tests.integration.stack import MODEL, Stack, running_stack, verifier_config
+from tests.integration.stack import EVERY_DRAFT, MODEL, Stack, running_stack, verifier_config
 from verifier.model.checkpoint import load_checkpoint, reference_logits
 
 # Prompts shorter and longer than a step.
@@ -42,7 +42,7 @@ async def test_prompt_logprobs_are_the_models_and_the_same_alone_and_in_chunks_b
     None
 ):
     config = verifier_config(dtype="float32", max_num_batched_tokens=72)
-    async with running_stack(verifier=config) as stack:
+    async with running_stack(verifier=config, gateway=EVERY_DRAFT) as stack:
         alone = await generate(stack, plain=True, streams=1)
         beside = await generate(stack, plain=False, streams=len(alone))
     assert sum(g.usage.num_accepted_tokens for g in beside) > 0

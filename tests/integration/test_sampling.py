@@ -6,7 +6,7 @@ import pytest
 
 from tandem.client import Generation, GenerationRequest, SamplingParams, TandemError
 from tests.integration.prompts import PLAIN, prompt_of_length
-from tests.integration.stack import Stack, running_stack, verifier_config
+from tests.integration.stack import EVERY_DRAFT, Stack, running_stack, verifier_config
 
 PARAMETERS = {
     "repetition": SamplingParams(repetition_penalty=1.2),
@@ -52,7 +52,9 @@ async def generate(stack: Stack, *, plain: bool, streams: int) -> list[Generatio
 
 @pytest.mark.timeout(300)
 async def test_tokens_and_logprobs_are_the_same_with_and_without_drafts() -> None:
-    async with running_stack(verifier=verifier_config(dtype="float32")) as stack:
+    async with running_stack(
+        verifier=verifier_config(dtype="float32"), gateway=EVERY_DRAFT
+    ) as stack:
         oracle = await generate(stack, plain=True, streams=1)
         drafted = await generate(stack, plain=False, streams=len(PARAMETERS))
         assert [g.token_ids for g in drafted] == [g.token_ids for g in oracle]
@@ -88,7 +90,7 @@ async def test_min_new_tokens_delays_the_end_and_nothing_before_it() -> None:
 async def test_the_acceptance_rule_ratio_repeats_its_output() -> None:
     """Its output depends on the drafts, so every step waits for the same drafts."""
     config = verifier_config(acceptance_rule="ratio")
-    async with running_stack(verifier=config, gateway={"draft_wait": "always"}) as stack:
+    async with running_stack(verifier=config, gateway=EVERY_DRAFT) as stack:
         request = GenerationRequest(
             prompt=prompt_of_length(200, seed=4),
             max_new_tokens=60,

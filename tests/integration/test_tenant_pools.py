@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tandem.client import AsyncTandemClient, Generation, GenerationRequest, SpeculationParams
 from tests.integration.prompts import rename_prompts
-from tests.integration.stack import Stack, running_stack, wait_until
+from tests.integration.stack import EVERY_DRAFT, Stack, running_stack, wait_until
 
 DRAFTS_FROM_POOLS = {"outcome": "draft", "source": "pool"}
 
@@ -47,7 +47,7 @@ async def test_two_tenants_never_draft_from_each_others_text(tmp_path: Path) -> 
             }
         )
     )
-    async with running_stack(gateway={"clients": clients}) as stack:
+    async with running_stack(gateway={"clients": clients, **EVERY_DRAFT}) as stack:
         first, _ = await generate_as("a", stack, prompt)
         # The same text and pool name as another tenant, whose pool is empty.
         foreign, num_foreign = await generate_as("b", stack, prompt)
@@ -62,7 +62,7 @@ async def test_two_tenants_never_draft_from_each_others_text(tmp_path: Path) -> 
 async def test_a_request_drafts_from_text_that_a_running_request_has_fed() -> None:
     prompt = rename_prompts(1, seed=3)[0][:12]
     fed = SpeculationParams(pool="shared", tie="longest", pool_feed_tokens=16)
-    async with running_stack() as stack:
+    async with running_stack(gateway=EVERY_DRAFT) as stack:
         pools = stack.drafter.pools
         first = GenerationRequest(
             prompt=prompt, max_new_tokens=400, ignore_eos=True, speculation=fed

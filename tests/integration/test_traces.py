@@ -14,7 +14,7 @@ from tandem.client import (
 )
 from tandem.generation import EventCollector
 from tests.integration.prompts import rename_prompts
-from tests.integration.stack import Stack, running_stack, verifier_config, wait_until
+from tests.integration.stack import EVERY_DRAFT, Stack, running_stack, verifier_config, wait_until
 
 
 async def trace(stack: Stack, request: GenerationRequest) -> tuple[Generation, list[StepTrace]]:
@@ -90,7 +90,7 @@ async def test_a_trace_adds_up_to_the_usage_and_names_the_pool() -> None:
     )
     async with running_stack(
         verifier=verifier_config(allow_trace=True),
-        gateway={"draft_wait": "always", "allow_trace": True},
+        gateway={"allow_trace": True, **EVERY_DRAFT},
     ) as stack:
         first, its_steps = await trace(stack, request)
         await wait_until(lambda: stack.drafter.pools.num_texts == 1)
@@ -108,7 +108,7 @@ async def test_tracing_ends_at_a_stop_string_and_changes_no_other_request() -> N
     prompts = rename_prompts(3, seed=5)
     async with running_stack(
         verifier=verifier_config(allow_trace=True),
-        gateway={"draft_wait": "always", "allow_trace": True},
+        gateway={"allow_trace": True, **EVERY_DRAFT},
     ) as stack:
         plain = [
             await stack.generate(GenerationRequest(prompt=prompt, max_new_tokens=60))

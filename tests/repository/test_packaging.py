@@ -76,8 +76,8 @@ def test_a_service_installs_only_its_own_packages() -> None:
     assert not names() & {"torch", "transformers", "numba", "pydantic"}
 
 
-def test_all_is_the_three_services_and_their_tests_without_flash_attn() -> None:
-    assert names("all") == names("drafter", "verifier", "gateway", "test")
+def test_all_is_the_command_the_three_services_and_their_tests_without_flash_attn() -> None:
+    assert names("all") == names("cli", "drafter", "verifier", "gateway", "test")
     assert "flash-attn" not in names("all") | names("dev")
 
 
@@ -102,6 +102,7 @@ def test_the_licence_is_apache_2() -> None:
     assert PROJECT["license"] == "Apache-2.0"
 
 
-def test_the_client_and_its_command_are_installed_without_an_extra() -> None:
+def test_the_client_alone_needs_no_package_of_its_command() -> None:
     assert PROJECT["scripts"] == {"tandem": "tandem.cli:main"}
     assert names() == {"grpcio", "googleapis-common-protos", "protobuf"}
+    assert names("cli") - names() == {"prometheus-client", "rich", "typer"}

@@ -1,20 +1,17 @@
-"""Quick start (docs/acceptance.md): the README's commands, in their order, in this environment."""
+"""Quick start (docs/acceptance.md): the README's commands, in their order, in this environment.
 
-import contextlib
-import io
+The requests that it shows are run by test_commands.py, as those of all pages.
+"""
+
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
-
-import tandem.client
-from tandem.local import local_tandem
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "examples" / "demo_model" / "model"
@@ -68,34 +65,6 @@ def test_pytest_finds_every_test() -> None:
     listed = run(commands()[1], "--collect-only", "--quiet")
     for folder in ("drafter", "verifier", "gateway", "integration", "servicekit"):
         assert f"tests/{folder}/" in listed
-
-
-def run_python(code: str, address: str) -> str:
-    """Runs an example against a gateway; returns what it prints."""
-    assert "127.0.0.1:50050" in code
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(code.replace("127.0.0.1:50050", address), {})
-    return printed.getvalue()
-
-
-def test_the_first_requests_print_the_documented_output() -> None:
-    readme = (REPOSITORY / "README.md").read_text()
-    command = re.search(r"```sh\n(tandem generate .*)\n```\n\n```\n(.*\n)```", readme)
-    example = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert command is not None
-    assert example is not None
-    # The docstring's first block: the blocking client, with its output in a comment.
-    described = tandem.client.__doc__ or ""
-    docstring = textwrap.dedent(described[: described.index("    async with")].partition("\n\n")[2])
-    documented = re.search(r"this prints (.*)\.\n", docstring)
-    assert documented is not None
-    _, *words = shlex.split(command[1])
-    with local_tandem(model=MODEL, quiet=True) as addresses:
-        shown = run("python -m tandem", *words, "--target", addresses["grpc"])
-        assert shown.strip() == command[2].strip()
-        assert run_python(example[1], addresses["grpc"]).strip() == command[2].strip()
-        code = "from tandem.client import GenerationRequest, TandemClient\n" + docstring
-        assert run_python(code, addresses["grpc"]).strip() == documented[1]
 
 
 @pytest.mark.timeout(400)

@@ -136,6 +136,7 @@ class RunningVerifier:
             session.call.cancel()
         await self.idle()
         await self.channel.close()
+        self.verifier.close()
         self.engine.stop()
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.wrap_future(self.engine.stopped)

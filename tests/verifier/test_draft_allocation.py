@@ -40,6 +40,7 @@ def allocated(
     cost: float,
     cost_per_draft: float,
     probe_factor: float = 1.0,
+    num_instead_of_none: int = 0,
     num_chunk_rows: float = 0.0,
     chunk_cost: float = 0.0,
 ) -> tuple[int, ...]:
@@ -47,7 +48,7 @@ def allocated(
     allocate(
         survivals, np.array(limits, dtype=np.int64), max_drafts, KNOTS, coefficients,
         float(len(limits)), float(num_rows), cost, num_rows + num_chunk_rows, cost + chunk_cost,
-        cost_per_draft, probe_factor, depths,
+        cost_per_draft, probe_factor, num_instead_of_none, depths,
     )  # fmt: skip
     return tuple(depths.tolist())
 
@@ -177,6 +178,16 @@ def test_a_probe_takes_another_number(
     step = (np.zeros(len(KNOTS) + 3), 1, 1.0, cost_per_draft)
     assert sum(allocated(survivals, [4], 9, *step)) == (2 if cost_per_draft < 1 else 0)
     assert sum(allocated(survivals, [4], 9, *step, probe_factor)) == expected
+
+
+def test_some_of_the_likeliest_can_be_taken_instead_of_none() -> None:
+    survivals = np.array([[0.9, 0.8, 0.02, 0.01], [0.7, 0.1, 0.0, 0.0]])
+    dear, cheap = ((np.zeros(len(KNOTS) + 3), 2, 1.0, per_draft) for per_draft in (9.0, 0.1))
+    assert allocated(survivals, [4, 4], 9, *dear) == (0, 0)
+    assert allocated(survivals, [4, 4], 9, *dear, num_instead_of_none=2) == (2, 0)
+    assert allocated(survivals, [4, 4], 1, *dear, num_instead_of_none=2) == (1, 0)
+    assert allocated(survivals, [1, 4], 9, *dear, num_instead_of_none=2) == (1, 1)
+    assert allocated(survivals, [4, 4], 9, *cheap, num_instead_of_none=1) == (2, 1)
 
 
 def test_no_probe_is_known_to_be_bad() -> None:

@@ -778,6 +778,19 @@ class TestMetrics:
         assert sample(running, "tandem_decode_plain_seconds_total") > 0
         assert sample(running, "tandem_verifier_pending_commands") == 0
 
+    async def test_learn_no_cost_where_limits_alone_set_the_depth(
+        self, start_verifier: StartVerifier, greedy_output: list[int]
+    ) -> None:
+        running = await start_verifier(speculation_depth="limits")
+        session = await running.greeted_session()
+        await session.open(make_open(max_new_tokens=6, draft_wait=pb.DRAFT_WAIT_ALWAYS))
+        await session.wait_decided("a")
+        await session.draft("a", len(PROMPT) + 1, greedy_output[1:5])
+        assert await session.wait_finished("a") == greedy_output[:6]
+        await running.sync()
+        assert sample(running, "tandem_speculation_depth_sum") == 4
+        assert sample(running, "tandem_step_cost_error_ratio_count") == 0
+
 
 def sample(running: RunningVerifier, name: str, **labels: str) -> float:
     value = running.registry.get_sample_value(name, labels)

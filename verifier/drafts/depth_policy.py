@@ -26,6 +26,9 @@ _NO_TOKEN = -1
 # Every so many steps with drafts, one verifies another number than the best; at first more often.
 _PROBE_PERIOD_STEPS = 48
 _FIRST_PROBE_PERIOD_STEPS = 8
+# After so many steps without a draft, one verifies a draft of each sequence, or as many, whatever a
+# row is believed to cost. It takes twice the time of the others at most.
+_NO_DRAFT_PERIOD_STEPS = 64
 # Steps without drafts are alike: of so many, one is learned from.
 _PLAIN_PERIOD_STEPS = 8
 # The columns of a candidate's numbers; the last two are its sequence's correction.
@@ -40,7 +43,8 @@ class SequenceDepth:
     Attributes:
         log_odds: the correction of its drafts' probabilities.
         variance: of the correction.
-        num_declined: its last steps in a row that had drafts for it and verified none.
+        num_declined: its last steps in a row that had drafts for it and verified none; those that
+            verify drafts whether they pay or not do not count.
     """
 
     __slots__ = ("log_odds", "num_declined", "variance")
@@ -108,6 +112,9 @@ class DepthPolicy:
         self._next_probe = _FIRST_PROBE_PERIOD_STEPS
         self._probes_more = False
         self._probe_factor = 1.0
+        # In a row, the present one included; and whether it verifies drafts because of them.
+        self._num_steps_without_draft = 0
+        self._is_trial = False
         with without_collections():
             self._warm_up()
 
@@ -135,6 +142,8 @@ class DepthPolicy:
             draft_context: how many tokens a draft attends to, about.
         """
         self._candidates = candidates
+        self._num_steps_without_draft += 1
+        is_due = self._num_steps_without_draft >= _NO_DRAFT_PERIOD_STEPS
         if not candidates:
             return []
         self._count_step()
@@ -149,9 +158,12 @@ class DepthPolicy:
         _choose(
             self._acceptance.trials, self._numbers, self._max_depth, max_drafts,
             self._cost.knots, self._cost.coefficients, *decode_shape, *shape, draft_context,
-            self._probe_factor, depths,
+            self._probe_factor, decode_shape.num_sequences if is_due else 0, depths,
         )  # fmt: skip
         chosen: list[int] = depths.tolist()
+        self._is_trial = is_due and any(chosen)
+        if any(chosen):
+            self._num_steps_without_draft = 0
         return chosen
 
     def learn_plain(self, duration_s: float) -> DepthOutcome | None:
@@ -201,13 +213,14 @@ class DepthPolicy:
             *self._cost.state, *shape, *(plain_shape or NO_STEP), duration_s,
         )  # fmt: skip
         if candidates:
-            corrections = numbers[:, _LOG_ODDS:].tolist()
+            corrections, is_trial = numbers[:, _LOG_ODDS:].tolist(), self._is_trial
             for candidate, depth, correction in zip(
                 candidates, num_draft_tokens, corrections, strict=True
             ):
                 record = candidate.record
                 record.log_odds, record.variance = correction
-                record.num_declined = 0 if depth else record.num_declined + 1
+                if not is_trial:
+                    record.num_declined = 0 if depth else record.num_declined + 1
         return DepthOutcome(
             expected, num_accepted, expected_s, duration_s, plain_s if plain_shape else None
         )
@@ -244,7 +257,7 @@ class DepthPolicy:
             output_token_ids=np.zeros((1, 1), dtype=np.int64),
         )
         self._cost, self._acceptance = cost, acceptance
-        self._num_steps = 0
+        self._num_steps = self._num_steps_without_draft = 0
 
 
 @kernel
@@ -265,6 +278,7 @@ def _choose(
     num_rows: int,
     draft_context: int,
     probe_factor: float,
+    num_instead_of_none: int,
     depths: IntArray,
 ) -> None:
     """Sets `depths`, [N]."""
@@ -284,7 +298,7 @@ def _choose(
     allocate(
         survivals, limits, max_drafts, knots, coefficients, decode_sequences, decode_rows,
         fixed_cost(coefficients, decode_sequences, decode_logits_rows, decode_attended), num_rows,
-        cost, with_one - cost, probe_factor, depths,
+        cost, with_one - cost, probe_factor, num_instead_of_none, depths,
     )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ rate is that of the step without its chunks, and with them the step takes as man
 which is the same where there are none. The chunks' rows still decide what a further row costs.
 
 A step that probes takes half as many drafts, or twice as many, unless that is known to be bad: so
-the cost of other numbers of rows stays known.
+the cost of other numbers of rows stays known. Where no draft pays, neither would show a mistake: a
+caller can ask for some drafts all the same.
 
 Example: a step costs 4 + rows, and two sequences have drafts that stand with 0.9 0.8 and 0.5 0.1.
 No draft: 2 / 6 = 0.333. The likeliest: 2.9 / 7 = 0.414. The next: 3.7 / 8 = 0.463.
@@ -53,6 +54,7 @@ def allocate(
     cost: float,
     cost_per_draft: float,
     probe_factor: float,
+    num_instead_of_none: int,
     depths: IntArray,
 ) -> None:
     """Sets `depths`.
@@ -68,6 +70,7 @@ def allocate(
         num_rows: rows of the step without drafts; so `cost`.
         cost_per_draft: what a draft costs beside the curve.
         probe_factor: 1, or by how much more or less than the best number to take.
+        num_instead_of_none: how many drafts to take where it is best to take none.
         depths: [N], for the results.
     """
     likeliest = np.empty(limits.sum())
@@ -103,6 +106,8 @@ def allocate(
         worth = best_rate * (cost + cost_per_draft * probed + costs[probed])
         if totals[probed] - worth >= best_value - _PROBE_LOSS * worth:
             best_count = probed
+    if best_count == 0:
+        best_count = min(num_instead_of_none, most)
     least = likeliest[best_count - 1] if best_count else 2.0
     # First those above the least one taken, then as many equal ones as are left.
     left = best_count

@@ -95,7 +95,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         config,
         model_limit=shape.max_position_embeddings,
         block_size=block_size,
-        block_bytes=_block_bytes(described, other_type, block_size),
+        block_bytes=block_bytes(described, other_type, block_size),
         free_bytes=free_memory_bytes(),
     )
     max_model_len = choose_max_model_len(
@@ -182,7 +182,8 @@ def _cache_folder() -> Path:
     return Path(told or folders(appname="tandem", appauthor=False).user_cache_dir)
 
 
-def _block_bytes(described: DecoderDescription, other_type: WeightType, block_size: int) -> int:
+def block_bytes(described: DecoderDescription, other_type: WeightType, block_size: int) -> int:
+    """Of K and V of one block, over all layers."""
     shape = described.config
     values = 2 * len(shape.layers) * shape.num_kv_heads * shape.head_dim * block_size
     return int(values * np.dtype(other_type.value).itemsize)

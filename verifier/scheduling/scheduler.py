@@ -392,6 +392,8 @@ class Scheduler:
             budget=budget,
             num_sharing=num_sharing,
         )
+        if sequence.grammar is not None:
+            num_drafts = sequence.grammar.num_verifiable(draft.token_ids[:num_drafts])
         if draft.is_forced:
             return draft.token_ids[:num_drafts]
         draft_token_ids, outcome = sequence.draft_buffer.draft(len(sequence.token_ids), num_drafts)

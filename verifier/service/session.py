@@ -16,6 +16,7 @@ from verifier.drafts.draft_buffer import Hint
 from verifier.engine.engine import Engine
 from verifier.engine.messages import (
     Close,
+    Decided,
     DetachSession,
     Event,
     Forget,
@@ -33,7 +34,7 @@ from verifier.errors import (
     SessionError,
     UnsupportedFieldError,
 )
-from verifier.scheduling.sequence import OpenSequence
+from verifier.scheduling.sequence import FinishReason, OpenSequence
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, CommandFlow
 from verifier.structured.grammar_state import GrammarState
@@ -66,9 +67,8 @@ class Session:
         self._engine = engine
         self._served = served
         self._grammars = grammars
-        # Opens that wait for their grammar, by sequence id, and the commands that wait behind each.
-        self._compiling: dict[str, asyncio.Future[GrammarState]] = {}
-        self._deferred: dict[str, list[Close | Update]] = {}
+        # By sequence id.
+        self._uncompiled: dict[str, _Uncompiled] = {}
         self._admits_drafter = admits_drafter
         self._max_event_bytes = max_event_bytes
         self._loop = asyncio.get_running_loop()
@@ -124,8 +124,8 @@ class Session:
 
     async def compiled(self) -> None:
         """Returns when every Open that waited for its grammar is submitted or rejected."""
-        while self._compiling:
-            await asyncio.wait(list(self._compiling.values()))
+        while self._uncompiled:
+            await asyncio.wait([each.grammar for each in self._uncompiled.values()])
             await asyncio.sleep(0)
 
     def end(self) -> None:
@@ -133,8 +133,8 @@ class Session:
         self._responses.put_nowait(None)
 
     def close(self) -> None:
-        for compiling in self._compiling.values():
-            compiling.cancel()
+        for uncompiled in self._uncompiled.values():
+            uncompiled.grammar.cancel()
         if self._session_id:
             self._engine.submit(DetachSession(session_id=self._session_id))
 
@@ -263,7 +263,7 @@ class Session:
         match command.WhichOneof("command"):
             case "open":
                 wire.COMMAND_LIMITS.check(command)
-                if command.open.sequence_id in self._compiling:
+                if command.open.sequence_id in self._uncompiled:
                     raise InvalidRequestError("is open already", field="sequence_id")
                 if self._is_draining:
                     raise DrainingError("the verifier is shutting down", retry_after_ms=1000)
@@ -283,27 +283,24 @@ class Session:
                     keep=wire.keep_of(command.close.keep, field="close.keep"),
                     keep_length=command.close.keep_length,
                 )
-                self._submit_behind_open(close)
+                if not self._close_uncompiled(close):
+                    self._engine.submit(close)
             case "update":
                 wire.COMMAND_LIMITS.check(command)
-                self._submit_behind_open(
-                    wire.update(command.update, session_id, admits_drafter=self._admits_drafter)
+                update = wire.update(
+                    command.update, session_id, admits_drafter=self._admits_drafter
                 )
+                if uncompiled := self._uncompiled.get(update.sequence_id):
+                    uncompiled.updates.append(update)
+                else:
+                    self._engine.submit(update)
             case "hello":
                 raise InvalidRequestError("Hello comes once, first", field="commands.hello")
             case _:
                 raise InvalidRequestError("unknown command", field="commands")
 
-    def _submit_behind_open(self, command: Close | Update) -> None:
-        """Submits a command of a sequence, after its Open."""
-        if command.sequence_id in self._compiling:
-            self._deferred.setdefault(command.sequence_id, []).append(command)
-        else:
-            self._engine.submit(command)
-
     def _open_compiled(self, sequence: OpenSequence, grammar: Grammar) -> None:
         """Opens the sequence once its grammar is compiled; other commands do not wait for that."""
-        sequence_id = sequence.sequence_id
         if self._grammars is None:
             raise UnsupportedFieldError(
                 "structured output is not enabled on this server", field=grammar.field
@@ -311,24 +308,53 @@ class Session:
         compiling = asyncio.wrap_future(
             self._grammars.compile(grammar, sequence.token_ids[sequence.prompt_length :])
         )
-        self._compiling[sequence_id] = compiling
-        compiling.add_done_callback(lambda _: self._on_compiled(sequence, compiling))
+        uncompiled = _Uncompiled(sequence, compiling)
+        self._uncompiled[sequence.sequence_id] = uncompiled
+        compiling.add_done_callback(lambda _: self._on_compiled(uncompiled))
 
-    def _on_compiled(
-        self, sequence: OpenSequence, compiled: "asyncio.Future[GrammarState]"
-    ) -> None:
-        deferred = self._deferred.pop(sequence.sequence_id, ())
-        del self._compiling[sequence.sequence_id]
+    def _close_uncompiled(self, command: Close) -> bool:
+        """Ends the sequence if it still waits for its grammar; returns whether it does."""
+        uncompiled = self._uncompiled.pop(command.sequence_id, None)
+        if uncompiled is None:
+            return False
+        uncompiled.grammar.cancel()
+        cancelled = Decided(
+            sequence_id=command.sequence_id,
+            base_length=len(uncompiled.sequence.token_ids),
+            token_ids=[],
+            num_draft_tokens=0,
+            num_accepted_tokens=0,
+            num_wanted_draft_tokens=0,
+            finish_reason=FinishReason.CANCELLED,
+        )
+        self._deliver([cancelled], None)
+        return True
+
+    def _on_compiled(self, uncompiled: "_Uncompiled") -> None:
+        sequence, compiled = uncompiled.sequence, uncompiled.grammar
+        if self._uncompiled.get(sequence.sequence_id) is not uncompiled:
+            # It was closed, and its id may have been opened again.
+            return
+        del self._uncompiled[sequence.sequence_id]
         if compiled.cancelled():
             return
         error = compiled.exception()
         if error is None:
             opened = dataclasses.replace(sequence, grammar=compiled.result())
             self._engine.submit(Open(session_id=self._session_id, sequence=opened))
-            for command in deferred:
-                self._engine.submit(command)
+            for update in uncompiled.updates:
+                self._engine.submit(update)
             return
         if not isinstance(error, RequestError):
             logger.error("command_failed", sequence_id=sequence.sequence_id, exc_info=error)
             error = InternalError()
         self._deliver([Rejected(sequence_id=sequence.sequence_id, error=error)], None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Uncompiled:
+    """An Open that waits for its grammar, and the updates that wait behind it."""
+
+    sequence: OpenSequence
+    grammar: "asyncio.Future[GrammarState]"
+    updates: list[Update] = dataclasses.field(default_factory=list)

@@ -15,27 +15,38 @@ class GrammarState:
 
     The output must be taken in before anything is asked. Where it does not follow the grammar, or
     the grammar is too complex, nothing is drafted, and `allowed` raises.
+
+    An error of a matcher is for ever. So drafts are tried by another one: where the grammar is too
+    complex after a draft, the sequence gets no more drafts, and goes on.
+
+    Invariant: from `_run_start` on, the output follows `_run`, a text that must come.
     """
 
-    def __init__(self, matcher: LLMatcher, *, vocab_size: int, field: str) -> None:
+    def __init__(
+        self, matcher: LLMatcher, draft_matcher: LLMatcher, *, vocab_size: int, field: str
+    ) -> None:
         """Begins before the first output token.
 
         Args:
-            matcher: its own.
+            matcher, draft_matcher: its own, two of the same grammar.
             field: of the request, for errors.
         """
         self._matcher = matcher
+        self._draft_matcher = draft_matcher
         self._num_words = (vocab_size + 31) // 32
         self._field = field
         self._num_taken = 0
+        # The library writes such a text as tokens as a whole: once, and not again for each token.
+        self._run: list[int] = []
+        self._run_start = 0
+        # Of the drafts that were asked for last, after the present output.
+        self._masked_drafts: list[int] = []
+        self._masks: npt.NDArray[np.int32] | None = None
 
     @property
     def error(self) -> InvalidRequestError | None:
         """Why the output cannot go on, if it cannot."""
-        if not self._matcher.is_error():
-            return None
-        reason = self._matcher.get_error() or "the output does not follow it"
-        return InvalidRequestError(reason.splitlines()[0], field=self._field)
+        return self._error_of(self._matcher)
 
     def take_in(self, token_ids: SequenceOf[int], prompt_length: int) -> None:
         """Goes on by the output tokens that are new.
@@ -43,38 +54,109 @@ class GrammarState:
         Args:
             token_ids: all of the sequence, prompt included, drafts excluded.
         """
-        new = token_ids[prompt_length + self._num_taken :]
+        new = list(token_ids[prompt_length + self._num_taken :])
         if new:
             self._num_taken += len(new)
-            self._matcher.consume_tokens(list(new))
+            self._masks = None
+            self._matcher.consume_tokens(new)
+            self._draft_matcher.consume_tokens(new)
 
     def num_possible(self, draft_token_ids: SequenceOf[int]) -> int:
         """How many drafts, from the first on, the grammar allows."""
-        if not draft_token_ids or self._matcher.is_error():
+        if not draft_token_ids or self._draft_matcher.is_error():
             return 0
-        return self._matcher.validate_tokens(list(draft_token_ids))
+        return self._draft_matcher.validate_tokens(list(draft_token_ids))
+
+    def num_verifiable(self, draft_token_ids: SequenceOf[int]) -> int:
+        """How many of these drafts a step can verify: those that it can say of what may follow."""
+        if not draft_token_ids:
+            return 0
+        self._mask(draft_token_ids)
+        return len(self._masked_drafts)
 
     def forced(self, limit: int) -> list[int]:
         """At most `limit` tokens: the text that must come, as the tokenizer writes it. Other tokens
         are not allowed for it.
         """
-        if limit <= 0 or self._matcher.is_error():
+        if limit <= 0 or self._draft_matcher.is_error():
             return []
-        forced: list[int] = self._matcher.compute_ff_tokens()
-        return forced[:limit]
+        start = self._find_run()
+        return self._run[start : start + limit]
 
     def allowed(self, draft_token_ids: SequenceOf[int]) -> npt.NDArray[np.int32]:
         """See `Constraint`."""
-        matcher = self._matcher
+        num_drafts = len(draft_token_ids)
+        if self._masks is None or self._masked_drafts[:num_drafts] != list(draft_token_ids):
+            self._mask(draft_token_ids)
+        if (error := self.error) is not None:
+            raise error
+        assert self._masks is not None, "just computed"
+        masks = self._masks[: num_drafts + 1]
+        if len(masks) > num_drafts:
+            return masks
+        if (error := self._error_of(self._draft_matcher)) is not None:
+            raise error
+        return np.pad(masks, ((0, num_drafts + 1 - len(masks)), (0, 0)))
+
+    def _mask(self, draft_token_ids: SequenceOf[int]) -> None:
+        """Computes the masks of the present output and after the drafts, up to one that is not
+        allowed or after which the grammar is too complex.
+        """
         masks = np.zeros((len(draft_token_ids) + 1, self._num_words), dtype=np.int32)
-        num_taken = 0
-        for row, token_id in enumerate((*draft_token_ids, None)):
-            if not matcher.is_error():
+        matcher, num_masked, num_tried = self._matcher, 0, 0
+        place = self._find_run()
+        run = self._run
+        for row, draft in enumerate((*draft_token_ids, None)):
+            if place == len(run):
+                run, place = _forced_by(matcher), 0
+            if place < len(run):
+                word, bit = divmod(run[place], 32)
+                masks.view(np.uint32)[row, word] = 1 << bit
+                place += 1
+            elif not matcher.is_error():
                 fill_next_token_bitmask(matcher, masks, row)
-            if (error := self.error) is not None:
-                raise error
-            if token_id is None or not matcher.try_consume_tokens([token_id]):
+            if matcher.is_error():
                 break
-            num_taken += 1
-        matcher.rollback(num_taken)
-        return masks
+            num_masked += 1
+            if draft is None or not _is_set(masks[row], draft):
+                break
+            matcher = self._draft_matcher
+            if matcher.is_error():
+                break
+            if not matcher.try_consume_tokens([draft]):
+                # An end token: nothing follows.
+                num_masked += not matcher.is_error()
+                break
+            num_tried += 1
+        if not self._draft_matcher.is_error():
+            self._draft_matcher.rollback(num_tried)
+        self._masked_drafts = list(draft_token_ids[: max(0, num_masked - 1)])
+        self._masks = masks[:num_masked]
+
+    def _find_run(self) -> int:
+        """Finds the text that must come now; returns the place in `_run` where it begins."""
+        place = self._num_taken - self._run_start
+        if place < len(self._run):
+            return place
+        self._run, self._run_start = _forced_by(self._matcher), self._num_taken
+        return 0
+
+    def _error_of(self, matcher: LLMatcher) -> InvalidRequestError | None:
+        if not matcher.is_error():
+            return None
+        reason = matcher.get_error() or "the output does not follow it"
+        return InvalidRequestError(reason.splitlines()[0], field=self._field)
+
+
+def _forced_by(matcher: LLMatcher) -> list[int]:
+    """The text that must come, as the tokenizer writes it."""
+    if matcher.is_stopped():
+        # After an end token, asking is an error.
+        return []
+    token_ids: list[int] = matcher.compute_ff_tokens()
+    return token_ids
+
+
+def _is_set(mask: npt.NDArray[np.int32], token_id: int) -> bool:
+    word, bit = divmod(token_id, 32)
+    return word < len(mask) and bool(mask[word] >> bit & 1)

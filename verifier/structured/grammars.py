@@ -1,11 +1,10 @@
 """Compiles grammars, in one thread of its own, so that a slow one delays other grammars only.
 
-A grammar is the client's. What compiling it may cost is bounded by `_LIMITS`, and the text that it
-forces at its beginning by `_MAX_FORCED`. A step's work for it is bounded less well: a text of
-thousands of tokens that must come is computed again for each row. So an operator says whether
-clients may send grammars at all.
+A grammar is the client's. `_LIMITS` bounds what compiling it may cost, and what each token may. A
+step's work for an ambiguous grammar is bounded less well: up to some 10 ms for each of its rows. So
+an operator says whether clients may send grammars at all.
 
-Each sequence gets a matcher of its own, because those of the library share what they count.
+Each sequence gets matchers of its own, because copies of one share what they count, and its errors.
 """
 
 import enum
@@ -33,8 +32,6 @@ _LIMITS = LLParserLimits(
 # Between the parts of a JSON value: a space or none. Where any white space is allowed, some models
 # never end. A schema may say otherwise under "x-guidance".
 _JSON: Any = {"whitespace_pattern": " ?"}
-# Most tokens that must come at the beginning.
-_MAX_FORCED = 512
 _MAX_WAITING = 1024
 # The library descends a frame for each rule that leads to another one, and a grammar within the
 # limits of the wire may be a chain of thousands. Memory is used as far as the stack grows.
@@ -128,14 +125,17 @@ class Grammars:
                 "the model's tokenizer cannot be used for grammars", field=grammar.field
             )
         try:
-            matcher = LLMatcher(tokenizer, _written(grammar), log_level=0, limits=_LIMITS)
+            text = _written(grammar)
         except ValueError as error:
             raise _wrong(grammar, str(error)) from None
+        matcher, draft_matcher = (
+            LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS) for _ in range(2)
+        )
         if matcher.is_error():
             raise _wrong(grammar, matcher.get_error())
-        if len(matcher.compute_ff_tokens()) > _MAX_FORCED:
-            raise _wrong(grammar, f"over {_MAX_FORCED} tokens must come at the beginning")
-        state = GrammarState(matcher, vocab_size=self._vocab_size, field=grammar.field)
+        state = GrammarState(
+            matcher, draft_matcher, vocab_size=self._vocab_size, field=grammar.field
+        )
         state.take_in(output_token_ids, 0)
         # The first mask takes the longest; one that is too complex is refused here.
         state.allowed(())

@@ -25,11 +25,18 @@ class Part(NamedTuple):
     Attributes:
         logprobs: of the form's own type; None: not requested.
         token_ids: None: not requested.
+        speculation: how the drafts of its steps fared, as JSON; "": not requested.
     """
 
     text: str
     logprobs: list[Any] | None
     token_ids: list[int] | None
+    speculation: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it to show."""
+        return not (self.text or self.logprobs or self.token_ids or self.speculation)
 
 
 class Form(Protocol):

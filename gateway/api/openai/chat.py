@@ -10,14 +10,18 @@ from typing import Any
 
 from gateway.api.openai import schema
 from gateway.api.openai.errors import ApiError
-from gateway.text.chat_template import RESERVED_VARIABLES, ChatTemplate, ChatTemplateError
+from gateway.messages.request import Conversation
+from gateway.text.chat_template import RESERVED_VARIABLES
 
 
-def render(parsed: schema.ChatCompletionRequest, template: ChatTemplate) -> str:
-    """The prompt's text.
+def conversation(parsed: schema.ChatCompletionRequest, *, num_bytes: int) -> Conversation:
+    """What the template is given.
+
+    Args:
+        num_bytes: of the body.
 
     Raises:
-        ApiError: the template does not accept the messages, or a value is not its business.
+        ApiError: a value is not the template's business.
     """
     variables = parsed.chat_template_kwargs or {}
     for name in variables:
@@ -28,15 +32,13 @@ def render(parsed: schema.ChatCompletionRequest, template: ChatTemplate) -> str:
                 param="chat_template_kwargs",
                 code="invalid_value",
             )
-    has_tools = parsed.tools and parsed.tool_choice != "none"
-    try:
-        return template.render(
-            [_message(each, index) for index, each in enumerate(parsed.messages)],
-            tools=[tool.model_dump() for tool in parsed.tools or ()] if has_tools else None,
-            variables=variables,
-        )
-    except ChatTemplateError as error:
-        raise ApiError(400, str(error), param="messages", code="invalid_value") from None
+    tools = parsed.tools if parsed.tools and parsed.tool_choice != "none" else ()
+    return Conversation(
+        messages=[_message(each, index) for index, each in enumerate(parsed.messages)],
+        tools=[tool.model_dump() for tool in tools],
+        variables=variables,
+        num_bytes=num_bytes,
+    )
 
 
 def _message(message: schema.Message, index: int) -> Mapping[str, Any]:

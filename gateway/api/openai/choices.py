@@ -7,70 +7,122 @@ the prompt that it echoes.
 from collections.abc import Sequence
 
 from gateway.api.openai.answers import Part
+from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.tokens import TextOffsets, TokenTexts
-from gateway.messages.response import Chunk, EncodedLogprob
+from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep
 
 
-class ChatChoice:
-    """One choice of a chat completion."""
+class Choice:
+    """What the choices of both APIs have in common."""
 
     def __init__(
-        self, texts: TokenTexts, *, wants_logprobs: bool, wants_token_ids: bool = False
+        self, *, wants_logprobs: bool, wants_token_ids: bool = False, wants_report: bool = False
     ) -> None:
-        self._texts = texts
+        """Args:
+        wants_logprobs, wants_token_ids, wants_report: what its parts hold beside the text.
+        """
         self._wants_logprobs = wants_logprobs
         self._wants_token_ids = wants_token_ids
+        self._wants_report = wants_report
+        self._texts = TokenTexts(None)
+        self._report: SpeculationReport | None = None
+
+    @property
+    def echoes_tokens(self) -> bool:
+        """Whether its text begins with the prompt, which was not given as text."""
+        return False
+
+    def start(self, texts: TokenTexts, prompt_token_ids: Sequence[int], decoded: str) -> None:
+        """Begins, before its first part.
+
+        Args:
+            texts: of the model's tokens.
+            prompt_token_ids: the prompt's.
+            decoded: the prompt's text, if it `echoes_tokens`.
+        """
+        self._texts = texts
+        if self._wants_report:
+            self._report = SpeculationReport(texts.detokenizer(prompt_token_ids))
+
+    def add_trace(self, step: EncodedStep) -> None:
+        """The trace of the step whose tokens come next."""
+        if self._report is not None:
+            self._report.add_trace(step)
 
     def read(self, chunk: Chunk) -> Part:
         """The next part."""
+        raise NotImplementedError
+
+    def _part(self, text: str, logprobs: list[object] | None, chunk: Chunk) -> Part:
         return Part(
-            chunk.text,
-            [self._texts.chat_logprob(each) for each in chunk.logprobs]
-            if self._wants_logprobs
-            else None,
+            text,
+            logprobs,
             list(chunk.token_ids) if self._wants_token_ids else None,
+            "" if self._report is None else self._report.read(chunk),
         )
 
 
-class CompletionChoice:
+class ChatChoice(Choice):
+    """One choice of a chat completion."""
+
+    def read(self, chunk: Chunk) -> Part:
+        logprobs: list[object] | None = None
+        if self._wants_logprobs:
+            logprobs = [self._texts.chat_logprob(each) for each in chunk.logprobs]
+        return self._part(chunk.text, logprobs, chunk)
+
+
+class CompletionChoice(Choice):
     """One choice of a completion."""
 
     def __init__(
         self,
-        texts: TokenTexts,
         *,
-        echo: str,
-        echoes_special: bool,
-        prompt_token_ids: Sequence[int],
-        offsets: TextOffsets | None,
-        wants_token_ids: bool,
+        echoes: bool,
+        prompt: str | None,
+        wants_logprobs: bool,
+        wants_token_ids: bool = False,
+        wants_report: bool = False,
     ) -> None:
         """Args:
-        texts: of the model's tokens.
-        echo: the text before the output.
-        echoes_special: whether that text shows special tokens.
-        prompt_token_ids: those of `echo`, if logprobs are shown.
-        offsets: None: no logprobs.
-        wants_token_ids: whether parts hold them.
+        echoes: whether its text begins with the prompt.
+        prompt: the text to begin with; None: that of the prompt's tokens.
+        wants_logprobs, wants_token_ids, wants_report: what its parts hold beside the text.
         """
-        self._texts = texts
-        self._echo = echo
-        self._special_text = texts.special_text if echoes_special else lambda _: ""
-        self._prompt_token_ids = prompt_token_ids
+        super().__init__(
+            wants_logprobs=wants_logprobs,
+            wants_token_ids=wants_token_ids,
+            wants_report=wants_report,
+        )
+        self._echoes = echoes
+        self._echo = prompt if echoes else ""
+        # A text that was given shows special tokens; one that was decoded does not.
+        self._echoes_special = prompt is not None
+        self._prompt_token_ids: Sequence[int] = ()
         self._num_scored = 0
-        self._offsets = offsets
-        self._wants_token_ids = wants_token_ids
+        self._offsets: TextOffsets | None = None
+
+    @property
+    def echoes_tokens(self) -> bool:
+        return self._echo is None
+
+    def start(self, texts: TokenTexts, prompt_token_ids: Sequence[int], decoded: str) -> None:
+        super().start(texts, prompt_token_ids, decoded)
+        if self._echo is None:
+            self._echo = decoded
+        if self._wants_logprobs:
+            context = () if self._echoes else prompt_token_ids
+            self._offsets = TextOffsets(texts.detokenizer(context))
+            self._prompt_token_ids = prompt_token_ids if self._echoes else ()
 
     def read(self, chunk: Chunk) -> Part:
-        """The next part."""
-        text, self._echo = self._echo + chunk.text, ""
-        token_ids = list(chunk.token_ids) if self._wants_token_ids else None
+        text, self._echo = (self._echo or "") + chunk.text, ""
         if self._offsets is None:
-            return Part(text, None, token_ids)
+            return self._part(text, None, chunk)
         logprobs = self._prompt_logprobs(chunk.prompt_logprobs, self._offsets)
         offsets = self._offsets.next(chunk.token_ids)
         logprobs += map(self._texts.completion_logprob, chunk.logprobs, offsets)
-        return Part(text, logprobs, token_ids)
+        return self._part(text, logprobs, chunk)
 
     def _prompt_logprobs(
         self, encoded: Sequence[EncodedLogprob], offsets: TextOffsets
@@ -78,14 +130,12 @@ class CompletionChoice:
         first = self._num_scored
         self._num_scored += len(encoded)
         token_ids = self._prompt_token_ids[first : self._num_scored]
+        special_text = self._texts.special_text if self._echoes_special else lambda _: ""
         return [
             self._texts.completion_logprob(each, offset)
             if each
             else self._texts.first_prompt_logprob(token_id)
             for token_id, each, offset in zip(
-                token_ids, encoded, offsets.next(token_ids, self._special_text), strict=True
+                token_ids, encoded, offsets.next(token_ids, special_text), strict=True
             )
         ]
-
-
-Choice = ChatChoice | CompletionChoice

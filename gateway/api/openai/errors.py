@@ -95,14 +95,14 @@ class ApiError(Exception):
         )
 
 
-def to_api_error(error: Exception, *, prompt_param: str = "prompt") -> ApiError:
+def to_api_error(error: Exception, *, param_of: Mapping[str, str] | None = None) -> ApiError:
     """The answer to an error of a request.
 
     An error that the gateway's table does not know becomes `internal error`: its own text was not
     written for callers.
 
     Args:
-        prompt_param: what the request calls its prompt.
+        param_of: what the request calls parameters that have another name elsewhere.
     """
     if isinstance(error, ApiError):
         return error
@@ -123,7 +123,7 @@ def to_api_error(error: Exception, *, prompt_param: str = "prompt") -> ApiError:
         error.message,
         kind=kind,
         code=code,
-        param=prompt_param if param == "prompt" else param,
+        param=(param_of or {}).get(param or "", param),
         headers=headers,
     )
 

@@ -22,11 +22,13 @@ async def merge(streams: Sequence[_Events]) -> AsyncGenerator[tuple[int, Generat
         return
     # Of one element: a client that reads slowly is not read ahead for.
     queue: asyncio.Queue[tuple[int, GenerateEvent | Exception | None]] = asyncio.Queue(1)
-    tasks = [
-        asyncio.create_task(_pump(index, stream, queue)) for index, stream in enumerate(streams)
-    ]
+    tasks: list[asyncio.Task[None]] = []
     num_left = len(streams)
     try:
+        for index, stream in enumerate(streams):
+            tasks.append(asyncio.create_task(_pump(index, stream, queue)))
+            # Many short prompts encoded together would block the event loop.
+            await asyncio.sleep(0)
         while num_left:
             index, item = await queue.get()
             if isinstance(item, Exception):

@@ -15,6 +15,7 @@ from gateway.api.openai.errors import ApiError
 from gateway.api.wire import encoded_grammar
 from gateway.messages.request import (
     Algorithm,
+    Conversation,
     EncodedGrammar,
     GenerateRequest,
     Keep,
@@ -59,23 +60,6 @@ def parse(model: type[_R], body: bytes) -> _R:
     raise ApiError(400, f"{param}: {error['msg']}", code=code, param=param)
 
 
-def wants_report(parsed: schema.CompletionRequest | schema.ChatCompletionRequest) -> bool:
-    """Whether each chunk says how its drafts fared.
-
-    Raises:
-        ApiError: there are no chunks.
-    """
-    wants = parsed.speculation is not None and bool(parsed.speculation.report)
-    if wants and not parsed.stream:
-        raise ApiError(
-            400,
-            "speculation.report needs stream: true",
-            param="speculation.report",
-            code="invalid_value",
-        )
-    return wants
-
-
 def completion_requests(
     parsed: schema.CompletionRequest, prompts: Sequence[str | Sequence[int]], *, trace: bool
 ) -> list[GenerateRequest]:
@@ -99,16 +83,16 @@ def completion_requests(
 
 
 def chat_request(
-    parsed: schema.ChatCompletionRequest, prompt: str, *, trace: bool
+    parsed: schema.ChatCompletionRequest, conversation: Conversation, *, trace: bool
 ) -> GenerateRequest:
-    """The request of a conversation, whose prompt the chat template has made.
+    """The request of a conversation.
 
     Args:
         trace: whether each step is traced.
     """
     return _request(
         parsed,
-        prompt,
+        conversation,
         max_new_tokens=parsed.max_completion_tokens or parsed.max_tokens,
         num_logprobs=(parsed.top_logprobs or 0) if parsed.logprobs else None,
         num_prompt_logprobs=None,
@@ -128,7 +112,7 @@ def prompts_of(parsed: schema.CompletionRequest) -> list[str | Sequence[int]]:
 
 def _request(
     parsed: schema.CompletionRequest | schema.ChatCompletionRequest,
-    prompt: str | Sequence[int],
+    prompt: str | Sequence[int] | Conversation,
     *,
     max_new_tokens: int | None,
     num_logprobs: int | None,
@@ -138,7 +122,8 @@ def _request(
     return GenerateRequest(
         model_id=parsed.model,
         text=prompt if isinstance(prompt, str) else None,
-        prompt_token_ids=None if isinstance(prompt, str) else prompt,
+        prompt_token_ids=None if isinstance(prompt, str | Conversation) else prompt,
+        conversation=prompt if isinstance(prompt, Conversation) else None,
         sampling=SamplingParams(
             temperature=1.0 if parsed.temperature is None else parsed.temperature,
             top_k=parsed.top_k or 0,

@@ -6,7 +6,7 @@ while here each stands alone, so that one may hold a part of a character.
 
 import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from gateway.api import wire
@@ -39,6 +39,14 @@ class TokenTexts:
         self._tokenizer = tokenizer
         # On the instance: it keeps no other alive.
         self._shown = functools.lru_cache(_CACHED_TOKENS)(self._show)
+
+    def detokenizer(self, context: Sequence[int]) -> Detokenizer | None:
+        """A new detokenizer for one output, after some tokens; None: tokens have no text."""
+        return None if self._tokenizer is None else self._tokenizer.detokenizer(context)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of many tokens, without special ones."""
+        return "" if self._tokenizer is None else self._tokenizer.decode(token_ids)
 
     def text(self, token_id: int) -> str:
         """The token's text, quoted; `bytes:` and its bytes, if they are no whole characters."""

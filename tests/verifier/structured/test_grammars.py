@@ -5,12 +5,16 @@ import json
 import random
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
+from llguidance.numpy import fill_next_token_bitmask
 from tokenizers import Tokenizer
 
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
+from verifier.structured import grammar_state
 from verifier.structured import grammars as module
 from verifier.structured.grammar_state import GrammarState
 from verifier.structured.grammars import Grammar, GrammarKind, Grammars
@@ -251,9 +255,109 @@ def test_a_chain_of_thousands_of_rules_is_no_end_of_the_process(
         state_of(grammars, kind, text).allowed([])
 
 
-def test_a_long_text_that_must_come_is_refused(grammars: Grammars) -> None:
-    with pytest.raises(InvalidRequestError, match="must come"):
-        state_of(grammars, GrammarKind.REGEX, "a{90000}")
+def test_a_long_text_that_must_come_is_written_as_tokens_once(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not for each of its tokens: a step does not grow with it."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    state = state_of(grammars, GrammarKind.REGEX, "[xy](the total isn't 42; ){500}[0-9]")
+    num_written = num_filled = 0
+
+    def count_written(matcher: LLMatcher) -> list[int]:
+        nonlocal num_written
+        num_written += 1
+        return forced_by(matcher)
+
+    def count_filled(*arguments: Any) -> None:
+        nonlocal num_filled
+        num_filled += 1
+        fill_next_token_bitmask(*arguments)
+
+    forced_by = grammar_state._forced_by
+    monkeypatch.setattr(grammar_state, "_forced_by", count_written)
+    monkeypatch.setattr(grammar_state, "fill_next_token_bitmask", count_filled)
+    output = tokenizer.encode("x").ids
+    state.take_in(output, 0)
+    while drafts := state.forced(31):
+        assert state.num_verifiable(drafts) == len(drafts)
+        masks = state.allowed(drafts)
+        for mask, draft in zip(masks, drafts, strict=False):
+            assert tokens_of(mask) == {draft}
+        output += drafts
+        state.take_in(output, 0)
+    assert len(output) > 2000
+    assert tokenizer.decode(output[-200:]).endswith("the total isn't 42;")
+    # At its beginning, and at its end with and without drafts.
+    assert num_written <= 4
+    assert num_filled <= 2
+
+
+def test_the_law_of_a_long_text_is_the_same_wherever_an_output_goes_on(grammars: Grammars) -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    text = "x  isn't\n\n  they'll  say: 'a12345 b'   def f(x):\n    return  x's"
+    grammar = Grammar(GrammarKind.LARK, f'start: /[xy]/ {json.dumps(text)} "." /[0-9]/', "field")
+    first = tokenizer.encode("y").ids
+    state = grammars.compile(grammar, first).result(timeout=60)
+    run = state.forced(1000)
+    assert len(run) > 20
+    for cut in range(len(run)):
+        resumed = grammars.compile(grammar, [*first, *run[:cut]]).result(timeout=60)
+        assert tokens_of(resumed.allowed([])[0]) == {run[cut]}
+
+
+def test_masks_are_computed_once_for_a_step(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are wanted when drafts are chosen, when tokens are sampled, and for their logprobs."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    state = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
+    rows: list[int] = []
+
+    def count(matcher: LLMatcher, masks: Any, row: int) -> None:
+        rows.append(row)
+        fill_next_token_bitmask(matcher, masks, row)
+
+    monkeypatch.setattr(grammar_state, "fill_next_token_bitmask", count)
+    drafts = [tokenizer.encode(each).ids[0] for each in "abc"]
+    assert state.num_verifiable(drafts) == 3
+    expected = state.allowed(drafts)
+    assert np.array_equal(state.allowed(drafts), expected)
+    # A step may verify fewer than it could.
+    assert np.array_equal(state.allowed(drafts[:1]), expected[:2])
+    assert rows == [0, 1, 2, 3]
+    state.take_in(drafts, 0)
+    state.allowed([])
+    assert rows == [0, 1, 2, 3, 0]
+
+
+def test_drafts_are_cut_where_the_grammar_is_too_complex_after_them(grammars: Grammars) -> None:
+    """The output itself may never come to that place."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    draw = random.Random(8)
+    grammar = 'start: "x" /(.*[ab].{50}c){2}/ | /[a-w]+/'
+    state = state_of(grammars, GrammarKind.LARK, grammar)
+    drafts = tokenizer.encode("x" + "".join(draw.choices("abcd ", k=1500))).ids
+    assert 0 < state.num_verifiable(drafts) < len(drafts)
+    # Nothing is drafted any more, and the output goes on.
+    output: list[int] = []
+    for letter in "abc":
+        token_id = tokenizer.encode(letter).ids[0]
+        assert token_id in tokens_of(state.allowed([])[0])
+        output.append(token_id)
+        state.take_in(output, 0)
+        assert state.forced(8) == []
+        assert state.num_possible([token_id]) == state.num_verifiable([token_id]) == 0
+    assert state.error is None
+    # Where the output itself comes to that place, it cannot go on.
+    state = state_of(grammars, GrammarKind.LARK, grammar)
+    for end in range(len(drafts)):
+        state.take_in(drafts[:end], 0)
+        with contextlib.suppress(InvalidRequestError):
+            state.allowed([])
+        if state.error is not None:
+            break
+    assert state.error is not None
+    assert state.error.field == "field"
 
 
 def test_a_tokenizer_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None:
@@ -281,3 +385,15 @@ def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     last.result(timeout=60)
     waiting[1].result(timeout=60)
     grammars.close()
+
+
+def test_what_waits_when_the_process_ends_is_not_compiled() -> None:
+    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
+    blocked: Future[None] = Future()
+    grammars._threads.submit(blocked.result)
+    waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(20)]
+    grammars.close()
+    blocked.set_result(None)
+    # The interpreter waits for the thread in this way.
+    grammars._threads.shutdown(wait=True)
+    assert all(each.cancelled() for each in waiting)

@@ -144,6 +144,33 @@ async def test_text_that_must_come_is_drafted(start_verifier: StartVerifier) -> 
     assert not any(each.matched_ngram_length or each.source for each in decided)
 
 
+async def test_a_draft_into_what_is_too_complex_costs_no_token(
+    start_verifier: StartVerifier,
+) -> None:
+    """Drafts are cut there; the sequence that does not follow them is not rejected."""
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    x = TOKENIZER.encode("x").ids[0]
+    fields: dict[str, Any] = {
+        "grammar": {"lark": 'start: part~90\npart: /[a-w]/ | "x" /(.*[ab].{50}c){2}/'},
+        # Keeps the output away from what is too complex.
+        "sampling": {"logit_bias": {x: -100.0}, "logprobs": 1},
+    }
+    await session.open(constrained("plain", **fields))
+    expected = await finish(session, "plain")
+    await session.open(constrained("drafted", draft_wait=pb.DRAFT_WAIT_ALWAYS, **fields))
+    draw = random.Random(8)
+    drafted: list[pb.Decided] = []
+    while not drafted or not drafted[-1].finish_reason:
+        drafted.append(await session.wait_decided("drafted", len(drafted) + 1))
+        drafts = [x, *TOKENIZER.encode("".join(draw.choices("abcd ", k=60))).ids]
+        await session.draft("drafted", len(PROMPT) + len(session.output("drafted")), drafts)
+    assert session.output("drafted") == expected
+    # At first they are verified, and rejected; in the end they are too complex.
+    assert max(each.num_draft_tokens for each in drafted) > 10
+    assert drafted[-1].num_draft_tokens == 0
+
+
 async def test_others_in_the_batch_notice_nothing(start_verifier: StartVerifier) -> None:
     running = await start_verifier(allow_structured_output=True)
     session = await running.greeted_session()
@@ -225,6 +252,29 @@ async def test_a_close_may_overtake_the_grammar(start_verifier: StartVerifier) -
     while not any(each.finish_reason for each in session.decided("a")):
         await session.read()
     assert session.decided("a")[-1].finish_reason == sampling_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_an_id_that_was_closed_before_its_grammar_was_compiled_is_free(
+    start_verifier: StartVerifier,
+) -> None:
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    grammar, matches = GRAMMARS["regex"]
+    await session.send(
+        pb.Command(open=constrained("a", {"json_schema": json.dumps(SCHEMA)})),
+        pb.Command(close=pb.Close(sequence_id="a")),
+        pb.Command(open=constrained("a", grammar)),
+        pb.Command(update=pb.Update(sequence_id="a", drafting=False)),
+    )
+    while len([each for each in session.decided("a") if each.finish_reason]) < 2:
+        await session.read()
+    assert session.rejected() == []
+    cancelled, *_, last = session.decided("a")
+    assert cancelled.finish_reason == sampling_pb2.FINISH_REASON_CANCELLED
+    assert cancelled.base_length == len(PROMPT)
+    assert not cancelled.token_ids
+    assert last.finish_reason == STOP
+    assert matches(text_of(session.output("a")))
 
 
 async def test_a_session_that_ends_leaves_no_grammar_behind(

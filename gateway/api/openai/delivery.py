@@ -1,0 +1,200 @@
+"""From a job's events to the bytes of its answer.
+
+Owns the two ways to answer, in chunks and as a whole, and what an answer may hold. The status waits
+until every prompt has begun and the first text is there; an error after that comes as an event of
+the stream.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from starlette.types import Send
+
+from gateway.api.openai.answers import DONE, Envelope, Part
+from gateway.api.openai.answers import error_event as to_error_event
+from gateway.api.openai.choices import Choice
+from gateway.api.openai.errors import ApiError
+from gateway.api.openai.jobs import Job
+from gateway.api.openai.tokens import TokenTexts
+from gateway.api.openai.usage import UsageTotal
+from gateway.messages.response import Chunk, Finished, GenerateEvent, Model, Started, Traced
+from gateway.text.model_text import ModelTexts
+from gateway.text.tokenizer_threads import TokenizerThreads
+
+# What an answer that is not streamed may hold: it stays in memory to its end.
+_MAX_ANSWER_BYTES = 32 << 20
+
+# A logprob takes as long to format as so many bytes to encode; a token as long to decode.
+_BYTES_PER_LOGPROB = 8
+_BYTES_PER_TOKEN = 4
+
+_JSON = (b"content-type", b"application/json")
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # nginx would hold chunks back.
+    (b"x-accel-buffering", b"no"),
+]
+
+#: A job's events, each with the index of its prompt.
+Events = AsyncGenerator[tuple[int, GenerateEvent], None]
+
+
+class Delivery:
+    """Answers jobs."""
+
+    def __init__(self, *, texts: ModelTexts, threads: TokenizerThreads) -> None:
+        """Args:
+        texts: the tokenizers of the models.
+        threads: for parts that take long to format.
+        """
+        self._texts = texts
+        self._threads = threads
+        # By the digest of the tokenizer: they remember how tokens are shown.
+        self._token_texts: dict[str, TokenTexts] = {}
+        self._no_texts = TokenTexts(None)
+
+    async def stream(
+        self,
+        job: Job,
+        envelope: Envelope,
+        events: Events,
+        send: Send,
+        to_api_error: Callable[[Exception], ApiError],
+    ) -> None:
+        """Answers in chunks.
+
+        Raises:
+            Exception: before the status was sent. Later ones are events of the stream.
+        """
+        form, usage = job.form, UsageTotal()
+        num_starting = job.num_prompts
+        # What waits for the status.
+        held: list[str] | None = [
+            envelope.chunk(first)
+            for index in range(len(job.choices))
+            if (first := form.first(index))
+        ]
+        try:
+            async for prompt_index, event in events:
+                if isinstance(event, Chunk):
+                    index = job.index_of(prompt_index, event.choice_index)
+                    part = await self._read(job.choices[index], event)
+                    if part.is_empty:
+                        continue
+                    message = envelope.chunk(form.delta(index, part), part.speculation)
+                elif isinstance(event, Finished):
+                    index = job.index_of(prompt_index, event.choice_index)
+                    usage.add(prompt_index, event.usage)
+                    message = envelope.chunk(form.last(index, event.finish_reason))
+                else:
+                    await self._prepare(job, prompt_index, event)
+                    num_starting -= isinstance(event, Started)
+                    continue
+                if held is not None:
+                    held.append(message)
+                    if num_starting:
+                        continue
+                    message, held = "".join(held), None
+                    await send(
+                        {"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS}
+                    )
+                await _send_part(send, message)
+        except Exception as error:
+            if held is not None:
+                raise
+            # The status is sent: the official client raises what this event says.
+            await _send_part(send, to_error_event(to_api_error(error).body()), is_last=True)
+            return
+        end = envelope.usage_chunk(usage.to_json()) if job.includes_usage else ""
+        await _send_part(send, end + DONE, is_last=True)
+
+    async def collect(self, job: Job, envelope: Envelope, events: Events, send: Send) -> None:
+        """Answers as a whole.
+
+        Raises:
+            ApiError: the answer is too large.
+        """
+        usage = UsageTotal()
+        parts: list[list[Part]] = [[] for _ in job.choices]
+        whole = [""] * len(job.choices)
+        num_bytes = 0
+        async for prompt_index, event in events:
+            if isinstance(event, Chunk):
+                index = job.index_of(prompt_index, event.choice_index)
+                part = await self._read(job.choices[index], event)
+                parts[index].append(part)
+                num_bytes += _num_bytes(part)
+                if num_bytes > _MAX_ANSWER_BYTES:
+                    raise ApiError(
+                        400,
+                        f"the answer is over {_MAX_ANSWER_BYTES} bytes; stream it",
+                        param="stream",
+                        code="answer_too_large",
+                    )
+            elif isinstance(event, Finished):
+                index = job.index_of(prompt_index, event.choice_index)
+                usage.add(prompt_index, event.usage)
+                whole[index] = job.form.whole(index, _join(parts[index]), event.finish_reason)
+            else:
+                await self._prepare(job, prompt_index, event)
+        await send_json(send, envelope.whole(whole, usage.to_json()))
+
+    async def _prepare(self, job: Job, prompt_index: int, event: Started | Traced) -> None:
+        """Tells choices what comes before their next part."""
+        if isinstance(event, Traced):
+            job.choices[job.index_of(prompt_index, event.choice_index)].add_trace(event.step)
+            return
+        choices = job.choices_of(prompt_index)
+        texts, token_ids = self._texts_of(event.model), event.prompt_token_ids
+        decoded = ""
+        if choices[0].echoes_tokens:
+            decoded = await self._threads.run(
+                _BYTES_PER_TOKEN * len(token_ids), texts.decode, token_ids
+            )
+        for choice in choices:
+            choice.start(texts, token_ids, decoded)
+
+    async def _read(self, choice: Choice, chunk: Chunk) -> Part:
+        num_logprobs = len(chunk.logprobs) + len(chunk.prompt_logprobs)
+        return await self._threads.run(_BYTES_PER_LOGPROB * num_logprobs, choice.read, chunk)
+
+    def _texts_of(self, model: Model) -> TokenTexts:
+        text = self._texts.find(model.tokenizer_digest)
+        if text is None:
+            return self._no_texts
+        digest = text.tokenizer.digest
+        if digest not in self._token_texts:
+            self._token_texts[digest] = TokenTexts(text.tokenizer)
+        return self._token_texts[digest]
+
+
+async def send_json(send: Send, body: str) -> None:
+    """Sends a whole answer."""
+    encoded = body.encode()
+    headers = [_JSON, (b"content-length", str(len(encoded)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": encoded})
+
+
+async def _send_part(send: Send, text: str, *, is_last: bool = False) -> None:
+    await send({"type": "http.response.body", "body": text.encode(), "more_body": not is_last})
+
+
+def _num_bytes(part: Part) -> int:
+    logprobs = part.logprobs or ()
+    return len(part.text) + sum(
+        len(each) if isinstance(each, str) else sum(map(len, each)) for each in logprobs
+    )
+
+
+def _join(parts: Sequence[Part]) -> Part:
+    first = parts[0] if parts else Part("", None, None)
+    return Part(
+        "".join([part.text for part in parts]),
+        None
+        if first.logprobs is None
+        else [each for part in parts for each in part.logprobs or ()],
+        None
+        if first.token_ids is None
+        else [id_ for part in parts for id_ in part.token_ids or ()],
+    )

@@ -1,0 +1,155 @@
+"""From a parsed request to what is needed to run it and to write its answer.
+
+Owns which requests of the gateway a body stands for, and the choices of its answer. A job keeps
+nothing of the body that the answer does not need: an answer may take long.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from gateway.api.openai import chat, requests, schema
+from gateway.api.openai.answers import ChatForm, CompletionForm, Form
+from gateway.api.openai.choices import ChatChoice, Choice, CompletionChoice
+from gateway.api.openai.errors import ApiError
+from gateway.messages.request import GenerateRequest
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One request, ready to run.
+
+    Attributes:
+        requests: one per prompt; emptied when they begin to run.
+        choices: all choices of the first prompt, then those of the next.
+        num_prompts: of them.
+        is_stream, includes_usage: the form of the answer.
+        param_of: what the request calls a parameter that has another name elsewhere.
+    """
+
+    form: Form
+    model: str
+    requests: list[GenerateRequest]
+    choices: Sequence[Choice]
+    num_prompts: int
+    is_stream: bool
+    includes_usage: bool
+    param_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def index_of(self, prompt_index: int, choice_index: int) -> int:
+        """A choice's index in the answer."""
+        return prompt_index * self.num_choices + choice_index
+
+    @property
+    def num_choices(self) -> int:
+        """Of each prompt."""
+        return len(self.choices) // self.num_prompts
+
+    def choices_of(self, prompt_index: int) -> Sequence[Choice]:
+        """Those of one prompt."""
+        first = self.index_of(prompt_index, 0)
+        return self.choices[first : first + self.num_choices]
+
+    def take_requests(self) -> Iterator[GenerateRequest]:
+        """The requests, which the job forgets one by one."""
+        self.requests.reverse()
+        while self.requests:
+            yield self.requests.pop()
+
+
+def completion_job(parsed: schema.CompletionRequest, *, allows_trace: bool) -> Job:
+    """The job of a request for completions.
+
+    Args:
+        allows_trace: whether a report of the drafts may hold those that were rejected.
+
+    Raises:
+        ApiError: some of its parameters do not go together.
+    """
+    if parsed.echo and parsed.logprobs is not None and (parsed.n or 1) > 1:
+        raise ApiError(
+            400,
+            "echo with logprobs is not supported with n > 1",
+            param="n",
+            code="unsupported_parameter",
+        )
+    wants_report = _wants_report(parsed)
+    prompts = requests.prompts_of(parsed)
+    return Job(
+        form=CompletionForm(),
+        model=parsed.model,
+        requests=requests.completion_requests(parsed, prompts, trace=wants_report and allows_trace),
+        choices=[
+            CompletionChoice(
+                echoes=bool(parsed.echo),
+                # Not kept while it is not shown.
+                prompt=prompt if isinstance(prompt, str) and parsed.echo else None,
+                wants_logprobs=parsed.logprobs is not None,
+                wants_token_ids=bool(parsed.return_token_ids),
+                wants_report=wants_report,
+            )
+            for prompt in prompts
+            for _ in range(parsed.n or 1)
+        ],
+        num_prompts=len(prompts),
+        is_stream=bool(parsed.stream),
+        includes_usage=_includes_usage(parsed),
+    )
+
+
+def chat_job(parsed: schema.ChatCompletionRequest, *, num_bytes: int, allows_trace: bool) -> Job:
+    """The job of a request for a chat completion.
+
+    Args:
+        num_bytes: of the body.
+        allows_trace: as above.
+
+    Raises:
+        ApiError: some of its parameters do not go together, or are not the template's business.
+    """
+    wants_report = _wants_report(parsed)
+    request = requests.chat_request(
+        parsed,
+        chat.conversation(parsed, num_bytes=num_bytes),
+        trace=wants_report and allows_trace,
+    )
+    return Job(
+        form=ChatForm(),
+        model=parsed.model,
+        requests=[request],
+        choices=[
+            ChatChoice(
+                wants_logprobs=bool(parsed.logprobs),
+                wants_token_ids=bool(parsed.return_token_ids),
+                wants_report=wants_report,
+            )
+            for _ in range(parsed.n or 1)
+        ],
+        num_prompts=1,
+        is_stream=bool(parsed.stream),
+        includes_usage=_includes_usage(parsed),
+        param_of={"prompt": "messages"},
+    )
+
+
+def _wants_report(parsed: schema.CompletionRequest | schema.ChatCompletionRequest) -> bool:
+    wants = parsed.speculation is not None and bool(parsed.speculation.report)
+    if wants and not parsed.stream:
+        raise ApiError(
+            400,
+            "speculation.report needs stream: true",
+            param="speculation.report",
+            code="invalid_value",
+        )
+    return wants
+
+
+def _includes_usage(parsed: schema.CompletionRequest | schema.ChatCompletionRequest) -> bool:
+    options = parsed.stream_options
+    if options is not None and not parsed.stream:
+        raise ApiError(
+            400,
+            "stream_options needs stream: true",
+            param="stream_options",
+            code="invalid_value",
+        )
+    return options is not None and bool(options.include_usage)

@@ -1,0 +1,66 @@
+"""The tokenizers of a gateway, each with the chat template of its folder.
+
+Owns which of them serves a model: the one whose digest its verifiers report. Read-only.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from gateway.text.chat_template import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelText:
+    """What turns a model's text into tokens and back.
+
+    Attributes:
+        chat_template: None: it has none, and conversations are refused.
+    """
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None = None
+
+    @classmethod
+    def load(cls, folder: Path) -> "ModelText":
+        """Loads a model's folder.
+
+        Raises:
+            TokenizerLoadError: it has no usable tokenizer.
+            ChatTemplateError: it has a template that cannot be used.
+        """
+        return cls(tokenizer=Tokenizer.load(folder), chat_template=ChatTemplate.load(folder))
+
+
+class SameTokenizerError(Exception):
+    """Two folders have the same tokenizer, so a model's digest does not tell which is its own."""
+
+
+class ModelTexts:
+    """All of a gateway's; there may be none: token ids in, token ids out."""
+
+    def __init__(self, texts: Sequence[ModelText]) -> None:
+        """Takes them over.
+
+        Raises:
+            SameTokenizerError: two tokenizers have one digest.
+        """
+        self._by_digest = {each.tokenizer.digest: each for each in texts}
+        if len(self._by_digest) < len(texts):
+            raise SameTokenizerError
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._by_digest
+
+    def find(self, tokenizer_digest: str) -> ModelText | None:
+        """That of a model; None if there is none.
+
+        Args:
+            tokenizer_digest: as the model's verifiers report it; "" if they do not: then the only
+                one is assumed to be the model's.
+        """
+        if not tokenizer_digest and len(self._by_digest) == 1:
+            return next(iter(self._by_digest.values()))
+        return self._by_digest.get(tokenizer_digest)

@@ -1,0 +1,349 @@
+"""`tandem bench`: load on a server, and its latencies, speed and acceptance.
+
+Owns the flags, the turns of the variants, the progress bar and the report.
+"""
+
+import asyncio
+import collections
+import contextlib
+import importlib.util
+import itertools
+import json
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tandem.cli.connection_flags import ConnectionFlags
+from tandem.cli.flag_groups import with_flag_groups
+from tandem.cli.terminal import has_colour, is_live, printable, report
+from tandem.client import AsyncTandemClient, TandemError
+from tandem.load import plot
+from tandem.load.answer import LATENCIES, PERCENTILES, Answer, Summary
+from tandem.load.endpoints import Endpoint, GrpcEndpoint, OpenAiEndpoint
+from tandem.load.run import Amount, run_turn
+from tandem.load.workloads import Prompt, WorkloadError, read_workload
+
+EXAMPLES = (
+    "tandem bench --speculation both --requests 64 --concurrency 8",
+    "tandem bench --workload source --rate 4 --seconds 60 --json result.json --plot result.png",
+    "tandem bench --url http://127.0.0.1:8000/v1 --workload prompts.jsonl --concurrency 16",
+)
+
+_INTERRUPTED = 130
+# Variants take turns, so that a machine that becomes slower does so for both.
+_TURNS = 4
+_DEFAULT_REQUESTS = 64
+_DEFAULT_CONCURRENCY = 8
+_WIDTH = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is sent."""
+
+    prompts: list[Prompt]
+    variants: Mapping[str, bool]
+    """Whether it speculates, by name."""
+    turns: list[Amount]
+    concurrency: int
+    rate_per_s: float | None
+    seed: int
+
+
+@with_flag_groups
+def command(
+    *,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="base URL of a server of the OpenAI API, ending in /v1, instead of --target",
+        ),
+    ] = None,
+    model_id: Annotated[
+        str, typer.Option(help="model, if the server has several (default: the first)")
+    ] = "",
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="prompts: renames (of the bundled model's task), source (Python code), random "
+            "(words), or a file of JSON lines with prompt and, if wanted, max_new_tokens and "
+            "temperature",
+        ),
+    ] = "renames",
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="of prompts that do not say it themselves")
+    ] = 256,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            metavar="N",
+            help=f"requests at a time (default: {_DEFAULT_CONCURRENCY})",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PER_SECOND",
+            help="requests arrive by themselves, as a Poisson process, instead of --concurrency",
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help=f"requests of each variant (default: {_DEFAULT_REQUESTS}, or as --seconds says)",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="duration of each variant")
+    ] = None,
+    speculation: Annotated[
+        Literal["on", "off", "both"],
+        typer.Option(help="with drafts, without, or both by turns"),
+    ] = "on",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="after which a request has failed")
+    ] = 120.0,
+    seed: Annotated[int, typer.Option(help="of the order of prompts and of the arrivals")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="write all figures there")
+    ] = None,
+    plot_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="draw the latencies there (.png, .svg, .pdf); needs matplotlib",
+        ),
+    ] = None,
+    connection: ConnectionFlags,
+) -> int:
+    """Puts load on a server and reports latencies, tokens/s and acceptance.
+
+    TTFT is the time to the first output, ITL a gap between two messages with output, TPOT the time
+    per output token after the first, E2E the time to the last one; in milliseconds. The exit code
+    is 1 if a request failed.
+    """
+    _check(concurrency=concurrency, rate=rate, seconds=seconds, timeout=timeout)
+    if plot_file is not None and importlib.util.find_spec("matplotlib") is None:
+        raise typer.BadParameter("needs matplotlib: pip install matplotlib", param_hint="--plot")
+    if url is not None and importlib.util.find_spec("openai") is None:
+        raise typer.BadParameter("needs openai: pip install openai", param_hint="--url")
+    try:
+        prompts = read_workload(workload, max_new_tokens=max_new_tokens, seed=seed)
+    except WorkloadError as error:
+        raise typer.BadParameter(str(error), param_hint="--workload") from None
+    variants = {"on": {"on": True}, "off": {"off": False}, "both": {"on": True, "off": False}}
+    plan = _Plan(
+        prompts=prompts,
+        variants=variants[speculation],
+        turns=_turns(requests, seconds, num_variants=len(variants[speculation])),
+        concurrency=concurrency or _DEFAULT_CONCURRENCY,
+        rate_per_s=rate,
+        seed=seed,
+    )
+    try:
+        summaries = asyncio.run(_run(plan, connection, url, model_id, timeout))
+        _print(summaries)
+        if json_file is not None:
+            json_file.write_text(json.dumps(_as_json(summaries, workload), indent=2) + "\n")
+        if plot_file is not None:
+            plot.draw(summaries, plot_file)
+    except TandemError as error:
+        report("bench", f"{error} ({error.code.name})")
+        return 1
+    except (OSError, ValueError) as error:
+        report("bench", str(error))
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    errors = collections.Counter[str]()
+    for summary in summaries.values():
+        errors.update(summary.errors())
+    for reason, count in errors.items():
+        report("bench", printable(f"{count} requests failed: {reason}"))
+    return 1 if errors else 0
+
+
+def _check(
+    *, concurrency: int | None, rate: float | None, seconds: float | None, timeout: float
+) -> None:
+    if concurrency is not None and rate is not None:
+        raise typer.BadParameter("not together with --concurrency", param_hint="--rate")
+    for flag, value in (("--rate", rate), ("--seconds", seconds), ("--timeout", timeout)):
+        # Written so that it refuses NaN, too.
+        if value is not None and not 0 < value < float("inf"):
+            raise typer.BadParameter(f"{value} is not above 0", param_hint=flag)
+
+
+def _turns(requests: int | None, seconds: float | None, *, num_variants: int) -> list[Amount]:
+    """The turns of each variant, which add up to the amount that is wanted."""
+    if requests is None and seconds is None:
+        requests = _DEFAULT_REQUESTS
+    count = 1 if num_variants == 1 else min(_TURNS, requests or _TURNS)
+    return [
+        Amount(
+            requests=None if requests is None else (requests + index) // count,
+            seconds=None if seconds is None else seconds / count,
+        )
+        for index in range(count)
+    ]
+
+
+async def _run(
+    plan: _Plan, connection: ConnectionFlags, url: str | None, model_id: str, timeout_s: float
+) -> dict[str, Summary]:
+    answers: dict[str, list[Answer]] = {name: [] for name in plan.variants}
+    durations_s = dict.fromkeys(plan.variants, 0.0)
+    prompts = {name: itertools.cycle(plan.prompts) for name in plan.variants}
+    async with _endpoint(connection, url, model_id, timeout_s) as endpoint:
+        with _progress(plan) as advance:
+            for index, amount in enumerate(plan.turns):
+                # The later one finds prompts in the prefix cache: each is so in half of the turns.
+                variants = list(plan.variants.items())[:: -1 if index % 2 else 1]
+                for name, speculates in variants:
+                    started_at_s = time.perf_counter()
+                    answers[name] += await run_turn(
+                        endpoint,
+                        prompts[name],
+                        amount,
+                        concurrency=plan.concurrency,
+                        rate_per_s=plan.rate_per_s,
+                        # Both variants get the same arrivals.
+                        seed=plan.seed + index,
+                        speculates=speculates,
+                        on_answer=advance,
+                    )
+                    durations_s[name] += time.perf_counter() - started_at_s
+    return {name: Summary(answers=answers[name], duration_s=durations_s[name]) for name in answers}
+
+
+@contextlib.asynccontextmanager
+async def _endpoint(
+    connection: ConnectionFlags, url: str | None, model_id: str, timeout_s: float
+) -> AsyncIterator[Endpoint]:
+    """The server, which has answered a first call.
+
+    Raises:
+        TandemError, OSError: it did not.
+    """
+    if url is None:
+        client = AsyncTandemClient(
+            connection.target,
+            tls=connection.tls_options(),
+            token=connection.token(),
+            allow_plaintext_token=connection.allow_plaintext_token,
+            retry=None,
+        )
+        async with client:
+            await client.list_models(timeout_s=timeout_s)
+            yield GrpcEndpoint(client, model_id=model_id, timeout_s=timeout_s)
+        return
+    import openai
+
+    tls = ssl.create_default_context(cafile=connection.tls_ca)
+    if connection.tls_cert is not None:
+        tls.load_cert_chain(connection.tls_cert, connection.tls_key)
+    async with openai.AsyncOpenAI(
+        base_url=url,
+        # The client insists on one; a server without keys does not look at it.
+        api_key=connection.token() or "none",
+        timeout=timeout_s,
+        max_retries=0,
+        http_client=openai.DefaultAsyncHttpxClient(verify=tls),
+    ) as openai_client:
+        try:
+            models = await openai_client.models.list()
+        except openai.OpenAIError as error:
+            raise OSError(f"{url}: {error}") from error
+        if not models.data:
+            raise OSError(f"{url}: serves no model")
+        yield OpenAiEndpoint(
+            openai_client, model_id=model_id or models.data[0].id, timeout_s=timeout_s
+        )
+
+
+@contextlib.contextmanager
+def _progress(plan: _Plan) -> Iterator[Callable[[Answer], None]]:
+    """A bar on stderr, if that is a terminal; yields what moves it."""
+    requests = [amount.requests for amount in plan.turns]
+    total = None
+    if all(each is not None for each in requests) and plan.turns[0].seconds is None:
+        total = len(plan.variants) * sum(each or 0 for each in requests)
+    with Progress(
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(file=sys.stderr, no_color=not has_colour(sys.stderr)),
+        transient=True,
+        disable=not is_live(sys.stderr),
+    ) as progress:
+        task = progress.add_task("requests", total=total)
+        yield lambda answer: progress.advance(task)
+
+
+def _print(summaries: Mapping[str, Summary]) -> None:
+    console = Console(
+        file=sys.stdout,
+        width=None if is_live(sys.stdout) else _WIDTH,
+        no_color=not has_colour(sys.stdout),
+        highlight=False,
+    )
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("speculation", no_wrap=True)
+    for name in summaries:
+        table.add_column(name, justify="right", no_wrap=True)
+    for title, cells in _rows(list(summaries.values())):
+        table.add_row(title, *cells)
+    console.print(table)
+    if len(summaries) == 2 and summaries["off"].tokens_per_s:
+        ratio = summaries["on"].tokens_per_s / summaries["off"].tokens_per_s
+        console.print(f"{ratio:.2f} times the tokens/s with speculation")
+
+
+def _rows(summaries: list[Summary]) -> Iterator[tuple[str, list[str]]]:
+    yield "requests", [str(len(each.answers)) for each in summaries]
+    yield "failed", [str(each.num_failed) for each in summaries]
+    yield "seconds", [f"{each.duration_s:.1f}" for each in summaries]
+    yield "requests/s", [f"{each.requests_per_s:.2f}" for each in summaries]
+    yield "output tokens", [str(each.output_tokens) for each in summaries]
+    yield "tokens/s", [f"{each.tokens_per_s:.1f}" for each in summaries]
+    yield "acceptance rate", [_figure(each.acceptance_rate, ".0%") for each in summaries]
+    yield (
+        "mean acceptance length",
+        [_figure(each.mean_acceptance_length, ".2f") for each in summaries],
+    )
+    found = [each.percentiles_ms() for each in summaries]
+    for name in LATENCIES:
+        keys = [f"p{percent}" for percent in PERCENTILES]
+        yield (
+            f"{name} ms, {' / '.join(keys)}",
+            [" / ".join(_figure(each[name][key], ".1f") for key in keys) for each in found],
+        )
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _as_json(summaries: Mapping[str, Summary], workload: str) -> dict[str, object]:
+    return {
+        "workload": workload,
+        "speculation": {name: summary.to_json() for name, summary in summaries.items()},
+    }

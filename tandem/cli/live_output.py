@@ -1,0 +1,155 @@
+"""What `tandem up` shows in a terminal: a table of the services, and their logs above it.
+
+Owns the table, the pipe that logs come through, and the reading of metrics. Does not start, stop or
+restart anything.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Self
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from tandem.cli.scraping import ScrapeError, Snapshot, Window, metrics_url, scrape
+from tandem.cli.service_figures import acceptance, kv_used, tokens_per_s
+from tandem.cli.supervisor import ProcessState, Supervisor
+from tandem.cli.terminal import has_colour, printable
+
+_SCRAPE_INTERVAL_S = 2.0
+_REFRESHES_PER_S = 4
+# Longest line of a log that is shown; the rest follows as further lines.
+_LINE_LIMIT_BYTES = 64 << 10
+# How long logs may still come once all processes have ended.
+_LAST_LOGS_S = 1.0
+_FIGURES = ("tokens/s", "accepted", "K/V used")
+
+
+class LiveOutput:
+    """The table and the logs on a terminal; belongs to the event loop.
+
+    Args:
+        metrics: the address of each process's metrics, by its name; that of a process with an
+            address for HTTP need not be there.
+    """
+
+    def __init__(self, metrics: Mapping[str, str]) -> None:
+        self._metrics = metrics
+        self._supervisor: Supervisor | None = None
+        self._windows: dict[str, Window] = {}
+        # Since when a process starts, by name, and what turns meanwhile.
+        self._starting: dict[str, tuple[float, Spinner]] = {}
+        self._console = Console(
+            file=sys.stderr, no_color=not has_colour(sys.stderr), highlight=False
+        )
+        self._live = Live(
+            get_renderable=self._table,
+            console=self._console,
+            refresh_per_second=_REFRESHES_PER_S,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._read_end, self.log_descriptor = os.pipe()
+        self._logs: asyncio.Task[None] | None = None
+        self._scraping: asyncio.Task[None] | None = None
+
+    def report(self, line: str) -> None:
+        self._print(f"tandem up: {' '.join(line.split())}")
+
+    def watch(self, supervisor: Supervisor) -> None:
+        """Shows this supervisor's processes from now on."""
+        self._supervisor = supervisor
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=_LINE_LIMIT_BYTES)
+        await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._read_end, "rb")
+        )
+        self._logs = asyncio.create_task(self._print_logs(reader))
+        self._scraping = asyncio.create_task(self._scrape_forever())
+        self._live.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._logs is not None
+        assert self._scraping is not None
+        self._scraping.cancel()
+        # The end of the pipe, unless a process that was abandoned still holds it.
+        os.close(self.log_descriptor)
+        await asyncio.wait([self._logs], timeout=_LAST_LOGS_S)
+        self._logs.cancel()
+        await asyncio.gather(self._logs, self._scraping, return_exceptions=True)
+        self._live.stop()
+
+    async def _print_logs(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                line = await reader.readuntil()
+            except asyncio.LimitOverrunError:
+                line = await reader.read(_LINE_LIMIT_BYTES)
+            except asyncio.IncompleteReadError as error:
+                line = error.partial
+                if not line:
+                    return
+            self._print(printable(line.decode(errors="replace").rstrip("\n")))
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
+
+    async def _scrape_forever(self) -> None:
+        while True:
+            states = [] if self._supervisor is None else self._supervisor.states()
+            await asyncio.gather(*(self._scrape(state) for state in states))
+            await asyncio.sleep(_SCRAPE_INTERVAL_S)
+
+    async def _scrape(self, state: ProcessState) -> None:
+        new: Snapshot | None = None
+        if state.addresses is not None:
+            address = state.addresses.get("http") or self._metrics[state.name]
+            with contextlib.suppress(ScrapeError):
+                new = await asyncio.to_thread(scrape, metrics_url(address))
+        if new is None:
+            self._windows.pop(state.name, None)
+            return
+        known = self._windows.get(state.name)
+        self._windows[state.name] = Window(old=known.new if known else new, new=new)
+
+    def _table(self) -> Table:
+        """Called by the thread that refreshes the terminal."""
+        table = Table(box=box.SIMPLE, pad_edge=False)
+        table.add_column("service", no_wrap=True)
+        table.add_column("state", no_wrap=True)
+        for title in _FIGURES:
+            table.add_column(title, justify="right", no_wrap=True)
+        for state in [] if self._supervisor is None else self._supervisor.states():
+            window = self._windows.get(state.name)
+            table.add_row(state.name, self._state(state), *_figures(state.name, window))
+        return table
+
+    def _state(self, state: ProcessState) -> Spinner | Text:
+        if state.addresses is not None:
+            self._starting.pop(state.name, None)
+            return Text(f"serves at {state.addresses['grpc']}", style="green")
+        now_s = time.monotonic()
+        since_s, spinner = self._starting.setdefault(
+            state.name, (now_s, Spinner("line", style="yellow"))
+        )
+        spinner.update(text=f"starting, {now_s - since_s:.0f} s")
+        return spinner
+
+
+def _figures(name: str, window: Window | None) -> list[str]:
+    if window is None:
+        return [""] * len(_FIGURES)
+    if name == "gateway":
+        return [tokens_per_s(window), acceptance(window), ""]
+    return ["", "", kv_used(window.new) if name.startswith("verifier") else ""]

@@ -1,0 +1,203 @@
+"""What `tandem doctor` looks at on this machine: versions, processor, memory, GPU, model, ports.
+
+What only a verifier can tell comes from a child process, `python -m verifier.model.describe`: its
+packages take hundreds of megabytes, and may not be there.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tandem.cli.check import Check, fail, ok, warn
+
+# By service, a package that only its extra installs.
+_SERVICE_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
+_SHOWN_VERSIONS = ("grpcio", "protobuf", "torch", "transformers", "numba")
+_OLDEST_PYTHON = (3, 11)
+# Instructions that the own decoder needs, and those that make it or transformers faster.
+_REQUIRED_FEATURES = ("avx2", "fma", "f16c")
+_HELPFUL_FEATURES = ("avx512f", "avx512_bf16", "amx_bf16")
+_DESCRIPTION_TIMEOUT_S = 120.0
+_GIB = 1 << 30
+
+
+def versions() -> Iterator[Check]:
+    """Python, the packages that matter, and the services that can run here."""
+    python = platform.python_version()
+    if sys.version_info[:2] < _OLDEST_PYTHON:
+        oldest = ".".join(map(str, _OLDEST_PYTHON))
+        yield fail("python", python, f"install Python {oldest} or later")
+    else:
+        yield ok("python", python)
+    found = [f"{name} {version}" for name in _SHOWN_VERSIONS if (version := _version(name))]
+    yield ok("packages", ", ".join(found))
+    missing = [
+        service
+        for service, package in _SERVICE_PACKAGES.items()
+        if importlib.util.find_spec(package) is None
+    ]
+    if missing:
+        yield warn(
+            "services",
+            f"the packages of {', '.join(missing)} are not installed",
+            "pip install 'tandem-serve[all]', unless this machine is only a client",
+        )
+    else:
+        yield ok("services", "drafter, verifier and gateway can run here")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Check:
+    """The instructions that decoding on a CPU uses."""
+    machine = platform.machine()
+    if machine in ("aarch64", "arm64"):
+        return ok("processor", machine)
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return warn("processor", f"{machine}, features unknown", "run this on Linux")
+    flags = next((line.split(":")[1].split() for line in lines if line.startswith("flags")), [])
+    missing = [feature for feature in _REQUIRED_FEATURES if feature not in flags]
+    if missing:
+        return warn(
+            "processor",
+            f"no {', '.join(missing)}",
+            "the own decoder cannot run: use a newer processor or a GPU, or expect the speed of "
+            "transformers",
+        )
+    helpful = [feature for feature in _HELPFUL_FEATURES if feature in flags]
+    return ok("processor", f"{machine} with {', '.join([*_REQUIRED_FEATURES, *helpful])}")
+
+
+def model_files(folder: Path) -> Iterator[Check]:
+    """The files that a model folder must have, and whether they are readable."""
+    if not folder.is_dir():
+        yield fail("model", f"{folder} is no folder", "name a model's folder with --model")
+        return
+    for name, user in (("config.json", "verifier"), ("tokenizer.json", "gateway")):
+        try:
+            json.loads((folder / name).read_bytes())
+        except OSError as error:
+            yield fail(
+                name, f"{folder / name}: {error.strerror}", f"the {user} needs it: copy it there"
+            )
+        except (ValueError, RecursionError) as error:
+            yield fail(name, f"{folder / name}: is no JSON: {error}", "download the model again")
+        else:
+            yield ok(name, f"{folder / name}")
+    if not any(folder.glob("*.safetensors")):
+        yield fail(
+            "weights",
+            f"{folder} has no file *.safetensors",
+            "download the model's weights in this format",
+        )
+
+
+def port(flag: str, number: int) -> Check:
+    """Whether `tandem up` could listen there."""
+    address = f"127.0.0.1:{number}"
+    try:
+        socket.create_server(("127.0.0.1", number)).close()
+    except OSError as error:
+        return warn(
+            flag, f"{address}: {error.strerror}", f"start with tandem up --{flag} 0, or another"
+        )
+    return ok(flag, f"{address} is free")
+
+
+def describe(folder: Path) -> tuple[Check | None, dict[str, Any]]:
+    """What a verifier would make of the model; a check if it cannot be asked."""
+    if importlib.util.find_spec("verifier") is None:
+        return warn("verifier", "is not installed", "pip install 'tandem-serve[verifier]'"), {}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "verifier.model.describe", str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=_DESCRIPTION_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        advice = "the machine is overloaded, or its GPU driver hangs: see nvidia-smi"
+        return fail("verifier", f"no answer in {_DESCRIPTION_TIMEOUT_S:g} s", advice), {}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return fail("verifier", last, "pip install 'tandem-serve[verifier]' again"), {}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return None, found
+
+
+def described(found: dict[str, Any]) -> Iterator[Check]:
+    """What the description says of cores, GPUs, the model and its memory."""
+    yield ok("cores", f"{found['cores']} for this process, within its container's limit")
+    yield from _gpus(found)
+    if found["error"] is not None:
+        yield fail("checkpoint", found["error"], "download the model again")
+        return
+    model = found["model"]
+    if model["decoder"] == "own" and found["processor_refusal"] is None:
+        yield ok("decoder", f"{model['architecture']}: Tandem's own, on a CPU")
+    else:
+        yield warn(
+            "decoder",
+            f"transformers: {model['reason'] or found['processor_refusal']}",
+            "it works if transformers knows the model; docs/models.md lists the faster families",
+        )
+    yield _memory(found)
+
+
+def _gpus(found: dict[str, Any]) -> Iterator[Check]:
+    if not found["gpus"]:
+        what = "no driver" if found["gpus"] is None else "a driver, but torch sees no GPU"
+        if found["gpus"] is None:
+            yield ok("gpu", f"none ({what}): the model runs on the CPU")
+        else:
+            yield warn("gpu", what, "install a build of torch for the driver's version of CUDA")
+        return
+    for gpu in found["gpus"]:
+        capability = f"{gpu['name']}, compute capability {gpu['compute_capability']}"
+        if not gpu["can_run"]:
+            yield fail("gpu", capability, "use a GPU of 8.0 or later, or --device cpu")
+        elif not found["flash_attn"]:
+            yield warn(
+                "gpu",
+                f"{capability}, without flash-attn",
+                "pip install 'tandem-serve[flash-attn]' makes attention faster",
+            )
+        else:
+            yield ok("gpu", f"{capability}, with flash-attn")
+
+
+def _memory(found: dict[str, Any]) -> Check:
+    """Weights, and the K/V of one sequence of the model's full length, against what is free."""
+    model = found["model"]
+    gpus = found["gpus"] or []
+    free = max((gpu["free_bytes"] for gpu in gpus), default=found["free_bytes"])
+    where = "of the GPU" if gpus else "of the machine"
+    weights = model["weights_bytes"]
+    text = f"{weights / _GIB:.2f} GiB of weights, {free / _GIB:.1f} GiB free {where}"
+    if weights > free:
+        return fail(
+            "memory",
+            text,
+            "use a smaller model, --quantization, or several GPUs (docs/tensor_parallel.md)",
+        )
+    if model["kv_bytes_per_token"] is None:
+        return ok("memory", text)
+    kv = model["kv_bytes_per_token"] * model["max_model_len"]
+    text += f", {kv / _GIB:.2f} GiB of K/V for {model['max_model_len']} tokens"
+    if weights + kv > free:
+        return warn("memory", text, "lower TANDEM_VERIFIER_MAX_MODEL_LEN")
+    return ok("memory", text)

@@ -1,0 +1,6 @@
+"""The ports that the services listen on where nothing else is said."""
+
+DEFAULT_GRPC_PORT = 50050
+DEFAULT_HTTP_PORT = 8000
+DEFAULT_DRAFTER_METRICS_PORT = 9101
+DEFAULT_VERIFIER_METRICS_PORT = 9102

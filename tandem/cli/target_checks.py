@@ -1,0 +1,80 @@
+"""What `tandem doctor` asks of a gateway: whether it answers, what it serves, its certificate."""
+
+import datetime
+import socket
+import ssl
+from collections.abc import Iterator
+
+from tandem.channel import TlsOptions
+from tandem.cli.check import Check, fail, ok, warn
+from tandem.client import TandemClient, TandemError
+
+_TIMEOUT_S = 5.0
+_EXPIRES_SOON = datetime.timedelta(days=14)
+
+
+def target(
+    address: str,
+    *,
+    tls: TlsOptions | None,
+    token: str | None,
+    allow_plaintext_token: bool,
+    is_expected: bool,
+) -> Iterator[Check]:
+    """A gateway at HOST:PORT.
+
+    Args:
+        is_expected: False: it is no failure that nobody serves there.
+    """
+    name = f"gateway {address}"
+    if tls is not None:
+        yield _certificate(address, tls)
+    try:
+        with TandemClient(
+            address, tls=tls, token=token, allow_plaintext_token=allow_plaintext_token, retry=None
+        ) as client:
+            models = client.list_models(timeout_s=_TIMEOUT_S)
+    except TandemError as error:
+        text = f"{error} ({error.code.name})"
+        if not is_expected:
+            yield warn(name, "nobody answers there", "start the services: tandem up")
+        elif error.code.name == "UNAUTHENTICATED":
+            yield fail(name, text, "give a valid token or certificate: --token-file, --tls-cert")
+        else:
+            yield fail(name, text, "check the address, that it runs, and --tls on both sides")
+        return
+    except (OSError, ValueError) as error:
+        yield fail(name, str(error), "correct the address or the files of --tls-*")
+        return
+    if not models:
+        yield fail(name, "answers, and no verifier is connected", "see the gateway's logs")
+        return
+    served = ", ".join(f"{model.model_id} ({model.num_verifiers} verifiers)" for model in models)
+    yield ok(name, f"serves {served}")
+
+
+def _certificate(address: str, tls: TlsOptions) -> Check:
+    """Whether the server's certificate is trusted, and for how long."""
+    name = f"certificate {address}"
+    host, _, port = address.rpartition(":")
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        if tls.certificate is not None:
+            context.load_cert_chain(tls.certificate, tls.key)
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S) as raw,
+            context.wrap_socket(raw, server_hostname=host.strip("[]")) as connection,
+        ):
+            peer = connection.getpeercert()
+    except ssl.SSLCertVerificationError as error:
+        return fail(name, error.verify_message, "name the right authority with --tls-ca")
+    except (OSError, ValueError) as error:
+        return fail(name, str(error), "check the address, and that the server speaks TLS")
+    assert peer is not None, "a verified connection has a certificate"
+    end = datetime.datetime.fromtimestamp(
+        ssl.cert_time_to_seconds(str(peer["notAfter"])), tz=datetime.UTC
+    )
+    if end - datetime.datetime.now(tz=datetime.UTC) < _EXPIRES_SOON:
+        return warn(name, f"is valid until {end:%Y-%m-%d}", "renew it")
+    return ok(name, f"is trusted, and valid until {end:%Y-%m-%d}")

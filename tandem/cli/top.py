@@ -1,0 +1,182 @@
+"""`tandem top`: what running services do now, from their metrics, in the terminal.
+
+Owns the flags, the windows of snapshots and the tables.
+"""
+
+import collections
+import ssl
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tandem.cli.ports import (
+    DEFAULT_DRAFTER_METRICS_PORT,
+    DEFAULT_HTTP_PORT,
+    DEFAULT_VERIFIER_METRICS_PORT,
+)
+from tandem.cli.scraping import ScrapeError, Snapshot, Window, metrics_url, scrape
+from tandem.cli.service_figures import figures, kind_of
+from tandem.cli.terminal import has_colour, is_live, printable
+
+EXAMPLES = (
+    "tandem top",
+    "tandem top gateway:8000 verifier-0:9102 verifier-1:9102 drafter:9101 --interval 5",
+    "tandem top 127.0.0.1:8000 --once",
+)
+
+_INTERRUPTED = 130
+_DEFAULT_PORTS = (DEFAULT_HTTP_PORT, DEFAULT_VERIFIER_METRICS_PORT, DEFAULT_DRAFTER_METRICS_PORT)
+_KINDS = ("gateway", "verifier", "drafter")
+# Where no terminal tells its width, lines are as long as they need to be.
+_PLAIN_WIDTH = 200
+_MAX_CONCURRENT = 32
+
+
+def command(
+    addresses: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ADDRESS...",
+            help="HOST:PORT or URL of the metrics of each service; a gateway's are on its HTTP "
+            "port (default: the default ports on this machine)",
+        ),
+    ] = None,
+    *,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600.0, metavar="SECONDS", help="time between frames")
+    ] = 2.0,
+    window: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=3600.0, metavar="SECONDS", help="rates and quantiles are of so long"
+        ),
+    ] = 10.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="print one frame, of one interval, and exit")
+    ] = False,
+    tls_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="certificates to trust for https (PEM)")
+    ] = None,
+) -> int:
+    """Shows what services do: requests, tokens/s, acceptance, depth, K/V and latencies.
+
+    Reads /metrics of any number of services. Latencies are the median and the 99th percentile;
+    "-" means that nothing happened. Without a terminal, each frame is plain text.
+    """
+    given = addresses or [f"127.0.0.1:{port}" for port in _DEFAULT_PORTS]
+    try:
+        watched = [_Watched(address) for address in given]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="ADDRESS") from None
+    try:
+        tls = ssl.create_default_context(cafile=tls_ca) if tls_ca else None
+    except OSError as error:
+        raise typer.BadParameter(f"{tls_ca}: {error}", param_hint="--tls-ca") from None
+    console = Console(
+        file=sys.stdout,
+        width=None if is_live(sys.stdout) else _PLAIN_WIDTH,
+        no_color=not has_colour(sys.stdout),
+        highlight=False,
+    )
+    try:
+        if once:
+            frames = _frames(watched, interval, 0.0, tls)
+            next(frames)
+            console.print(next(frames))
+            return 0 if any(each.error is None for each in watched) else 1
+        if is_live(sys.stdout):
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                for frame in _frames(watched, interval, window, tls):
+                    live.update(frame, refresh=True)
+        else:
+            for frame in _frames(watched, interval, window, tls):
+                console.print(frame)
+    except BrokenPipeError:
+        return 0  # the reader of stdout has closed it
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+class _Watched:
+    """One service, with the snapshots of its window.
+
+    Raises:
+        ValueError: the address is none.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.url = metrics_url(address)
+        self.error: str | None = None
+        self._snapshots: collections.deque[Snapshot] = collections.deque()
+
+    @property
+    def kind(self) -> str | None:
+        return kind_of(self._snapshots[-1]) if self._snapshots else None
+
+    @property
+    def window(self) -> Window:
+        return Window(old=self._snapshots[0], new=self._snapshots[-1])
+
+    def update(self, tls: ssl.SSLContext | None, window_s: float) -> None:
+        """Takes a snapshot, and drops those that no window of `window_s` needs."""
+        try:
+            self._snapshots.append(scrape(self.url, tls))
+        except ScrapeError as error:
+            self.error = str(error)
+            self._snapshots.clear()
+            return
+        self.error = None if self.kind else "these are not the metrics of a service of Tandem"
+        while (
+            len(self._snapshots) > 2
+            and self._snapshots[-1].taken_at_s - self._snapshots[1].taken_at_s >= window_s
+        ):
+            self._snapshots.popleft()
+
+
+def _frames(
+    watched: Sequence[_Watched], interval_s: float, window_s: float, tls: ssl.SSLContext | None
+) -> Iterator[Group]:
+    """Frames without end, `interval_s` apart."""
+    with ThreadPoolExecutor(_MAX_CONCURRENT) as executor:
+        while True:
+            started_at_s = time.monotonic()
+            list(executor.map(lambda each: each.update(tls, window_s), watched))
+            yield _frame(watched)
+            time.sleep(max(0.0, started_at_s + interval_s - time.monotonic()))
+
+
+def _frame(watched: Sequence[_Watched]) -> Group:
+    shown: list[Table | Text] = []
+    for kind in _KINDS:
+        rows = [
+            (each.address, figures(kind, each.window))
+            for each in watched
+            if each.error is None and each.kind == kind
+        ]
+        if not rows:
+            continue
+        table = Table(box=box.SIMPLE, title=f"{kind}s", title_justify="left", pad_edge=False)
+        table.add_column("address", no_wrap=True)
+        for title in rows[0][1]:
+            table.add_column(title, justify="right", no_wrap=True)
+        for address, found in rows:
+            table.add_row(Text(printable(address)), *found.values())
+        shown.append(table)
+    shown += [
+        Text(f"{each.address}: {printable(each.error)}", style="red")
+        for each in watched
+        if each.error is not None
+    ]
+    return Group(*shown)

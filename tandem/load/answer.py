@@ -1,0 +1,113 @@
+"""What one request took, and the sums over many."""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+PERCENTILES = (50, 90, 99)
+LATENCIES = ("TTFT", "ITL", "TPOT", "E2E")
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """One request's times, in seconds from its arrival, and counts. Filled while it streams."""
+
+    received_at_s: list[float] = field(default_factory=list)
+    """Of each message with output."""
+    output_tokens: int = 0
+    num_drafts: int = 0
+    """Steps that verified drafts."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    error: str | None = None
+    """Why it failed; None: it did not."""
+
+    def latencies_s(self) -> dict[str, list[float]]:
+        """By name: TTFT, gaps between messages (ITL), TPOT and E2E; none of a failed request."""
+        found: dict[str, list[float]] = {name: [] for name in LATENCIES}
+        times = self.received_at_s
+        if self.error is not None or not times:
+            return found
+        found["TTFT"].append(times[0])
+        found["E2E"].append(times[-1])
+        found["ITL"] += [later - sooner for sooner, later in itertools.pairwise(times)]
+        if self.output_tokens > 1:
+            found["TPOT"].append((times[-1] - times[0]) / (self.output_tokens - 1))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """All requests of one variant."""
+
+    answers: Sequence[Answer]
+    duration_s: float
+    """From the first arrival to the last answer, of all turns together."""
+
+    @property
+    def num_failed(self) -> int:
+        return sum(answer.error is not None for answer in self.answers)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(answer.output_tokens for answer in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.output_tokens / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def requests_per_s(self) -> float:
+        """Of those that did not fail."""
+        num_done = len(self.answers) - self.num_failed
+        return num_done / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of the draft tokens that were accepted; None without any."""
+        drafted = sum(answer.num_draft_tokens for answer in self.answers)
+        return sum(a.num_accepted_tokens for a in self.answers) / drafted if drafted else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Output tokens per step with drafts; None without any."""
+        drafts = sum(answer.num_drafts for answer in self.answers)
+        return 1 + sum(a.num_accepted_tokens for a in self.answers) / drafts if drafts else None
+
+    def latencies_s(self, name: str) -> list[float]:
+        return [value for answer in self.answers for value in answer.latencies_s()[name]]
+
+    def percentiles_ms(self) -> dict[str, dict[str, float | None]]:
+        """By latency, then by "p50", "p90", "p99"; None without any request that tells."""
+        return {
+            name: {f"p{p}": _percentile_ms(self.latencies_s(name), p) for p in PERCENTILES}
+            for name in LATENCIES
+        }
+
+    def errors(self) -> dict[str, int]:
+        """How many requests failed, by reason."""
+        reasons = [answer.error for answer in self.answers if answer.error is not None]
+        return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "requests": len(self.answers),
+            "failed": self.num_failed,
+            "errors": self.errors(),
+            "duration_s": self.duration_s,
+            "output_tokens": self.output_tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "requests_per_s": self.requests_per_s,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "latency_ms": self.percentiles_ms(),
+        }
+
+
+def _percentile_ms(values_s: list[float], percent: int) -> float | None:
+    if not values_s:
+        return None
+    if len(values_s) == 1:
+        return values_s[0] * 1e3
+    return statistics.quantiles(values_s, n=100, method="inclusive")[percent - 1] * 1e3

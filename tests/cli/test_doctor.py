@@ -1,0 +1,226 @@
+"""`tandem doctor`: each fault is found, named, and comes with what to do."""
+
+import datetime
+import json
+import platform
+import shutil
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+
+from tandem.channel import TlsOptions
+from tandem.cli import machine_checks, main, target_checks
+from tandem.cli.check import Check, Status
+from tandem.cli.up import BUNDLED_MODEL
+from tandem.v1 import gateway_pb2, gateway_pb2_grpc
+from verifier.model.describe import describe
+
+GIB = 1 << 30
+
+
+def by_name(checks: Iterator[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+def test_a_sound_machine_passes_and_the_bundled_model_is_understood(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is True
+    checks = {each["name"]: each for each in found["checks"]}
+    assert checks["config.json"]["status"] == "ok"
+    assert "GiB of weights" in checks["memory"]["found"]
+    # Nobody named a gateway: one that is absent is no failure.
+    assert checks["gateway 127.0.0.1:50050"]["status"] in ("ok", "warn")
+
+
+def test_each_fault_is_a_line_with_advice_and_the_exit_code_is_1(
+    tmp_path: Path, unused_tcp_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        status = main(
+            [
+                *("doctor", "--model", str(tmp_path), "--port", str(busy.getsockname()[1])),
+                *("--target", f"127.0.0.1:{unused_tcp_port}"),
+            ]
+        )
+    assert status == 1
+    lines = capsys.readouterr().out.splitlines()
+    found = {line.split()[1].rstrip(":"): line for line in lines}
+    assert "\x1b" not in "".join(lines)
+    assert found["port"].startswith("warn port: ")
+    assert "tandem up --port" in found["port"]
+    assert found["config.json"].startswith("fail config.json: ")
+    assert found["tokenizer.json"].startswith("fail tokenizer.json: ")
+    assert found["weights"].startswith("fail weights: ")
+    assert found["gateway"].startswith(f"fail gateway 127.0.0.1:{unused_tcp_port}: ")
+
+
+def test_a_checkpoint_that_is_not_sound_fails_and_a_strange_family_goes_to_transformers(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(BUNDLED_MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 7}))
+    checks = by_name(machine_checks.described(describe(folder)))
+    assert checks["checkpoint"].status is Status.FAIL
+    assert "config.json" in checks["checkpoint"].found
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "strange"}))
+    checks = by_name(machine_checks.described(describe(folder)))
+    assert checks["decoder"].status is Status.WARN
+    assert "models of type strange" in checks["decoder"].found
+
+
+def description(**changed: Any) -> dict[str, Any]:
+    model = {
+        "architecture": "A",
+        "decoder": "own",
+        "reason": None,
+        "weights_bytes": GIB,
+        "kv_bytes_per_token": 1 << 20,
+        "max_model_len": 1024,
+    }
+    whole = {
+        "cores": 2,
+        "free_bytes": 4 * GIB,
+        "processor_refusal": None,
+        "gpus": None,
+        "flash_attn": False,
+        "model": model,
+        "error": None,
+    }
+    return whole | changed
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "status"), [(4, Status.OK), (1.5, Status.WARN), (0.5, Status.FAIL)]
+)
+def test_memory_must_hold_the_weights_and_should_hold_a_long_sequence(
+    free_gib: float, status: Status
+) -> None:
+    found = by_name(machine_checks.described(description(free_bytes=free_gib * GIB)))
+    assert found["memory"].status is status
+
+
+def test_a_gpu_needs_its_driver_a_build_of_torch_and_compute_capability() -> None:
+    gpu = {"name": "G", "compute_capability": "7.5", "can_run": False, "free_bytes": 2 * GIB}
+    new = gpu | {"compute_capability": "9.0", "can_run": True}
+    for changed, status in (
+        ({"gpus": None}, Status.OK),
+        ({"gpus": []}, Status.WARN),
+        ({"gpus": [gpu]}, Status.FAIL),
+        ({"gpus": [new]}, Status.WARN),
+        ({"gpus": [new], "flash_attn": True}, Status.OK),
+    ):
+        found = by_name(machine_checks.described(description(**changed)))
+        assert found["gpu"].status is status
+    assert "2.0 GiB free of the GPU" in found["memory"].found
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "named"),
+    [
+        ("fpu fma avx2 f16c avx512f amx_bf16", Status.OK, "avx512f, amx_bf16"),
+        ("fpu avx2", Status.WARN, "no fma, f16c"),
+    ],
+)
+def test_the_processor_must_have_what_the_own_decoder_needs(
+    flags: str, status: Status, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nflags\t\t: {flags}\n")
+    found = machine_checks.processor(cpuinfo)
+    assert found.status is status
+    assert named in found.found
+
+
+class Servicer(gateway_pb2_grpc.GenerationServiceServicer):
+    """Tells its models."""
+
+    def __init__(self, *model_ids: str) -> None:
+        self._models = [gateway_pb2.Model(model_id=each, num_verifiers=2) for each in model_ids]
+
+    def Generate(
+        self, request: gateway_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[gateway_pb2.GenerateResponse]:
+        raise NotImplementedError
+
+    def ListModels(
+        self, request: gateway_pb2.ListModelsRequest, context: grpc.ServicerContext
+    ) -> gateway_pb2.ListModelsResponse:
+        return gateway_pb2.ListModelsResponse(models=self._models)
+
+
+def serve(
+    servicer: Servicer, certificate: trustme.LeafCert | None = None
+) -> tuple[grpc.Server, str]:
+    server = grpc.server(ThreadPoolExecutor(1))
+    gateway_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    if certificate is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
+        credentials = grpc.ssl_server_credentials([(certificate.private_key_pem.bytes(), chain)])
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+def target(address: str, ca: Path | None = None) -> dict[str, Check]:
+    checks = target_checks.target(
+        address,
+        tls=TlsOptions(ca=ca) if ca else None,
+        token=None,
+        allow_plaintext_token=False,
+        is_expected=True,
+    )
+    return {check.name.split()[0]: check for check in checks}
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("has_model", [True, False])
+def test_a_gateway_must_answer_and_serve_a_model(has_model: bool) -> None:
+    server, address = serve(Servicer("demo") if has_model else Servicer())
+    try:
+        found = target(address)["gateway"]
+    finally:
+        server.stop(0).wait()
+    if has_model:
+        assert (found.status, found.found) == (Status.OK, "serves demo (2 verifiers)")
+    else:
+        assert (found.status, found.advice) == (Status.FAIL, "see the gateway's logs")
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize(
+    ("days", "is_trusted", "status"),
+    [(90, True, Status.OK), (3, True, Status.WARN), (90, False, Status.FAIL)],
+)
+def test_a_certificate_must_be_trusted_and_should_last(
+    days: int, is_trusted: bool, status: Status, tmp_path: Path
+) -> None:
+    authority, other = trustme.CA(), trustme.CA()
+    end = datetime.datetime.now(tz=datetime.UTC) + datetime.timedelta(days=days, hours=1)
+    server, address = serve(
+        Servicer("demo"), authority.issue_cert("127.0.0.1", not_after=end.replace(tzinfo=None))
+    )
+    file = tmp_path / "ca.pem"
+    (authority if is_trusted else other).cert_pem.write_to_path(str(file))
+    try:
+        found = target(address, file)
+    finally:
+        server.stop(0).wait()
+    assert found["certificate"].status is status
+    assert found["gateway"].status is (Status.OK if is_trusted else Status.FAIL)
+    if is_trusted:
+        assert f"{end:%Y-%m-%d}" in found["certificate"].found

@@ -1,0 +1,151 @@
+"""What a request may cost before it is admitted, and what it keeps while its answer streams."""
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope
+
+from gateway.api.openai import schema
+from gateway.api.openai.body import BodyReader
+from gateway.messages.request import Conversation, GenerateRequest
+from gateway.text.chat_template import ChatTemplate
+from gateway.text.tokenizer import Tokenizer
+from tests.gateway.conftest import StartVerifier
+from tests.gateway.openai.clients import connection, post, request_bytes
+from tests.gateway.openai.conftest import StartApi
+from tests.gateway.scripted_server import PATIENCE_S
+from tests.gateway.scripted_verifier import ScriptedVerifier
+
+pytestmark = pytest.mark.stand_in
+
+LONG = "one two three four " * 4_000
+
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": LONG, "logprobs": 1}),
+    ("/v1/completions", {"prompt": LONG, "logprobs": 1, "echo": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+]
+
+
+class Calls:
+    """The threads in which texts were rendered and encoded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[str] = []
+        encode, render = Tokenizer.encode, ChatTemplate.render
+
+        def note() -> None:
+            self.threads.append(threading.current_thread().name)
+
+        def counted_encode(tokenizer: Tokenizer, text: str, **fields: Any) -> list[int]:
+            note()
+            return encode(tokenizer, text, **fields)
+
+        def counted_render(template: ChatTemplate, messages: Any, **fields: Any) -> str:
+            note()
+            return render(template, messages, **fields)
+
+        monkeypatch.setattr(Tokenizer, "encode", counted_encode)
+        monkeypatch.setattr(ChatTemplate, "render", counted_render)
+
+
+@pytest.mark.parametrize(("path", "fields"), REQUESTS)
+async def test_long_texts_are_rendered_and_encoded_on_the_tokenizers_threads_after_admission(
+    start_api: StartApi,
+    start_verifier: StartVerifier,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    fields: dict[str, Any],
+) -> None:
+    verifier = await start_verifier(max_model_len=1 << 17)
+    running = await start_api(verifiers=[verifier.address], max_concurrent_requests=1)
+    calls = Calls(monkeypatch)
+    async with connection(running) as (_, writer):
+        body = {"model": "scripted", "prompt": [1], "max_tokens": 9}
+        writer.write(request_bytes("/v1/completions", body))
+        await verifier.nth("open", 0)
+        refused = await post(running, path, {"model": "scripted", **fields})
+        assert refused.status == 429
+        assert calls.threads == [], "a request that is not admitted costs no work"
+    await running.until_idle()
+    async with connection(running) as (_, writer):
+        writer.write(request_bytes(path, {"model": "scripted", **fields}))
+        await verifier.nth("open", 1)
+    assert calls.threads
+    assert all(name.startswith("tokenizer-") for name in calls.threads), calls.threads
+    await running.until_idle()
+
+
+async def test_a_text_that_is_too_long_is_refused_before_it_is_encoded(
+    start_api: StartApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_api()
+    calls = Calls(monkeypatch)
+    body = {"model": "scripted", "prompt": "x" * 1_000_000, "logprobs": 1}
+    answer = await post(running, "/v1/completions", body)
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+    assert calls.threads == []
+
+
+async def test_prompts_over_the_limit_on_their_logprobs_are_refused_only_if_they_are_echoed(
+    start_api: StartApi, start_verifier: StartVerifier
+) -> None:
+    verifier = await start_verifier(max_model_len=1 << 18)
+    running = await start_api(verifiers=[verifier.address])
+    body = {"model": "scripted", "prompt": [5] * ((1 << 17) + 1), "logprobs": 0, "max_tokens": 1}
+    refused = await post(running, "/v1/completions", {**body, "echo": True})
+    assert (refused.status, refused.error["param"]) == (400, "logprobs")
+    async with connection(running) as (_, writer):
+        writer.write(request_bytes("/v1/completions", body))
+        opened = await verifier.nth("open", 0)
+        assert len(opened.token_ids) == (1 << 17) + 1
+        assert not opened.sampling.HasField("prompt_logprobs")
+    await running.until_idle()
+
+
+class CountedBody(bytes):
+    """A body that counts how many of its kind were freed."""
+
+    num_freed = 0
+
+    def __del__(self) -> None:
+        CountedBody.num_freed += 1
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_while_its_answer_streams_nothing_keeps_a_requests_body(
+    start_api: StartApi, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    read = BodyReader.read
+
+    async def read_counted(reader: BodyReader, scope: Scope, receive: Receive) -> bytes:
+        return CountedBody(await read(reader, scope, receive))
+
+    monkeypatch.setattr(BodyReader, "read", read_counted)
+    monkeypatch.setattr(CountedBody, "num_freed", 0)
+    running = await start_api()
+    prompt: dict[str, Any] = (
+        {"prompt": "hi"}
+        if path == "/v1/completions"
+        else {"messages": [{"role": "user", "content": "hi"}]}
+    )
+    async with connection(running) as (reader, writer):
+        body = {"model": "scripted", "stream": True, "max_tokens": 9, **prompt}
+        writer.write(request_bytes(path, body))
+        opened = await verifier.nth("open", 0)
+        verifier.send(verifier.decided(opened.sequence_id, len(opened.token_ids), [70]))
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b"data: ")
+        gc.collect()
+        assert CountedBody.num_freed == 1
+        parsed = (
+            schema.CompletionRequest,
+            schema.ChatCompletionRequest,
+            GenerateRequest,
+            Conversation,
+        )
+        assert not [each for each in gc.get_objects() if type(each) in parsed]
+    await running.until_idle()

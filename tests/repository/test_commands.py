@@ -1,0 +1,335 @@
+"""Quick start (docs/acceptance.md): every shown command and program is run, or at least read.
+
+Programs, and commands of clients, run as written against one gateway; only the addresses are
+others. `READ_ONLY` lists the commands that cannot run here, why, and what is checked instead.
+"""
+
+import contextlib
+import functools
+import io
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from examples.transformers_prompt_lookup import local_drafter
+from tandem.cli.up import BUNDLED_MODEL
+from tandem.local import local_tandem
+from tests.repository.shown_commands import (
+    PAGES,
+    REPOSITORY,
+    Shown,
+    commands,
+    inline_commands,
+    programs,
+)
+
+# Commands that end by themselves within seconds and change nothing but a gateway's counters.
+RUN = (
+    ["tandem", "generate"],
+    ["curl"],
+    ["python", "-c"],
+    ["python", "examples/stream.py"],
+    ["python", "examples/stream_async.py"],
+    ["make", "demo"],
+)
+
+# Of these, the ones that call `TARGET` unless they are given another one.
+WITH_TARGET = (["tandem", "generate"], ["python", "examples/stream"])
+TARGET = "127.0.0.1:50050"
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[Mapping[str, str]]:
+    """The shown addresses, and those of a running system.
+
+    Its flags are those of all `tandem up` in the documentation, so each of them exists.
+    """
+    options = [word for shown in commands() for word in shown.words[2:] if is_up(shown)]
+    with local_tandem(model=BUNDLED_MODEL, options=options, quiet=True) as started:
+        yield {TARGET: started["grpc"], "127.0.0.1:8000": started["http"]}
+
+
+@pytest.fixture(scope="module")
+def drafter_addresses() -> Iterator[Mapping[str, str]]:
+    with local_drafter() as address:
+        yield {"127.0.0.1:50051": address}
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """With `python` and `tandem` of this environment first on the path.
+
+    For make, their folder is an environment where everything is installed.
+    """
+    environment = tmp_path_factory.mktemp("venv")
+    folder = environment / "bin"
+    folder.mkdir()
+    (environment / ".installed-all").touch()
+    for name, module in (("python", ""), ("tandem", "-m tandem")):
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        program.chmod(0o755)
+    others = {
+        name: value
+        for name, value in os.environ.items()
+        if "PYTEST" not in name and "MAKE" not in name
+    }
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
+    return others | {"PATH": path, "PYTHONPATH": str(REPOSITORY), "VENV": str(environment)}
+
+
+def with_addresses(text: str, addresses: Mapping[str, str]) -> str:
+    """The text with the addresses of what runs in place of those shown."""
+    for shown, started in addresses.items():
+        text = text.replace(shown, started)
+    return text
+
+
+def begins(words: Sequence[str], beginning: Sequence[str]) -> bool:
+    """Whether the words begin so, the last one perhaps in part."""
+    *whole, part = beginning
+    start = words[: len(beginning)]
+    return start[:-1] == whole and start[-1:] != [] and start[-1].startswith(part)
+
+
+def is_up(shown: Shown) -> bool:
+    return begins(shown.words, ["tandem", "up"])
+
+
+def is_run(shown: Shown) -> bool:
+    """Whether it runs here: also only if it calls this machine."""
+    elsewhere = "--target" in shown.words and TARGET not in shown.words
+    return any(begins(shown.words, each) for each in RUN) and not elsewhere
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shown", [shown for shown in commands() if is_run(shown)], ids=str)
+def test_the_command_runs_and_prints_the_shown_output(
+    shown: Shown, addresses: Mapping[str, str], environ: Mapping[str, str]
+) -> None:
+    if shown.words[0] == "curl" and not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+    text = shown.text
+    if any(begins(shown.words, each) for each in WITH_TARGET) and "--target" not in shown.words:
+        text = f"{text.partition('  #')[0]} --target {TARGET}"
+    # An answer with an error status must fail, too.
+    text = re.sub("^curl ", "curl --fail-with-body ", text)
+    ran = subprocess.run(
+        ["bash", "-euc", with_addresses(text, addresses)],
+        cwd=REPOSITORY,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert shown.output is None or ran.stdout == shown.output
+    assert ran.stdout.strip(), "a reader sees nothing"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shown", programs(), ids=str)
+def test_the_program_runs_and_prints_the_shown_output(
+    shown: Shown, addresses: Mapping[str, str], request: pytest.FixtureRequest
+) -> None:
+    if "127.0.0.1:50051" in shown.text:
+        addresses = request.getfixturevalue("drafter_addresses")
+    assert with_addresses(shown.text, addresses) != shown.text, "whom does it call?"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(with_addresses(shown.text, addresses), {"__name__": "__main__"})
+    assert shown.output is None or printed.getvalue() == shown.output
+    assert printed.getvalue().strip(), "a reader sees nothing"
+
+
+# Commands that are only read
+
+
+def check_make(words: Sequence[str]) -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    for target in words[1:]:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def check_pip(words: Sequence[str]) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    pinned = (REPOSITORY / "constraints.txt").read_text()
+    assert words[1] == "install"
+    for word in words[2:]:
+        if extra := re.fullmatch(r"\.\[(\w+)\]", word):
+            assert extra[1] in project["optional-dependencies"]
+        elif not word.startswith("-") and word != ".":
+            assert (REPOSITORY / word).is_file() or f"\n{word}==" in pinned, word
+
+
+def check_paths(words: Sequence[str]) -> None:
+    for word in words:
+        assert "/" not in word or word.startswith(".venv/") or (REPOSITORY / word).exists(), word
+
+
+def check_docker(words: Sequence[str]) -> None:
+    file = REPOSITORY / words[words.index("-f") + 1]
+    if words[1] == "compose":
+        assert yaml.safe_load(file.read_text())["services"]
+        return
+    assert words[1] == "build"
+    dockerfile = file.read_text()
+    for word, value in itertools.pairwise(words):
+        if word == "--build-arg":
+            argument = value.partition("=")[0]
+            assert re.search(rf"^ARG {argument}\b", dockerfile, re.MULTILINE), argument
+
+
+def check_kind(words: Sequence[str]) -> None:
+    """The images that are loaded are those that the compose file builds."""
+    braces = re.fullmatch(r"localhost/tandem-\{(.*)\}:dev", words[3])
+    assert braces is not None
+    services = yaml.safe_load((REPOSITORY / "deploy/compose.yaml").read_text())["services"]
+    built = {service["image"] for service in services.values()}
+    for name in braces[1].split(","):
+        assert f"${{REGISTRY:-localhost}}/tandem-{name}:${{TAG:-dev}}" in built
+
+
+def check_kubectl(words: Sequence[str]) -> None:
+    """The command and its flags are known to kubectl; what it applies is there."""
+    words = [word for word in words if word != "&"]
+    inner = words[words.index("--") + 1 :] if "--" in words else []
+    outer = words[: words.index("--")] if inner else words
+    kubectl = shutil.which("kubectl") or str(Path(sys.executable).with_name("kubectl"))
+    ran = subprocess.run(
+        [kubectl, *outer[1:], "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    if "-k" in outer:
+        assert (REPOSITORY / outer[outer.index("-k") + 1] / "kustomization.yaml").is_file()
+    if inner:
+        assert inner[:2] == ["python", "-m"]
+        assert errors_of([inner[2:]]) == [None]
+
+
+def check_tandem(words: Sequence[str]) -> None:
+    """The command has these flags."""
+    command = [sys.executable, "-m", "tandem", words[1], "--help"]
+    shown = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert shown.returncode == 0, shown.stderr
+    for word in words[2:]:
+        assert not word.startswith("-") or word.partition("=")[0] in shown.stdout, word
+
+
+def check_nothing(_words: Sequence[str]) -> None:
+    """Another test reads or runs it."""
+
+
+READ_ONLY: Sequence[tuple[Sequence[str], str, Callable[[Sequence[str]], None]]] = (
+    (["tandem", "up"], "does not end; the flags of all are those of `addresses`", check_nothing),
+    (["tandem", "generate"], "calls a gateway in a cluster", check_tandem),
+    (["make"], "runs tests, this one among them", check_make),
+    (["pip"], "changes the environment", check_pip),
+    (["pytest"], "runs this test", check_paths),
+    ([".venv/bin/python", "-m", "pytest"], "runs this test", check_paths),
+    (["python", "examples/quickstart.py"], "test_readme.py runs it", check_nothing),
+    (["python", "-m"], "measures for minutes, or serves; see the test of arguments", check_nothing),
+    (["docker"], "needs a container engine", check_docker),
+    (["kind"], "needs a cluster", check_kind),
+    (["kubectl"], "needs a cluster", check_kubectl),
+    (["tandem"], "does not end by itself, or takes long", check_tandem),
+)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shown", [shown for shown in commands() if not is_run(shown)], ids=str)
+def test_a_command_that_cannot_run_here_names_what_exists(shown: Shown) -> None:
+    checks = [check for start, _, check in READ_ONLY if begins(shown.words, start)]
+    assert checks, f"`{shown.text}` is neither in RUN nor in READ_ONLY"
+    checks[0](shown.words)
+
+
+def errors_of(module_commands: Sequence[Sequence[str]]) -> list[str | None]:
+    """What each module's own parser says of its arguments; None if they are right."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.repository.parse_only"],
+        input=json.dumps(module_commands),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    errors: list[str | None] = json.loads(ran.stdout)
+    return errors
+
+
+@functools.cache
+def shown_module_commands() -> Mapping[tuple[str, ...], Shown]:
+    """The modules with a parser that are run with arguments, in blocks and within sentences."""
+    found: dict[tuple[str, ...], Shown] = {}
+    for shown in [*commands(), *inline_commands("python"), *inline_commands("torchrun")]:
+        # Marks of what may be left out, and a placeholder for a number.
+        text = re.sub(r" > .*|[][]|\.\.\.", "", shown.text)
+        words = [{"N": "2"}.get(word, word) for word in shlex.split(text, comments=True)]
+        if words[:2] == ["python", "-m"] and len(words) > 3 and has_parser(words[2]):
+            found[tuple(words[2:])] = shown
+        if words[0] == "torchrun":
+            served = words.index("-m") + 1
+            found["torch.distributed.run", *words[1 : served + 1]] = shown
+            found[tuple(words[served:])] = shown
+    return found
+
+
+def has_parser(module: str) -> bool:
+    if module.startswith("deploy."):  # its packages come with the extra `docs` only
+        return False
+    path = REPOSITORY / module.replace(".", "/")
+    main = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    return re.search(r"argparse|load_config", main.read_text()) is not None
+
+
+@pytest.mark.timeout(600)
+def test_modules_accept_their_arguments() -> None:
+    shown = shown_module_commands()
+    assert len(shown) > 10
+    wrong_one = ("benchmarks.drafter", "--no-such-flag")
+    *errors, error = errors_of([*shown, wrong_one])
+    assert error is not None, "the parsers are not asked"
+    wrong = dict(zip(shown.items(), errors, strict=True))
+    assert {f"{at}: {words}": error for (words, at), error in wrong.items() if error} == {}
+
+
+# Flags of kubectl, of deploy/images/build.sh and of torchrun.
+OTHERS_FLAGS = {"--from-literal", "--local-base", "--max-restarts"}
+
+
+def test_flags_within_sentences_exist() -> None:
+    """Each is a literal of the code, or a field of a configuration."""
+    folders = ("benchmarks", "deploy", "drafter", "examples", "gateway", "servicekit", "tandem")
+    files = [
+        path
+        for folder in (*folders, "tests", "verifier")
+        for path in (REPOSITORY / folder).rglob("*.py")
+    ]
+    code = "".join(path.read_text() for path in files)
+    known = set(re.findall(r"[\"'](--[a-z][a-z0-9-]+)", code)) | OTHERS_FLAGS
+    fields = re.findall(r"^    ([a-z]\w+): ", code, re.MULTILINE)
+    known |= {"--" + field.replace("_", "-") for field in fields}
+    missing = {
+        f"{page.name}: {flag}"
+        for page in PAGES
+        for code in re.findall(r"`([^`\n]+)`", page.read_text())
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*(?![\w*-])", code)
+        if flag not in known and flag.replace("--no-", "--") not in known
+    }
+    assert missing == set()

@@ -1,0 +1,107 @@
+"""docs/operations.md computes correctly, leads to every runbook, and shows the code's defaults."""
+
+import functools
+import operator
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+
+from drafter.config import DrafterConfig
+from gateway.config import GatewayConfig
+from servicekit.config_keys import list_options
+from tandem.cli.up import BUNDLED_MODEL
+from tests.repository.shown_commands import PAGES, REPOSITORY
+from verifier.config import VerifierConfig
+from verifier.cpu.loading.model_config import read_model_config
+
+PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+TIMES = "\N{MULTIPLICATION SIGN}"
+OPERATIONS = {"+": operator.add, TIMES: operator.mul, "/": operator.truediv}
+
+
+def value(number: str) -> float:
+    return float(number.replace(",", ""))
+
+
+def computed(expression: str) -> float:
+    """From left to right. Sums and products do not mix, so that no precedence is needed."""
+    assert "+" not in expression or not {TIMES, "/"} & set(expression), expression
+    first, *rest = expression.split()
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return functools.reduce(
+        lambda result, pair: OPERATIONS[pair[0]](result, value(pair[1])), pairs, value(first)
+    )
+
+
+EXPRESSIONS: list[tuple[str, str]] = re.findall(
+    rf"({NUMBER}(?: [{TIMES}/+] {NUMBER})+) = ({NUMBER})", PAGE
+)
+
+
+@pytest.mark.parametrize(("expression", "result"), EXPRESSIONS)
+def test_the_arithmetic_is_right_to_the_shown_digit(expression: str, result: str) -> None:
+    num_decimals = len(result.partition(".")[2])
+    assert computed(expression) == pytest.approx(value(result), abs=0.5 * 10**-num_decimals)
+
+
+def test_the_page_has_a_whole_example() -> None:
+    assert len(EXPRESSIONS) >= 12
+    [blocks] = re.findall(r"= ([\d,]+), so `--num-kv-blocks (\d+)`", PAGE)
+    assert value(blocks[0]) == value(blocks[1])
+
+
+def test_the_bundled_model_has_the_shown_factors() -> None:
+    shape = read_model_config(BUNDLED_MODEL)
+    assert shape.dtype is not None
+    num_bytes = np.dtype(shape.dtype.value).itemsize
+    factors = [2, len(shape.layers), shape.num_kv_heads, shape.head_dim, num_bytes]
+    shown = f" {TIMES} ".join(map(str, factors))
+    assert f"| the bundled model, bfloat16 | {shown} = " in PAGE
+
+
+def test_the_page_leads_to_every_runbook() -> None:
+    headings = re.findall(
+        r"^## (\w+)$", (REPOSITORY / "docs" / "runbooks.md").read_text(), re.MULTILINE
+    )
+    assert len(headings) > 20
+    missing = [each for each in headings if f"(runbooks.md#{each.lower()})" not in PAGE]
+    assert missing == []
+
+
+@functools.cache
+def defaults() -> Mapping[str, set[object]]:
+    """The defaults of each flag, of all services that have it."""
+    found: dict[str, set[object]] = {}
+    for service, config in (
+        ("drafter", DrafterConfig),
+        ("gateway", GatewayConfig),
+        ("verifier", VerifierConfig),
+    ):
+        for option in list_options(config, service=service):
+            if isinstance(option.default, (int, float, str)):
+                found.setdefault(option.flag, set()).add(option.default)
+    return found
+
+
+def shown_defaults() -> Iterator[tuple[str, str, str, str]]:
+    """Page, flag, number and factor, of texts such as "`--resolve-interval-s` (5)"."""
+    for page in PAGES:
+        for flag, number, factor in re.findall(
+            rf"`(--[a-z-]+)`(?: \(|, )({NUMBER})( Mi)?(?=\)| by default|[:;,])", page.read_text()
+        ):
+            if flag in defaults():
+                yield page.name, flag, number, factor
+
+
+def test_shown_defaults_are_those_of_the_code() -> None:
+    shown = list(shown_defaults())
+    assert len(shown) > 8
+    wrong = [
+        (page, flag, number)
+        for page, flag, number, factor in shown
+        if value(number) * (2**20 if factor else 1) not in defaults()[flag]
+    ]
+    assert wrong == []

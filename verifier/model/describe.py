@@ -1,0 +1,110 @@
+"""What this machine would make of a checkpoint, found without loading it, as one JSON object.
+
+    python -m verifier.model.describe FOLDER
+
+For `tandem doctor`, which must know neither torch nor this package. Keys, in bytes where they say
+so:
+
+    cores                 that the process may use, within its container's limit
+    free_bytes            of the machine's memory
+    processor_refusal     why the own decoder cannot run here; null: it can
+    gpus                  name, compute_capability, can_run, free_bytes of each; null: torch is not
+                          asked, since there is no driver
+    flash_attn            whether that package is installed
+    model                 architecture, decoder ("own" or "transformers"), reason (for the latter),
+                          weights_bytes, kv_bytes_per_token and max_model_len (null if unknown)
+    error                 why the folder holds no sound checkpoint; null: it does
+"""
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from servicekit.cores import available_cores
+from verifier.cpu.loading.loader import describe_decoder
+from verifier.cpu.loading.refusals import CheckpointError, NotServedError
+from verifier.cpu.processor import unsupported_reason
+from verifier.model.own_model import block_bytes, has_gpu_driver
+from verifier.model.ready_model import free_memory_bytes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the object; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m verifier.model.describe")
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    json.dump(describe(parser.parse_args(argv).folder), sys.stdout)
+    print()
+    return 0
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """The object, whatever is in the folder."""
+    model, error = None, None
+    try:
+        model = _describe_model(folder)
+    except CheckpointError as refusal:
+        error = str(refusal)
+    return {
+        "cores": available_cores(),
+        "free_bytes": free_memory_bytes(),
+        "processor_refusal": unsupported_reason(),
+        "gpus": _gpus() if has_gpu_driver() else None,
+        "flash_attn": importlib.util.find_spec("flash_attn") is not None,
+        "model": model,
+        "error": error,
+    }
+
+
+def _describe_model(folder: Path) -> dict[str, Any]:
+    """What is known of a checkpoint.
+
+    Raises:
+        CheckpointError: it is not sound.
+    """
+    weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    try:
+        described = describe_decoder(folder)
+    except NotServedError as refusal:
+        return {
+            "architecture": None,
+            "decoder": "transformers",
+            "reason": str(refusal),
+            "weights_bytes": weights_bytes,
+            "kv_bytes_per_token": None,
+            "max_model_len": None,
+        }
+    return {
+        "architecture": described.config.architecture,
+        "decoder": "own",
+        "reason": None,
+        "weights_bytes": weights_bytes,
+        "kv_bytes_per_token": block_bytes(described, described.own_type, 1),
+        "max_model_len": described.config.max_position_embeddings,
+    }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    import torch
+
+    from verifier.model.model_part import MIN_COMPUTE_CAPABILITY
+
+    found = []
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        found.append(
+            {
+                "name": torch.cuda.get_device_name(index),
+                "compute_capability": ".".join(map(str, capability)),
+                "can_run": capability >= MIN_COMPUTE_CAPABILITY,
+                "free_bytes": torch.cuda.mem_get_info(index)[0],
+            }
+        )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
