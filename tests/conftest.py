@@ -1,9 +1,7 @@
-"""What holds for every test: how many cases, which tests run, and which run alone."""
+"""What holds for every test: how many cases, and which tests run."""
 
 import collections
-import fcntl
 import signal
-from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
@@ -16,8 +14,7 @@ import servicekit.kernels.jit  # noqa: F401
 
 TESTS = Path(__file__).parent
 
-# Folders and files of which every test is marked slow: processes, whole stacks, training, volume,
-# and what has to wait until nothing else runs.
+# Folders and files of which every test is marked slow: processes, whole stacks, training, volume.
 SLOW = (
     "benchmarks",
     "cli/test_up.py",
@@ -53,9 +50,6 @@ SLOW = (
     "verifier/test_tensor_parallel.py",
     "verifier/test_transformers_model.py",
 )
-
-# Names of files of which every test is marked alone: how long a loop was blocked, who came first.
-ALONE = ("test_event_loop.py", "test_failure_manners.py", "test_loop_time.py")
 
 # The same cases in every run, so that nobody's change fails for a case that it did not bring.
 # `max_examples` is also the percentage that `tests.volume.examples` takes of a test's number.
@@ -104,30 +98,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if any(item.path.is_relative_to(TESTS / place) for place in SLOW):
             item.add_marker("slow")
-        if item.path.name in ALONE:
-            item.add_marker("alone")
     if not config.getoption("--long"):
         config.hook.pytest_deselected(items=[item for item in items if is_marked(item, "long")])
         items[:] = [item for item in items if not is_marked(item, "long")]
     if is_one_of_several(config):
         slow_files = {item.path for item in items if is_marked(item, "slow")}
         items.sort(key=lambda item: item.path not in slow_files)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Lets a test that is marked alone wait until no other process runs one.
-
-    Only pytest-xdist's processes need it. Outermost, so that waiting is no part of a test's time.
-    """
-    if not is_one_of_several(item.config):
-        return (yield)
-    # Who holds the gate is next, so that many short tests in a row cannot pass one that waits.
-    with (TESTS / "conftest.py").open() as gate, (TESTS / "volume.py").open() as floor:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        fcntl.flock(floor, fcntl.LOCK_EX if is_marked(item, "alone") else fcntl.LOCK_SH)
-        fcntl.flock(gate, fcntl.LOCK_UN)
-        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

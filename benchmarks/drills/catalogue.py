@@ -57,8 +57,11 @@ DRILLS = (
     _drill(17, "gateway killed", clients.killed_gateway),
 )
 
-# With fewer cancels; otherwise a drill is as short as it can be.
-_SHORT_FORMS = {"random cancels": functools.partial(clients.cancels, count=200)}
+# With fewer cancels and resets; otherwise a drill is as short as it can be.
+_SHORT_FORMS = {
+    "random cancels": functools.partial(clients.cancels, count=200),
+    "rapid resets": functools.partial(clients.rapid_resets, count=4_000),
+}
 
 
 def short_form(drill: Drill) -> Drill:

@@ -278,18 +278,18 @@ def test_training_steps_lower_the_loss(few_files: list[NamedFile], tokenizer: To
     batch = (inputs[:2, :256], targets[:2, :256])
     phase = Phase(
         name="test",
-        minutes=0.25,
+        minutes=8 / 60,
         muon_learning_rate=0.02,
         adamw_learning_rate=3e-3,
         answer_only=True,
     )
     steps: list[Progress] = []
-    seconds = itertools.count()  # one per step, so that the phase has 15
+    seconds = itertools.count()  # one per step, so that the phase has 8
     train_phase(
         model, itertools.repeat(batch), phase, steps.append, clock=lambda: float(next(seconds))
     )
-    assert [step.num_steps for step in steps] == list(range(1, 16))
-    assert steps[-1].num_tokens == 15 * batch[0].numel()
+    assert [step.num_steps for step in steps] == list(range(1, 9))
+    assert steps[-1].num_tokens == 8 * batch[0].numel()
     assert steps[-1].fraction == 1
     assert steps[-1].loss < steps[0].loss - 1
 

@@ -67,7 +67,8 @@ def verifier_with_drafter() -> Iterator[tuple[Service, Service]]:
         service("drafter") as drafter,
         service(
             *("verifier", "--model", str(MODEL), "--threads", "1", "--num-kv-blocks", "2048"),
-            *("--drafters", drafter.address),
+            *("--drafters", drafter.address, "--draft-deadline-s", "60"),
+            *("--speculation-depth", "limits"),
         ) as verifier,
     ):
         yield verifier, drafter
@@ -76,9 +77,10 @@ def verifier_with_drafter() -> Iterator[tuple[Service, Service]]:
 def gateway(
     verifier: Service, drafter: Service, *flags: str
 ) -> "contextlib.AbstractContextManager[Service]":
-    """A gateway of them, with HTTP."""
+    """A gateway of them, with HTTP. Every step waits for its drafts: see `EVERY_DRAFT`."""
     return service(
         *("gateway", "--http-listen", "127.0.0.1:0", "--tokenizer", str(MODEL)),
+        *("--draft-wait", "always"),
         *("--verifiers", verifier.address, "--drafters", drafter.address),
         *flags,
     )

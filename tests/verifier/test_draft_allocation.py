@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.volume import examples
 from verifier.drafts.draft_allocation import allocate
 from verifier.drafts.step_cost import cost_of_rows
 
@@ -58,7 +59,7 @@ probabilities = st.floats(0.33, 1.0) | st.sampled_from([0.5, 0.9, 1.0])
 costs = st.floats(0.0, 3.0) | st.sampled_from([0.0, 1.0])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(400))
 @given(
     rows=st.lists(st.lists(probabilities, min_size=MAX_DEPTH, max_size=MAX_DEPTH), max_size=3),
     limits=st.lists(st.integers(0, MAX_DEPTH), min_size=3, max_size=3),
@@ -92,7 +93,7 @@ def test_no_other_allocation_gives_more_tokens_per_second(
     assert rate(found, survivals, *step) == pytest.approx(best, rel=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(400))
 @given(
     rows=st.lists(st.lists(probabilities, min_size=MAX_DEPTH, max_size=MAX_DEPTH), max_size=3),
     slopes=st.lists(costs, min_size=len(KNOTS) + 3, max_size=len(KNOTS) + 3),

@@ -167,8 +167,8 @@ def test_fp8_weights_go_to_another_device_layer_by_layer(dense: Path) -> None:
     script = transformers_loads("meta", dtype="bfloat16", quantization="fp8")
     # What is read to be quantised stays mapped. The layers in FP8 would be two fifths more.
     # The first process may compile what later ones load.
-    peak = min(peak_bytes(script, dense) for _ in range(2))
-    assert peak <= weights_bytes(dense) + SHARD_BYTES
+    allowed_bytes = weights_bytes(dense) + SHARD_BYTES
+    assert any(peak_bytes(script, dense) <= allowed_bytes for _ in range(2))
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.verifier.cpu.numpy_decoder import values
-from tests.verifier.cpu.test_loader import MODEL_FOLDER, load, save
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.cpu.decoder import CpuDecoder
+from verifier.cpu.loading.loader import describe_decoder, load_weights
 from verifier.cpu.weights import DecoderWeights, FloatArray
 
 Array = npt.NDArray[Any]
+MODEL_FOLDER = Path(__file__).parents[3] / "examples/demo_model/model"
+
+
+def load(folder: Path, dtype: str = "auto", quantization: str = "none") -> DecoderWeights:
+    return load_weights(describe_decoder(folder), dtype=dtype, quantization=quantization)
 
 
 @functools.cache
@@ -31,6 +36,9 @@ def weights_of(name: str, dtype: str = "float32", quantization: str = "none") ->
 @functools.cache
 def _saved(name: str) -> tempfile.TemporaryDirectory[str]:
     """The folder of a random model. It goes with the process."""
+    # torch and transformers take seconds, and the bundled model needs neither.
+    from tests.verifier.cpu.test_loader import save
+
     folder = tempfile.TemporaryDirectory()
     save(Path(folder.name), name)
     return folder

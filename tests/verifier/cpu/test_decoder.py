@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.verifier.cpu.numpy_decoder import all_logits, unpacked
-from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
-from tests.verifier.cpu.test_loader import CONFIGS, MODEL_FOLDER
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER, RunningDecoder, some_tokens, weights_of
+from tests.verifier.cpu.test_loader import CONFIGS
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
 NUM_TOKENS = 75

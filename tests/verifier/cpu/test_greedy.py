@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.workloads import rename_tasks
-from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, weights_of
-from tests.verifier.cpu.test_loader import MODEL_FOLDER
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER, Chunk, RunningDecoder, weights_of
 
 NUM_PROMPTS, NUM_AT_ONCE, NUM_TOKENS = 200, 20, 24
 BLOCKS_EACH = 64

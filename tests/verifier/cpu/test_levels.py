@@ -1,7 +1,7 @@
 """Bits do not depend on the processor: each level of x86-64 has tiles and machine code of its own.
 
-`python -m tests.verifier.cpu.test_levels` prints this process's tiles, and digests of logits
-and of tokens sampled from them.
+`python -m tests.verifier.cpu.test_levels FOLDER` prints this process's tiles, and digests of logits
+and of tokens sampled from them. The models are in the folder.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from servicekit.kernels.jit import LEVELS, MACHINES
-from tests.verifier.cpu.running_decoder import RunningDecoder, some_tokens, weights_of
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER, RunningDecoder, load, some_tokens
 from verifier.cpu.processor import TILES
 from verifier.sampling.logits_processing import History
 from verifier.sampling.parameters import Sampling
@@ -34,12 +34,12 @@ SUBJECTS = [
 NUM_TOKENS = 300
 
 
-def digests() -> Iterator[str]:
+def digests(folder: Path) -> Iterator[str]:
     """Of each subject's logits, and of the tokens sampled from them."""
     sampling = Sampling(temperature=1.0, top_p=0.95, seed=3)
     history = History.of(sampling, prompt_token_ids=[], output_token_ids=[])
     for name, dtype in SUBJECTS:
-        weights = weights_of(name, dtype)
+        weights = load(folder / name, dtype)
         token_ids = some_tokens(NUM_TOKENS, weights.vocab_size)
         with RunningDecoder(weights) as running:
             logits = running.run_in_chunks(token_ids, [7, 1, 120], list(range(20)))
@@ -56,16 +56,22 @@ def digests() -> Iterator[str]:
             yield hashlib.sha256(array.tobytes()).hexdigest()
 
 
-def test_levels_of_x86_64_give_the_same_bits() -> None:
+def test_levels_of_x86_64_give_the_same_bits(tmp_path: Path) -> None:
     if platform.machine() not in MACHINES:
         pytest.skip("there are levels of x86-64 only")
     has = llvmlite.binding.get_host_cpu_features()
     levels = [name for name, needed in LEVELS.items() if all(map(has.get, needed))]
     if len(levels) < 2:
         pytest.skip("this processor has no AVX-512")
+    # Here, since the others should not import torch and transformers, too: seconds each.
+    from tests.verifier.cpu.test_loader import save
+
+    (tmp_path / "bundled").symlink_to(MODEL_FOLDER)
+    for name in {name for name, _ in SUBJECTS} - {"bundled"}:
+        save(tmp_path / name, name)
     outputs = [
         subprocess.run(
-            [sys.executable, "-m", "tests.verifier.cpu.test_levels"],
+            [sys.executable, "-m", "tests.verifier.cpu.test_levels", str(tmp_path)],
             cwd=REPOSITORY,
             env={**os.environ, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""},
             capture_output=True,
@@ -82,4 +88,4 @@ def test_levels_of_x86_64_give_the_same_bits() -> None:
 
 
 if __name__ == "__main__":
-    print(TILES.name, *digests())
+    print(TILES.name, *digests(Path(sys.argv[1])))

@@ -20,8 +20,9 @@ from transformers import (
 )
 
 from tests.verifier.cpu.numpy_decoder import all_logits, unpacked
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
 from verifier.cpu.loading.loader import describe_decoder, load_weights
-from verifier.cpu.weights import DecoderWeights, WeightType
+from verifier.cpu.weights import WeightType
 from verifier.model.fp8_weights import quantise_linear_layers
 
 # 112 is no power of two, 40 no multiple of 16, 97 neither.
@@ -128,7 +129,6 @@ CONFIGS: dict[str, Any] = {
         sliding_window=20,
     ),
 }
-MODEL_FOLDER = Path(__file__).parents[3] / "examples/demo_model/model"
 TEXT = [(37 * i + 11) % 97 for i in range(48)]
 
 
@@ -156,10 +156,6 @@ def reference(folder: Path, dtype: str = "auto") -> Any:
         parameter.data = parameter.data.float()
     with torch.inference_mode():
         return model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0].double().numpy()
-
-
-def load(folder: Path, dtype: str = "auto", quantization: str = "none") -> DecoderWeights:
-    return load_weights(describe_decoder(folder), dtype=dtype, quantization=quantization)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

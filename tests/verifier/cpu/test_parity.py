@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.verifier.cpu.test_loader import MODEL_FOLDER, load, save
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
+from tests.verifier.cpu.test_loader import save
 from verifier.cpu import parity
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import ParityCheck, Subject

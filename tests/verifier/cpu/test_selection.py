@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from servicekit.config import ConfigError
-from tests.verifier.cpu.test_loader import MODEL_FOLDER, save
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER
+from tests.verifier.cpu.test_loader import save
 from verifier.config import VerifierConfig
 from verifier.model import own_model
 from verifier.model.own_model import find_own, load_own

@@ -88,7 +88,7 @@ def test_several_decoders_compute_side_by_side() -> None:
 
 EXIT = """
 from tests.verifier.cpu.running_decoder import Chunk, RunningDecoder, weights_of
-running = RunningDecoder(weights_of("llama"), num_threads=3)
+running = RunningDecoder(weights_of("bundled"), num_threads=3)
 running.run(Chunk(token_ids=[5], start=0, block_table=[0]))
 print("computed")
 """
