@@ -169,49 +169,6 @@ def test_comes_within_3_percent_of_the_best_fixed_depth(
     assert machine().tokens_per_s(prefilled(CURVES[curve], make_policy()), 1500) >= 0.97 * best
 
 
-@pytest.mark.parametrize("num_sequences", [1, 16])
-@pytest.mark.parametrize("num_plain_steps", [0, 600])
-def test_a_machine_that_becomes_slower_costs_few_drafts(
-    num_plain_steps: int, num_sequences: int
-) -> None:
-    """Each step takes 10 ms more from some time on; before it, text without drafts was decoded, or
-    text with them.
-    """
-    fast = CURVES["tiles"]
-    slow: Curve = lambda rows: fast(rows) + 10e-3  # noqa: E731
-    policy = prefilled(fast, make_policy())
-    before = Machine(fast, TRUTHS["copied"], num_sequences)
-    for _ in range(num_plain_steps):
-        before.plain_step(policy)
-    if not num_plain_steps:
-        before.tokens_per_s(policy, 200)
-    after = Machine(slow, TRUTHS["copied"], num_sequences).tokens_per_s(policy, 400)
-    best = Machine(slow, TRUTHS["copied"], num_sequences)
-    assert after >= 0.7 * best.tokens_per_s(None, 400, fixed=MAX_DEPTH if num_sequences == 1 else 7)
-
-
-@pytest.mark.parametrize("num_sequences", [1, 16])
-def test_some_disturbed_steps_with_drafts_do_not_end_drafting(num_sequences: int) -> None:
-    """All steps with drafts that the policy ever saw took eleven times as long."""
-    fast = CURVES["tiles"]
-    policy = prefilled(fast, make_policy())
-    machine = Machine(
-        lambda rows: fast(rows) * (11 if rows > num_sequences else 1),
-        TRUTHS["copied"],
-        num_sequences,
-    )
-    for _ in range(600):
-        machine.plain_step(policy)
-    for _ in range(6):
-        machine.step(policy)
-    machine.curve = fast
-    num_steps = 0
-    while 0 in machine.depths or num_steps == 0:
-        machine.step(policy)
-        num_steps += 1
-        assert num_steps < 150
-
-
 @pytest.mark.parametrize("num_sequences", [1, 8])
 def test_where_no_draft_pays_one_step_of_64_tries_one_each(num_sequences: int) -> None:
     """Steps without any hint count."""

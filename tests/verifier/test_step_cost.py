@@ -75,29 +75,6 @@ def test_a_machine_that_becomes_slower_as_a_whole_changes_no_ratio() -> None:
     assert after == pytest.approx(before, rel=0.25)
 
 
-def test_a_slower_machine_is_known_after_some_steps_and_rows_look_no_dearer() -> None:
-    """Only large steps are seen at first while it is slow."""
-    curve = CURVES["tiles"]
-    cost = learned(curve, rows=(1, 1, 1, 1, 8, 16), disturbed=0.0)
-    before = cost.seconds(shape(16)) / cost.seconds(shape(1))
-    for _ in range(5):
-        cost.observe(shape(16), 6 * curve(16))
-    assert cost.seconds(shape(16)) == pytest.approx(6 * curve(16), rel=0.1)
-    after = cost.seconds(shape(16)) / cost.seconds(shape(1))
-    assert after == pytest.approx(before, rel=0.1)
-
-
-def test_what_no_step_tells_from_the_fixed_cost_is_fixed() -> None:
-    """So drafts are tried where all steps were alike."""
-    cost = StepCost(max_rows=512, row_tile=12)
-    for _ in range(2000):
-        cost.observe(shape(16, sequences=16), 0.005)
-    with_drafts = StepShape(
-        num_sequences=16, num_logits_rows=32, num_attended=32 * CONTEXT, num_rows=32
-    )
-    assert cost.seconds(with_drafts) < 1.5 * cost.seconds(shape(16, sequences=16))
-
-
 def test_tells_sequences_and_contexts_from_rows() -> None:
     draw = random.Random(3)
     cost = StepCost(max_rows=512, row_tile=12)

@@ -8,12 +8,9 @@ first multiples of `row_tile` the curve may jump. Where no step was seen, its sl
 
 Each step shifts the coefficients by least squares of the relative errors (weights 1 / cost²), whose
 older steps fade, so an idle part of the curve is forgotten in some thousand steps and tried again.
-A step far slower than expected counts less (Huber's weight), since another process may have held
-the processor; one far faster counts in full, since nothing makes a step faster than it is. `pace`
-is the median of the last few steps: it follows at once a machine that becomes slower or faster as
-a whole, so that steps of before and after can be compared, and no single step moves it. Only
-ratios of costs decide anything. Of several causes that explain the steps equally well, the fixed
-cost is believed, so that drafts are tried.
+A step far off the others counts less (Huber's weight), since another process may have held the
+processor. `pace` follows a machine that becomes slower or faster as a whole, so that steps of
+before and after can be compared. Only ratios of costs decide anything.
 
 Pure arithmetic, the same for the same steps in the same order; knows no clock, sequence or model.
 """
@@ -29,20 +26,16 @@ FloatArray = npt.NDArray[np.float64]
 
 # How much of a step's weight is left after the next one.
 _FADING = 0.997
-# How many steps the pace is the median of.
-_PACE_STEPS = 5
-# A step that is slower by more than this many median errors counts less.
+# How far the pace follows one step, once some were seen.
+_PACE_RATE = 0.1
+# A step whose error is more than this many mean errors off counts less.
 _HUBER = 2.0
-# The median error is believed to be this at first, and moves by this share of itself with a step.
-_FIRST_ERROR = 0.1
-_ERROR_RATE = 0.05
-_LEAST_ERROR = 1e-3
 # What a row is believed to cost before any step says so, of a step's fixed cost. Optimistic, so
 # that drafts are tried.
 _PRIOR_ROW = 0.02
 # How strongly a slope follows the one before it, in steps.
 _SMOOTHNESS = 0.3
-# Against coefficients that no step distinguishes from the fixed cost.
+# Against coefficients that no step distinguishes.
 _RIDGE = 1e-3
 _SWEEPS = 4
 # A longer step counts as this long.
@@ -53,8 +46,8 @@ _NUM_LINEAR = 4
 _ATTENDED_UNIT = 1024.0
 _NUM_JUMPS = 4
 
-# What `_scalars` holds; from the last on, the paces of the last steps.
-_PACE, _ERROR, _COUNT, _PACES = range(4)
+# What `_scalars` holds.
+_PACE, _ERROR, _COUNT = range(3)
 
 
 class StepShape(NamedTuple):
@@ -91,8 +84,7 @@ class StepCost:
         # Fading sums over the steps: of weight * features * features, of weight * features * cost.
         self._products = np.zeros((size, size))
         self._targets = np.zeros(size)
-        self._scalars = np.zeros(_PACES + _PACE_STEPS)
-        self._scalars[_PACE], self._scalars[_ERROR] = 1.0, _FIRST_ERROR
+        self._scalars = np.array([1.0, 1.0, 0.0])
 
     @property
     def state(self) -> "CostState":
@@ -226,22 +218,22 @@ def observe(
     if scalars[_COUNT] == 0.0:
         scalars[_PACE] = duration_s / cost
     expected_s: float = scalars[_PACE] * cost
-    paces = scalars[_PACES:]
-    paces[int(scalars[_COUNT]) % _PACE_STEPS] = duration_s / cost
     scalars[_COUNT] += 1.0
     ratio = duration_s / expected_s
     error = abs(ratio - 1.0)
-    most = _HUBER * scalars[_ERROR]
-    weight = most / error if ratio - 1.0 > most else 1.0
-    scalars[_ERROR] *= 1.0 + _ERROR_RATE if error > scalars[_ERROR] else 1.0 - _ERROR_RATE
-    scalars[_ERROR] = min(max(scalars[_ERROR], _LEAST_ERROR), 1.0)
+    weight = 1.0
+    if error > _HUBER * scalars[_ERROR]:
+        weight = _HUBER * scalars[_ERROR] / error
+    rate = max(0.02, 1.0 / (1.0 + scalars[_COUNT]))
+    scalars[_ERROR] += rate * (min(error, 1.0) - scalars[_ERROR])
     # Relative errors count.
     weight /= cost * cost
     for i in range(size):
         targets[i] = _FADING * targets[i] + weight * features[i] * ratio * cost
         for j in range(size):
             products[i, j] = _FADING * products[i, j] + weight * features[i] * features[j]
-    scalars[_PACE] = np.median(paces[: min(int(scalars[_COUNT]), _PACE_STEPS)])
+    change = min(max(np.log(ratio), -0.5), 0.5)
+    scalars[_PACE] *= np.exp(max(_PACE_RATE, 0.5 / (1.0 + scalars[_COUNT])) * change)
     _solve(knots, coefficients, products, targets)
     return expected_s
 
@@ -258,7 +250,7 @@ def _solve(
     matrix = products.copy()
     right = targets.copy()
     for i in range(size):
-        matrix[i, i] += (_RIDGE * products[i, i] if i > 0 else 0.0) + 1e-9
+        matrix[i, i] += _RIDGE * products[i, i] + 1e-9
     # Each slope follows the one before it, the first one the prior; a jump is believed to be small.
     cost = coefficients[0]
     before, before_width = -1, 1.0
