@@ -393,6 +393,7 @@ async def test_an_address_with_another_name_gets_a_new_link(
     await dns.applied("a.example")
     assert await finish(call, replica, sequence_id) == [5, 6]
     await until(lambda: (replica.num_sessions, replica.num_ended_sessions) == (2, 1))
+    await until(lambda: num_connected(running) == 1)
     call, sequence_id = await open_at(running, replica)
     assert await finish(call, replica, sequence_id) == [5, 6]
 

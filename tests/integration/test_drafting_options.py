@@ -99,7 +99,7 @@ async def probe() -> AsyncIterator[DraftProbe]:
         verifier=VerifierConfig(server=LOOPBACK, model=MODEL, numerics="fast"),
         load=load_scripted,
         observer=recorder,
-        gateway={"tokenizer": None, **EVERY_DRAFT},
+        gateway={"tokenizer": [], **EVERY_DRAFT},
     ) as stack:
         yield DraftProbe(stack, recorder)
 
@@ -312,7 +312,7 @@ async def test_the_gateways_preset_applies_to_requests_that_name_none() -> None:
         load=load_scripted,
         observer=recorder,
         gateway={
-            "tokenizer": None,
+            "tokenizer": [],
             **EVERY_DRAFT,
             "preset": "transformers",
             "prompt_lookup_max": 3,

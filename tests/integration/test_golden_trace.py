@@ -61,7 +61,7 @@ async def test_the_golden_trace_is_reproduced_step_by_step_and_in_every_count() 
         load=load_scripted,
         observer=recorder,
         gateway={
-            "tokenizer": None,
+            "tokenizer": [],
             **EVERY_DRAFT,
             "hint_tokens": 2,
             "num_speculative_tokens": 2,

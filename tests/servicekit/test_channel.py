@@ -50,7 +50,7 @@ async def hang(_request, _context):
 
 
 async def serve():
-    own = server.Server(ServerOptions(), service_names=[], error_table={{}},
+    own = server.Server(ServerOptions(), service="peer", service_names=[], error_table={{}},
                         registry=CollectorRegistry(), logger=get_logger("peer"))
     handler = grpc.unary_unary_rpc_method_handler(hang)
     own.grpc.add_registered_method_handlers("test.v1.EchoService", {{"Echo": handler}})
