@@ -79,7 +79,7 @@ async def test_without_a_verifier_requests_are_unavailable_and_health_says_so(
     assert not (await running.stub.ListModels(gateway_pb2.ListModelsRequest())).models
     assert not running.gateway.frontend.is_serving
     events = ["peer_unreachable", "request_ended"]
-    await until(lambda: sorted(entry["event"] for entry in running.log) == events)
+    await until(lambda: sorted(str(entry["event"]) for entry in running.log) == events)
 
 
 async def test_only_the_requests_of_the_lost_verifier_fail(
