@@ -146,7 +146,9 @@ class GatewayConfig(pydantic.BaseModel, frozen=True, extra="forbid", use_attribu
     @pydantic.field_validator("tokenizer", mode="before")
     @classmethod
     def _are_folders(cls, value: object) -> object:
-        # One folder stands for a list of one.
+        # One folder stands for a list of one, null for none.
+        if value is None:
+            return []
         return [value] if isinstance(value, str | Path) else value
 
     @pydantic.field_validator("http_listen")

@@ -102,6 +102,19 @@ class Frontend:
         """The models that are served."""
         return list(self._fleet.models().values())
 
+    def find_model(self, model_id: str) -> Model:
+        """The model that a request names.
+
+        Raises:
+            UnavailableError: no verifier serves any.
+            InvalidRequestError: as `acceptance.find_model`.
+        """
+        models = self._fleet.models()
+        if not models:
+            self._metrics.count_shed("no_verifier")
+            raise no_verifier()
+        return acceptance.find_model(model_id, models)
+
     async def generate(
         self,
         request: GenerateRequest,
@@ -160,7 +173,7 @@ class Frontend:
         try:
             changed = asyncio.Event()
             with self._count_expiry(expires_at_s, ()):
-                model = self._find_model(request)
+                model = self.find_model(request.model_id)
                 text = self._texts.find(model.tokenizer_digest)
                 accepted = await self._accept(
                     request, model, text, principal, admitted, record.trace_parent
@@ -230,13 +243,6 @@ class Frontend:
                     phase = "queue"
                 self._metrics.count_expired(phase)
             raise
-
-    def _find_model(self, request: GenerateRequest) -> Model:
-        models = self._fleet.models()
-        if not models:
-            self._metrics.count_shed("no_verifier")
-            raise no_verifier()
-        return acceptance.find_model(request.model_id, models)
 
     async def _accept(
         self,

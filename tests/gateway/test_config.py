@@ -122,3 +122,9 @@ def test_tokens_per_match_without_the_longest_match_are_refused() -> None:
 
 def test_every_option_is_described() -> None:
     assert all(option.description for option in list_options(GatewayConfig, service=SERVICE))
+
+
+def test_no_tokenizer_may_be_said_in_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("verifiers: [127.0.0.1:1]\ntokenizer: null\n")
+    assert parse("--config", str(file)).tokenizer == []

@@ -39,7 +39,7 @@ def render() -> str:
             parts += _operation(path, method, operation)
             for status, response in operation["responses"].items():
                 if "ErrorAnswer" in str(response):
-                    statuses[status] = response["description"]
+                    statuses.setdefault(status, response["description"])
     parts.append("\n## Errors\n\nThe body is an [ErrorAnswer](#erroranswer).\n\n")
     parts += [f"- {status}: {statuses[status]}\n" for status in sorted(statuses)]
     schemas = document["components"]["schemas"]

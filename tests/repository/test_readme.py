@@ -35,8 +35,8 @@ def run(command: str, *more: str, timeout_s: float = 110) -> str:
     ran = subprocess.run(
         [sys.executable, *words[1:]],
         cwd=REPOSITORY,
-        # The inner pytest must not inherit the outer settings. Every draft is verified, however busy
-        # the machine is.
+        # The inner pytest must not inherit the outer settings. Every draft is verified, however
+        # busy the machine is.
         env={name: value for name, value in os.environ.items() if "PYTEST" not in name}
         | {"TANDEM_GATEWAY_DRAFT_WAIT": "always"},
         capture_output=True,

@@ -73,7 +73,9 @@ def _message(message: schema.Message, index: int) -> Mapping[str, Any]:
 
 def _arguments(text: str, call: str) -> Any:
     try:
-        return json.loads(text or "{}")
+        arguments = json.loads(text or "{}")
+        # Half of a surrogate pair is JSON, and no text.
+        json.dumps(arguments, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise ApiError(
             400,
@@ -81,3 +83,4 @@ def _arguments(text: str, call: str) -> Any:
             param=f"{call}.function.arguments",
             code="invalid_value",
         ) from None
+    return arguments

@@ -23,7 +23,7 @@ from gateway.api.openai.jobs import Job, chat_job, completion_job
 from gateway.messages.response import Model
 from gateway.requests.authenticator import Authenticator
 from gateway.requests.principal import Principal
-from gateway.text.model_text import ModelText, ModelTexts
+from gateway.text.model_text import ModelTexts
 from gateway.text.tokenizer_threads import TokenizerThreads
 from servicekit import logs
 from servicekit.interceptors.access import Caller, CallerNotAllowedError, check_names
@@ -137,7 +137,8 @@ class OpenAiApi:
 
     def _chat_job(self, body: bytes) -> Job:
         parsed = requests.parse(schema.ChatCompletionRequest, body)
-        text = self._text_of(parsed.model)
+        model = self._frontend.find_model(parsed.model)
+        text = self._texts.find(model.tokenizer_digest)
         if text is not None and text.chat_template is None:
             raise ApiError(
                 400,
@@ -198,12 +199,6 @@ class OpenAiApi:
             "owned_by": "tandem",
             "max_model_len": model.max_model_len,
         }
-
-    def _text_of(self, model_id: str) -> ModelText | None:
-        for model in self._frontend.list_models():
-            if model.model_id == model_id:
-                return self._texts.find(model.tokenizer_digest)
-        return None
 
     def _to_api_error(self, error: Exception) -> ApiError:
         api_error = to_api_error(error)

@@ -12,6 +12,10 @@ from tests.gateway.scripted_verifier import ScriptedVerifier
 pytestmark = pytest.mark.stand_in
 
 USER = [{"role": "user", "content": "hi"}]
+MUST_CALL = {
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+}
 
 
 async def opened_by(
@@ -181,19 +185,26 @@ CHAT_REFUSED = [
         "messages.0.audio",
         "unsupported_parameter",
     ),
-    (
-        {
-            "messages": [
-                {
-                    "role": "assistant",
-                    "tool_calls": [
-                        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
-                    ],
-                }
-            ]
-        },
-        "messages.0.tool_calls.0.function.arguments",
-        "invalid_value",
+    *(
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {
+                                "id": "1",
+                                "type": "function",
+                                "function": {"name": "f", "arguments": arguments},
+                            }
+                        ],
+                    }
+                ]
+            },
+            "messages.0.tool_calls.0.function.arguments",
+            "invalid_value",
+        )
+        for arguments in ("{", '{"half a surrogate pair": "\\ud800"}')
     ),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "invalid_value"),
     ({"top_logprobs": 2}, None, "invalid_value"),
@@ -295,11 +306,23 @@ async def test_an_unknown_model_is_not_found(start_api: StartApi) -> None:
     for path, prompt in (
         ("completions", {"prompt": "a"}),
         ("chat/completions", {"messages": USER}),
+        ("chat/completions", {"messages": USER, **MUST_CALL}),
     ):
         answer = await post(running, f"/v1/{path}", {"model": "other", **prompt})
         assert (answer.status, answer.error["param"]) == (404, "model")
         assert answer.error["code"] == "model_not_found"
     assert (await get(running, "/v1/models/other")).status == 404
+
+
+async def test_without_a_verifier_every_request_is_to_come_again(start_api: StartApi) -> None:
+    running = await start_api(verifiers=["127.0.0.1:1"], is_serving=False, connect_timeout_s=0.05)
+    for path, fields in (
+        ("completions", {"prompt": "a"}),
+        ("chat/completions", {"messages": USER}),
+        ("chat/completions", {"messages": USER, **MUST_CALL}),
+    ):
+        answer = await post(running, f"/v1/{path}", {"model": "scripted", **fields})
+        assert answer.status == 503, fields
 
 
 async def test_bodies_that_are_no_requests_are_refused(start_api: StartApi) -> None:
