@@ -13,6 +13,12 @@ from gateway.api.wire import encoded_grammar
 from gateway.messages.request import EncodedGrammar
 from gateway.text.tool_calls import ToolCallForm
 
+# Of a schema: what holds schemas by names that are the client's, and what holds no schema.
+_MAPS_OF_SCHEMAS = frozenset(
+    ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas", "dependencies")
+)
+_VALUES = frozenset(("const", "enum", "default", "example", "examples"))
+
 
 def callable_tools(parsed: schema.ChatCompletionRequest) -> Sequence[schema.Tool]:
     """The tools that the model may call."""
@@ -34,10 +40,10 @@ def forced_call(
     choice = parsed.tool_choice
     if choice in (None, "none", "auto"):
         return None
-    tools = callable_tools(parsed)
+    tools = list(enumerate(callable_tools(parsed)))
     if isinstance(choice, schema.NamedToolChoice):
         name = choice.function.name
-        tools = [tool for tool in tools if tool.function["name"] == name]
+        tools = [(index, tool) for index, tool in tools if tool.function["name"] == name]
         if not tools:
             raise _refused(f"there is no tool {name!r}")
     if not tools:
@@ -59,29 +65,58 @@ def forced_call(
     )
 
 
-def _schema_of_call(tools: Sequence[schema.Tool], form: ToolCallForm) -> dict[str, Any]:
-    definitions: dict[str, Any] = {}
+def _schema_of_call(tools: Sequence[tuple[int, schema.Tool]], form: ToolCallForm) -> dict[str, Any]:
     calls = []
-    for tool in tools:
+    for place, (index, tool) in enumerate(tools):
         parameters = dict(tool.function.get("parameters") or {"type": "object"})
-        # References begin at the root of the whole schema.
-        for kind in ("$defs", "definitions"):
-            for name, definition in dict(parameters.pop(kind, None) or {}).items():
-                known = definitions.setdefault(kind, {}).setdefault(name, definition)
-                if known != definition:
-                    raise _refused(f"two tools define {name!r} differently")
+        # It would become the root of the references below.
+        parameters.pop("$id", None)
+        root = f"#/anyOf/{place}/properties/{form.arguments_key}"
+        try:
+            moved = _moved(parameters, root)
+        except ValueError as error:
+            param = f"tools.{index}.function.parameters"
+            raise ApiError(400, f"{param}: {error}", param=param, code="invalid_value") from None
         calls.append(
             {
                 "type": "object",
-                "properties": {
-                    "name": {"const": tool.function["name"]},
-                    form.arguments_key: parameters,
-                },
+                "properties": {"name": {"const": tool.function["name"]}, form.arguments_key: moved},
                 "required": ["name", form.arguments_key],
                 "additionalProperties": False,
             }
         )
-    return {"anyOf": calls, **definitions}
+    return {"anyOf": calls}
+
+
+def _moved(given: Any, root: str) -> Any:
+    """A schema below another one: its references begin at the root of the whole.
+
+    Args:
+        given: the schema, or a list of schemas.
+        root: where it is now.
+
+    Raises:
+        ValueError: it cannot be moved; says why.
+    """
+    if isinstance(given, list):
+        return [_moved(each, root) for each in given]
+    if not isinstance(given, dict):
+        return given
+    moved: dict[str, Any] = {}
+    for key, value in given.items():
+        if key in _MAPS_OF_SCHEMAS:
+            if not isinstance(value, dict):
+                raise ValueError(f"{key} must be an object")
+            moved[key] = {name: _moved(each, root) for name, each in value.items()}
+        elif key == "$ref":
+            if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
+                raise ValueError("each $ref must be # or begin with #/")
+            moved[key] = root + value[1:]
+        elif key == "$id":
+            raise ValueError("only the whole schema may have an $id")
+        else:
+            moved[key] = value if key in _VALUES else _moved(value, root)
+    return moved
 
 
 def _refused(message: str, *, code: str = "invalid_value") -> ApiError:

@@ -27,7 +27,8 @@ async def test_every_answer_is_one_that_the_document_names(
     start_api: StartApi, verifier: ScriptedVerifier, path: str, method: str
 ) -> None:
     verifier.play(lambda opened: [5, 6, 0])
-    running = await start_api()
+    # Else no call can be forced.
+    running = await start_api(tool_call_parser="hermes")
     operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method.upper()]
     modes = schemathesis.GenerationMode
     cases = hypothesis.strategies.one_of(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from gateway.api.openai import answer_schema
 from tandem.v1 import sampling_pb2
@@ -149,16 +150,81 @@ async def test_a_call_that_must_come_is_the_outputs_grammar(
     else:
         schema = json.loads(grammar.json_schema)
     assert {each["properties"]["name"]["const"] for each in schema["anyOf"]} == names
-    assert schema["$defs"] == PARAMETERS["$defs"], "references begin at the root"
 
 
-CLASHING = [
-    {
-        "type": "function",
-        "function": {"name": name, "parameters": {"$defs": {"a": {"const": name}}}},
-    }
-    for name in "fg"
-]
+def tool(parameters: Any, name: str = "f") -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+RECURSIVE = {
+    "$id": "https://example.org/tree",
+    "type": "object",
+    "properties": {
+        # Names of properties are no keywords.
+        "$ref": {"$ref": "#/properties/value"},
+        "$id": {"$ref": "#/definitions/id"},
+        "enum": {"$ref": "#/$defs/kind"},
+        "value": {"type": "integer", "default": {"$ref": "#"}},
+        "child": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    },
+    "required": ["value"],
+    "additionalProperties": False,
+    "$defs": {"kind": {"const": "small"}},
+    "definitions": {"id": {"type": "string"}},
+}
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json"])
+async def test_references_of_a_call_that_must_come_are_to_its_tools_own_parameters(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, parser: str
+) -> None:
+    running = await start(start_api, verifier, texts, CALL, tool_call_parser=parser)
+    # The same name, defined otherwise.
+    tools = [tool({"$defs": {"kind": {"const": "large"}}}, "g"), tool(RECURSIVE)]
+    assert (await post(running, PATH, body(tools=tools, tool_choice="required"))).status == 200
+    grammar = (await verifier.nth("open", 0)).sampling.structured_output
+    assert isinstance(grammar, sampling_pb2.StructuredOutput)
+    child = {"value": 2, "child": {"value": 3, "child": None}}
+    for given, is_allowed in [
+        ({"$ref": 3, "$id": "x", "enum": "small", "value": 1, "child": child}, True),
+        ({"value": 1, "child": {"name": "f"}}, False),
+        ({"$id": 5, "value": 1}, False),
+        ({"enum": "large", "value": 1}, False),
+    ]:
+        key = "arguments" if parser == "hermes" else "parameters"
+        text = json.dumps({"name": "f", key: given}, separators=(",", ":"))
+        if parser == "hermes":
+            text, written = f"<tool_call>\n{text}\n</tool_call>", grammar.lark
+        else:
+            written = LLMatcher.grammar_from_json_schema(grammar.json_schema)
+        matcher = LLMatcher(LLTokenizer("byte"), written, log_level=0)
+        num_allowed = matcher.validate_tokens(list(text.encode()))
+        assert not matcher.is_error(), matcher.get_error()
+        assert (num_allowed == len(text)) == is_allowed, given
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"$ref": "#a"}}},
+        {"properties": {"a": {"anyOf": [{"$ref": "https://example.org/a"}]}}},
+        {"properties": {"a": {"$ref": 5}}},
+        {"properties": {"a": {"$id": "https://example.org/a"}}},
+        {"$defs": 5},
+        {"definitions": ["a"]},
+    ],
+    ids=lambda parameters: json.dumps(parameters),
+)
+async def test_parameters_that_cannot_be_a_calls_grammar_are_refused_by_name(
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, parameters: Any
+) -> None:
+    running = await start(start_api, verifier, texts, CALL)
+    fields: dict[str, Any] = {"tools": [TOOLS[0], tool(parameters)]}
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        answer = await post(running, PATH, body(**fields, tool_choice=choice))
+        assert answer.status == 400
+        assert answer.error["param"] == "tools.1.function.parameters"
+    assert (await post(running, PATH, body(**fields))).status == 200, "its template may know more"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +243,6 @@ CLASHING = [
             "tool_choice",
             "invalid_value",
         ),
-        ({"tool_choice": "required", "tools": CLASHING}, {}, "tool_choice", "invalid_value"),
         (
             {"tool_choice": "required"},
             {"tool_call_parser": "auto"},
