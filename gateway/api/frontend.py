@@ -93,10 +93,12 @@ class Frontend:
         """Whether a request that comes now would be run."""
         return self._fleet.is_serving and not self._admission.is_draining
 
-    @property
-    def allows_trace(self) -> bool:
-        """Whether requests may ask for a trace of every step."""
-        return self._allow_trace
+    def allows_trace(self, model_id: str) -> bool:
+        """Whether requests for a model may ask for a trace of every step: the gateway and all the
+        model's verifiers allow it.
+        """
+        model = self._fleet.models().get(model_id)
+        return self._allow_trace and model is not None and model.allows_trace
 
     def list_models(self) -> Sequence[Model]:
         """The models that are served."""

@@ -152,6 +152,7 @@ class Model:
 
     Attributes:
         tokenizer_digest: "": unknown.
+        allows_trace: whether each of its verifiers traces steps.
     """
 
     model_id: str
@@ -161,3 +162,4 @@ class Model:
     max_num_speculative_tokens: int
     num_verifiers: int
     tokenizer_digest: str = ""
+    allows_trace: bool = False

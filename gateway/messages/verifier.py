@@ -84,6 +84,7 @@ class Welcome:
         instance_id: of the verifier's process.
         numerics_digest: verifiers with equal ones continue a text with the same tokens; "" if it
             promises nothing.
+        allows_trace: whether it traces the steps of requests that ask for it.
     """
 
     model_id: str
@@ -94,6 +95,7 @@ class Welcome:
     vocab_size: int
     instance_id: str = ""
     numerics_digest: str = ""
+    allows_trace: bool = False
 
 
 # Events

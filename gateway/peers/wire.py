@@ -75,6 +75,7 @@ def _welcome_from_proto(welcome: verifier_pb2.Welcome) -> Welcome:
         vocab_size=welcome.limits.vocab_size,
         instance_id=welcome.instance_id,
         numerics_digest=welcome.numerics_digest,
+        allows_trace=welcome.allows_trace,
     )
 
 

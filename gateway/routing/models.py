@@ -39,4 +39,5 @@ def _model_of(welcomes: Sequence[Welcome]) -> Model:
         max_num_speculative_tokens=min(each.max_num_speculative_tokens for each in welcomes),
         num_verifiers=len(welcomes),
         tokenizer_digest=max(each.tokenizer_digest for each in welcomes),
+        allows_trace=all(each.allows_trace for each in welcomes),
     )

@@ -578,6 +578,7 @@ class Welcome(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     MODEL_ID_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    ALLOWS_TRACE_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     instance_id: _builtins.str
     """Generated at start; a new one means that all sequences are lost."""
@@ -596,6 +597,8 @@ class Welcome(_message.Message):
     """SHA-256 of the model's tokenizer.json, in hexadecimal. Text for this model must be tokenised
     with that file. Empty: the model's folder has none.
     """
+    allows_trace: _builtins.bool
+    """Whether `Open.trace` is allowed."""
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     def __init__(
@@ -608,10 +611,11 @@ class Welcome(_message.Message):
         limits: Global___Limits | None = ...,
         model_id: _builtins.str = ...,
         tokenizer_digest: _builtins.str = ...,
+        allows_trace: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "limits", b"limits", "model_digest", b"model_digest", "model_id", b"model_id", "numerics_digest", b"numerics_digest", "protocol_version", b"protocol_version", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allows_trace", b"allows_trace", "instance_id", b"instance_id", "limits", b"limits", "model_digest", b"model_digest", "model_id", b"model_id", "numerics_digest", b"numerics_digest", "protocol_version", b"protocol_version", "tokenizer_digest", b"tokenizer_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,7 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
         self.model_id = "scripted"
         self.model_digest = "digest"
         self.tokenizer_digest = ""
+        self.allows_trace = True
         self.messages: list[verifier_pb2.SessionRequest] = []
         self.first_events: list[verifier_pb2.Event] = []
         self.steps_elsewhere = False
@@ -239,6 +240,7 @@ class ScriptedVerifier(ScriptedServer, verifier_pb2_grpc.VerifierServiceServicer
                     model_digest=self.model_digest,
                     numerics_digest=self.numerics_digest,
                     tokenizer_digest=self.tokenizer_digest,
+                    allows_trace=self.allows_trace,
                     limits=verifier_pb2.Limits(**self.limits),
                 )
             ),

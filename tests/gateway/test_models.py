@@ -85,6 +85,22 @@ async def test_a_verifier_that_serves_another_model_refuses_by_field(
     assert field_violation(error) == ("model_id", "another")
 
 
+async def test_a_model_is_traced_only_where_each_of_its_verifiers_allows_it(
+    start_gateway: StartGateway, start_verifier: StartVerifier
+) -> None:
+    verifiers = [await start_verifier() for _ in range(3)]
+    for verifier, model_id in zip(verifiers, ("all", "some", "some"), strict=True):
+        verifier.model_id = model_id
+    verifiers[2].allows_trace = False
+    running = await start_gateway(verifiers=[verifier.address for verifier in verifiers])
+    await until(lambda: all(link.welcome for link in running.gateway.fleet.verifiers))
+    models = running.gateway.fleet.models()
+    assert {name: model.allows_trace for name, model in models.items()} == {
+        "all": True,
+        "some": False,
+    }
+
+
 async def test_text_for_a_model_of_another_tokenizer_is_refused_and_token_ids_are_not(
     start_gateway: StartGateway, start_verifier: StartVerifier, model_folder: Path
 ) -> None:

@@ -172,6 +172,27 @@ async def test_numbers_are_those_of_usage_and_metrics(visit: Visit, stack: Stack
     assert label == f"Acceptance by position: {round(100 * accepted / drafted)} % of all drafts"
 
 
+async def test_the_chunks_alone_count_what_usage_says(visit: Visit) -> None:
+    await run_to_end(visit.page)
+    chunks = await visit.chunks(1)
+    usage = chunks[-1].pop("usage")
+    counted = await visit.page.evaluate(
+        """async (chunks) => {
+          const { Tally } = await import("/page/tally.js");
+          const tally = new Tally();
+          for (const chunk of chunks) tally.add(chunk, 0);
+          return { ...tally };
+        }""",
+        chunks,
+    )
+    speculation = usage["speculation"]
+    assert not counted["isFinal"]
+    assert counted["numTokens"] == usage["completion_tokens"]
+    assert len(counted["steps"]) == speculation["num_steps"]
+    assert counted["numDraftTokens"] == speculation["num_draft_tokens"]
+    assert counted["numAcceptedTokens"] == speculation["num_accepted_tokens"] > 0
+
+
 async def test_plots_have_a_bar_per_position_and_step(visit: Visit) -> None:
     await run_to_end(visit.page)
     speculation = (await visit.chunks(1))[-1]["usage"]["speculation"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import math
 import threading
@@ -33,6 +34,7 @@ from verifier.model.checkpoint import reference_logits
 from verifier.sampling import Sampling
 from verifier.sampling.logits_processing import target_probs
 from verifier.server import VerifierServer
+from verifier.service import wire
 
 INVALID = code_number(grpc.StatusCode.INVALID_ARGUMENT)
 UNIMPLEMENTED = code_number(grpc.StatusCode.UNIMPLEMENTED)
@@ -93,6 +95,13 @@ class TestGreeting:
             block_size=16,
             num_kv_blocks=512,
         )
+
+    @pytest.mark.parametrize("allow_trace", [False, True])
+    def test_welcome_says_whether_steps_may_be_traced(
+        self, bundled_model: LoadedModel, allow_trace: bool
+    ) -> None:
+        served = dataclasses.replace(bundled_model.served, allow_trace=allow_trace)
+        assert wire.welcome(served).events[0].welcome.allows_trace == allow_trace
 
     @pytest.mark.parametrize(
         ("command", "field"),

@@ -130,6 +130,7 @@ def welcome(served: ServedModel) -> verifier_pb2.SessionResponse:
         limits=served.limits(),
         model_id=served.model_id,
         tokenizer_digest=served.tokenizer_digest,
+        allows_trace=served.allow_trace,
     )
     return verifier_pb2.SessionResponse(events=[verifier_pb2.Event(welcome=message)])
 

@@ -30,6 +30,11 @@ class Choice:
         self._report: SpeculationReport | None = None
 
     @property
+    def wants_report(self) -> bool:
+        """Whether its parts report their drafts."""
+        return self._wants_report
+
+    @property
     def echoes_tokens(self) -> bool:
         """Whether its text begins with the prompt, which was not given as text."""
         return False

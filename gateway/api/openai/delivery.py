@@ -23,8 +23,10 @@ from gateway.text.tokenizer_threads import TokenizerThreads
 # What an answer that is not streamed may hold: it stays in memory to its end.
 _MAX_ANSWER_BYTES = 32 << 20
 
-# A logprob takes as long to format as so many bytes to encode; a token as long to decode.
+# A logprob takes as long to format as so many bytes to encode, and a token of a report; a token as
+# long to decode.
 _BYTES_PER_LOGPROB = 8
+_BYTES_PER_REPORTED_TOKEN = 8
 _BYTES_PER_TOKEN = 4
 
 _JSON = (b"content-type", b"application/json")
@@ -161,8 +163,10 @@ class Delivery:
             choice.start(texts, token_ids, decoded)
 
     async def _read(self, choice: Choice, chunk: Chunk) -> Part:
-        num_logprobs = len(chunk.logprobs) + len(chunk.prompt_logprobs)
-        return await self._threads.run(_BYTES_PER_LOGPROB * num_logprobs, choice.read, chunk)
+        num_bytes = _BYTES_PER_LOGPROB * (len(chunk.logprobs) + len(chunk.prompt_logprobs))
+        if choice.wants_report:
+            num_bytes += _BYTES_PER_REPORTED_TOKEN * len(chunk.token_ids)
+        return await self._threads.run(num_bytes, choice.read, chunk)
 
     def _texts_of(self, model: Model) -> TokenTexts:
         text = self._texts.find(model.tokenizer_digest)

@@ -131,9 +131,8 @@ class OpenAiApi:
     # Not in the endpoints: while an answer is written, nothing keeps its request's body.
 
     def _completion_job(self, body: bytes) -> Job:
-        return completion_job(
-            requests.parse(schema.CompletionRequest, body), allows_trace=self._frontend.allows_trace
-        )
+        parsed = requests.parse(schema.CompletionRequest, body)
+        return completion_job(parsed, allows_trace=self._frontend.allows_trace(parsed.model))
 
     def _chat_job(self, body: bytes) -> Job:
         parsed = requests.parse(schema.ChatCompletionRequest, body)
@@ -150,7 +149,7 @@ class OpenAiApi:
             parsed,
             form=None if text is None else text.tool_call_form,
             num_bytes=len(body),
-            allows_trace=self._frontend.allows_trace,
+            allows_trace=self._frontend.allows_trace(parsed.model),
         )
 
     async def _run(self, job: Job, principal: Principal, receive: Receive, send: Send) -> None:

@@ -40,8 +40,10 @@ async def stream(
     path: str,
     *,
     allow_trace: bool,
+    allowed_by_verifier: bool = True,
 ) -> tuple[Answer, dict[str, int]]:
     """A stream of one step: two drafts accepted, two rejected, one more token."""
+    verifier.allows_trace = allowed_by_verifier
     running = await start_api(allow_trace=allow_trace, drafters=["127.0.0.1:1"])
     prompt = (
         {"prompt": [1, 2]}
@@ -53,7 +55,8 @@ async def stream(
     async with connection(running) as (reader, writer):
         writer.write(request_bytes(path, fields))
         opened = await verifier.nth("open", 0)
-        assert opened.trace == allow_trace
+        is_traced = allow_trace and allowed_by_verifier
+        assert opened.trace == is_traced
         drafts = [token_of[text] for text in "abde"]
         length = len(opened.token_ids)
         decided = verifier.decided(
@@ -61,7 +64,7 @@ async def stream(
         )
         decided.decided.matched_ngram_length = 5
         decided.decided.source = drafter_pb2.SOURCE_POOL
-        if allow_trace:
+        if is_traced:
             verifier.send(
                 traced(opened.sequence_id, draft_token_ids=drafts, num_accepted_tokens=2), decided
             )
@@ -97,11 +100,18 @@ async def test_each_chunk_tells_accepted_rejected_and_plain_tokens_apart(
         form.model_validate(chunk)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("allowed_by", ["verifier", "gateway"])
 async def test_without_traces_a_report_leaves_out_the_rejected_drafts(
-    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
+    start_api: StartApi, verifier: ScriptedVerifier, texts: Texts, path: str, allowed_by: str
 ) -> None:
     answer, token_of = await stream(
-        start_api, verifier, texts, "/v1/completions", allow_trace=False
+        start_api,
+        verifier,
+        texts,
+        path,
+        allow_trace=allowed_by == "gateway",
+        allowed_by_verifier=allowed_by == "verifier",
     )
     assert [token for report in reports(answer) for token in report["tokens"]] == [
         {"id": token_of["a"], "text": "a", "accepted": True},

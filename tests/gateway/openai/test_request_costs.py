@@ -10,7 +10,9 @@ from starlette.types import Receive, Scope
 
 from gateway.api.openai import schema
 from gateway.api.openai.body import BodyReader
+from gateway.api.openai.report import SpeculationReport
 from gateway.messages.request import Conversation, GenerateRequest
+from gateway.messages.response import Chunk
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import StartVerifier
@@ -88,6 +90,33 @@ async def test_a_text_that_is_too_long_is_refused_before_it_is_encoded(
     answer = await post(running, "/v1/completions", body)
     assert (answer.status, answer.error["param"]) == (400, "prompt")
     assert calls.threads == []
+
+
+async def test_long_reports_are_written_on_the_tokenizers_threads(
+    start_api: StartApi, verifier: ScriptedVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = SpeculationReport.read
+    threads: dict[int, str] = {}
+
+    def noted_read(report: SpeculationReport, chunk: Chunk) -> str:
+        threads[len(chunk.token_ids)] = threading.current_thread().name
+        return read(report, chunk)
+
+    monkeypatch.setattr(SpeculationReport, "read", noted_read)
+    running = await start_api()
+    body = {"model": "scripted", "prompt": [1], "max_tokens": 500, "stream": True}
+    async with connection(running) as (reader, writer):
+        fields = {**body, "speculation": {"report": True}}
+        writer.write(request_bytes("/v1/completions", fields))
+        opened = await verifier.nth("open", 0)
+        for lengths in (range(1, 2), range(2, 402)):
+            # The steps of one message are one chunk.
+            verifier.send(*[verifier.decided(opened.sequence_id, each, [70]) for each in lengths])
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.readuntil(b'"speculation"')
+    assert threads[1] == threading.current_thread().name
+    assert threads[400].startswith("tokenizer-")
+    await running.until_idle()
 
 
 async def test_prompts_over_the_limit_on_their_logprobs_are_refused_only_if_they_are_echoed(
