@@ -145,10 +145,11 @@ def _is_loopback(target: str) -> bool:
         return True
     if colon and scheme in ("dns", "ipv4", "ipv6"):
         target = rest.rpartition("/")[2]  # dns://name server/name
-    return all(_is_loopback_host(address.rpartition(":")[0]) for address in target.split(","))
+    return all(is_loopback_host(address.rpartition(":")[0]) for address in target.split(","))
 
 
-def _is_loopback_host(host: str) -> bool:
+def is_loopback_host(host: str) -> bool:
+    """Whether a name or an address, an IPv6 one with or without brackets, is this machine's."""
     if host == "localhost":
         return True
     try:

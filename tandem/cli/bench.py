@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tandem.channel import is_loopback_host
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
 from tandem.cli.terminal import has_colour, is_live, printable, report
@@ -241,6 +242,7 @@ async def _endpoint(
 
     Raises:
         TandemError, OSError: it did not.
+        ValueError: the token is no token, or would cross a network in plaintext.
     """
     if url is None:
         client = AsyncTandemClient(
@@ -259,14 +261,26 @@ async def _endpoint(
     tls = ssl.create_default_context(cafile=connection.tls_ca)
     if connection.tls_cert is not None:
         tls.load_cert_chain(connection.tls_cert, connection.tls_key)
+    token = connection.token()
     async with openai.AsyncOpenAI(
         base_url=url,
         # The client insists on one; a server without keys does not look at it.
-        api_key=connection.token() or "none",
+        api_key=token or "none",
         timeout=timeout_s,
         max_retries=0,
         http_client=openai.DefaultAsyncHttpxClient(verify=tls),
     ) as openai_client:
+        server = openai_client.base_url  # as the client understands the flag
+        if (
+            token is not None
+            and server.scheme != "https"
+            and not connection.allow_plaintext_token
+            and not is_loopback_host(server.host)
+        ):
+            raise ValueError(
+                f"the token would go to {server.host} in plaintext: use https, "
+                "or allow it explicitly"
+            )
         try:
             models = await openai_client.models.list()
         except openai.OpenAIError as error:

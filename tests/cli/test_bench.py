@@ -47,6 +47,32 @@ def test_an_absent_server_is_one_line(
         assert line.startswith("tandem bench: ")
 
 
+@pytest.mark.parametrize(
+    ("host", "flags", "is_refused"),
+    [
+        ("gateway.invalid", [], True),
+        ("unix", [], True),
+        ("gateway.invalid", ["--allow-plaintext-token"], False),
+        ("127.0.0.1", [], False),
+        ("[::1]", [], False),
+        ("localhost", [], False),
+    ],
+)
+def test_a_token_goes_out_in_plaintext_only_to_this_machine_or_by_permission(
+    host: str,
+    flags: list[str],
+    is_refused: bool,
+    unused_tcp_port: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TANDEM_TOKEN", "secret")
+    assert main(["bench", "--url", f"http://{host}:{unused_tcp_port}/v1", *flags]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert (f"to {host} in plaintext" in line) == ("in plaintext" in line) == is_refused
+    assert "secret" not in line
+
+
 @pytest.mark.parametrize("name", workloads.NAMES)
 def test_a_workload_is_the_same_for_equal_seeds(name: str) -> None:
     first, again, other = (read_workload(name, max_new_tokens=7, seed=seed) for seed in (1, 1, 2))
