@@ -16,6 +16,7 @@ from tests.verifier.running_verifier import StartVerifier
 from verifier.engine.observation import Fault
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, WINDOW_COST
+from verifier.service.sequence_spans import SequenceSpans
 from verifier.service.session import Session
 from verifier.service.wire import ServedModel
 from verifier.structured.grammars import Grammars
@@ -158,20 +159,22 @@ class TestOwnFaults:
         assert running.observer.faults == [Fault.PUBLISH]
 
 
-def new_session(running: RunningEngine) -> Session:
+def new_session(running: RunningEngine, spans: SequenceSpans | None = None) -> Session:
     return Session(
         running.engine,
         served_by(running),
         Grammars(Path("no tokenizer"), vocab_size=VOCAB_SIZE, end_token_ids=[0]),
         admits_drafter=lambda address: False,
         max_event_bytes=1 << 20,
-        spans=None,
+        spans=spans,
     )
 
 
-async def events_of(running: RunningEngine, *commands: pb.Command) -> list[pb.Event]:
+async def events_of(
+    running: RunningEngine, *commands: pb.Command, spans: SequenceSpans | None = None
+) -> list[pb.Event]:
     """A session's events until its sequence "good" has ended."""
-    session = new_session(running)
+    session = new_session(running, spans)
 
     async def requests() -> AsyncIterator[pb.SessionRequest]:
         yield HELLO

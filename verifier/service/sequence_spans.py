@@ -6,6 +6,7 @@ session sends. Exists only where the process traces. On the event loop.
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,6 +44,13 @@ class SequenceSpans:
     def __init__(self, spans: "Spans") -> None:
         self._spans = spans
         self._open: dict[str, _Recorded] = {}
+        # Of those: Opens of the same id, each of which will be rejected.
+        self._num_refused: Counter[str] = Counter()
+
+    def receive(self, sequence_id: str) -> None:
+        """An Open has come. Where its id is open, the Rejected to come is not that sequence's."""
+        if sequence_id in self._open:
+            self._num_refused[sequence_id] += 1
 
     def begin(self, sequence: OpenSequence, trace_parent: str) -> OpenSequence:
         """A sequence is to be opened; its drafter's part becomes a part of its span."""
@@ -81,7 +89,11 @@ class SequenceSpans:
             elif isinstance(event, Opened):
                 recorded.admitted_ns = now_ns
                 recorded.num_cached_tokens = event.num_cached_tokens
-            elif isinstance(event, Rejected):
+            elif not isinstance(event, Rejected):
+                pass
+            elif self._num_refused[event.sequence_id]:
+                self._num_refused[event.sequence_id] -= 1
+            else:
                 code = find_code(event.error, ERROR_TABLE)
                 self._end(
                     event.sequence_id, now_ns, error="INTERNAL" if code is None else code.name
@@ -95,6 +107,7 @@ class SequenceSpans:
 
     def _end(self, sequence_id: str, now_ns: int, reason: str = "", *, error: str = "") -> None:
         recorded = self._open.pop(sequence_id)
+        self._num_refused.pop(sequence_id, None)
         span = recorded.span
         admitted_ns = recorded.admitted_ns or now_ns
         self._spans.add_part("queue", span, start_ns=recorded.opened_ns, end_ns=admitted_ns)

@@ -270,6 +270,8 @@ class Session:
         session_id = self._session_id
         match command.WhichOneof("command"):
             case "open":
+                if self._spans is not None:
+                    self._spans.receive(command.open.sequence_id)
                 wire.COMMAND_LIMITS.check(command)
                 if command.open.sequence_id in self._uncompiled:
                     raise InvalidRequestError("is open already", field="sequence_id")
