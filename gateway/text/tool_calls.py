@@ -198,7 +198,8 @@ def _to_call(value: Any, form: ToolCallForm, names: Collection[str]) -> ToolCall
     arguments = value.get(form.arguments_key, {})
     if not isinstance(arguments, dict):
         raise ValueError("the arguments are no object")
-    written = json.dumps(arguments, ensure_ascii=False)
+    # A number such as 1e999 is read as infinite, which JSON cannot say.
+    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     # Half a surrogate pair is no text.
     written.encode()
     return ToolCall(name, written)

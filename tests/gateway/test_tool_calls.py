@@ -22,6 +22,7 @@ ADD = '{"name": "add", "arguments": {"x": 1, "text": "é </b> {\\"}"}}'
 ADDED = ToolCall("add", '{"x": 1, "text": "é </b> {\\"}"}')
 TAGGED = f"<tool_call>\n{ADD}\n</tool_call>"
 WEATHER = '{"name": "get_weather", "parameters": {}}'
+INFINITE = '{"name": "add", "arguments": {"x": 1e999}, "parameters": {"x": 1e999}}'
 LLAMA_ADD = ADD.replace('"arguments"', '"parameters"')
 
 HERMES = [
@@ -53,6 +54,11 @@ HERMES = [
         [],
     ),
     (
+        '<tool_call>{"name": "add", "arguments": {"x": -1e999}}',
+        '<tool_call>{"name": "add", "arguments": {"x": -1e999}}',
+        [],
+    ),
+    (
         '<tool_call>{"name": "add", "arguments": {"x": "\\ud800"}}',
         '<tool_call>{"name": "add", "arguments": {"x": "\\ud800"}}',
         [],
@@ -68,8 +74,13 @@ LLAMA = [
     (f"{LLAMA_ADD} and more", f"{LLAMA_ADD} and more", []),
     ('{"name": "add", "para', '{"name": "add", "para', []),
     ("{" * 9000, "{" * 9000, []),
+    (INFINITE, INFINITE, []),
     (" ", " ", []),
 ]
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
 
 
 def parse(form: ToolCallForm, pieces: Sequence[str]) -> tuple[str, list[ToolCall]]:
@@ -102,7 +113,19 @@ def test_calls_are_found_wherever_the_text_is_divided(
     st.sampled_from(list(ToolCallForm)),
     st.lists(
         st.sampled_from(
-            [TAGGED, "<tool_call>", "</tool_call>", ADD, WEATHER, "{", ";", "<", " ", "ab"]
+            [
+                TAGGED,
+                "<tool_call>",
+                "</tool_call>",
+                ADD,
+                INFINITE,
+                WEATHER,
+                "{",
+                ";",
+                "<",
+                " ",
+                "ab",
+            ]
         ),
         max_size=8,
     ).map("".join),
@@ -114,7 +137,7 @@ def test_no_division_changes_what_is_found(form: ToolCallForm, text: str, cuts: 
     whole = parse(form, [text])
     assert parse(form, pieces) == whole
     for call in whole[1]:
-        assert isinstance(json.loads(call.arguments), dict)
+        assert isinstance(json.loads(call.arguments, parse_constant=_refuse), dict)
 
 
 @pytest.mark.parametrize("parser", [HermesParser(NAMES), Llama3Parser(NAMES)])

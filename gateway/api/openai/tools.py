@@ -13,6 +13,10 @@ from gateway.api.wire import encoded_grammar
 from gateway.messages.request import EncodedGrammar
 from gateway.text.tool_calls import ToolCallForm
 
+# Of the parameters in a grammar: it is written in the event loop's thread.
+_MAX_SIZE = 1 << 18
+# In characters of a string: as long takes writing an element of a list or an object.
+_SIZE_OF_ELEMENT = 16
 # Of a schema: what holds schemas by names that are the client's, and what holds no schema.
 _MAPS_OF_SCHEMAS = frozenset(
     ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas", "dependencies")
@@ -48,6 +52,8 @@ def forced_call(
             raise _refused(f"there is no tool {name!r}")
     if not tools:
         raise _refused("there are no tools")
+    if _size([tool.function.get("parameters") for _, tool in tools]) > _MAX_SIZE:
+        raise _refused("the parameters are too large for a grammar", param="tools")
     if form is None:
         raise _refused(
             f"it is not known how {parsed.model} writes tool calls", code="unsupported_parameter"
@@ -63,6 +69,22 @@ def forced_call(
     return encoded_grammar(
         lark=f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {call}\n'
     )
+
+
+def _size(value: Any) -> int:
+    """How large a JSON value is; once it is over the limit, no more is counted."""
+    size = 0
+    waiting = [value]
+    while waiting and size <= _MAX_SIZE:
+        value = waiting.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, dict | list):
+            size += _SIZE_OF_ELEMENT * len(value)
+            if size <= _MAX_SIZE:
+                waiting.extend(value)
+                waiting.extend(value.values() if isinstance(value, dict) else ())
+    return size
 
 
 def _schema_of_call(tools: Sequence[tuple[int, schema.Tool]], form: ToolCallForm) -> dict[str, Any]:
@@ -119,5 +141,5 @@ def _moved(given: Any, root: str) -> Any:
     return moved
 
 
-def _refused(message: str, *, code: str = "invalid_value") -> ApiError:
-    return ApiError(400, f"tool_choice: {message}", param="tool_choice", code=code)
+def _refused(message: str, *, param: str = "tool_choice", code: str = "invalid_value") -> ApiError:
+    return ApiError(400, f"{param}: {message}", param=param, code=code)

@@ -273,6 +273,33 @@ async def test_a_choice_that_cannot_be_kept_is_refused_by_name(
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"description": "x" * 600},
+        {"enum": [0] * 50},
+        {"properties": {f"property_{i}": {} for i in range(40)}},
+    ],
+    ids=["characters", "values", "properties"],
+)
+async def test_tools_too_large_for_a_grammar_are_refused_before_it_is_written(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Texts,
+    monkeypatch: pytest.MonkeyPatch,
+    parameters: Any,
+) -> None:
+    monkeypatch.setattr("gateway.api.openai.tools._MAX_SIZE", 500)
+    running = await start(start_api, verifier, texts, CALL)
+    tools = [TOOLS[0], tool(parameters)]
+    # Only the tools that may be called count.
+    choice = {"type": "function", "function": {"name": "weather"}}
+    assert (await post(running, PATH, body(tools=tools, tool_choice=choice))).status == 200
+    monkeypatch.setattr("gateway.api.openai.tools._schema_of_call", None)
+    answer = await post(running, PATH, body(tools=tools, tool_choice="required"))
+    assert (answer.status, answer.error["param"]) == (400, "tools")
+
+
 async def test_a_verifier_without_structured_output_refuses_the_choice(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:
