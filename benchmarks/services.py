@@ -2,18 +2,16 @@
 
 import contextlib
 import os
-import random
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.free_ports import free_port
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 STOP_TIMEOUT_S = 30.0
-# Below those that Linux gives out, from 32,768 on; each once, and not those of another process.
-_ports = iter(random.sample(range(10_000, 32_000), 22_000))
 
 
 class ServiceError(Exception):
@@ -169,15 +167,3 @@ def running_process(
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now.
-
-    None of those that systems give to whoever asks for any: it stays free while its owner is down.
-    """
-    for port in _ports:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise ServiceError("this process has had all ports")

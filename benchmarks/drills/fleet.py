@@ -22,8 +22,9 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.drills.link import Link, running_link
-from benchmarks.services import STOP_TIMEOUT_S, Service, free_port, running_process
+from benchmarks.services import STOP_TIMEOUT_S, Service, running_process
 from benchmarks.workloads import BUNDLED_MODEL
+from tandem.free_ports import free_port
 
 #: K/V blocks of a verifier: 5,120 tokens.
 NUM_KV_BLOCKS = 320

@@ -11,7 +11,7 @@ from benchmarks.drills.fleet import Member
 from benchmarks.drills.link import running_link
 from benchmarks.drills.requests import Record, mixed_requests
 from benchmarks.drills.run import Run, until
-from benchmarks.services import free_port
+from tandem.free_ports import free_port
 
 _NUM_STREAMS, _NUM_TOKENS = 6, 200
 

@@ -6,7 +6,6 @@ For tests, and for the pictures in the docs. Unlike `tandem up`, it knows the me
 import asyncio
 import contextlib
 import itertools
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from benchmarks.workloads import BUNDLED_MODEL, Task
 from tandem.channel import TlsOptions
 from tandem.client import AsyncTandemClient, Finished, GenerationRequest, SamplingParams
+from tandem.free_ports import free_port
 from tandem.ready_line import parse_ready_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ async def _ends(client: AsyncTandemClient, task: Task) -> AsyncIterator[Finished
 
 @contextlib.contextmanager
 def _running(name: str, *flags: str) -> Iterator[Service]:
-    metrics_address = f"127.0.0.1:{_free_port()}"
+    metrics_address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", name, "--listen", "127.0.0.1:0"),
@@ -133,9 +133,3 @@ def _running(name: str, *flags: str) -> Iterator[Service]:
             process.wait()
         assert process.stdout is not None
         process.stdout.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -26,7 +26,7 @@ from rich.table import Table
 from tandem.channel import is_loopback_host
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
-from tandem.cli.terminal import has_colour, is_live, printable, report
+from tandem.cli.terminal import has_colour, is_live, report
 from tandem.client import AsyncTandemClient, TandemError
 from tandem.load import plot
 from tandem.load.answer import LATENCIES, PERCENTILES, Answer, Summary
@@ -177,7 +177,7 @@ def command(
     for summary in summaries.values():
         errors.update(summary.errors())
     for reason, count in errors.items():
-        report("bench", printable(f"{count} requests failed: {reason}"))
+        report("bench", f"{count} requests failed: {reason}")
     return 1 if errors else 0
 
 

@@ -55,6 +55,7 @@ class ConnectionFlags:
 
         Raises:
             OSError: the file cannot be read.
+            ValueError: it is not UTF-8.
         """
         if self.token_file is not None:
             return self.token_file.read_text().strip()

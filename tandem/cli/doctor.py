@@ -102,8 +102,8 @@ def _model_checks(folder: Path) -> Iterator[Check]:
 def _target_checks(connection: ConnectionFlags) -> Iterator[Check]:
     try:
         token, tls = connection.token(), connection.tls_options()
-    except OSError as error:
-        yield fail("token-file", str(error), "name a file that can be read")
+    except (OSError, ValueError) as error:
+        yield fail("token-file", str(error), "name a file of text that can be read")
         return
     for address in connection.target.split(","):
         with _waiting_for(address):

@@ -5,6 +5,7 @@ Knows Prometheus' text format and no metric's name.
 
 import collections
 import itertools
+import math
 import ssl
 import time
 import urllib.error
@@ -75,9 +76,9 @@ class Window:
         buckets = f"{histogram}_bucket"
         bounds = sorted(
             {
-                (float(found["le"]), found["le"])
+                (bound, found["le"])
                 for found, _ in self.new.samples.get(buckets, ())
-                if labels.items() <= found.items()
+                if labels.items() <= found.items() and (bound := _bound(found)) is not None
             }
         )
         counts = [self.increase(buckets, le=text, **labels) for _, text in bounds]
@@ -189,6 +190,15 @@ def parse(text: str) -> Snapshot:
     except (ValueError, IndexError, KeyError) as error:
         raise ScrapeError(f"the answer holds no metrics: {error}") from error
     return Snapshot(taken_at_s=time.monotonic(), samples=samples)
+
+
+def _bound(labels: Mapping[str, str]) -> float | None:
+    """Of a histogram's bucket; None if the labels do not say it: any server may have sent them."""
+    try:
+        bound = float(labels["le"])
+    except (KeyError, ValueError):
+        return None
+    return None if math.isnan(bound) else bound
 
 
 def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:

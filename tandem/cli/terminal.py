@@ -28,6 +28,10 @@ def printable(text: str) -> str:
 
 
 def report(command: str, message: str) -> None:
-    """Prints one line on stderr, in one write: other processes may write there too."""
-    sys.stderr.write(f"tandem {command}: {' '.join(message.split())}\n")
+    """Prints one line on stderr, in one write: other processes may write there too.
+
+    Args:
+        message: made printable, since it may hold a server's text.
+    """
+    sys.stderr.write(f"tandem {command}: {printable(' '.join(message.split()))}\n")
     sys.stderr.flush()

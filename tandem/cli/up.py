@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import itertools
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import typer
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from tandem.cli.supervisor import Policy, ProcessSpec, Report, StartError, Supervisor
 from tandem.cli.terminal import is_live, report
+from tandem.free_ports import free_port
 from tandem.ready_line import format_ready_line
 
 if TYPE_CHECKING:
@@ -286,7 +286,8 @@ class _Ports:
     @staticmethod
     def choose(topology: Topology) -> "_Ports":
         """Addresses that nobody listens on now, all different."""
-        found = iter(_free_addresses(2 * (topology.num_drafters + topology.num_verifiers)))
+        count = 2 * (topology.num_drafters + topology.num_verifiers)
+        found = (f"{_HOST}:{free_port()}" for _ in range(count))
         return _Ports(
             drafters=list(itertools.islice(found, topology.num_drafters)),
             drafter_metrics=list(itertools.islice(found, topology.num_drafters)),
@@ -300,12 +301,6 @@ class _Ports:
             **{_drafter_name(i): address for i, address in enumerate(self.drafter_metrics)},
             **{_verifier_name(i): address for i, address in enumerate(self.verifier_metrics)},
         }
-
-
-def _free_addresses(count: int) -> list[str]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.create_server((_HOST, 0))) for _ in range(count)]
-        return [f"{_HOST}:{each.getsockname()[1]}" for each in found]
 
 
 def _drafter_name(index: int) -> str:

@@ -24,6 +24,8 @@ from tandem.load.workloads import Prompt
 if TYPE_CHECKING:
     import openai
 
+_MAX_COUNT = (1 << 63) - 1
+
 
 class Endpoint(Protocol):
     """A server that answers prompts."""
@@ -127,9 +129,14 @@ class OpenAiEndpoint:
 
 
 def _read_usage(answer: Answer, usage: Any) -> None:
-    answer.output_tokens = usage.completion_tokens
+    answer.output_tokens = _count(usage.completion_tokens)
     speculation = (usage.model_extra or {}).get("speculation")
     if isinstance(speculation, dict):
-        answer.num_drafts = speculation.get("num_drafts", 0)
-        answer.num_draft_tokens = speculation.get("num_draft_tokens", 0)
-        answer.num_accepted_tokens = speculation.get("num_accepted_tokens", 0)
+        answer.num_drafts = _count(speculation.get("num_drafts"))
+        answer.num_draft_tokens = _count(speculation.get("num_draft_tokens"))
+        answer.num_accepted_tokens = _count(speculation.get("num_accepted_tokens"))
+
+
+def _count(value: object) -> int:
+    """What a server tells as a count; 0 if it is none, or none that can be divided as a float."""
+    return value if type(value) is int and 0 <= value <= _MAX_COUNT else 0

@@ -1,8 +1,12 @@
 """`tandem bench` without a server: its flags, workloads and sums."""
 
+import contextlib
 import importlib.util
 import itertools
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -142,6 +146,52 @@ async def test_turns_go_on_where_the_last_one_ended(rate_per_s: float | None) ->
         )
         assert len(answers) == 2
     assert endpoint.prompts == ["a", "b", "c", "a"]
+
+
+@contextlib.contextmanager
+def serving(usage: object) -> Iterator[str]:
+    """The base URL of a server whose streams have one chunk, with this usage."""
+    chunk = {"choices": [{"index": 0, "text": "a"}], "usage": usage}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer("application/json", json.dumps({"data": [{"id": "demo"}]}))
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer("text/event-stream", f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+
+        def _answer(self, content_type: str, content: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", content_type)
+            self.end_headers()
+            self.wfile.write(content.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("odd", [None, "4", 1.5, True, -1, pytest.param(10**400, id="huge")])
+def test_what_is_no_count_in_the_usage_of_a_server_is_0(odd: object, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    usage = {"completion_tokens": odd, "speculation": dict.fromkeys(names, odd)}
+    with serving(usage) as url:
+        assert main(["bench", "--url", url, "--requests", "2", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())["speculation"]["on"]
+    assert (found["requests"], found["failed"], found["output_tokens"]) == (2, 0, 0)
+    assert found["acceptance_rate"] is None
+    assert found["mean_acceptance_length"] is None
 
 
 def summary() -> Summary:

@@ -64,6 +64,19 @@ def test_each_fault_is_a_line_with_advice_and_the_exit_code_is_1(
     assert found["gateway"].startswith(f"fail gateway 127.0.0.1:{unused_tcp_port}: ")
 
 
+@pytest.mark.parametrize("content", [None, b"\xff"])
+def test_a_token_file_must_be_there_and_be_text(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{")  # no model, so that nothing is loaded
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["doctor", "--model", str(tmp_path), "--token-file", str(file)]) == 1
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("fail token-file: ")
+
+
 def test_a_checkpoint_that_is_not_sound_fails_and_a_strange_family_goes_to_transformers(
     tmp_path: Path,
 ) -> None:

@@ -60,6 +60,14 @@ def test_a_window_holds_what_happened_in_it() -> None:
     assert beyond.quantile(0.5, "duration_seconds") == 4.0
 
 
+def test_a_bucket_without_a_bound_is_left_out() -> None:
+    bounded = 'd_bucket{le="2"} 4\nd_bucket{le="+Inf"} 4\n'
+    strange = 'd_bucket 9\nd_bucket{le=""} 9\nd_bucket{le="x"} 9\nd_bucket{le="nan"} 9\n'
+    for text, median in ((strange + bounded, 1.0), (strange, None)):
+        window = Window(old=Snapshot(taken_at_s=0.0), new=parse(text))
+        assert window.quantile(0.5, "d") == median
+
+
 def test_a_quiet_window_has_no_ratios_and_a_restarted_service_counts_from_0() -> None:
     registry = CollectorRegistry()
     Counter("steps", "", registry=registry).inc(5)

@@ -269,6 +269,13 @@ def test_tandem_up_holds_no_client_and_no_service_in_memory() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_the_ports_of_services_are_none_that_the_system_gives_to_others() -> None:
+    ports = up._Ports.choose(up.Topology(model=up.BUNDLED_MODEL, num_drafters=2, num_verifiers=3))
+    addresses = [*ports.drafters, *ports.drafter_metrics, *ports.verifiers, *ports.verifier_metrics]
+    assert len(set(addresses)) == 10
+    assert all(1024 <= int(each.removeprefix("127.0.0.1:")) < 32_768 for each in addresses)
+
+
 def test_missing_packages_are_named_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

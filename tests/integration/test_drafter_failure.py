@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.services import free_port
 from tandem.client import Chunk, GenerationRequest, SpeculationParams
+from tandem.free_ports import free_port
 from tests.integration.pausable_model import PausableLoad
 from tests.integration.prompts import PLAIN, prompt_of_length
 from tests.integration.stack import EVERY_DRAFT, REPOSITORY, running_stack, wait_until

@@ -1,0 +1,23 @@
+"""Free ports for services that are told where to listen before they run."""
+
+import contextlib
+import random
+import socket
+
+# Below those that Linux gives out, from 32,768 on; each once, and not those of another process.
+_ports = iter(random.sample(range(10_000, 32_000), 22_000))
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now.
+
+    None of those that systems give to whoever asks for any: it stays free while its owner is down.
+
+    Raises:
+        OSError: this process has had all ports.
+    """
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("this process has had all ports")
