@@ -149,7 +149,7 @@ class VerifierServer:
         return engine
 
     def close(self) -> None:
-        """Ends the thread that compiles grammars, which the process would wait for; idempotent."""
+        """Ends the thread that compiles grammars; idempotent."""
         if self._grammars is not None:
             self._grammars.close()
 

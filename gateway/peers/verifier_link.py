@@ -171,7 +171,8 @@ class VerifierLink:
             return
         self.load.answer(self._loop.time())
         self.load.report(
-            num_sequences=load.num_running + load.num_waiting,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
             num_own=self.num_sequences,
             num_steps=load.num_steps,
             step_s=load.step_duration_s,

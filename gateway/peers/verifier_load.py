@@ -83,18 +83,25 @@ class VerifierLoad:
         if step_s > self.longest_step_s:
             self.longest_step_s, self._longest_tokens = step_s, num_tokens
 
-    def report(self, *, num_sequences: int, num_own: int, num_steps: int, step_s: float) -> None:
+    def report(
+        self, *, num_running: int, num_waiting: int, num_own: int, num_steps: int, step_s: float
+    ) -> None:
         """The message is an answer to a poll.
 
         Args:
-            num_sequences, num_own: as in `step`.
+            num_running: the sequences that its engine runs.
+            num_waiting: those that wait there, for room or for their grammar.
+            num_own: as in `step`.
             num_steps: that its engine has begun.
             step_s: how long a step takes on average.
         """
-        if num_steps > self._num_steps or not (num_sequences or num_own):
+        # An engine that runs none has no step to make: what waits there waits for its grammar.
+        # Unless it does not even know this gateway's.
+        has_nothing_to_do = not num_running and num_waiting >= num_own
+        if num_steps > self._num_steps or has_nothing_to_do:
             self.last_progress_s = self.last_answer_s
         self._num_steps = max(self._num_steps, num_steps)
-        self.num_others = max(0, num_sequences - num_own)
+        self.num_others = max(0, num_running + num_waiting - num_own)
         if not self.longest_step_s:
             # Only until steps are known: a stall is part of the mean for a while.
             self.longest_step_s = step_s

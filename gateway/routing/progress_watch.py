@@ -3,6 +3,7 @@
 Owns that judgement, and polls the verifiers' loads for it and for the router. A frozen process
 answers nothing; a stuck engine behind a living connection makes no step, although it has sequences.
 A long queue is no such case: a verifier that steps, even for other gateways' sequences, is alive.
+Nor is one whose sequences all wait for their grammars: its engine runs none.
 
 Its sequences go on at another verifier, soon if there is one. Without one, ending them helps
 nobody: then they wait for `progress_timeout_s`.

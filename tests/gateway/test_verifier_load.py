@@ -13,14 +13,14 @@ def test_a_stall_does_not_make_the_next_one_tolerable() -> None:
     load.step(step_id=7, num_tokens=4, num_sequences=3, num_own=1, step_s=9.0)
     assert load.longest_step_s == 0.01
     # The mean of its steps after a stall.
-    load.report(num_sequences=3, num_own=1, num_steps=7, step_s=4.0)
+    load.report(num_running=3, num_waiting=0, num_own=1, num_steps=7, step_s=4.0)
     assert load.longest_step_s == 0.01
 
 
 def test_before_any_step_the_mean_is_known() -> None:
     load = VerifierLoad()
     load.connect(1.0, "one")
-    load.report(num_sequences=0, num_own=0, num_steps=7, step_s=0.02)
+    load.report(num_running=0, num_waiting=0, num_own=0, num_steps=7, step_s=0.02)
     assert load.longest_step_s == 0.02
     load.connect(2.0, "another process")
     assert load.longest_step_s == 0.0
@@ -31,7 +31,7 @@ def told(load: VerifierLoad, step_id: int, *, num_tokens: int = 8, step_s: float
 
 
 def polled(load: VerifierLoad, num_steps: int) -> None:
-    load.report(num_sequences=3, num_own=3, num_steps=num_steps, step_s=0.01)
+    load.report(num_running=3, num_waiting=0, num_own=3, num_steps=num_steps, step_s=0.01)
 
 
 def test_a_poll_that_finds_the_step_after_the_last_one_told_finds_no_progress() -> None:
@@ -53,6 +53,27 @@ def test_a_poll_that_finds_the_step_after_the_last_one_told_finds_no_progress() 
     load.answer(6.0)
     polled(load, 1)
     assert load.last_progress_s == 6.0
+
+
+def test_an_engine_whose_sequences_wait_for_their_grammars_is_not_stuck() -> None:
+    load = VerifierLoad()
+    load.connect(1.0, "one")
+    load.begin(2.0)
+    for now_s, num_running, num_waiting, is_progress in (
+        (3.0, 0, 1, True),
+        # Another gateway's waits, too.
+        (4.0, 0, 2, True),
+        # It runs one, and makes no step.
+        (5.0, 1, 1, False),
+        # It does not know of this gateway's.
+        (6.0, 0, 0, False),
+    ):
+        load.last_progress_s = 2.0
+        load.answer(now_s)
+        load.report(
+            num_running=num_running, num_waiting=num_waiting, num_own=1, num_steps=0, step_s=0.0
+        )
+        assert load.last_progress_s == (now_s if is_progress else 2.0)
 
 
 def test_short_steps_between_do_not_make_a_long_prompt_suspect() -> None:

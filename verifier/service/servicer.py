@@ -137,7 +137,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         return verifier_pb2.GetVerifierLoadResponse(
             instance_id=served.instance_id,
             num_running=load.num_running,
-            num_waiting=load.num_waiting,
+            # The engine does not know of those that wait for their grammar.
+            num_waiting=load.num_waiting + sum(each.num_uncompiled for each in self._sessions),
             num_kv_blocks_used=load.num_kv_blocks_used,
             num_kv_blocks_total=load.num_kv_blocks_total,
             num_steps=load.num_steps,

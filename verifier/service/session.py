@@ -125,6 +125,11 @@ class Session:
         if self._session_id and self._error is None:
             self._put(wire.draining())
 
+    @property
+    def num_uncompiled(self) -> int:
+        """Opens that wait for their grammar."""
+        return len(self._uncompiled)
+
     async def compiled(self) -> None:
         """Returns when every Open that waited for its grammar is submitted or rejected."""
         while self._uncompiled:

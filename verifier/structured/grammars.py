@@ -1,24 +1,30 @@
 """Compiles grammars, in one thread of its own, so that a slow one delays other grammars only.
 
-A grammar is the client's. `_LIMITS` bounds what compiling it may cost, and what each token may. A
-step's work for an ambiguous grammar is bounded less well: up to some 10 ms for each of its rows. So
-an operator says whether clients may send grammars at all.
+A grammar is the client's. `_LIMITS` bounds the memory of compiling it, and the items and states of
+each step. They do not bound time well: a grammar of a few bytes may compile for very long, which
+nothing can cancel. After `MAX_COMPILE_S` its sequences are rejected, and so is every other grammar
+until the thread has left it. A row of a step may take up to some 60 ms, with long literals after
+drafts. So an operator says whether clients may send grammars at all.
 
 Each sequence gets matchers of its own, because copies of one share what they count, and its errors.
 """
 
+import contextlib
 import enum
 import json
+import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from servicekit.errors import RequestError
 from verifier.errors import InvalidRequestError, OverloadedError, UnsupportedFieldError
 from verifier.structured.grammar_state import GrammarState
 
@@ -34,6 +40,19 @@ _LIMITS = LLParserLimits(
 # never end. A schema may say otherwise under "x-guidance".
 _JSON: Any = {"whitespace_pattern": " ?"}
 _MAX_WAITING = 1024
+# Schemas of 20,000 strings take 0.1 s.
+MAX_COMPILE_S = 10.0
+_RETRY_MS = 1000
+# A text in Lark as its lexer reads it: what may hold any character, repetitions ("a"~3), and the
+# two operators whose automata double with each step of a regex. What is not closed is no Lark; it
+# is taken as a whole, or a search for its end would begin at each of its characters.
+_LARK_TOKEN = re.compile(
+    r"""
+    "(?:\\.|[^"\\])*(?:"|\Z) | /(?:\\.|[^/\\])+(?:/|\Z) | (?://|\#)[^\n]* | <[^<>\s]+>
+    | ~[ \t]*[0-9] | (?P<refused>[&~])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 # The library descends a frame for each rule that leads to another one, and a grammar within the
 # limits of the wire may be a chain of thousands. Memory is used as far as the stack grows.
 _STACK_BYTES = 512 << 20
@@ -86,13 +105,20 @@ class Grammars:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._num_waiting = 0
-        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        # What compiles for too long, for as long as it does.
+        self._endless: Grammar | None = None
+        # A daemon: the process's end does not wait for a grammar that compiles.
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(tokenizer, end_token_ids),
+            name="grammar",
+            daemon=True,
+        )
         # A thread gets the stack size of the moment in which it starts.
         before = threading.stack_size(_STACK_BYTES)
         try:
-            self._tokenizer = self._threads.submit(
-                _read_tokenizer, tokenizer, vocab_size, end_token_ids
-            )
+            self._thread.start()
         finally:
             threading.stack_size(before)
 
@@ -105,43 +131,86 @@ class Grammars:
         does not follow it, or the model's tokenizer cannot be used.
 
         Raises:
-            OverloadedError: too many grammars wait to be compiled.
+            InvalidRequestError: this grammar compiles for too long.
+            OverloadedError: another one does, or too many wait to be compiled.
         """
         with self._lock:
+            if self._endless is not None:
+                raise _too_long(grammar, self._endless)
             if self._num_waiting >= _MAX_WAITING:
                 raise OverloadedError(
                     f"{self._num_waiting} grammars wait to be compiled",
                     field=grammar.field,
-                    retry_after_ms=1000,
+                    retry_after_ms=_RETRY_MS,
                 )
             self._num_waiting += 1
-        future = self._threads.submit(self._compile_observed, grammar, output_token_ids)
-        # Also of one that is cancelled before its turn.
-        future.add_done_callback(self._on_done)
-        return future
+            job = _Job(grammar, output_token_ids)
+            # Also of one that is cancelled before its turn.
+            job.future.add_done_callback(self._on_done)
+            self._jobs.put(job)
+        return job.future
 
     def close(self) -> None:
-        """Ends the thread."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Ends the thread, after the grammar that it compiles; cancels those that wait."""
+        for job in self._take_jobs():
+            job.future.cancel()
+        self._jobs.put(None)
+
+    def _run(self, path: Path, end_token_ids: Sequence[int]) -> None:
+        tokenizer = _read_tokenizer(path, self._vocab_size, end_token_ids)
+        while (job := self._jobs.get()) is not None:
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            timer = threading.Timer(MAX_COMPILE_S, self._give_up, [job])
+            timer.daemon = True
+            timer.start()
+            # The future has an exception already if it took too long.
+            with contextlib.suppress(InvalidStateError):
+                try:
+                    job.future.set_result(self._compile_observed(tokenizer, job))
+                except BaseException as error:  # also what the library panics with
+                    job.future.set_exception(error)
+            timer.cancel()
+            # It may be at work just now.
+            timer.join()
+            self._endless = None
+
+    def _give_up(self, job: "_Job") -> None:
+        """Rejects what compiles for too long, and what waits behind it."""
+        with self._lock:
+            self._endless = job.grammar
+        for each in (job, *self._take_jobs()):
+            with contextlib.suppress(InvalidStateError):
+                each.future.set_exception(_too_long(each.grammar, job.grammar))
+
+    def _take_jobs(self) -> list["_Job"]:
+        """Those that wait."""
+        taken = []
+        with contextlib.suppress(queue.Empty):
+            while (job := self._jobs.get_nowait()) is not None:
+                taken.append(job)
+            # It is closed.
+            self._jobs.put(None)
+        return taken
 
     def _on_done(self, _: "Future[GrammarState]") -> None:
         with self._lock:
             self._num_waiting -= 1
 
-    def _compile_observed(self, grammar: Grammar, output_token_ids: Sequence[int]) -> GrammarState:
+    def _compile_observed(self, tokenizer: LLTokenizer | None, job: "_Job") -> GrammarState:
         start_s = time.perf_counter()
         can_be_used = False
         try:
-            state = self._compile(grammar, output_token_ids)
+            state = self._compile(tokenizer, job.grammar, job.output_token_ids)
             can_be_used = True
             return state
         finally:
             if self._on_compiled is not None:
-                self._on_compiled(grammar.kind, can_be_used, time.perf_counter() - start_s)
+                self._on_compiled(job.grammar.kind, can_be_used, time.perf_counter() - start_s)
 
-    def _compile(self, grammar: Grammar, output_token_ids: Sequence[int]) -> GrammarState:
-        # It was submitted before.
-        tokenizer = self._tokenizer.result()
+    def _compile(
+        self, tokenizer: LLTokenizer | None, grammar: Grammar, output_token_ids: Sequence[int]
+    ) -> GrammarState:
         if tokenizer is None:
             raise UnsupportedFieldError(
                 "the model's tokenizer cannot be used for grammars", field=grammar.field
@@ -162,6 +231,15 @@ class Grammars:
         # The first mask takes the longest; one that is too complex is refused here.
         state.allowed(())
         return state
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """A grammar to compile for a sequence with this output."""
+
+    grammar: Grammar
+    output_token_ids: Sequence[int]
+    future: "Future[GrammarState]" = field(default_factory=Future)
 
 
 def _read_tokenizer(
@@ -187,7 +265,18 @@ def _written(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.CHOICES:
         choices = " | ".join(json.dumps(each) for each in json.loads(grammar.text))
         return LLMatcher.grammar_from_lark(f"start: {choices}")
+    for found in _LARK_TOKEN.finditer(grammar.text):
+        if operator := found["refused"]:
+            raise ValueError(f"the operator {operator} is not supported outside of regexes")
     return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _too_long(grammar: Grammar, endless: Grammar) -> RequestError:
+    if (grammar.kind, grammar.text) == (endless.kind, endless.text):
+        return _wrong(grammar, f"compiling the grammar takes over {MAX_COMPILE_S:g} s")
+    return OverloadedError(
+        "another grammar takes too long to compile", field=grammar.field, retry_after_ms=_RETRY_MS
+    )
 
 
 def _wrong(grammar: Grammar, reason: str) -> InvalidRequestError:

@@ -3,7 +3,11 @@
 import contextlib
 import json
 import random
-from concurrent.futures import Future
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -369,34 +373,131 @@ def test_a_tokenizer_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None
         grammars.close()
 
 
+@contextlib.contextmanager
+def held_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Grammars, threading.Event]]:
+    """Its thread compiles the regex "held" until the event, or the end."""
+    began, end = threading.Event(), threading.Event()
+    compile_as_before = Grammars._compile
+
+    def compile_held(self: Grammars, tokenizer: Any, grammar: Grammar, output: Any) -> GrammarState:
+        if grammar.text == "held":
+            began.set()
+            assert end.wait(60)
+        return compile_as_before(self, tokenizer, grammar, output)
+
+    monkeypatch.setattr(Grammars, "_compile", compile_held)
+    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
+    held = grammars.compile(Grammar(GrammarKind.REGEX, "held", "held field"))
+    try:
+        assert began.wait(60)
+        yield grammars, end
+    finally:
+        end.set()
+        with contextlib.suppress(InvalidRequestError):
+            held.result(timeout=60)
+        grammars.close()
+        grammars._thread.join(60)
+
+
 def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
-    monkeypatch.setattr(module, "_MAX_WAITING", 2)
-    blocked: Future[None] = Future()
-    grammars._threads.submit(blocked.result)
-    waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(2)]
-    with pytest.raises(OverloadedError) as caught:
-        grammars.compile(Grammar(GrammarKind.REGEX, "a"))
-    assert caught.value.retry_after_ms
-    # One that is cancelled leaves its place.
-    waiting[0].cancel()
-    last = grammars.compile(Grammar(GrammarKind.REGEX, "b"))
-    blocked.set_result(None)
-    last.result(timeout=60)
-    waiting[1].result(timeout=60)
-    grammars.close()
+    monkeypatch.setattr(module, "_MAX_WAITING", 3)
+    with held_thread(monkeypatch) as (grammars, end):
+        waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(2)]
+        with pytest.raises(OverloadedError) as caught:
+            grammars.compile(Grammar(GrammarKind.REGEX, "a"))
+        assert caught.value.retry_after_ms
+        # One that is cancelled leaves its place.
+        waiting[0].cancel()
+        last = grammars.compile(Grammar(GrammarKind.REGEX, "b"))
+        assert not last.done()
+        end.set()
+        last.result(timeout=60)
+        waiting[1].result(timeout=60)
 
 
-def test_what_waits_when_the_process_ends_is_not_compiled() -> None:
-    grammars = Grammars(TOKENIZER, vocab_size=VOCABULARY, end_token_ids=[END])
-    blocked: Future[None] = Future()
-    grammars._threads.submit(blocked.result)
-    waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(20)]
-    grammars.close()
-    blocked.set_result(None)
-    # The interpreter waits for the thread in this way.
-    grammars._threads.shutdown(wait=True)
+def test_what_waits_when_the_process_ends_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    with held_thread(monkeypatch) as (grammars, _):
+        waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(20)]
+        grammars.close()
+    assert not grammars._thread.is_alive()
     assert all(each.cancelled() for each in waiting)
+
+
+def test_a_process_ends_while_a_grammar_compiles() -> None:
+    script = f"""
+import threading
+from pathlib import Path
+from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+began = threading.Event()
+def compile_for_ever(*_):
+    began.set()
+    threading.Event().wait()
+Grammars._compile = compile_for_ever
+grammars = Grammars(Path({str(TOKENIZER)!r}), vocab_size={VOCABULARY}, end_token_ids=[{END}])
+grammars.compile(Grammar(GrammarKind.REGEX, "a"))
+assert began.wait(60)
+grammars.close()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_grammar_that_compiles_for_too_long_is_refused_and_holds_up_no_sequence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # So that it ends by the call below only.
+    monkeypatch.setattr(module, "MAX_COMPILE_S", 600.0)
+    with held_thread(monkeypatch) as (grammars, end):
+        (timer,) = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+        same = grammars.compile(Grammar(GrammarKind.REGEX, "held", "same field"))
+        other = grammars.compile(Grammar(GrammarKind.REGEX, "a", "other field"))
+        timer.function(*timer.args)
+        with pytest.raises(InvalidRequestError, match="takes over 600 s") as wrong:
+            same.result(timeout=60)
+        assert wrong.value.field == "same field"
+        with pytest.raises(OverloadedError) as overloaded:
+            other.result(timeout=60)
+        assert overloaded.value.field == "other field"
+        assert overloaded.value.retry_after_ms
+        with pytest.raises(InvalidRequestError):
+            grammars.compile(Grammar(GrammarKind.REGEX, "held"))
+        with pytest.raises(OverloadedError):
+            grammars.compile(Grammar(GrammarKind.REGEX, "a"))
+        assert grammars._num_waiting == 0
+        end.set()
+        # It tells nobody that it has left the grammar.
+        while grammars._endless is not None:
+            time.sleep(0.001)
+        grammars.compile(Grammar(GrammarKind.REGEX, "a")).result(timeout=60)
+
+
+@pytest.mark.parametrize("operator", "&~")
+def test_operators_that_compile_for_too_long_are_refused_by_name(
+    grammars: Grammars, operator: str
+) -> None:
+    for text in (
+        f"start: A\nA: /a+/ {operator} /b/",
+        f"start: A\nA: {operator}/b/",
+        f'start: A\nA: "\\\\" {operator} "b"',
+        f"start: A\nA: /a\\\\/{operator}/b/",
+        f'start: A // "\nA: /a/ {operator} /b/ // "',
+        f"start: %lark {{ start: A\nA: /a/ {operator} /b/\n}}",
+    ):
+        with pytest.raises(InvalidRequestError, match=f"operator {operator} is not") as caught:
+            state_of(grammars, GrammarKind.LARK, text)
+        assert caught.value.field == "field"
+    for text in (
+        f'start: "{operator}"',
+        f'start: "\\"{operator}"',
+        f"start: /{operator}/",
+        f"start: /\\/{operator}/",
+        f'start: "a" // {operator}\n',
+        f'start: "a" # {operator}\n',
+        f'start: %json {{"const": "{operator}"}}',
+        'start: "a"~3 "b" ~ 2..4',
+    ):
+        assert tokens_of(state_of(grammars, GrammarKind.LARK, text).allowed([])[0])
 
 
 def test_it_reports_what_was_compiled_and_what_was_refused() -> None:

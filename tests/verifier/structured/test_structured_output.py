@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from tests.verifier.running_verifier import (
     StartVerifier,
 )
 from tests.verifier.test_service import PROMPT, make_open
+from verifier.errors import InvalidRequestError
+from verifier.structured.grammar_state import GrammarState
+from verifier.structured.grammars import Grammars
 
 TOKENIZER = Tokenizer.from_file(
     str(Path(__file__).parents[3] / "examples" / "demo_model" / "model" / "tokenizer.json")
@@ -252,6 +256,24 @@ async def test_a_close_may_overtake_the_grammar(start_verifier: StartVerifier) -
     while not any(each.finish_reason for each in session.decided("a")):
         await session.read()
     assert session.decided("a")[-1].finish_reason == sampling_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_what_waits_for_its_grammar_counts_as_waiting(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its gateway would take the idle engine for a stuck one."""
+    compiled: Future[GrammarState] = Future()
+    monkeypatch.setattr(Grammars, "compile", lambda *_: compiled)
+    running = await start_verifier(allow_structured_output=True)
+    session = await running.greeted_session()
+    await session.open(constrained("a", {"regex": "a"}))
+    async with asyncio.timeout(PATIENCE_S):
+        while (load := await running.load()).num_waiting != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert load.num_running == 0
+    compiled.set_exception(InvalidRequestError("wrong", field="regex"))
+    await session.wait_rejected()
+    assert (await running.load()).num_waiting == 0
 
 
 async def test_an_id_that_was_closed_before_its_grammar_was_compiled_is_free(
