@@ -1189,6 +1189,7 @@ class GetVerifierLoadResponse(_message.Message):
     instance_id: _builtins.str
     num_running: _builtins.int
     num_waiting: _builtins.int
+    """For room, or for their grammar to compile."""
     num_kv_blocks_used: _builtins.int
     num_kv_blocks_total: _builtins.int
     num_steps: _builtins.int
