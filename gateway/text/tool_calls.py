@@ -15,6 +15,11 @@ from typing import Any, NamedTuple, Protocol
 # A longer one is text: until it is complete, it is kept and searched.
 _MAX_CALL_CHARACTERS = 1 << 16
 
+# White space before a call belongs to it, as far as it is not longer.
+_MAX_SPACE = 1 << 8
+# More of them in one call's strings are not looked past: each costs reading the call once more.
+_MAX_ENDS = 16
+
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
@@ -83,45 +88,60 @@ class HermesParser:
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
         # Text that may yet belong to a call: white space and the beginning of a tag, or, in a
-        # call, all of it.
+        # call, all of it. It is joined only where something may end.
+        self._pieces: list[str] = []
+        self._num_held = 0
         self._held = ""
+        # The last characters, in which an end tag may begin.
+        self._tail = ""
+        # Where end tags end that are within strings of the call.
+        self._ends: list[int] = []
         self._is_in_call = False
         self._is_after_call = False
 
     def feed(self, text: str) -> Parsed:
-        self._held += text
+        self._pieces.append(text)
+        self._num_held += len(text)
+        self._tail += text
         shown: list[str] = []
         calls: list[ToolCall] = []
-        while self._read_call(shown, calls) if self._is_in_call else self._read_text(shown):
-            pass
+        is_long = self._num_held >= _MAX_CALL_CHARACTERS
+        if not self._is_in_call or is_long or _END in self._tail:
+            self._read(shown, calls)
+        self._tail = self._tail[1 - len(_END) :]
         return Parsed("".join(shown), calls)
 
     def finish(self) -> Parsed:
-        held, self._held = self._held, ""
-        if self._is_in_call:
+        shown: list[str] = []
+        calls: list[ToolCall] = []
+        self._read(shown, calls)
+        while self._is_in_call:
             # Some models end without the last tag.
-            call = _call(held, self._names)
-            if call is not None:
-                return Parsed("", [call])
-        if self._is_after_call and not held.strip():
-            return Parsed("", [])
-        return Parsed(held, [])
+            self._end_call(len(self._held), _call(self._held, self._names), shown, calls)
+            self._pieces = [self._held]
+            self._read(shown, calls)
+        held, self._held, self._pieces = self._held, "", []
+        if not self._is_after_call or held.strip():
+            shown.append(held)
+        return Parsed("".join(shown), calls)
+
+    def _read(self, shown: list[str], calls: list[ToolCall]) -> None:
+        """Shows what is final of what is held."""
+        self._held = "".join(self._pieces)
+        while self._read_call(shown, calls) if self._is_in_call else self._read_text(shown):
+            pass
+        self._pieces = [self._held]
+        self._num_held = len(self._held)
 
     def _read_text(self, shown: list[str]) -> bool:
         """Shows text up to the next call; returns whether one begins."""
         if self._is_after_call:
             self._held = self._held.lstrip()
         begin = self._held.find(_BEGIN)
-        if begin >= 0:
-            text = self._held[:begin].rstrip()
-            self._held = self._held[len(text) :]
-            self._is_in_call = True
-        else:
-            end = len(self._held) - _length_of_tag_at_end(self._held)
-            text = self._held[:end].rstrip()
-            self._held = self._held[len(text) :]
-            if len(self._held) > _MAX_CALL_CHARACTERS:
-                text, self._held = text + self._held, ""
+        self._is_in_call = begin >= 0
+        end = begin if begin >= 0 else len(self._held) - _length_of_tag_at_end(self._held)
+        end = max(len(self._held[:end].rstrip()), end - _MAX_SPACE)
+        text, self._held = self._held[:end], self._held[end:]
         if text:
             self._is_after_call = False
             shown.append(text)
@@ -129,19 +149,40 @@ class HermesParser:
 
     def _read_call(self, shown: list[str], calls: list[ToolCall]) -> bool:
         """Shows a call that is complete; returns whether it was."""
-        end = self._held.find(_END, 0, _MAX_CALL_CHARACTERS)
-        if end < 0 and len(self._held) < _MAX_CALL_CHARACTERS:
-            return False
-        end = _MAX_CALL_CHARACTERS if end < 0 else end + len(_END)
-        whole, self._held = self._held[:end], self._held[end:]
-        self._is_in_call = False
-        call = _call(whole, self._names)
+        while True:
+            start = self._ends[-1] if self._ends else 0
+            end = self._held.find(_END, start, _MAX_CALL_CHARACTERS)
+            if end < 0:
+                if len(self._held) < _MAX_CALL_CHARACTERS:
+                    return False
+                self._end_call(_MAX_CALL_CHARACTERS, None, shown, calls)
+                return True
+            end += len(_END)
+            whole = self._held[:end]
+            call = _call(whole, self._names)
+            if call is None and len(self._ends) < _MAX_ENDS and _ends_in_string(whole):
+                self._ends.append(end)
+                continue
+            self._end_call(end, call, shown, calls)
+            return True
+
+    def _end_call(
+        self, end: int, call: ToolCall | None, shown: list[str], calls: list[ToolCall]
+    ) -> None:
+        """Shows what is held up to there, or, if it is no call, up to the first end tag.
+
+        Behind that, calls may begin; few characters are read again, since what is within a string
+        for one call is not for the next.
+        """
         if call is None:
-            shown.append(whole)
+            end = self._ends[0] if self._ends else end
+            shown.append(self._held[:end])
         else:
             calls.append(call)
+        self._held = self._held[end:]
+        self._ends = []
+        self._is_in_call = False
         self._is_after_call = call is not None
-        return True
 
 
 class Llama3Parser:
@@ -149,23 +190,28 @@ class Llama3Parser:
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
-        self._held = ""
+        self._pieces: list[str] = []
+        self._num_held = 0
+        self._has_begun = False
         self._is_text = False
 
     def feed(self, text: str) -> Parsed:
         if self._is_text:
             return Parsed(text, [])
-        self._held += text
-        start = self._held.lstrip()
-        self._is_text = bool(start and not start.startswith("{"))
-        if self._is_text or len(self._held) > _MAX_CALL_CHARACTERS:
+        self._pieces.append(text)
+        self._num_held += len(text)
+        if not self._has_begun:
+            start = text.lstrip()
+            self._has_begun = bool(start)
+            self._is_text = self._has_begun and not start.startswith("{")
+        if self._is_text or self._num_held > _MAX_CALL_CHARACTERS:
             self._is_text = True
-            held, self._held = self._held, ""
+            held, self._pieces = "".join(self._pieces), []
             return Parsed(held, [])
         return Parsed("", [])
 
     def finish(self) -> Parsed:
-        held, self._held = self._held, ""
+        held, self._pieces = "".join(self._pieces), []
         calls: list[ToolCall] = []
         rest = held.strip()
         while rest:
@@ -179,11 +225,25 @@ class Llama3Parser:
 
 
 def _call(tagged: str, names: Collection[str]) -> ToolCall | None:
-    body = tagged.strip().removeprefix(_BEGIN).removesuffix(_END)
     try:
-        return _to_call(_DECODER.decode(body), ToolCallForm.HERMES, names)
+        return _to_call(_DECODER.decode(_body(tagged)), ToolCallForm.HERMES, names)
     except (ValueError, RecursionError):
         return None
+
+
+def _ends_in_string(tagged: str) -> bool:
+    """Whether the text is the beginning of JSON, and its last tag within a string."""
+    try:
+        _DECODER.decode(_body(tagged))
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        pass
+    return False
+
+
+def _body(tagged: str) -> str:
+    return tagged.strip().removeprefix(_BEGIN).removesuffix(_END)
 
 
 def _to_call(value: Any, form: ToolCallForm, names: Collection[str]) -> ToolCall:

@@ -21,6 +21,8 @@ NAMES = ("add", "get_weather")
 ADD = '{"name": "add", "arguments": {"x": 1, "text": "é </b> {\\"}"}}'
 ADDED = ToolCall("add", '{"x": 1, "text": "é </b> {\\"}"}')
 TAGGED = f"<tool_call>\n{ADD}\n</tool_call>"
+QUOTING = '{"name": "add", "arguments": {"a": "</tool_call>", "b": "\\"</tool_call>"}}'
+QUOTED = ToolCall("add", '{"a": "</tool_call>", "b": "\\"</tool_call>"}')
 WEATHER = '{"name": "get_weather", "parameters": {}}'
 INFINITE = '{"name": "add", "arguments": {"x": 1e999}, "parameters": {"x": 1e999}}'
 LLAMA_ADD = ADD.replace('"arguments"', '"parameters"')
@@ -63,6 +65,25 @@ HERMES = [
         '<tool_call>{"name": "add", "arguments": {"x": "\\ud800"}}',
         [],
     ),
+    # An end tag may be within a string.
+    (f"<tool_call>{QUOTING}</tool_call> {TAGGED}", "", [QUOTED, ADDED]),
+    (f"<tool_call>{QUOTING}", "", [QUOTED]),
+    (
+        f'<tool_call>{{"name": "add</tool_call>\n{TAGGED}',
+        '<tool_call>{"name": "add</tool_call>',
+        [ADDED],
+    ),
+    (
+        f'<tool_call>{{"name": "add</tool_call> and {ADD}',
+        f'<tool_call>{{"name": "add</tool_call> and {ADD}',
+        [],
+    ),
+    (
+        f'<tool_call>"{"</tool_call>" * 99}"{TAGGED}',
+        f'<tool_call>"{"</tool_call>" * 99}"',
+        [ADDED],
+    ),
+    (" " * 9000 + TAGGED, " " * (9000 - 256), [ADDED]),
     ("  \n ", "  \n ", []),
 ]
 
@@ -149,6 +170,28 @@ def test_what_is_held_back_is_bounded(parser: HermesParser | Llama3Parser) -> No
         shown += len(parser.feed(piece).text)
         assert fed - shown < 70_000
     assert shown > 100_000
+
+
+class Piece(str):
+    """A piece of text that counts how many characters it is added to."""
+
+    num_copied = 0
+
+    def __radd__(self, other: str) -> str:
+        Piece.num_copied += len(other)
+        return str(other) + str(self)
+
+
+@pytest.mark.parametrize("begin", ["<tool_call>", '<tool_call>{"', "", "{"])
+@pytest.mark.parametrize("form", list(ToolCallForm))
+def test_held_text_is_not_copied_with_every_piece(form: ToolCallForm, begin: str) -> None:
+    parser = make_parser(form, NAMES)
+    parser.feed(begin)
+    Piece.num_copied = 0
+    pieces = [Piece(" ")] * 20_000
+    for piece in pieces:
+        parser.feed(piece)
+    assert Piece.num_copied <= 20 * len(pieces)
 
 
 def test_the_form_is_that_which_the_template_teaches() -> None:
