@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "model"
 _HOST = "127.0.0.1"
 _ANY_PORT = f"{_HOST}:0"
+# How long the ready line waits for a drafter when all others serve.
+_DRAFTER_PATIENCE_S = 5.0
 
 # A package that only this service's extra installs.
 _REQUIRED_PACKAGES = {"drafter": "numba", "verifier": "torch", "gateway": "tokenizers"}
@@ -250,7 +252,7 @@ async def _serve(
     report("starting " + ", ".join(spec.name for tier in tiers for spec in tier))
     # All at once: each waits for those that it calls, and loads its code and model meanwhile.
     starts = [asyncio.ensure_future(supervisor.start(tier)) for tier in tiers]
-    ready = asyncio.ensure_future(_print_when_ready(*starts[1:]))
+    ready = asyncio.ensure_future(_print_when_ready(*starts))
     try:
         await asyncio.gather(*starts, ready)
     finally:
@@ -263,14 +265,17 @@ async def _serve(
     await supervisor.watch()
 
 
-async def _print_when_ready(
-    verifiers: Awaitable[list[dict[str, str]]], gateways: Awaitable[list[dict[str, str]]]
-) -> None:
-    """Prints the ready line. A drafter may take long, because it compiles its kernels: drafts only
-    add speed.
+# The addresses of a tier that is starting.
+_Starting = asyncio.Future[list[dict[str, str]]]
+
+
+async def _print_when_ready(drafters: _Starting, verifiers: _Starting, gateways: _Starting) -> None:
+    """Prints the ready line. A drafter that compiles its kernels takes long, and is not waited for
+    long: drafts only add speed. One that is nearly there is, so that the first request has drafts.
     """
     await verifiers
     [gateway] = await gateways
+    await asyncio.wait([drafters], timeout=_DRAFTER_PATIENCE_S)
     print(format_ready_line({kind: gateway[kind] for kind in ("grpc", "http")}), flush=True)
 
 

@@ -129,7 +129,7 @@ async def test_the_gateway_starts_beside_the_others_not_after_them(folder: Path)
         assert running.process.returncode is None
 
 
-async def test_the_gateway_does_not_wait_for_a_drafter_that_takes_long(folder: Path) -> None:
+async def test_the_ready_line_does_not_wait_long_for_a_drafter(folder: Path) -> None:
     (folder / "drafter.silent").touch()
     async with running_up(folder) as running:
         assert await running.ready()
