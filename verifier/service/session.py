@@ -188,6 +188,11 @@ class Session:
                 f"over {self._max_event_bytes} bytes of events are unread", retry_after_ms=1000
             )
             self.close()
+            # Its client may never read on: nothing is kept for it.
+            while not self._responses.empty():
+                self._responses.get_nowait()
+            self._responses.put_nowait(None)
+            return
         self._responses.put_nowait(response)
 
     def _check_hello(self, command: verifier_pb2.Command | None) -> None:
