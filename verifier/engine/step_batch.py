@@ -166,6 +166,7 @@ class StepBatch:
             draft_token_ids=item.draft_token_ids,
             num_computed_tokens=start,
             block_table=sequence.block_table,
+            table_id=sequence.table_id,
             is_sampled=item.samples,
             scored_offsets=range(rows.start - start, rows.stop - start),
             num_expanded_tokens=self._num_expanded_tokens(item),
