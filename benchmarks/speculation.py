@@ -41,6 +41,7 @@ from benchmarks.in_process import Counts, InProcessEngine
 from benchmarks.machine import processor
 from benchmarks.ratios import Interval, median_interval, ratios
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from verifier.batch.host_step import ComputesLogits
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 
@@ -266,6 +267,7 @@ def _tasks(
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     texts = held_out_texts(tokenizer)[0][text]
     pieces = _pieces(texts, count)
+    assert isinstance(loaded.model, ComputesLogits), "logits do not come to the host"
     model_ = ForcedTexts(loaded.model, pieces)
     return [task for task, _ in pieces], replace(loaded, model=model_)
 

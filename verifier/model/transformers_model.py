@@ -16,7 +16,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from verifier.attention.backend import AttentionBackend, StepAttention, to_device
 from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.batch.host_step import HostLogits, HostStep
+from verifier.batch.target_model import BoolArray, FloatArray, StepHandle, StepSampling
 from verifier.tensor_parallel.collectives import Collectives
 
 ATTENTION_NAME = "tandem_paged"
@@ -42,7 +43,13 @@ class UnsupportedAttentionError(Exception):
 
 
 class TransformersModel:
-    """Implements `TargetModel` and `KeepsHiddenStates`. Owned by the engine thread."""
+    """Implements `TargetModel`, `ComputesLogits` and `KeepsHiddenStates`. Owned by the engine
+    thread.
+
+    Attributes:
+        computes_at_launch: whether a step's kernels are queued when it is launched; else the step
+            is computed when it is waited for.
+    """
 
     def __init__(
         self,
@@ -62,17 +69,26 @@ class TransformersModel:
         self._cache = cache
         self._device = device
         self._collectives = collectives
+        self.computes_at_launch = device.type != "cpu"
+
+    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+        if not self.computes_at_launch:
+            return HostStep(lambda: self._fetch(*self.forward_on_device(layout)), layout, sampling)
+        computed = self.forward_on_device(layout)
+        return HostStep(lambda: self._fetch(*computed), layout, sampling)
 
     def forward(self, layout: BatchLayout) -> FloatArray:
-        logits, kv_is_finite = self.forward_on_device(layout)
-        self.kv_is_finite = kv_is_finite.cpu().numpy()
-        return _as_floats(logits)
+        """As `ComputesLogits` says."""
+        output = self._fetch(*self.forward_on_device(layout))
+        self.kv_is_finite = output.kv_is_finite
+        return output.logits
 
     @torch.inference_mode()
     def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """As `forward`; returns logits in the model's dtype and whether K/V is finite, both on the
         model's device.
         """
+        self.hidden_states = None
         self._cache.begin_step()
         logits = self._forward_keeping(layout)
         kv_is_finite = self._cache.finite_rows()
@@ -80,6 +96,10 @@ class TransformersModel:
             # Each rank checks its own heads only.
             kv_is_finite = self._collectives.sum((~kv_is_finite).float()) == 0
         return logits, kv_is_finite
+
+    def _fetch(self, logits: torch.Tensor, kv_is_finite: torch.Tensor) -> HostLogits:
+        """Waits for the device."""
+        return HostLogits(_as_floats(logits), kv_is_finite.cpu().numpy(), self.hidden_states)
 
     def _forward_keeping(self, layout: BatchLayout) -> torch.Tensor:
         if len(layout.hidden_state_indices):
