@@ -16,7 +16,13 @@ from verifier.config import VerifierConfig
 from verifier.cpu.parity import probe_text
 from verifier.model import parity_probe
 from verifier.model.checkpoint import Checkpoint, load_checkpoint
-from verifier.model.ready_model import choose_num_kv_blocks, free_memory_bytes
+from verifier.model.gpu_memory import PROFILE_BLOCKS, free_for_kv_bytes
+from verifier.model.memory import (
+    CPU_FRACTION,
+    GPU_FRACTION,
+    choose_num_kv_blocks,
+    free_memory_bytes,
+)
 from verifier.model.transformers_model import TransformersModel
 from verifier.tensor_parallel.collectives import Collectives
 from verifier.tensor_parallel.launch import choose_gpu
@@ -150,16 +156,39 @@ def _check_capability(gpu: int) -> None:
 
 
 def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
-    """K/V blocks: the flag's, or as many as can be used and as memory has room for."""
-    free_bytes: float = _free_bytes(part.device)
+    """K/V blocks: the flag's, or as many as can be used and as memory has room for.
+
+    One process on a GPU measures its largest step first. Ranks cannot: a step needs all of them,
+    and each would wait for others that may still load.
+    """
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    model_limit = part.checkpoint.max_position_embeddings
+    block_bytes = part.checkpoint.kv_shape.block_bytes(part.block_size)
+    free_bytes: float
+    fraction = CPU_FRACTION
     if part.device.type == "cpu":
-        free_bytes /= config.tensor_parallel_size  # all ranks take from the same memory
+        # All ranks take from the same memory.
+        free_bytes = free_memory_bytes() / config.tensor_parallel_size
+    elif part.collectives is not None:
+        free_bytes = torch.cuda.mem_get_info(part.device)[0]
+    else:
+        fraction = GPU_FRACTION
+        free_bytes = free_for_kv_bytes(
+            config,
+            part.device,
+            lambda: assemble(part, num_kv_blocks=PROFILE_BLOCKS),
+            model_limit=model_limit,
+            block_size=part.block_size,
+            block_bytes=block_bytes,
+        )
     return choose_num_kv_blocks(
         config,
-        model_limit=part.checkpoint.max_position_embeddings,
+        model_limit=model_limit,
         block_size=part.block_size,
-        block_bytes=part.checkpoint.kv_shape.block_bytes(part.block_size),
+        block_bytes=block_bytes,
         free_bytes=free_bytes,
+        default_fraction=fraction,
     )
 
 
@@ -185,9 +214,3 @@ def _load_cut(
     )
     kv_shape = dataclasses.replace(checkpoint.kv_shape, num_kv_heads=num_kv_heads)
     return dataclasses.replace(checkpoint, kv_shape=kv_shape), reference
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_memory_bytes()

@@ -24,12 +24,8 @@ from verifier.cpu.parity import ParityCheck, Subject
 from verifier.cpu.processor import TILES, unsupported_reason
 from verifier.cpu.weights import WeightType
 from verifier.model.digests import digest_of
-from verifier.model.ready_model import (
-    ReadyModel,
-    choose_max_model_len,
-    choose_num_kv_blocks,
-    free_memory_bytes,
-)
+from verifier.model.memory import choose_num_kv_blocks, free_memory_bytes
+from verifier.model.ready_model import ReadyModel, choose_max_model_len
 from verifier.warm_up import compute_chunk, warm_up
 
 logger = get_logger(__name__)
