@@ -6,7 +6,6 @@ model's dtype.
 Shape legend: T tokens of the step, R rows that need logits, H hidden size, V vocabulary.
 """
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.cpu.loading.model_config import ModelConfig
+from verifier.gpu.current_device import current_device
 from verifier.gpu.experts import mix_experts
 from verifier.gpu.operations import Operations, operations_for
 from verifier.gpu.weights import Experts, GpuWeights, Layer
@@ -202,16 +202,6 @@ def kv_shape_of(config: ModelConfig, dtype: torch.dtype) -> KVShape:
         head_dim=config.head_dim,
         dtype=dtype,
     )
-
-
-def current_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Within the context, the GPU is this thread's current one.
-
-    Kernels of Triton and flash-attn are launched on the thread's current GPU, whatever their
-    tensors' is, and each thread has its own: the loading thread's choice does not hold in the
-    engine's.
-    """
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _as_floats(tensor: torch.Tensor) -> FloatArray:

@@ -17,6 +17,7 @@ from verifier.attention.backend import AttentionBackend, StepAttention, to_devic
 from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.gpu.current_device import current_device
 from verifier.tensor_parallel.collectives import Collectives
 
 ATTENTION_NAME = "tandem_paged"
@@ -68,11 +69,14 @@ class TransformersModel:
         self.kv_is_finite = kv_is_finite.cpu().numpy()
         return _as_floats(logits)
 
-    @torch.inference_mode()
     def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """As `forward`; returns logits in the model's dtype and whether K/V is finite, both on the
         model's device.
         """
+        with torch.inference_mode(), current_device(self._device):
+            return self._checked_forward(layout)
+
+    def _checked_forward(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
         self._cache.begin_step()
         logits = self._forward_keeping(layout)
         kv_is_finite = self._cache.finite_rows()

@@ -4,6 +4,7 @@ Run in the interpreter by `test_kernels.py`, on a GPU by `tests/gpu/test_decoder
 """
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 EPS = 1e-6
 # Sums are in another order, and 16-bit results may round the other way.
-TOLERANCES = {
+TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
     torch.float16: {"rtol": 2e-3, "atol": 1e-3},
     torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2},

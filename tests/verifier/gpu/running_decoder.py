@@ -39,6 +39,7 @@ class RunningGpuDecoder:
         if backend is None:
             capped = weights.config.attention_softcap
             backend = CappedBackend() if capped else SdpaBackend(device=weights.device)
+        self.backend = backend
         self.cache = WrittenCache(
             kv_shape_of(weights.config, weights.dtype),
             num_blocks=num_blocks,

@@ -1,7 +1,9 @@
 """The decoder for GPUs, on a CPU in plain torch, gives transformers' logits."""
 
+import contextlib
 import functools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,12 @@ from transformers import AutoModelForCausalLM
 from tests.verifier.cpu.test_loader import CONFIGS, save
 from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
 from tests.verifier.paged_model import Chunk, some_tokens
-from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.attention.backend import StepAttention
+from verifier.attention.kv_cache import KVCache
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.cpu.loading.loader import describe_decoder
 from verifier.cpu.loading.refusals import CheckpointError
+from verifier.gpu import current_device, decoder
 from verifier.gpu.loading import load_weights
 from verifier.gpu.weights import DenseLinear, Mlp
 
@@ -175,6 +180,48 @@ def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
         for name in ("one", "many")
     )
     assert torch.equal(one, many)
+
+
+@pytest.mark.parametrize("name", ["llama_biases", "gemma3", "phi3_partial"])
+def test_all_tensors_of_a_step_are_on_the_models_device(name: str) -> None:
+    """Torch's `meta` device refuses tensors of another one, as a GPU does."""
+    elsewhere = torch.device("meta")
+    running = RunningGpuDecoder(load(folder_of(name), device=elsewhere))
+    layout = running.lay_out(
+        Chunk(token_ids=[1] * 80, start=0, block_table=list(range(20, 25)), num_rows=1),
+        Chunk(token_ids=[1], start=40, block_table=[4, 9, 2], num_rows=1),
+        Chunk(token_ids=[1] * 4, start=30, block_table=[6, 7, 8], num_rows=4),
+    )
+    logits, is_finite = running.decoder.forward_on_device(layout)
+    assert (logits.shape, is_finite.shape) == ((6, 97), (85,))
+    assert logits.device == is_finite.device == elsewhere
+
+
+def test_a_forward_pass_makes_the_gpu_its_threads_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def recorded(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(decoder, "current_device", recorded)
+    running = RunningGpuDecoder(load(folder_of("llama")))
+    prepare = running.backend.prepare
+
+    def checked(layout: BatchLayout, cache: KVCache) -> StepAttention:
+        assert entered == [torch.device("cpu")]
+        return prepare(layout, cache)
+
+    monkeypatch.setattr(running.backend, "prepare", checked)
+    running.run(Chunk(token_ids=TEXT[:3], start=0, block_table=[5], num_rows=1))
+    assert entered == []
+    chosen = current_device.current_device(torch.device("cuda", 3))
+    assert isinstance(chosen, torch.cuda.device)
+    assert chosen.idx == 3
 
 
 def test_weights_are_fused_and_tied_embeddings_are_one_tensor() -> None:
