@@ -7,7 +7,7 @@ says why, and the others go on. Weights have the shapes of Llama-3-8B (steps, at
 Qwen3-0.6B (the rest), and mean nothing. Where acceptance matters, recorded texts are replayed: the
 model computes all it must, and then the recorded text's next token is made the likeliest. Rows:
 
-    decode        a step of one sequence over the time to read weights and K/V once, as fast as a copy
+    decode        a step of one sequence over the time to copy weights and K/V once
     verify        a step that verifies 8 drafts of each sequence over a plain one
     kernel        bytes of K/V per second of one layer's attention over those of a copy
     speculation   replayed code edits: speculation on over off

@@ -16,6 +16,7 @@ from benchmarks.in_process import InProcessEngine
 from benchmarks.ratios import Interval, median_interval, ratios
 from benchmarks.serving.turns import Goal, Measure, Say, Variant, by_turns
 from benchmarks.workloads import Task
+from verifier.batch.host_step import ComputesLogits
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 
@@ -140,6 +141,7 @@ class Bench:
         """A running engine; `replays`: the model says `texts.all_texts`."""
         config, loaded = self.loaded(shape, **others)
         if replays:
+            assert isinstance(loaded.model, ComputesLogits)
             forced = ForcedTexts(loaded.model, all_texts(self.size.max_new_tokens))
             loaded = dataclasses.replace(loaded, model=forced)
         with InProcessEngine(config, loaded).started() as engine:

@@ -12,6 +12,7 @@ from unittest import mock
 from benchmarks.forced_texts import ForcedTexts
 from benchmarks.gpu.texts import replays
 from verifier import __main__ as verifier
+from verifier.batch.host_step import ComputesLogits
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.tensor_parallel.leader import Leader
@@ -19,6 +20,7 @@ from verifier.tensor_parallel.leader import Leader
 
 def _load(config: VerifierConfig, leader: Leader | None = None) -> LoadedModel:
     loaded = load_model(config, leader)
+    assert isinstance(loaded.model, ComputesLogits)
     texts = replays(max_new_tokens=loaded.served.max_model_len)
     return dataclasses.replace(loaded, model=ForcedTexts(loaded.model, texts))
 

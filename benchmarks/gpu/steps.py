@@ -13,6 +13,7 @@ from servicekit.config import ConfigError
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.host_step import ComputesLogits
 from verifier.config import VerifierConfig
 
 DECODE_GOAL = 1.25
@@ -219,11 +220,12 @@ def step_layout(
 
 def _step(bench: Bench, name: str, layout: BatchLayout) -> Variant:
     """The large model's forward pass with logits on the CPU; seconds."""
-    _, loaded = bench.loaded(bench.size.large)
+    model = bench.loaded(bench.size.large)[1].model
+    assert isinstance(model, ComputesLogits)
     return variant(
         name,
         len(layout.seq_lens),
-        lambda: bench.seconds(lambda: loaded.model.forward(layout)),
+        lambda: bench.seconds(lambda: model.forward(layout)),
         unit="s",
     )
 

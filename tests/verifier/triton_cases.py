@@ -156,9 +156,7 @@ class World:
     ) -> torch.Tensor:
         step = backend.prepare(self.layout, self.cache)
         queries, keys, values = self.rows()
-        return step.attend(
-            1, queries, keys, values, scaling=scaling, sliding_window=sliding_window
-        )
+        return step.attend(1, queries, keys, values, scaling=scaling, sliding_window=sliding_window)
 
     def exact(self, *, sliding_window: int | None = None, scaling: float = 0.3) -> torch.Tensor:
         """The definition, in float64: [T, num_heads, head_dim]."""

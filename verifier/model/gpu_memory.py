@@ -13,7 +13,7 @@ import torch
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.batch.target_model import TargetModel
+from verifier.batch.host_step import ComputesLogits
 from verifier.config import VerifierConfig
 
 PROFILE_BLOCKS = 2
@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 def free_for_kv_bytes(
     config: VerifierConfig,
     device: torch.device,
-    make_model: Callable[[], TargetModel],
+    make_model: Callable[[], ComputesLogits],
     *,
     model_limit: int,
     block_size: int,
@@ -78,7 +78,7 @@ def largest_steps(
 
 
 def step_bytes(
-    device: torch.device, make_model: Callable[[], TargetModel], layouts: list[BatchLayout]
+    device: torch.device, make_model: Callable[[], ComputesLogits], layouts: list[BatchLayout]
 ) -> int:
     """The most bytes that one of the steps takes beside weights and K/V."""
     model = make_model()

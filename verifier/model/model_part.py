@@ -30,6 +30,8 @@ from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
 """Of a GPU: Ampere. Older ones have no bfloat16, and flash-attn's kernels do not run on them."""
+MIN_FP8_COMPUTE_CAPABILITY = (8, 9)
+"""Of a GPU that knows FP8: Ada."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,28 +132,32 @@ def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
     if not torch.cuda.is_available():
         raise ConfigError("--device", "cuda: no GPU is available to this torch build")
     if config.devices is None and config.tensor_parallel_size == 1:
-        _check_capability(torch.cuda.current_device())
-        return torch.device("cuda")
-    gpu = choose_gpu(
-        config.devices,
-        rank=rank,
-        tensor_parallel_size=config.tensor_parallel_size,
-        num_gpus=torch.cuda.device_count(),
-    )
-    # For code in this thread, which loads the model, that allocates or launches without naming a
-    # device. The engine thread has a current device of its own; code there names its device.
-    torch.cuda.set_device(gpu)
-    _check_capability(gpu)
+        gpu = torch.cuda.current_device()
+    else:
+        gpu = choose_gpu(
+            config.devices,
+            rank=rank,
+            tensor_parallel_size=config.tensor_parallel_size,
+            num_gpus=torch.cuda.device_count(),
+        )
+        # For code in this thread, which loads the model, that allocates or launches without naming
+        # a device. The engine thread has a current device of its own, set for each forward pass.
+        torch.cuda.set_device(gpu)
+    _check_capability(gpu, config.quantization)
     return torch.device("cuda", gpu)
 
 
-def _check_capability(gpu: int) -> None:
-    """Refuses a GPU without support for bfloat16 and the attention kernels."""
+def _check_capability(gpu: int, quantization: str) -> None:
+    """Refuses a GPU without support for bfloat16 and the attention kernels, or for FP8."""
     capability = torch.cuda.get_device_capability(gpu)
+    have = ".".join(map(str, capability))
     if capability < MIN_COMPUTE_CAPABILITY:
-        have, need = (".".join(map(str, each)) for each in (capability, MIN_COMPUTE_CAPABILITY))
         raise ConfigError(
-            "--device", f"GPU {gpu} has compute capability {have}; {need} is needed (Ampere)"
+            "--device", f"GPU {gpu} has compute capability {have}; 8.0 is needed (Ampere)"
+        )
+    if quantization == "fp8" and capability < MIN_FP8_COMPUTE_CAPABILITY:
+        raise ConfigError(
+            "--quantization", f"fp8: GPU {gpu} has compute capability {have}; 8.9 is needed (Ada)"
         )
 
 

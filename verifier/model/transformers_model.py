@@ -16,8 +16,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from verifier.attention.backend import AttentionBackend, StepAttention, to_device
 from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.host_step import HostLogits, HostStep
-from verifier.batch.target_model import BoolArray, FloatArray, StepHandle, StepSampling
+from verifier.gpu.current_device import current_device
+from verifier.gpu.device_model import DeviceModel, as_floats
 from verifier.tensor_parallel.collectives import Collectives
 
 ATTENTION_NAME = "tandem_paged"
@@ -42,14 +42,8 @@ class UnsupportedAttentionError(Exception):
     """The model's attention needs something that would be computed wrongly here."""
 
 
-class TransformersModel:
-    """Implements `TargetModel`, `ComputesLogits` and `KeepsHiddenStates`. Owned by the engine
-    thread.
-
-    Attributes:
-        computes_at_launch: whether a step's kernels are queued when it is launched; else the step
-            is computed when it is waited for.
-    """
+class TransformersModel(DeviceModel):
+    """A model of transformers with paged attention."""
 
     def __init__(
         self,
@@ -61,33 +55,18 @@ class TransformersModel:
         collectives: Collectives | None = None,
     ) -> None:
         """`collectives`: if the model is one rank's part."""
-        self.vocab_size = int(model.config.vocab_size)
-        self.kv_is_finite: BoolArray | None = None
-        self.hidden_states: FloatArray | None = None
+        super().__init__(vocab_size=int(model.config.vocab_size), device=device)
         self._model = model
         self._backend = backend
         self._cache = cache
         self._device = device
         self._collectives = collectives
-        self.computes_at_launch = device.type != "cpu"
 
-    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
-        if not self.computes_at_launch:
-            return HostStep(lambda: self._fetch(*self.forward_on_device(layout)), layout, sampling)
-        computed = self.forward_on_device(layout)
-        return HostStep(lambda: self._fetch(*computed), layout, sampling)
-
-    def forward(self, layout: BatchLayout) -> FloatArray:
-        """As `ComputesLogits` says."""
-        output = self._fetch(*self.forward_on_device(layout))
-        self.kv_is_finite = output.kv_is_finite
-        return output.logits
-
-    @torch.inference_mode()
     def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`; returns logits in the model's dtype and whether K/V is finite, both on the
-        model's device.
-        """
+        with torch.inference_mode(), current_device(self._device):
+            return self._checked_forward(layout)
+
+    def _checked_forward(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
         self.hidden_states = None
         self._cache.begin_step()
         logits = self._forward_keeping(layout)
@@ -96,10 +75,6 @@ class TransformersModel:
             # Each rank checks its own heads only.
             kv_is_finite = self._collectives.sum((~kv_is_finite).float()) == 0
         return logits, kv_is_finite
-
-    def _fetch(self, logits: torch.Tensor, kv_is_finite: torch.Tensor) -> HostLogits:
-        """Waits for the device."""
-        return HostLogits(_as_floats(logits), kv_is_finite.cpu().numpy(), self.hidden_states)
 
     def _forward_keeping(self, layout: BatchLayout) -> torch.Tensor:
         if len(layout.hidden_state_indices):
@@ -124,7 +99,7 @@ class TransformersModel:
 
         def keep(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
             states = arguments[0][0, self._on_device(layout.hidden_state_indices)]
-            self.hidden_states = _as_floats(states)
+            self.hidden_states = as_floats(states)
 
         head = cast(torch.nn.Module, self._model.get_output_embeddings())
         handle = head.register_forward_pre_hook(keep)
@@ -135,11 +110,6 @@ class TransformersModel:
 
     def _on_device(self, array: Any) -> torch.Tensor:
         return to_device(array, self._device)
-
-
-def _as_floats(tensor: torch.Tensor) -> FloatArray:
-    floats: FloatArray = tensor.float().cpu().contiguous().numpy()
-    return floats
 
 
 def register_attention() -> None:
