@@ -4,7 +4,8 @@ Decodes, verified drafts and prefill chunks go through one kernel with one shape
 launch per layer (two, where a sequence's K/V is read by several programs). `triton_kernels.py` says
 why a row's bits depend on its own sequence alone.
 
-Never measured: tile shapes and limits here are chosen by reading.
+It has run in Triton's interpreter only, never on a GPU: tile shapes and limits are chosen by what
+the compiler says of registers and shared memory.
 """
 
 import contextlib
@@ -22,9 +23,11 @@ from verifier.batch.batch_layout import BatchLayout
 SPLIT_TOKENS = 512
 """Tokens per split of a sequence's K/V; changing it changes bits."""
 
-MIN_TILE_ROWS = 64
-"""Rows per tile; a tensor core of Hopper takes 64 at least. Far fewer would do for a decode, whose
-speed is that of reading K/V; the same number everywhere gives the same bits everywhere.
+MIN_TILE_ROWS = {torch.float16: 64, torch.bfloat16: 64, torch.float32: 16}
+"""Rows per tile, by dtype: what a tensor core of Hopper takes at least; float32 runs on none.
+
+Fewer would do for a decode, whose speed is that of reading K/V; one number for all gives a row the
+same bits in a decode and in a chunk.
 """
 
 ENOUGH_PROGRAMS = 512
@@ -146,6 +149,7 @@ def write(
             DIM=head_dim,
             HEADS=_power_of_two(num_kv_heads),
             DIMS=_power_of_two(head_dim),
+            enable_fp_fusion=False,
         )
     return row_sums
 
@@ -174,7 +178,7 @@ def paged_attention(
     block_size, num_kv_heads = cached_keys.shape[1:3]
     num_sequences = len(tables.seq_lens)
     group = num_heads // num_kv_heads
-    tile_rows = max(MIN_TILE_ROWS, _power_of_two(group))
+    tile_rows = max(MIN_TILE_ROWS[queries.dtype], _power_of_two(group))
     tile_tokens = tile_rows // group
     num_tiles = num_rows // tile_tokens + num_sequences
     num_splits = max(-(-tables.longest_k // splitting.split_tokens), 1)
@@ -194,9 +198,9 @@ def paged_attention(
         tops = totals = sums = output  # never used
     window = sliding_window or 0
     dims = max(_power_of_two(head_dim), 16)
-    # A product and a sum, each rounded, wherever a split is folded: else the compiler might fuse
+    # Products and sums are rounded each, wherever a split is folded: else the compiler might fuse
     # them in one of the kernels only.
-    options = {"enable_fp_fusion": False}
+    options = {"enable_fp_fusion": False, "num_warps": 4 if dims <= 128 else 8}
     triton_kernels.attend[(num_tiles, num_kv_heads, num_splits if is_split else 1)](
         queries,
         cached_keys,
@@ -226,7 +230,6 @@ def paged_attention(
         SPLIT=splitting.split_tokens,
         IS_SPLIT=is_split,
         HAS_WINDOW=window > 0,
-        num_warps=4 if dims <= 128 else 8,
         num_stages=2,
         **options,
     )
@@ -248,7 +251,6 @@ def paged_attention(
             SPLIT=splitting.split_tokens,
             UNROLLED=_UNROLLED_SPLITS,
             HAS_WINDOW=window > 0,
-            num_warps=4,
             **options,
         )
     return output
