@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from verifier.attention.block_table import StepTables
+from verifier.attention.block_table import tables_of
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
@@ -39,8 +40,12 @@ class Target:
         return GPUTarget("cuda", self.capability, 32)
 
 
-class Compiled(dict[str, Any]):
-    """Kernels by name, instead of launched."""
+class Compiled:
+    """What is compiled instead of launched: kernels by name, and how many different ones."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, Any] = {}
+        self.different: set[int] = set()
 
 
 @pytest.fixture
@@ -49,41 +54,48 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
     from triton.runtime.jit import JITFunction
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernels = Compiled()
+    compiled = Compiled()
     run = JITFunction.run
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kernels[self.__name__] = run(self, *arguments, grid=grid, warmup=True, **options)
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        compiled.kernels[self.__name__] = kernel
+        compiled.different.add(id(kernel))
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(driver, "_active", None)
-    return kernels
+    return compiled
 
 
-def compile_for(
-    capability: int, dtype: torch.dtype, *, head_dim: int, longest: int, window: int | None
-) -> None:
+def compile_for(capability: int) -> None:
     from triton.runtime import driver
-
-    from verifier.attention.triton_paged import Splitting, paged_attention, write
 
     driver.set_active(Target(capability))
 
-    def indices(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=META)
 
-    tables = StepTables(
-        cu_seqlens_q=indices(3),
-        cu_seqlens_k=indices(3),
-        seq_lens=indices(2),
-        block_table=indices(2, 40),
-        longest_q=4,
-        longest_k=longest,
+def attend(
+    dtype: torch.dtype, *, head_dim: int, longest: int, window: int | None, num_sequences: int = 2
+) -> None:
+    """Compiles what a step needs, for indices that lie as those of a real step."""
+    from verifier.attention.triton_paged import Splitting, paged_attention, write
+
+    layout = lay_out(
+        [
+            ScheduledTokens(
+                token_ids=[1],
+                draft_token_ids=[],
+                num_computed_tokens=longest - 1,
+                block_table=[0] * -(-longest // 16),
+            )
+        ]
+        * num_sequences,
+        block_size=16,
     )
-    queries = torch.empty((32, 8, head_dim), dtype=dtype, device=META)
-    keys = torch.empty((8, 8, head_dim), dtype=dtype, device=META)
+    tables = tables_of(layout, torch.device("cpu"))
+    queries = torch.empty((32, num_sequences, head_dim), dtype=dtype, device=META)
+    keys = torch.empty((8, num_sequences, head_dim), dtype=dtype, device=META)
     blocks = torch.empty((100, 16, 8, head_dim), dtype=dtype, device=META)
-    write(keys, keys, torch.empty(8, dtype=torch.int64, device=META), blocks, blocks)
+    write(keys, keys, torch.from_numpy(layout.slot_mapping), blocks, blocks)
     paged_attention(
         queries,
         blocks,
@@ -95,16 +107,16 @@ def compile_for(
     )
 
 
-@pytest.mark.parametrize("longest", [100, 9000])
 @pytest.mark.parametrize(
-    ("capability", "dtype", "head_dim", "window"),
+    ("capability", "dtype", "head_dim", "window", "longest"),
     [
-        (80, torch.float16, 128, None),
-        (80, torch.bfloat16, 256, 100),
-        (80, torch.float32, 128, None),
-        (89, torch.bfloat16, 80, 100),
-        (90, torch.bfloat16, 128, None),
-        (100, torch.bfloat16, 128, None),
+        (80, torch.float16, 128, None, 9000),
+        (80, torch.bfloat16, 256, 100, 100),
+        (80, torch.float32, 128, None, 100),
+        (89, torch.bfloat16, 80, 100, 9000),
+        (90, torch.bfloat16, 128, None, 100),
+        (90, torch.bfloat16, 256, None, 100),
+        (100, torch.bfloat16, 128, None, 100),
     ],
 )
 def test_kernels_compile_and_fit(
@@ -116,12 +128,40 @@ def test_kernels_compile_and_fit(
     longest: int,
 ) -> None:
     """Of one split, and of several."""
-    compile_for(capability, dtype, head_dim=head_dim, longest=longest, window=window)
-    assert compiled.keys() == {"write_kv", "attend"} | ({"combine"} if longest > 512 else set())
-    assert all(kernel.metadata.shared <= SMALLEST_SHARED_MEMORY for kernel in compiled.values())
-    code = compiled["attend"].asm["ptx"]
+    compile_for(capability)
+    attend(dtype, head_dim=head_dim, longest=longest, window=window)
+    kernels = compiled.kernels
+    assert kernels.keys() == {"write_kv", "attend"} | ({"combine"} if longest > 512 else set())
+    assert all(kernel.metadata.shared <= SMALLEST_SHARED_MEMORY for kernel in kernels.values())
+    code = kernels["attend"].asm["ptx"]
     if dtype is not torch.float32:
         unit = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma", 100: "tcgen05.mma"}[capability]
         assert unit in code
         # Folding rounds each product and sum, in every kernel.
-        assert not any("fma.rn" in kernel.asm["ptx"] for kernel in compiled.values())
+        assert not any("fma.rn" in kernel.asm["ptx"] for kernel in kernels.values())
+
+
+def test_no_later_step_waits_for_the_compiler(compiled: Compiled) -> None:
+    """Whatever the number of sequences, their lengths, and where the indices lie."""
+    from verifier.attention.triton_paged import TritonBackend
+
+    compile_for(90)
+    backend = TritonBackend(device=META)
+    queries = torch.empty((32, 7, 64), dtype=torch.bfloat16, device=META)
+    blocks = torch.empty((100, 16, 8, 64), dtype=torch.bfloat16, device=META)
+    for window in (None, 4096):
+        backend.compile(queries, blocks, blocks, has_window=window is not None)
+    attend(torch.bfloat16, head_dim=64, longest=3, window=None)  # the write, too
+    different = len(compiled.different)
+    assert different == 7  # attend by one program and several, combine, each with a window; write
+    for num_sequences in (1, 2, 3, 4, 5, 16, 17):
+        for longest in (1, 16, 300, 1100, 8192):
+            for window in (None, 1, 4096):
+                attend(
+                    torch.bfloat16,
+                    head_dim=64,
+                    longest=longest,
+                    window=window,
+                    num_sequences=num_sequences,
+                )
+    assert len(compiled.different) == different

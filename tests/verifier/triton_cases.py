@@ -327,10 +327,10 @@ def padding_changes_no_bit(dtype: torch.dtype, device: str = "cpu") -> None:
             )
             slots = [*world.layout.slot_mapping.tolist(), *[-1] * num_padded]
             step = TritonStep(
+                TritonBackend(device=world.device, splitting=splitting),
                 world.cache,
                 slot_mapping=torch.tensor(slots, device=device),
                 tables=tables,
-                splitting=splitting,
             )
             before = [blocks.clone() for blocks in world.cache.blocks(0)]
             rows = [
@@ -364,7 +364,8 @@ def a_step_reads_its_indices_at_every_launch(device: str = "cpu") -> None:
         slots = torch.zeros(8, dtype=torch.int64, device=device)
         for each in (world, other, world):
             _fill(tables, slots, each)
-            step = TritonStep(each.cache, slot_mapping=slots, tables=tables, splitting=splitting)
+            backend = TritonBackend(device=each.device, splitting=splitting)
+            step = TritonStep(backend, each.cache, slot_mapping=slots, tables=tables)
             each.check(step.attend(1, *each.rows(), scaling=0.3, sliding_window=None))
 
 
@@ -394,7 +395,8 @@ def a_captured_step_is_replayed(dtype: torch.dtype, device: str) -> None:
         rows = [each.clone() for each in world.rows()]
         _fill(tables, slots, world)
         # Two caches of the same size: the capture's, which the replay must find as `other` has it.
-        step = TritonStep(world.cache, slot_mapping=slots, tables=tables, splitting=splitting)
+        backend = TritonBackend(device=world.device, splitting=splitting)
+        step = TritonStep(backend, world.cache, slot_mapping=slots, tables=tables)
         step.attend(1, *rows, scaling=0.3, sliding_window=None)  # compiles
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -10,6 +10,7 @@ the compiler says of registers and shared memory.
 
 import contextlib
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -57,15 +58,54 @@ class TritonBackend:
     def __init__(self, *, device: torch.device, splitting: Splitting | None = None) -> None:
         self.device = device
         self.splitting = splitting or Splitting()
+        # For which models' layers all kernels are compiled: those with a window, or without.
+        self._compiled: set[bool] = set()
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> "TritonStep":
         """Rows of the layout past its last sequence are padding, and so are slots under zero."""
         return TritonStep(
+            self,
             cache,
             slot_mapping=to_device(layout.slot_mapping, self.device),
             tables=tables_of(layout, self.device),
-            splitting=self.splitting,
         )
+
+    def compile(
+        self,
+        queries: torch.Tensor,
+        cached_keys: torch.Tensor,
+        cached_values: torch.Tensor,
+        *,
+        has_window: bool,
+    ) -> None:
+        """At the first step, which is the check of the model when it is loaded, runs the kernels of
+        one program per sequence and those of several, for one token. So no request waits for the
+        compiler.
+        """
+        if has_window in self._compiled:
+            return
+        split_tokens = self.splitting.split_tokens
+        one = torch.ones(1, dtype=torch.int32, device=queries.device)
+        offsets = torch.arange(2, dtype=torch.int32, device=queries.device)
+        tables = StepTables(
+            cu_seqlens_q=offsets,
+            cu_seqlens_k=offsets,
+            seq_lens=one,
+            block_table=torch.zeros_like(one)[None],
+            longest_q=1,
+            longest_k=split_tokens + 1,
+        )
+        for enough_programs in (0, sys.maxsize):
+            paged_attention(
+                queries[:, :1],
+                cached_keys,
+                cached_values,
+                tables,
+                scaling=1.0,
+                sliding_window=1 if has_window else None,
+                splitting=Splitting(split_tokens=split_tokens, enough_programs=enough_programs),
+            )
+        self._compiled.add(has_window)
 
 
 class TritonStep:
@@ -75,17 +115,17 @@ class TritonStep:
 
     def __init__(
         self,
+        backend: TritonBackend,
         cache: KVCache,
         *,
         slot_mapping: torch.Tensor,
         tables: StepTables,
-        splitting: Splitting,
     ) -> None:
         """`slot_mapping`: [T] int64."""
+        self._backend = backend
         self._cache = cache
         self._slot_mapping = slot_mapping
         self._tables = tables
-        self._splitting = splitting
 
     def attend(
         self,
@@ -103,6 +143,12 @@ class TritonStep:
             self._cache.add_row_sums(
                 write(keys, values, self._slot_mapping, cached_keys, cached_values)
             )
+            self._backend.compile(
+                queries,
+                cached_keys,
+                cached_values,
+                has_window=sliding_window is not None,
+            )
             return paged_attention(
                 queries,
                 cached_keys,
@@ -110,7 +156,7 @@ class TritonStep:
                 self._tables,
                 scaling=scaling,
                 sliding_window=sliding_window,
-                splitting=self._splitting,
+                splitting=self._backend.splitting,
             )
 
 
