@@ -64,9 +64,10 @@ class VerifierConfig(
     decoder, on CPU; fast: transformers computes; auto is strict where that decoder serves the
     model."""
 
-    attention_backend: Literal["auto", "sdpa", "flash_attn", "torch_varlen"] = "auto"
-    """How attention is computed with transformers; auto is flash_attn on a GPU where that package
-    is installed and can serve the model, else sdpa."""
+    attention_backend: Literal["auto", "sdpa", "triton", "flash_attn", "torch_varlen"] = "auto"
+    """How attention is computed with transformers; auto is, on a GPU, the first of triton,
+    flash_attn and torch_varlen that is installed and can serve the model in blocks of --block-size,
+    else sdpa."""
 
     threads: int = pydantic.Field(default=0, ge=0)
     """Threads of the model on CPU, in each process; 0: as many as the container's limit and the
@@ -98,7 +99,7 @@ class VerifierConfig(
 
     block_size: int = pydantic.Field(default=0, ge=0)
     """Tokens per K/V block; 0 is 16, or 256 with flash_attn and torch_varlen, which need a multiple
-    of it."""
+    of it; triton needs a power of two from 16 to 256."""
 
     num_kv_blocks: int | None = pydantic.Field(default=None, ge=1)
     """K/V blocks; if empty, enough for every sequence at full length, as far as memory allows."""

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 GPU = torch.device("cuda")
 BACKENDS = [
     "sdpa",
+    "triton",
     "torch_varlen",
     pytest.param(
         "flash_attn",
@@ -55,7 +56,7 @@ def test_float32_logits_are_transformers_own(name: str) -> None:
 def test_bfloat16_logits_are_near_the_float32_models(name: str, backend_name: str) -> None:
     """The error is at most twice that of transformers' own bfloat16 attention."""
     model = small_model(name, torch.bfloat16)
-    block_size = 16 if backend_name == "sdpa" else 256
+    block_size = 16 if backend_name in ("sdpa", "triton") else 256
     choice = AttentionChoice(name=backend_name, block_size=block_size)
     backend = make_backend(choice, device=GPU)
     paged = PagedModel(model, backend=backend, block_size=block_size, num_blocks=64)

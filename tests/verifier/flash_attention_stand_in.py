@@ -33,9 +33,16 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The part that Tandem uses: paged, causal, no dropout, cap or slopes."""
+    """The part that Tandem uses: paged, no dropout, cap or slopes.
+
+    As in the real one, `causal` bounds the window to the right, whatever bound it has there; and
+    heads that share K/V are computed together in a decode only without bounds.
+    """
     assert block_table is not None
-    assert causal
+    if -1 in window_size:
+        assert window_size == (-1, -1), "the path for a decode of grouped heads is not taken"
+    if causal:
+        window_size = (window_size[0], 0)
     assert dropout_p == softcap == 0.0
     assert alibi_slopes is None
     assert not return_attn_probs
@@ -145,7 +152,8 @@ def brute_force(
         for row in range(start, end):
             at = length - end + row
             first = 0 if window_size[0] < 0 else max(0, at - window_size[0])
-            key, value = (cache[first : at + 1 + window_size[1]] for cache in own)
+            last = length if window_size[1] < 0 else at + 1 + window_size[1]
+            key, value = (cache[first:last] for cache in own)
             scores = torch.einsum("hd,lhd->hl", queries[row], key) * (scale or head_dim**-0.5)
             attended[row] = torch.einsum("hl,lhd->hd", scores.softmax(dim=-1), value)
     return attended

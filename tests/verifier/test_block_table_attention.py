@@ -1,7 +1,6 @@
 """Attention through block tables: layouts and arguments, against stand-ins for the GPU kernels."""
 
 import contextlib
-import importlib.util
 import random
 from collections.abc import Iterator
 
@@ -9,9 +8,7 @@ import pytest
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from servicekit.config import ConfigError
 from tests.verifier import flash_attention_stand_in as stand_in
-from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, Chunk, PagedModel, make_small_model, some_tokens
 from verifier.attention.block_table import (
     BlockTableBackend,
@@ -19,13 +16,9 @@ from verifier.attention.block_table import (
     tables_of,
     torch_varlen_kernel,
 )
-from verifier.attention.selection import AttentionChoice, choose_attention
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.build import load_model
-from verifier.config import VerifierConfig
 from verifier.model.checkpoint import reference_logits
 
-CUDA = torch.device("cuda")
 BLOCK_SIZE = 256
 
 
@@ -103,80 +96,3 @@ def test_tables_are_int32_and_hold_what_the_layout_says() -> None:
         assert row == item.block_table + [0] * (8 - len(item.block_table))
     for field in ("cu_seqlens_q", "cu_seqlens_k", "seq_lens", "block_table"):
         assert getattr(tables, field).dtype is torch.int32
-
-
-class TestChoice:
-    @pytest.fixture(autouse=True)
-    def _installed(self, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-        """flash-attn counts as installed, unless a test is marked otherwise."""
-        found = None if "not_installed" in request.node.name else object()
-        find_spec = importlib.util.find_spec
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda n: found if n == "flash_attn" else find_spec(n)
-        )
-
-    @staticmethod
-    def choose(
-        name: str,
-        *,
-        device: torch.device = CUDA,
-        block_size: int = 0,
-        dtype: torch.dtype = torch.bfloat16,
-        head_dim: int = 128,
-    ) -> AttentionChoice:
-        return choose_attention(
-            name, block_size=block_size, device=device, dtype=dtype, head_dim=head_dim
-        )
-
-    @pytest.mark.parametrize(
-        ("name", "options", "chosen"),
-        [
-            ("auto", {"device": CPU}, ("sdpa", 16)),
-            ("auto", {}, ("flash_attn", 256)),
-            ("auto", {"block_size": 512}, ("flash_attn", 512)),
-            ("auto", {"block_size": 16}, ("sdpa", 16)),
-            ("auto", {"dtype": torch.float32}, ("sdpa", 16)),
-            ("auto", {"head_dim": 320}, ("sdpa", 16)),
-            ("sdpa", {"block_size": 32}, ("sdpa", 32)),
-            ("flash_attn", {}, ("flash_attn", 256)),
-            ("torch_varlen", {"block_size": 768}, ("torch_varlen", 768)),
-        ],
-    )
-    def test_a_backend_is_chosen_that_can_serve_the_model(
-        self, name: str, options: dict, chosen: tuple[str, int]
-    ) -> None:
-        assert self.choose(name, **options) == AttentionChoice(name=chosen[0], block_size=chosen[1])
-
-    def test_auto_is_sdpa_when_flash_attn_is_not_installed(self) -> None:
-        assert self.choose("auto").name == "sdpa"
-        with pytest.raises(ConfigError, match=r"--attention-backend: flash_attn: .* not installed"):
-            self.choose("flash_attn")
-
-    @pytest.mark.parametrize("name", ["flash_attn", "torch_varlen"])
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"device": CPU}, "--attention-backend: {name}: runs on a GPU only"),
-            ({"dtype": torch.float32}, "--attention-backend: {name}: .* --dtype is float32"),
-            ({"head_dim": 260}, "--attention-backend: {name}: cannot serve heads of 260"),
-            ({"head_dim": 60}, "--attention-backend: {name}: cannot serve heads of 60"),
-            ({"block_size": 16}, "--block-size: 16: .* {name} needs a multiple of 256"),
-        ],
-    )
-    def test_a_choice_that_cannot_work_is_refused(
-        self, name: str, options: dict, message: str
-    ) -> None:
-        with pytest.raises(ConfigError, match=message.format(name=name)):
-            self.choose(name, **options)
-
-    def test_torch_varlen_needs_a_torch_that_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch, "__version__", "2.11.1+cu126")
-        with pytest.raises(ConfigError, match=r"torch_varlen: torch 2\.11\.1\+cu126 has no"):
-            self.choose("torch_varlen")
-
-    def test_the_flag_reaches_the_loading_of_a_model(self) -> None:
-        config = VerifierConfig(
-            model=MODEL_FOLDER, device="cpu", threads=1, attention_backend="torch_varlen"
-        )
-        with pytest.raises(ConfigError, match="--attention-backend: torch_varlen: runs on a GPU"):
-            load_model(config)

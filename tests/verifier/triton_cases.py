@@ -24,7 +24,7 @@ from verifier.model.checkpoint import reference_logits
 # sequences here, unlike the default.
 TOGETHER = Splitting(split_tokens=32, enough_programs=0)
 APART = Splitting(split_tokens=32, enough_programs=1 << 30)
-TOLERANCES = {torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
 """Of results with values near 1: some roundings of the result's type."""
 
 
@@ -217,9 +217,9 @@ def attention_is_that_of_the_definition(
 
 def the_default_splits_are_right(dtype: torch.dtype, device: str = "cpu") -> None:
     """Longer than one split of the default, in blocks of every size."""
-    for block_size in (16, 64, 256):
+    for block_size in (16, 256):
         sizes = Sizes(head_dim=64, dtype=dtype, device=device, block_size=block_size)
-        entries = [Entry(num_queries=3, length=1100), Entry(num_queries=70, length=600)]
+        entries = [Entry(num_queries=3, length=1100), Entry(num_queries=20, length=600)]
         for sliding_window in (None, 560):
             world = World(sizes, entries)
             attended = world.attend(Splitting(), sliding_window=sliding_window)
@@ -255,26 +255,23 @@ def bits_do_not_depend_on_the_batch(dtype: torch.dtype, device: str = "cpu") -> 
     """Alone or among others, by one program or several, in one chunk or token by token."""
     sizes = Sizes(group=3, head_dim=40, dtype=dtype, device=device)
     entries = [
-        Entry(num_queries=1, length=130),
-        Entry(num_queries=7, length=97),
-        Entry(num_queries=50, length=120),
+        Entry(num_queries=1, length=100),
+        Entry(num_queries=7, length=75),
+        Entry(num_queries=30, length=80),
         Entry(num_queries=0, length=40),
-        Entry(num_queries=33, length=33),
+        Entry(num_queries=23, length=23),
     ]
-    for sliding_window in (None, 45):
+    for sliding_window, alone_by in ((None, APART), (45, TOGETHER)):
         together = World(sizes, entries).attend(TOGETHER, sliding_window=sliding_window)
         apart = World(sizes, entries).attend(APART, sliding_window=sliding_window)
         assert torch.equal(together, apart)
         counts = [entry.num_queries for entry in entries]
         for entry, rows in zip(entries, together.split(counts), strict=True):
-            for at in {0, entry.num_queries // 2, entry.num_queries - 1} - {-1}:
-                if entry.num_queries == 0:
-                    continue
+            for at in {entry.num_queries // 2, entry.num_queries - 1} & set(range(len(rows))):
                 # The same text, with this row the only one that is new.
                 position = entry.length - entry.num_queries + at
-                for splitting in (TOGETHER, APART):
-                    alone = row_alone(sizes, entry, position, splitting, sliding_window)
-                    assert torch.equal(alone, rows[at]), (entry, at)
+                alone = row_alone(sizes, entry, position, alone_by, sliding_window)
+                assert torch.equal(alone, rows[at]), (entry, at)
 
 
 def row_alone(
@@ -330,10 +327,10 @@ def padding_changes_no_bit(dtype: torch.dtype, device: str = "cpu") -> None:
             )
             slots = [*world.layout.slot_mapping.tolist(), *[-1] * num_padded]
             step = TritonStep(
+                TritonBackend(device=world.device, splitting=splitting),
                 world.cache,
                 slot_mapping=torch.tensor(slots, device=device),
                 tables=tables,
-                splitting=splitting,
             )
             before = [blocks.clone() for blocks in world.cache.blocks(0)]
             rows = [
@@ -359,19 +356,59 @@ def a_step_reads_its_indices_at_every_launch(device: str = "cpu") -> None:
             sizes,
             [Entry(num_queries=6, length=140, seed=1), Entry(num_queries=2, length=35, seed=1)],
         )
-        tables = dataclasses.replace(tables_of(world.layout, world.device), longest_k=160)
         tables = dataclasses.replace(
-            tables, block_table=torch.zeros((2, 10), dtype=torch.int32, device=device)
+            tables_of(world.layout, world.device),
+            block_table=torch.zeros((2, 10), dtype=torch.int32, device=device),
+            longest_k=160,
         )
         slots = torch.zeros(8, dtype=torch.int64, device=device)
         for each in (world, other, world):
-            new = tables_of(each.layout, each.device)
-            tables.cu_seqlens_q.copy_(new.cu_seqlens_q)
-            tables.seq_lens.copy_(new.seq_lens)
-            tables.block_table[:, : new.block_table.shape[1]] = new.block_table
-            slots.copy_(torch.from_numpy(each.layout.slot_mapping))
-            step = TritonStep(each.cache, slot_mapping=slots, tables=tables, splitting=splitting)
+            _fill(tables, slots, each)
+            backend = TritonBackend(device=each.device, splitting=splitting)
+            step = TritonStep(backend, each.cache, slot_mapping=slots, tables=tables)
             each.check(step.attend(1, *each.rows(), scaling=0.3, sliding_window=None))
+
+
+def _fill(tables: StepTables, slots: torch.Tensor, world: World) -> None:
+    """Overwrites a step's indices with those of a world's step."""
+    new = tables_of(world.layout, world.device)
+    tables.cu_seqlens_q.copy_(new.cu_seqlens_q)
+    tables.seq_lens.copy_(new.seq_lens)
+    tables.block_table[:, : new.block_table.shape[1]] = new.block_table
+    slots.copy_(torch.from_numpy(world.layout.slot_mapping))
+
+
+def a_captured_step_is_replayed(dtype: torch.dtype, device: str) -> None:
+    """By a CUDA graph: rows, lengths, blocks and slots differ from those of the capture."""
+    sizes = Sizes(head_dim=64, dtype=dtype, device=device)
+    entries = [Entry(num_queries=4, length=160), Entry(num_queries=4, length=90)]
+    others = [Entry(num_queries=6, length=140, seed=1), Entry(num_queries=2, length=35, seed=1)]
+    for splitting in (TOGETHER, APART):
+        world, other, fresh = (World(sizes, each) for each in (entries, others, others))
+        expected = fresh.attend(splitting)
+        tables = dataclasses.replace(
+            tables_of(world.layout, world.device),
+            block_table=torch.zeros((2, 10), dtype=torch.int32, device=device),
+            longest_k=160,
+        )
+        slots = torch.zeros(8, dtype=torch.int64, device=device)
+        rows = [each.clone() for each in world.rows()]
+        _fill(tables, slots, world)
+        # Two caches of the same size: the capture's, which the replay must find as `other` has it.
+        backend = TritonBackend(device=world.device, splitting=splitting)
+        step = TritonStep(backend, world.cache, slot_mapping=slots, tables=tables)
+        step.attend(1, *rows, scaling=0.3, sliding_window=None)  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            attended = step.attend(1, *rows, scaling=0.3, sliding_window=None)
+        for blocks, past in zip(world.cache.blocks(1), other.cache.blocks(1), strict=True):
+            blocks[: len(past)] = past
+        _fill(tables, slots, other)
+        for row, new in zip(rows, other.rows(), strict=True):
+            row.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(attended, expected)
 
 
 def what_is_written_is_that_of_the_cache(dtype: torch.dtype, device: str = "cpu") -> None:
@@ -384,34 +421,18 @@ def what_is_written_is_that_of_the_cache(dtype: torch.dtype, device: str = "cpu"
         keys[0, 2, 5], keys[-1, 4, 0] = torch.nan, torch.inf
         values[-1, 4, -1], values[0, 7, 3] = -torch.inf, torch.nan
         keys = keys.transpose(0, 1).contiguous().transpose(0, 1)  # as a model's projection is
-        backends = (
+        backends: tuple[AttentionBackend, ...] = (
             TritonBackend(device=worlds[0].device, splitting=APART),
             SdpaBackend(device=worlds[1].device),
         )
         for world, backend in zip(worlds, backends, strict=True):
             world.cache.begin_step()
             step = backend.prepare(world.layout, world.cache)
-            if dtype is torch.bfloat16 and device == "cpu":
-                # The interpreter cannot multiply matrices of bfloat16: only the write.
-                write_only(world, backend, keys, values)
-            else:
-                step.attend(1, queries, keys, values, scaling=1.0, sliding_window=None)
+            step.attend(1, queries, keys, values, scaling=1.0, sliding_window=None)
             assert world.cache.finite_rows().tolist() == [i not in (2, 4, 7) for i in range(9)]
         ours, theirs = (world.cache.blocks(1) for world in worlds)
         for our_blocks, their_blocks in zip(ours, theirs, strict=True):
             assert torch.equal(our_blocks.nan_to_num(nan=77), their_blocks.nan_to_num(nan=77))
-
-
-def write_only(
-    world: World, backend: AttentionBackend, keys: torch.Tensor, values: torch.Tensor
-) -> None:
-    from verifier.attention.triton_paged import write
-
-    slots = torch.from_numpy(world.layout.slot_mapping)
-    if backend.name == "triton":
-        world.cache.add_row_sums(write(keys, values, slots, *world.cache.blocks(1)))
-    else:
-        world.cache.write(1, keys, values, slots)
 
 
 def a_models_logits_are_transformers_own(name: str, device: str = "cpu") -> None:
@@ -419,8 +440,8 @@ def a_models_logits_are_transformers_own(name: str, device: str = "cpu") -> None
     model = make_small_model(name).model.to(device)  # type: ignore[arg-type]
     backend = TritonBackend(device=torch.device(device), splitting=APART)
     paged = PagedModel(model, backend=backend, num_blocks=16)
-    token_ids = some_tokens(135, paged.vocab_size)
-    rows = paged.run_in_chunks(token_ids, [60, 1, 40, 8, 3], list(range(16))[::-1])
+    token_ids = some_tokens(115, paged.vocab_size)
+    rows = paged.run_in_chunks(token_ids, [50, 1, 52, 9, 3], list(range(16))[::-1])
     expected = reference_logits(paged.model, token_ids)
     largest = expected.abs().max().item()
     torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5 * largest)
@@ -431,9 +452,9 @@ def sequences_of_a_models_step_do_not_mix(is_expanded: bool, device: str = "cpu"
     model = make_small_model("mistral").model.to(device)  # type: ignore[arg-type]
     backend = TritonBackend(device=torch.device(device), splitting=APART)
     paged = PagedModel(model, backend=backend, num_blocks=32)
-    texts = [some_tokens(n, paged.vocab_size, seed=n) for n in (130, 40, 20)]
-    tables = [list(range(31, 21, -1)), [3, 7, 1], [12, 0]]
-    starts, row_counts = [129, 35, 0], [1, 5, 1]
+    texts = [some_tokens(n, paged.vocab_size, seed=n) for n in (70, 40, 20)]
+    tables = [list(range(31, 26, -1)), [3, 7, 1], [12, 0]]
+    starts, row_counts = [69, 35, 0], [1, 5, 1]
     for text, table, start in zip(texts, tables, starts, strict=True):
         if start:
             paged.run_in_chunks(text[:start], [start], table)

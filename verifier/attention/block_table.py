@@ -8,7 +8,7 @@ translate. In common they have:
 - float16 and bfloat16 only, head_dim a multiple of 8 up to 256, on CUDA;
 - int32 indices, and a causal mask aligned to the end of each sequence's K/V;
 - a window (left, right) that counts neighbours: a token that sees W tokens, itself included, has
-  W - 1 to its left, and 0 to its right since it is causal; -1 is no bound.
+  W - 1 to its left; -1 is no bound.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,11 @@ class BlockTableBackend:
 
 
 def flash_attn_kernel(flash_attn_varlen_func: Callable[..., Any]) -> BlockTableKernel:
-    """For `flash_attn.flash_attn_varlen_func`, flash-attn 2.8."""
+    """For `flash_attn.flash_attn_varlen_func`, flash-attn 2.8.
+
+    Without a window, both its sides have no bound: `causal` bounds the right one, and a bound there
+    would keep heads that share K/V from being computed together in a decode.
+    """
 
     def attend(
         queries: torch.Tensor,
@@ -89,7 +93,7 @@ def flash_attn_kernel(flash_attn_varlen_func: Callable[..., Any]) -> BlockTableK
             max_seqlen_k=tables.longest_k,
             softmax_scale=scaling,
             causal=True,
-            window_size=_window(sliding_window),
+            window_size=(_left(sliding_window), -1 if sliding_window is None else 0),
             block_table=tables.block_table,
         )
         return attended
@@ -101,7 +105,8 @@ def torch_varlen_kernel(varlen_attn: Callable[..., Any]) -> BlockTableKernel:
     """For `torch.nn.attention.varlen.varlen_attn`, torch 2.12 and later.
 
     K/V are never split between thread blocks (`num_splits=1`): the split would depend on the
-    batch's longest sequence.
+    batch's longest sequence, and automatic splitting of K/V in blocks is reported to give NaN in
+    torch 2.13. That its window has 0 to the right is what makes it causal.
     """
 
     def attend(
@@ -122,7 +127,7 @@ def torch_varlen_kernel(varlen_attn: Callable[..., Any]) -> BlockTableKernel:
             tables.longest_q,
             tables.longest_k,
             scale=scaling,
-            window_size=_window(sliding_window),
+            window_size=(_left(sliding_window), 0),
             enable_gqa=queries.shape[1] != keys.shape[2],
             seqused_k=tables.seq_lens,
             block_table=tables.block_table,
@@ -185,5 +190,5 @@ class _BlockTableStep:
         )
 
 
-def _window(sliding_window: int | None) -> tuple[int, int]:
-    return (-1 if sliding_window is None else sliding_window - 1, 0)
+def _left(sliding_window: int | None) -> int:
+    return -1 if sliding_window is None else sliding_window - 1

@@ -1,7 +1,10 @@
 """Chooses the attention backend and its block size."""
 
 import importlib.util
+import shutil
+import sysconfig
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -12,6 +15,17 @@ from verifier.attention.sdpa import SdpaBackend
 
 FLAG = "--attention-backend"
 SDPA_BLOCK_SIZE = 16
+TRITON_BLOCK_SIZES = (16, 32, 64, 128, 256)
+TRITON_DTYPES = (*block_table.DTYPES, torch.float32)
+GPU_BACKENDS = ("triton", "flash_attn", "torch_varlen")
+"""In the order in which "auto" tries them."""
+
+_DEFAULT_BLOCK_SIZES = {
+    "sdpa": SDPA_BLOCK_SIZE,
+    "triton": TRITON_BLOCK_SIZES[0],
+    "flash_attn": block_table.BLOCK_SIZE_MULTIPLE,
+    "torch_varlen": block_table.BLOCK_SIZE_MULTIPLE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +41,7 @@ def choose_attention(
 ) -> AttentionChoice:
     """Resolves `--attention-backend` and `--block-size`.
 
-    "auto" never chooses `torch_varlen`.
+    "auto" is the first of `GPU_BACKENDS` that can serve the model in such blocks, else "sdpa".
 
     Args:
         name: as configured, "auto" included.
@@ -36,26 +50,30 @@ def choose_attention(
     Raises:
         ConfigError: the backend cannot run here, or not with this model or these blocks.
     """
+
+    def obstacle_to(backend: str) -> str | None:
+        return _obstacle(backend, device=device, dtype=dtype, head_dim=head_dim)
+
     if name == "auto":
-        is_served = (
-            _obstacle("flash_attn", device=device, dtype=dtype, head_dim=head_dim) is None
-            and block_size % block_table.BLOCK_SIZE_MULTIPLE == 0
-        )
-        name = "flash_attn" if is_served else "sdpa"
-    elif obstacle := _obstacle(name, device=device, dtype=dtype, head_dim=head_dim):
+        for backend in GPU_BACKENDS:
+            if obstacle_to(backend) is None and _block_obstacle(backend, block_size) is None:
+                name = backend
+                break
+        else:
+            name = "sdpa"
+    elif obstacle := obstacle_to(name):
         raise ConfigError(FLAG, f"{name}: {obstacle}")
-    if name == "sdpa":
-        return AttentionChoice(name=name, block_size=block_size or SDPA_BLOCK_SIZE)
-    multiple = block_table.BLOCK_SIZE_MULTIPLE
-    if block_size % multiple:
-        raise ConfigError(
-            "--block-size", f"{block_size}: {FLAG} {name} needs a multiple of {multiple}"
-        )
-    return AttentionChoice(name=name, block_size=block_size or multiple)
+    if need := _block_obstacle(name, block_size):
+        raise ConfigError("--block-size", f"{block_size}: {FLAG} {name} needs {need}")
+    return AttentionChoice(name=name, block_size=block_size or _DEFAULT_BLOCK_SIZES[name])
 
 
 def make_backend(choice: AttentionChoice, *, device: torch.device) -> AttentionBackend:
     """The chosen backend; imports its package only here."""
+    if choice.name == "triton":
+        from verifier.attention.triton_paged import TritonBackend
+
+        return TritonBackend(device=device)
     if choice.name == "flash_attn":
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
@@ -75,14 +93,42 @@ def _obstacle(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: 
         return None
     if device.type != "cuda":
         return f"runs on a GPU only, and the model is on {device.type}"
+    if name == "triton" and (lack := _lack_of_triton()):
+        return lack
     if name == "flash_attn" and importlib.util.find_spec("flash_attn") is None:
         return "the package flash-attn is not installed"
     if name == "torch_varlen" and not _torch_has_block_tables():
         return f"torch {torch.__version__} has no varlen_attn with a block table; 2.12 has"
-    if dtype not in block_table.DTYPES:
-        return f"computes in float16 and bfloat16, and --dtype is {str(dtype).split('.')[1]}"
+    dtypes = TRITON_DTYPES if name == "triton" else block_table.DTYPES
+    if dtype not in dtypes:
+        types = " and ".join(str(each).removeprefix("torch.") for each in dtypes)
+        return f"computes in {types}, and --dtype is {str(dtype).removeprefix('torch.')}"
     if head_dim > block_table.LARGEST_HEAD_DIM or head_dim % block_table.HEAD_DIM_MULTIPLE:
         return f"cannot serve heads of {head_dim} dimensions"
+    return None
+
+
+def _block_obstacle(name: str, block_size: int) -> str | None:
+    """What other blocks the backend needs; None: these will do."""
+    if name == "triton" and block_size not in (0, *TRITON_BLOCK_SIZES):
+        return "a power of two from 16 to 256"
+    multiple = block_table.BLOCK_SIZE_MULTIPLE
+    if name in ("flash_attn", "torch_varlen") and block_size % multiple:
+        return f"a multiple of {multiple}"
+    return None
+
+
+def _lack_of_triton() -> str | None:
+    """What is missing here of what Triton needs; None: nothing.
+
+    It compiles at run time a C module that launches its kernels, with Python's headers.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if not any(shutil.which(name) for name in ("gcc", "clang")):
+        return "no C compiler is installed, which Triton needs"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "Python's headers are not installed, which Triton needs"
     return None
 
 

@@ -60,7 +60,12 @@ def write_kv(
         tl.store(cached_values + place, value, mask=is_value)
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_sequences", "window", "num_splits"])
+# Of arguments that differ from step to step, kernels do not depend on the alignment, or on being 1:
+# else such a step would wait for the compiler.
+_INDICES = ["cu_seqlens_q", "seq_lens", "num_sequences", "window", "num_splits"]
+
+
+@triton.jit(do_not_specialize=[*_INDICES, "block_table", "table_stride"])
 def attend(
     queries,  # [H, T, D]
     cached_keys,  # [num_blocks, BLOCK_SIZE, G, D], contiguous
@@ -153,7 +158,7 @@ def attend(
             is_read = is_key[:, None] & (dims < DIM)[None, :]
             key = tl.load(cached_keys + places, mask=is_read, other=0.0)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-            sees = (key_positions[None, :] <= positions[:, None]) & is_key[None, :]
+            sees = key_positions[None, :] <= positions[:, None]
             if HAS_WINDOW:
                 sees = sees & (key_positions[None, :] > positions[:, None] - window)
             scores = tl.where(sees, scores, float("-inf"))
@@ -188,7 +193,7 @@ def attend(
         tl.store(output + out_rows[:, None] * DIM + dims[None, :], attended, mask=is_value)
 
 
-@triton.jit(do_not_specialize=["num_sequences", "window", "num_splits"])
+@triton.jit(do_not_specialize=_INDICES)
 def combine(
     partial_tops,  # [T, H, num_splits] float32
     partial_totals,  # [T, H, num_splits] float32

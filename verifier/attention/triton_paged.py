@@ -4,11 +4,13 @@ Decodes, verified drafts and prefill chunks go through one kernel with one shape
 launch per layer (two, where a sequence's K/V is read by several programs). `triton_kernels.py` says
 why a row's bits depend on its own sequence alone.
 
-Never measured: tile shapes and limits here are chosen by reading.
+It has run in Triton's interpreter only, never on a GPU: tile shapes and limits are chosen by what
+the compiler says of registers and shared memory.
 """
 
 import contextlib
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +24,11 @@ from verifier.batch.batch_layout import BatchLayout
 SPLIT_TOKENS = 512
 """Tokens per split of a sequence's K/V; changing it changes bits."""
 
-MIN_TILE_ROWS = 64
-"""Rows per tile; a tensor core of Hopper takes 64 at least. Far fewer would do for a decode, whose
-speed is that of reading K/V; the same number everywhere gives the same bits everywhere.
+MIN_TILE_ROWS = {torch.float16: 64, torch.bfloat16: 64, torch.float32: 16}
+"""Rows per tile, by dtype: what a tensor core of Hopper takes at least; float32 runs on none.
+
+Fewer would do for a decode, whose speed is that of reading K/V; one number for all gives a row the
+same bits in a decode and in a chunk.
 """
 
 ENOUGH_PROGRAMS = 512
@@ -54,15 +58,54 @@ class TritonBackend:
     def __init__(self, *, device: torch.device, splitting: Splitting | None = None) -> None:
         self.device = device
         self.splitting = splitting or Splitting()
+        # For which models' layers all kernels are compiled: those with a window, or without.
+        self._compiled: set[bool] = set()
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> "TritonStep":
         """Rows of the layout past its last sequence are padding, and so are slots under zero."""
         return TritonStep(
+            self,
             cache,
             slot_mapping=to_device(layout.slot_mapping, self.device),
             tables=tables_of(layout, self.device),
-            splitting=self.splitting,
         )
+
+    def compile(
+        self,
+        queries: torch.Tensor,
+        cached_keys: torch.Tensor,
+        cached_values: torch.Tensor,
+        *,
+        has_window: bool,
+    ) -> None:
+        """At the first step, which is the check of the model when it is loaded, runs the kernels of
+        one program per sequence and those of several, for one token. So no request waits for the
+        compiler.
+        """
+        if has_window in self._compiled:
+            return
+        split_tokens = self.splitting.split_tokens
+        one = torch.ones(1, dtype=torch.int32, device=queries.device)
+        offsets = torch.arange(2, dtype=torch.int32, device=queries.device)
+        tables = StepTables(
+            cu_seqlens_q=offsets,
+            cu_seqlens_k=offsets,
+            seq_lens=one,
+            block_table=torch.zeros_like(one)[None],
+            longest_q=1,
+            longest_k=split_tokens + 1,
+        )
+        for enough_programs in (0, sys.maxsize):
+            paged_attention(
+                queries[:, :1],
+                cached_keys,
+                cached_values,
+                tables,
+                scaling=1.0,
+                sliding_window=1 if has_window else None,
+                splitting=Splitting(split_tokens=split_tokens, enough_programs=enough_programs),
+            )
+        self._compiled.add(has_window)
 
 
 class TritonStep:
@@ -72,17 +115,17 @@ class TritonStep:
 
     def __init__(
         self,
+        backend: TritonBackend,
         cache: KVCache,
         *,
         slot_mapping: torch.Tensor,
         tables: StepTables,
-        splitting: Splitting,
     ) -> None:
         """`slot_mapping`: [T] int64."""
+        self._backend = backend
         self._cache = cache
         self._slot_mapping = slot_mapping
         self._tables = tables
-        self._splitting = splitting
 
     def attend(
         self,
@@ -100,6 +143,12 @@ class TritonStep:
             self._cache.add_row_sums(
                 write(keys, values, self._slot_mapping, cached_keys, cached_values)
             )
+            self._backend.compile(
+                queries,
+                cached_keys,
+                cached_values,
+                has_window=sliding_window is not None,
+            )
             return paged_attention(
                 queries,
                 cached_keys,
@@ -107,7 +156,7 @@ class TritonStep:
                 self._tables,
                 scaling=scaling,
                 sliding_window=sliding_window,
-                splitting=self._splitting,
+                splitting=self._backend.splitting,
             )
 
 
@@ -146,6 +195,7 @@ def write(
             DIM=head_dim,
             HEADS=_power_of_two(num_kv_heads),
             DIMS=_power_of_two(head_dim),
+            enable_fp_fusion=False,
         )
     return row_sums
 
@@ -174,7 +224,7 @@ def paged_attention(
     block_size, num_kv_heads = cached_keys.shape[1:3]
     num_sequences = len(tables.seq_lens)
     group = num_heads // num_kv_heads
-    tile_rows = max(MIN_TILE_ROWS, _power_of_two(group))
+    tile_rows = max(MIN_TILE_ROWS[queries.dtype], _power_of_two(group))
     tile_tokens = tile_rows // group
     num_tiles = num_rows // tile_tokens + num_sequences
     num_splits = max(-(-tables.longest_k // splitting.split_tokens), 1)
@@ -194,9 +244,9 @@ def paged_attention(
         tops = totals = sums = output  # never used
     window = sliding_window or 0
     dims = max(_power_of_two(head_dim), 16)
-    # A product and a sum, each rounded, wherever a split is folded: else the compiler might fuse
+    # Products and sums are rounded each, wherever a split is folded: else the compiler might fuse
     # them in one of the kernels only.
-    options = {"enable_fp_fusion": False}
+    options = {"enable_fp_fusion": False, "num_warps": 4 if dims <= 128 else 8}
     triton_kernels.attend[(num_tiles, num_kv_heads, num_splits if is_split else 1)](
         queries,
         cached_keys,
@@ -226,7 +276,6 @@ def paged_attention(
         SPLIT=splitting.split_tokens,
         IS_SPLIT=is_split,
         HAS_WINDOW=window > 0,
-        num_warps=4 if dims <= 128 else 8,
         num_stages=2,
         **options,
     )
@@ -248,7 +297,6 @@ def paged_attention(
             SPLIT=splitting.split_tokens,
             UNROLLED=_UNROLLED_SPLITS,
             HAS_WINDOW=window > 0,
-            num_warps=4,
             **options,
         )
     return output

@@ -1,0 +1,63 @@
+"""The `triton` backend's kernels on a GPU: what tests/verifier interprets, compiled and run."""
+
+import importlib.util
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"
+    ),
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None,
+        reason="needs the package triton, and it is not installed here",
+    ),
+]
+GPU = "cuda"
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize("seed", range(20))
+def test_attention_is_that_of_the_definition(seed: int, dtype: torch.dtype) -> None:
+    from tests.verifier import triton_cases
+
+    triton_cases.attention_is_that_of_the_definition(seed, dtype, GPU)
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "bits_do_not_depend_on_the_batch",
+        "large_scores_do_not_overflow",
+        "padding_changes_no_bit",
+        "the_default_splits_are_right",
+        "what_is_written_is_that_of_the_cache",
+    ],
+)
+def test_of_every_type(case: str, dtype: torch.dtype) -> None:
+    from tests.verifier import triton_cases
+
+    getattr(triton_cases, case)(dtype, GPU)
+
+
+def test_a_step_reads_its_indices_at_every_launch() -> None:
+    from tests.verifier import triton_cases
+
+    triton_cases.a_step_reads_its_indices_at_every_launch(GPU)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_captured_step_is_replayed_for_another_one(dtype: torch.dtype) -> None:
+    from tests.verifier import triton_cases
+
+    triton_cases.a_captured_step_is_replayed(dtype, GPU)
+
+
+@pytest.mark.parametrize("is_expanded", [False, True])
+def test_sequences_of_a_models_step_do_not_mix(is_expanded: bool) -> None:
+    from tests.verifier import triton_cases
+
+    triton_cases.sequences_of_a_models_step_do_not_mix(is_expanded, GPU)

@@ -1,0 +1,86 @@
+"""The `triton` backend's kernels in Triton's interpreter; tests/gpu/ runs the same on a GPU.
+
+bfloat16 is computed here by a product that stands in for the interpreter's own
+(`triton_interpreter.py`), so it checks what surrounds the products only.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.verifier.triton_interpreter import interpreter
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="needs the package triton (extra dev), and it is not installed here",
+)
+Call = Callable[..., None]
+ALL_TYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def call() -> Iterator[Call]:
+    """Calls a function of `triton_cases.py` in the interpreter's process."""
+    with interpreter() as calls:
+        yield calls
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_attention_is_that_of_the_definition(call: Call, seed: int) -> None:
+    call("attention_is_that_of_the_definition", seed, ALL_TYPES[seed % 3])
+
+
+@pytest.mark.parametrize("sliding_window", [None, 25])
+def test_attention_is_that_of_sdpa(call: Call, sliding_window: int | None) -> None:
+    call("attention_is_that_of_sdpa", sliding_window)
+
+
+@pytest.mark.parametrize("dtype", ALL_TYPES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "bits_do_not_depend_on_the_batch",
+        "large_scores_do_not_overflow",
+        "padding_changes_no_bit",
+        "what_is_written_is_that_of_the_cache",
+    ],
+)
+def test_of_every_type(call: Call, case: str, dtype: torch.dtype) -> None:
+    call(case, dtype)
+
+
+def test_the_default_splits_are_right(call: Call) -> None:
+    call("the_default_splits_are_right", torch.float16)
+
+
+def test_a_step_reads_its_indices_at_every_launch(call: Call) -> None:
+    call("a_step_reads_its_indices_at_every_launch")
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_a_models_logits_are_transformers_own(call: Call, name: str) -> None:
+    call("a_models_logits_are_transformers_own", name)
+
+
+@pytest.mark.parametrize("is_expanded", [False, True])
+def test_sequences_of_a_models_step_do_not_mix(call: Call, is_expanded: bool) -> None:
+    call("sequences_of_a_models_step_do_not_mix", is_expanded)
+
+
+def test_a_failure_in_the_interpreters_process_is_one_here(call: Call) -> None:
+    with pytest.raises(Exception, match="unsupported"):
+        call("attention_is_that_of_the_definition", 0, "unsupported")
+    with pytest.raises(AttributeError):
+        call("no_such_case")
+
+
+def test_kernels_are_not_interpreted_in_this_process(call: Call) -> None:
+    from triton.runtime.jit import JITFunction
+
+    from verifier.attention import triton_kernels
+
+    kernels: list[Any] = [triton_kernels.attend, triton_kernels.combine, triton_kernels.write_kv]
+    assert all(isinstance(kernel, JITFunction) for kernel in kernels)

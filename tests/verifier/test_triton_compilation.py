@@ -1,0 +1,167 @@
+"""The `triton` backend's kernels compile for GPUs, by Triton's own compiler; none needs to be here.
+
+tests/gpu/ runs them.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from verifier.attention.block_table import tables_of
+from verifier.batch.batch_layout import ScheduledTokens, lay_out
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="needs the package triton (extra dev), and it is not installed here",
+)
+META = torch.device("meta")
+SMALLEST_SHARED_MEMORY = 99 << 10
+"""Bytes that a thread block may have, of all GPUs from compute capability 8.0 on."""
+
+
+class Target:
+    """Stands in for Triton's driver: a GPU that is compiled for."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_device(self) -> int:
+        return self.capability  # kernels are kept by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+
+class Compiled:
+    """What is compiled instead of launched: kernels by name, and how many different ones."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, Any] = {}
+        self.different: set[int] = set()
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled = Compiled()
+    run = JITFunction.run
+
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        compiled.kernels[self.__name__] = kernel
+        compiled.different.add(id(kernel))
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(driver, "_active", None)
+    return compiled
+
+
+def compile_for(capability: int) -> None:
+    from triton.runtime import driver
+
+    driver.set_active(Target(capability))
+
+
+def attend(
+    dtype: torch.dtype, *, head_dim: int, longest: int, window: int | None, num_sequences: int = 2
+) -> None:
+    """Compiles what a step needs, for indices that lie as those of a real step."""
+    from verifier.attention.triton_paged import Splitting, paged_attention, write
+
+    layout = lay_out(
+        [
+            ScheduledTokens(
+                token_ids=[1],
+                draft_token_ids=[],
+                num_computed_tokens=longest - 1,
+                block_table=[0] * -(-longest // 16),
+            )
+        ]
+        * num_sequences,
+        block_size=16,
+    )
+    tables = tables_of(layout, torch.device("cpu"))
+    queries = torch.empty((32, num_sequences, head_dim), dtype=dtype, device=META)
+    keys = torch.empty((8, num_sequences, head_dim), dtype=dtype, device=META)
+    blocks = torch.empty((100, 16, 8, head_dim), dtype=dtype, device=META)
+    write(keys, keys, torch.from_numpy(layout.slot_mapping), blocks, blocks)
+    paged_attention(
+        queries,
+        blocks,
+        blocks,
+        tables,
+        scaling=0.1,
+        sliding_window=window,
+        splitting=Splitting(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_dim", "window", "longest"),
+    [
+        (80, torch.float16, 128, None, 9000),
+        (80, torch.bfloat16, 256, 100, 100),
+        (80, torch.float32, 128, None, 100),
+        (89, torch.bfloat16, 80, 100, 9000),
+        (90, torch.bfloat16, 128, None, 100),
+        (90, torch.bfloat16, 256, None, 100),
+        (100, torch.bfloat16, 128, None, 100),
+    ],
+)
+def test_kernels_compile_and_fit(
+    compiled: Compiled,
+    capability: int,
+    dtype: torch.dtype,
+    head_dim: int,
+    window: int | None,
+    longest: int,
+) -> None:
+    """Of one split, and of several."""
+    compile_for(capability)
+    attend(dtype, head_dim=head_dim, longest=longest, window=window)
+    kernels = compiled.kernels
+    assert kernels.keys() == {"write_kv", "attend"} | ({"combine"} if longest > 512 else set())
+    assert all(kernel.metadata.shared <= SMALLEST_SHARED_MEMORY for kernel in kernels.values())
+    code = kernels["attend"].asm["ptx"]
+    if dtype is not torch.float32:
+        unit = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma", 100: "tcgen05.mma"}[capability]
+        assert unit in code
+        # Folding rounds each product and sum, in every kernel.
+        assert not any("fma.rn" in kernel.asm["ptx"] for kernel in kernels.values())
+
+
+def test_no_later_step_waits_for_the_compiler(compiled: Compiled) -> None:
+    """Whatever the number of sequences, their lengths, and where the indices lie."""
+    from verifier.attention.triton_paged import TritonBackend
+
+    compile_for(90)
+    backend = TritonBackend(device=META)
+    queries = torch.empty((32, 7, 64), dtype=torch.bfloat16, device=META)
+    blocks = torch.empty((100, 16, 8, 64), dtype=torch.bfloat16, device=META)
+    for window in (None, 4096):
+        backend.compile(queries, blocks, blocks, has_window=window is not None)
+    attend(torch.bfloat16, head_dim=64, longest=3, window=None)  # the write, too
+    different = len(compiled.different)
+    assert different == 7  # attend by one program and several, combine, each with a window; write
+    for num_sequences in (1, 2, 3, 4, 5, 16, 17):
+        for longest in (1, 16, 300, 1100, 8192):
+            for window in (None, 1, 4096):
+                attend(
+                    torch.bfloat16,
+                    head_dim=64,
+                    longest=longest,
+                    window=window,
+                    num_sequences=num_sequences,
+                )
+    assert len(compiled.different) == different

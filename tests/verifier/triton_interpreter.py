@@ -1,0 +1,63 @@
+"""A process in which Triton's kernels are interpreted, on CPU tensors.
+
+Triton decides when it is imported whether kernels are interpreted or compiled. So they are
+interpreted in a process of its own, and other tests of this one may compile.
+
+Of the interpreter, products of matrices are replaced: its own are wrong for bfloat16, which numpy
+does not have, and in BLAS's order of summation, which differs from row to row of one product. On a
+GPU it does not.
+"""
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+
+@contextlib.contextmanager
+def interpreter() -> Iterator[Callable[..., None]]:
+    """Within the context, calls functions in the process; their exceptions are raised here."""
+    with concurrent.futures.ProcessPoolExecutor(
+        1, mp_context=multiprocessing.get_context("spawn"), initializer=_interpret
+    ) as pool:
+
+        def call(function: str, *arguments: Any) -> None:
+            pool.submit(_call, function, arguments).result()
+
+        yield call
+
+
+def _interpret() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+    from triton.runtime import interpreter as its_module
+
+    torch.set_num_threads(1)
+    its_module.InterpreterBuilder.create_dot = _create_dot
+    # Rows of tiles that are no tokens, divided 0 by 0 and not stored; what is not finite, summed.
+    warnings.filterwarnings("ignore", "invalid value encountered", RuntimeWarning)
+
+
+def _call(function: str, arguments: tuple[Any, ...]) -> None:
+    from tests.verifier import triton_cases
+
+    getattr(triton_cases, function)(*arguments)
+
+
+def _create_dot(
+    self: Any, left: Any, right: Any, accumulated: Any, input_precision: Any, imprecise: Any
+) -> Any:
+    """[M, K] times [K, N] plus [M, N] in float32, each sum in the order of K."""
+    factors = _as_float32(left)[:, :, None] * _as_float32(right)[None]
+    return type(left)(factors.sum(axis=1) + accumulated.data, accumulated.dtype.scalar)
+
+
+def _as_float32(handle: Any) -> Any:
+    if handle.dtype.scalar.is_bf16():
+        return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return handle.data.astype(np.float32)
