@@ -38,10 +38,9 @@ def model() -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = LlamaConfig(**SMALL | {"vocab_size": VOCAB_SIZE})
-        made: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, attn_implementation=ATTENTION_NAME
-        )
-    return made.eval().requires_grad_(False)
+        made = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
+    model: PreTrainedModel = made.eval().requires_grad_(False)
+    return model
 
 
 class ArraysAttention:
