@@ -79,7 +79,7 @@ class HostStep:
     def result(self) -> StepResult:
         layout, (logits, kv_is_finite, hidden_states) = self._layout, self._output
         sequences = self._sampling.sequences
-        rows = logits[: int(layout.num_sampled_tokens.sum())]
+        rows = logits[: layout.num_rows - len(layout.scored_only_indices)]
         is_usable = None
         if kv_is_finite is not None and kv_is_finite.all():
             kv_is_finite = None

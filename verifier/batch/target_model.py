@@ -73,7 +73,9 @@ class TargetModel(Protocol):
 
 @runtime_checkable
 class HasRowTile(Protocol):
-    """A target model whose kernels compute rows in tiles."""
+    """A target model whose kernels compute rows in tiles, or whose steps are padded to buckets: so
+    the rest of a tile or bucket is cheap.
+    """
 
-    # The most rows of one.
+    # The most rows of a tile; the distance of small buckets.
     row_tile: int

@@ -1,0 +1,186 @@
+"""Which bucket a step goes to, and which buckets have a graph."""
+
+import random
+
+import pytest
+
+from tests.verifier.gpu.graph_stand_in import RecordingCapture
+from tests.volume import examples
+from verifier.gpu.graph_pool import BUCKETS, GraphLimits, GraphPool
+
+
+class Clock:
+    """A time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Pool:
+    """A pool whose steps return their bucket's number; `calls` are those of `compute`."""
+
+    def __init__(
+        self,
+        *buckets: int,
+        max_bytes: int = 1000,
+        max_prepare_s: float = 100.0,
+        step_s: float = 0.0,
+    ) -> None:
+        self.capture = RecordingCapture()
+        self.clock = Clock()
+        self.calls: list[int] = []
+        self._step_s = step_s
+        limits = GraphLimits(
+            buckets=buckets or BUCKETS, max_bytes=max_bytes, max_prepare_s=max_prepare_s
+        )
+        self.graphs = GraphPool(
+            self._compute, capture=self.capture, limits=limits, clock=self.clock
+        )
+
+    def run(self, bucket: int, times: int = 1) -> None:
+        for _ in range(times):
+            assert self.graphs.run(bucket) == bucket
+
+    def _compute(self, num_tokens: int) -> int:
+        self.calls.append(num_tokens)
+        self.clock.now_s += self._step_s
+        return num_tokens
+
+
+def test_buckets_are_close_together() -> None:
+    assert BUCKETS[:12] == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 96)
+    assert BUCKETS[-1] == 512
+    assert list(BUCKETS) == sorted(set(BUCKETS))
+
+
+def test_a_step_goes_to_the_next_bucket_and_beyond_the_last_to_none() -> None:
+    graphs = Pool().graphs
+    for num_tokens in range(1, 515):
+        expected = min((size for size in BUCKETS if size >= num_tokens), default=None)
+        assert graphs.bucket_of(num_tokens) == expected
+
+
+def test_a_prepared_bucket_is_captured_once_and_then_replayed() -> None:
+    pool = Pool(2, 4)
+    pool.graphs.prepare()
+    assert pool.calls == [4, 2], "each runs once before its capture, the largest first"
+    assert pool.graphs.captured == [2, 4]
+    pool.run(2, times=40)
+    assert pool.capture.num_captures == 2
+    assert pool.capture.num_replays == 40
+
+
+def test_preparing_ends_before_the_time_is_over() -> None:
+    pool = Pool(*range(1, 9), max_prepare_s=10.0, step_s=3.0)
+    pool.graphs.prepare()
+    assert pool.graphs.captured == [6, 7, 8]
+    assert pool.clock.now_s <= 10.0
+
+
+def test_preparing_ends_where_memory_does() -> None:
+    pool = Pool(*range(1, 9), max_bytes=30)
+    pool.capture.num_bytes = 10
+    pool.graphs.prepare()
+    assert pool.graphs.captured == [6, 7, 8]
+    assert pool.graphs.num_bytes == 30
+
+
+def test_a_bucket_that_is_used_often_gets_a_graph_later() -> None:
+    pool = Pool(2, 4)
+    pool.run(4, times=15)
+    assert pool.graphs.captured == []
+    pool.run(4, times=5)
+    assert pool.graphs.captured == [4]
+    assert pool.capture.num_replays == 4
+    assert len(pool.calls) == 20, "a step was computed twice, or not at all"
+
+
+def test_the_least_used_graph_is_given_up_for_one_that_is_used_far_more() -> None:
+    pool = Pool(1, 2, 4, max_bytes=20)
+    pool.capture.num_bytes = 10
+    pool.graphs.prepare([1, 2])
+    pool.run(1, times=30)
+    pool.run(2, times=20)
+    pool.run(4, times=40)
+    assert pool.graphs.captured == [1, 2], "not yet twice as often"
+    pool.run(4, times=1)
+    assert pool.graphs.captured == [1, 4]
+    assert pool.graphs.bucket_of(2) == 2, "it runs without a graph"
+    pool.run(2, times=5)
+
+
+def test_habits_of_long_ago_do_not_count_for_ever() -> None:
+    pool = Pool(1, 2, max_bytes=10)
+    pool.capture.num_bytes = 10
+    pool.graphs.prepare([1])
+    pool.run(1, times=100_000)
+    for _ in range(20_000):
+        pool.run(2)
+        if pool.graphs.captured == [2]:
+            break
+    assert pool.graphs.captured == [2]
+
+
+def test_a_bucket_that_cannot_be_captured_is_not_used_again() -> None:
+    pool = Pool(2, 4, 8, 32)
+    pool.capture.error = RuntimeError("out of memory")
+    pool.graphs.prepare([4])
+    pool.capture.error = None
+    assert pool.graphs.bucket_of(3) == 8, "the next larger one"
+    assert pool.graphs.bucket_of(2) == 2
+    pool.capture.error = RuntimeError("out of memory")
+    pool.graphs.prepare([8])
+    assert pool.graphs.bucket_of(3) is None, "padding to 32 would cost more than a graph saves"
+    assert pool.graphs.bucket_of(9) == 32
+    pool.run(32)
+
+
+def test_a_graph_larger_than_all_the_memory_gives_no_other_up() -> None:
+    pool = Pool(1, 2, max_bytes=20)
+    pool.capture.num_bytes = 15
+    pool.graphs.prepare([1])
+    pool.capture.num_bytes = 21
+    pool.graphs.prepare([2])
+    assert pool.graphs.captured == [1]
+    assert pool.graphs.bucket_of(2) is None
+
+
+def test_without_memory_there_are_no_graphs() -> None:
+    pool = Pool(1, 2, max_bytes=0)
+    pool.capture.num_bytes = 1
+    pool.graphs.prepare()
+    pool.run(1, times=100)
+    assert pool.graphs.captured == []
+
+
+def test_a_step_that_raises_is_no_failed_capture() -> None:
+    def fail(num_tokens: int) -> int:
+        raise RuntimeError(f"{num_tokens} tokens")
+
+    limits = GraphLimits(buckets=(2,), max_bytes=10, max_prepare_s=1.0)
+    graphs = GraphPool(fail, capture=RecordingCapture(), limits=limits)
+    with pytest.raises(RuntimeError, match="2 tokens"):
+        graphs.run(2)
+
+
+@pytest.mark.parametrize("seed", range(examples(20)))
+def test_any_use_keeps_to_the_memory_and_computes_every_step_once(seed: int) -> None:
+    chooser = random.Random(seed)
+    pool = Pool(*range(1, 9), max_bytes=50)
+    favourite, num_runs = 1, 0
+    for _ in range(3000):
+        if chooser.random() < 0.01:
+            favourite = chooser.randrange(1, 9)
+        pool.capture.num_bytes = chooser.randrange(1, 40)
+        pool.capture.error = RuntimeError("busy") if chooser.random() < 0.001 else None
+        wanted = favourite if chooser.random() < 0.8 else chooser.randrange(1, 9)
+        bucket = pool.graphs.bucket_of(wanted)
+        if bucket is not None:
+            pool.run(bucket)
+            num_runs += 1
+        assert pool.graphs.num_bytes <= 50
+    assert len(pool.calls) == num_runs
+    assert pool.capture.num_replays > 0

@@ -1,0 +1,227 @@
+"""Captured graphs of a step, by the number of tokens that it is padded to.
+
+A decoder launches hundreds of kernels per step, which takes a host longer than a small step takes a
+device. A graph is captured once and replayed with one call; but it has fixed sizes and addresses.
+So a step is padded to a bucket, and reads its arrays where `device_batch.py` keeps them:
+
+    bucket = pool.bucket_of(layout.num_tokens)
+    arrays = batch.load(layout, num_padded_tokens=bucket)
+    output = compute(arrays) if bucket is None else pool.run(bucket)
+
+Buckets are close together, so that any number of drafts per sequence finds one near: no sequence is
+padded to the depth of another. Large steps need no graph, since the device is the slower side.
+
+The first run of a bucket is eager, which has kernels compiled and chosen. Graphs are captured when
+the model is loaded, within a stated time, and later for buckets that are used often. Over a stated
+memory, the least used ones are given up.
+
+Knows neither layout nor model. `CudaCapture` has never run: there was no GPU at hand.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from servicekit.logs import get_logger
+
+# What a model with these buckets states as `HasRowTile`, so that drafts fill them.
+ROW_TILE = 8
+# 1, 2, 4, by 8 to 64, by 32 to 512.
+BUCKETS: tuple[int, ...] = (1, 2, 4, *range(ROW_TILE, 65, ROW_TILE), *range(96, 513, 32))
+
+# Runs without a graph until one is captured while others wait: a capture takes as long as many
+# steps.
+_RUNS_BEFORE_CAPTURE = 16
+# After so many runs all counts are halved, so that old habits do not count for ever.
+_RUNS_BEFORE_HALVING = 4096
+
+logger = get_logger(__name__)
+
+Output = TypeVar("Output")
+Output_co = TypeVar("Output_co", covariant=True)
+
+
+class CapturedGraph(Protocol[Output_co]):
+    """A step's kernels, recorded. `num_bytes`: what it keeps of the device's memory."""
+
+    num_bytes: int
+
+    def replay(self) -> Output_co:
+        """Queues the kernels; returns the output, which the next replay of any graph overwrites."""
+        ...
+
+
+class Capture(Protocol):
+    """Records the kernels that a function launches, without running them."""
+
+    def __call__(self, compute: Callable[[], Output]) -> CapturedGraph[Output]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphLimits:
+    """What graphs may cost.
+
+    Attributes:
+        buckets: ascending numbers of tokens.
+        max_bytes: of all graphs together.
+        max_prepare_s: for capturing when the model is loaded.
+    """
+
+    buckets: tuple[int, ...] = BUCKETS
+    max_bytes: int
+    max_prepare_s: float
+
+
+@dataclass(slots=True)
+class _Bucket(Generic[Output]):
+    graph: CapturedGraph[Output] | None = None
+    num_runs: int = 0
+    # No graph: capturing it failed, or it needs more than all the memory.
+    is_refused: bool = False
+
+
+class GraphPool(Generic[Output]):
+    """Owned by the engine thread."""
+
+    def __init__(
+        self,
+        compute: Callable[[int], Output],
+        *,
+        capture: Capture,
+        limits: GraphLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args:
+        compute: launches a step of so many tokens, padding included, on the arrays that are
+            loaded. What it returns, and what it needs between two steps, must be in memory that was
+            allocated before: a graph's own memory is shared with the others.
+        """
+        self._compute = compute
+        self._capture = capture
+        self._limits = limits
+        self._clock = clock
+        self._buckets: dict[int, _Bucket[Output]] = {size: _Bucket() for size in limits.buckets}
+        self._num_runs = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all graphs."""
+        return sum(each.graph.num_bytes for each in self._buckets.values() if each.graph)
+
+    @property
+    def captured(self) -> list[int]:
+        """The buckets that have a graph."""
+        return [size for size, each in self._buckets.items() if each.graph is not None]
+
+    def bucket_of(self, num_tokens: int) -> int | None:
+        """To how many tokens a step is padded: to the next bucket or, if that can have no graph, to
+        one that can, up to twice as large. None: not at all, it runs eagerly.
+        """
+        sizes = [size for size in self._limits.buckets if size >= num_tokens]
+        fitting = (size for size in sizes if not self._buckets[size].is_refused)
+        size = next(fitting, None)
+        return size if size is not None and size <= 2 * sizes[0] else None
+
+    def prepare(self, buckets: Iterable[int] | None = None) -> None:
+        """Captures graphs while there is time and memory. The loaded arrays are computed on.
+
+        Args:
+            buckets: which, in order; None: all, from the largest on, since a smaller graph uses the
+                memory of a larger one again.
+        """
+        started_at_s, longest_s = self._clock(), 0.0
+        for size in reversed(self._limits.buckets) if buckets is None else buckets:
+            before_s = self._clock()
+            if before_s - started_at_s + longest_s > self._limits.max_prepare_s:
+                logger.info("graphs_not_captured", reason="time", captured=self.captured)
+                return
+            if self.num_bytes >= self._limits.max_bytes:
+                logger.info("graphs_not_captured", reason="memory", captured=self.captured)
+                return
+            self._compute(size)
+            self._capture_bucket(size)
+            longest_s = max(longest_s, self._clock() - before_s)
+
+    def run(self, bucket: int) -> Output:
+        """Runs a step that was loaded with this padding."""
+        self._count(bucket)
+        mine = self._buckets[bucket]
+        if mine.graph is not None:
+            return mine.graph.replay()
+        output = self._compute(bucket)
+        if self._deserves_graph(mine):
+            self._capture_bucket(bucket)
+        return output
+
+    def _count(self, bucket: int) -> None:
+        self._buckets[bucket].num_runs += 1
+        self._num_runs += 1
+        if self._num_runs % _RUNS_BEFORE_HALVING == 0:
+            for each in self._buckets.values():
+                each.num_runs //= 2
+
+    def _deserves_graph(self, bucket: _Bucket[Output]) -> bool:
+        """Whether it is used often and, if there is no memory left, more than some that has one."""
+        if bucket.is_refused or bucket.num_runs < _RUNS_BEFORE_CAPTURE:
+            return False
+        if self.num_bytes < self._limits.max_bytes:
+            return True
+        # Twice as much, so that two do not take turns.
+        return bool(self.captured) and bucket.num_runs > 2 * self._least_used().num_runs
+
+    def _least_used(self) -> _Bucket[Output]:
+        """Of those with a graph."""
+        with_graph = [each for each in self._buckets.values() if each.graph is not None]
+        return min(with_graph, key=lambda each: each.num_runs)
+
+    def _capture_bucket(self, size: int) -> None:
+        """Captures a graph, and gives others up for it. Without one, the bucket is not used again.
+
+        A failed capture is survived: the device has computed nothing in it.
+        """
+        bucket = self._buckets[size]
+        try:
+            graph = self._capture(lambda: self._compute(size))
+        except RuntimeError as error:  # out of memory, too
+            logger.warning("graph_not_captured", bucket=size, reason=str(error))
+            bucket.is_refused = True
+            return
+        if graph.num_bytes > self._limits.max_bytes:
+            logger.warning("graph_not_captured", bucket=size, reason=f"{graph.num_bytes} bytes")
+            bucket.is_refused = True
+            return
+        while self.num_bytes + graph.num_bytes > self._limits.max_bytes:
+            self._least_used().graph = None
+        bucket.graph = graph
+
+
+class CudaCapture:
+    """Captures graphs of one GPU, which share memory: only one of them runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Callable[[], Output]) -> CapturedGraph[Output]:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        free_bytes = torch.cuda.mem_get_info(self._device)[0]
+        # Other threads may use the GPU meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output = compute()
+        num_bytes = max(0, free_bytes - torch.cuda.mem_get_info(self._device)[0])
+        return _CudaGraph(graph, output, num_bytes)
+
+
+class _CudaGraph(Generic[Output]):
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: Output, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._graph = graph
+        self._output = output
+
+    def replay(self) -> Output:
+        self._graph.replay()
+        return self._output
