@@ -93,6 +93,7 @@ class VerifierServer:
         self.servicer = VerifierServicer(
             admits_drafter=self._admitted.admit,
             max_session_event_bytes=config.max_session_event_bytes,
+            max_waiting_tokens=config.max_waiting_tokens,
             allow_score=config.allow_score,
             spans=spans,
         )

@@ -20,8 +20,15 @@ def write_clients(path: Path, **tenants: dict[str, Any]) -> Path:
     for name, tenant in tenants.items():
         clients = [{"token_sha256": digest_of(token)} for token in tenant.pop("tokens", ())]
         content[name] = {**tenant, "clients": [*clients, *tenant.get("clients", ())]}
-    path.write_text(json.dumps({"tenants": content}))
+    replace(path, json.dumps({"tenants": content}))
     return path
+
+
+def replace(path: Path, text: str) -> None:
+    """Whoever reads the file meanwhile gets the old text or the new."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text)
+    beside.replace(path)
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:

@@ -11,11 +11,12 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from servicekit import watched_files
 from servicekit.config import ServerOptions
 from servicekit.errors import field_violation
 from tandem.v1 import gateway_pb2 as pb
 from tandem.v1 import gateway_pb2_grpc
-from tests.gateway.clients import bearer, write_clients
+from tests.gateway.clients import bearer, replace, write_clients
 from tests.gateway.running_gateway import (
     GenerateCall,
     RunningGateway,
@@ -115,8 +116,12 @@ async def test_a_priority_over_the_ceiling_is_refused(
 
 
 async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(
-    start_gateway: StartGateway, verifier: ScriptedVerifier, clients: Path
+    start_gateway: StartGateway,
+    verifier: ScriptedVerifier,
+    clients: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(watched_files, "CHECK_INTERVAL_S", 0.01)
     running = await start_gateway(verifiers=[verifier.address], clients=clients)
     verifier.play(lambda opened: [5, STOP])
     assert await code_of(call_with(running, bearer("one"))) is grpc.StatusCode.OK
@@ -128,10 +133,10 @@ async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(
     await until(lambda: reloads("success") == 1)
     assert await code_of(call_with(running, bearer("one"))) is grpc.StatusCode.UNAUTHENTICATED
     assert await code_of(call_with(running, bearer("three"))) is grpc.StatusCode.OK
-    write_text(clients, "tenants: [half a fi")
+    replace(clients, "tenants: [half a fi")
     await until(lambda: reloads("failure") == 1)
     assert await code_of(call_with(running, bearer("three"))) is grpc.StatusCode.OK
-    write_text(clients, "tenants: {a: {tokens: [three]}}")
+    replace(clients, "tenants: {a: {tokens: [three]}}")
     await until(lambda: reloads("failure") == 2)
     assert await code_of(call_with(running, bearer("three"))) is grpc.StatusCode.OK
     failures = [entry for entry in running.log if entry["event"] == "files_not_reloaded"]
@@ -139,10 +144,6 @@ async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(
     write_clients(clients, a={"tokens": ["one"]})
     await until(lambda: reloads("success") == 2)
     assert await code_of(call_with(running, bearer("one"))) is grpc.StatusCode.OK
-
-
-def write_text(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 @contextlib.asynccontextmanager

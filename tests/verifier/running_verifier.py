@@ -1,6 +1,7 @@
 """A started verifier with a client."""
 
 import asyncio
+import collections
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,12 @@ class ClientSession:
         self.call = call
         self.events: list[pb.Event] = []
         self.responses: list[pb.SessionResponse] = []
+        # Of those events, sorted as they come: a client that searches all events at each message
+        # falls behind.
+        self.drafter_statuses: list[tuple[str, int]] = []
+        self._decided: dict[str, list[pb.Decided]] = collections.defaultdict(list)
+        self._rejected: list[pb.Rejected] = []
+        self._finished: set[str] = set()
 
     async def send(self, *commands: pb.Command) -> None:
         await self.call.write(pb.SessionRequest(commands=commands))
@@ -48,8 +55,7 @@ class ClientSession:
         async with asyncio.timeout(PATIENCE_S):
             response = await self.call.read()
         assert isinstance(response, pb.SessionResponse), "the stream has ended"
-        self.responses.append(response)
-        self.events += response.events
+        self._add(response)
         return response
 
     async def read_to_end(self) -> grpc.StatusCode:
@@ -57,19 +63,14 @@ class ClientSession:
         async with asyncio.timeout(PATIENCE_S):
             with contextlib.suppress(grpc.aio.AioRpcError):
                 while isinstance(response := await self.call.read(), pb.SessionResponse):
-                    self.responses.append(response)
-                    self.events += response.events
+                    self._add(response)
             return await self.call.code()
 
     def decided(self, sequence_id: str) -> list[pb.Decided]:
-        return [
-            event.decided
-            for event in self.events
-            if event.HasField("decided") and event.decided.sequence_id == sequence_id
-        ]
+        return list(self._decided[sequence_id])
 
     def rejected(self) -> list[pb.Rejected]:
-        return [event.rejected for event in self.events if event.HasField("rejected")]
+        return list(self._rejected)
 
     def output(self, sequence_id: str) -> list[int]:
         return [t for decided in self.decided(sequence_id) for t in decided.token_ids]
@@ -81,7 +82,7 @@ class ClientSession:
 
     async def wait_finished(self, sequence_id: str) -> list[int]:
         """The whole output."""
-        while not any(d.finish_reason for d in self.decided(sequence_id)):
+        while sequence_id not in self._finished:
             rejected = [r for r in self.rejected() if r.sequence_id == sequence_id]
             assert not rejected, rejected
             await self.read()
@@ -91,6 +92,20 @@ class ClientSession:
         while len(self.rejected()) < count:
             await self.read()
         return self.rejected()[count - 1]
+
+    def _add(self, response: pb.SessionResponse) -> None:
+        self.responses.append(response)
+        self.events += response.events
+        for event in response.events:
+            if event.HasField("decided"):
+                self._decided[event.decided.sequence_id].append(event.decided)
+                if event.decided.finish_reason:
+                    self._finished.add(event.decided.sequence_id)
+            elif event.HasField("rejected"):
+                self._rejected.append(event.rejected)
+            elif event.HasField("drafter_status"):
+                status = event.drafter_status
+                self.drafter_statuses.append((status.drafter_address, status.state))
 
 
 @dataclass

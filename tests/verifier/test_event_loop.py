@@ -6,11 +6,12 @@ is a stand-in that always continues with token 0.
 """
 
 import asyncio
+import collections
 import contextlib
 import gc
 import queue
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,6 +113,9 @@ class ThreadedClient:
     # `stub.Session` for serialized requests.
     start_session: Callable[..., Any]
     events: list[pb.Event] = field(default_factory=list)
+    # Counted as they come: a client that counts again and again falls behind.
+    _kinds: collections.Counter[str] = field(default_factory=collections.Counter)
+    _num_ended: int = 0
 
     def session(self, steps: list[tuple[list[bytes], Callable[["ThreadedClient"], bool]]]) -> None:
         """Sends each step's messages and reads until its condition holds; then ends the stream."""
@@ -123,17 +127,22 @@ class ThreadedClient:
             for message in messages:
                 requests.put(message)
             while not is_done(self):
-                self.events += next(responses).events
+                self._add(next(responses).events)
         requests.put(None)
         for _ in responses:
             pass
 
     def count(self, kind: str) -> int:
-        return sum(event.WhichOneof("event") == kind for event in self.events)
+        return self._kinds[kind]
 
     def num_ended(self) -> int:
-        return sum(
-            event.HasField("rejected") or bool(event.decided.finish_reason) for event in self.events
+        return self._num_ended
+
+    def _add(self, events: Sequence[pb.Event]) -> None:
+        self.events += events
+        self._kinds.update(str(event.WhichOneof("event")) for event in events)
+        self._num_ended += sum(
+            event.HasField("rejected") or bool(event.decided.finish_reason) for event in events
         )
 
 

@@ -165,6 +165,7 @@ def new_session(running: RunningEngine, spans: SequenceSpans | None = None) -> S
         served_by(running),
         Grammars(Path("no tokenizer"), vocab_size=VOCAB_SIZE, end_token_ids=[0]),
         admits_drafter=lambda address: False,
+        may_wait=lambda num_tokens: True,
         max_event_bytes=1 << 20,
         spans=spans,
     )

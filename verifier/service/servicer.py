@@ -40,18 +40,22 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         *,
         admits_drafter: Callable[[str], bool],
         max_session_event_bytes: int,
+        max_waiting_tokens: int,
         allow_score: bool,
         spans: "Spans | None" = None,
     ) -> None:
         """Refuses RPCs until `open`.
 
         Args:
+            max_waiting_tokens: of the sequences that wait for their grammars, in all sessions;
+                the engine, which does not know them, bounds its own by the same number.
             spans: where they are recorded; None: there are none.
         """
         self._spans = spans
         self._opened: tuple[Engine, ServedModel, Grammars | None] | None = None
         self._admits_drafter = admits_drafter
         self._max_session_event_bytes = max_session_event_bytes
+        self._max_waiting_tokens = max_waiting_tokens
         self._allow_score = allow_score
         self._sessions: set[Session] = set()
         self._num_scored_tokens = 0
@@ -75,6 +79,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             served,
             grammars,
             admits_drafter=self._admits_drafter,
+            may_wait=self._may_wait,
             max_event_bytes=self._max_session_event_bytes,
             spans=None if self._spans is None else SequenceSpans(self._spans),
         )
@@ -159,6 +164,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         await asyncio.wrap_future(engine.when_idle())
         for session in self._sessions:
             session.end()
+
+    def _may_wait(self, num_tokens: int) -> bool:
+        num_waiting = sum(each.num_uncompiled_tokens for each in self._sessions)
+        return not num_waiting or num_waiting + num_tokens <= self._max_waiting_tokens
 
     def _loaded(self) -> tuple[Engine, ServedModel, Grammars | None]:
         if self._opened is None:

@@ -63,9 +63,15 @@ class Session:
         grammars: Grammars | None,
         *,
         admits_drafter: Callable[[str], bool],
+        may_wait: Callable[[int], bool],
         max_event_bytes: int,
         spans: SequenceSpans | None,
     ) -> None:
+        """Begins before Hello.
+
+        Args:
+            may_wait: whether a sequence of so many tokens may wait for its grammar.
+        """
         self._spans = spans
         self._engine = engine
         self._served = served
@@ -73,6 +79,7 @@ class Session:
         # By sequence id.
         self._uncompiled: dict[str, _Uncompiled] = {}
         self._admits_drafter = admits_drafter
+        self._may_wait = may_wait
         self._max_event_bytes = max_event_bytes
         self._loop = asyncio.get_running_loop()
         # Bounded by the bytes in it, in `_put`; None ends the stream.
@@ -129,6 +136,11 @@ class Session:
     def num_uncompiled(self) -> int:
         """Opens that wait for their grammar."""
         return len(self._uncompiled)
+
+    @property
+    def num_uncompiled_tokens(self) -> int:
+        """Of those sequences."""
+        return sum(len(each.sequence.token_ids) for each in self._uncompiled.values())
 
     async def compiled(self) -> None:
         """Returns when every Open that waited for its grammar is submitted or rejected."""
@@ -326,6 +338,11 @@ class Session:
         if self._grammars is None:
             raise UnsupportedFieldError(
                 "structured output is not enabled on this server", field=grammar.field
+            )
+        if not self._may_wait(len(sequence.token_ids)):
+            # It names the field: there is room for sequences without a grammar.
+            raise OverloadedError(
+                "too many tokens wait for their grammars", field=grammar.field, retry_after_ms=1000
             )
         compiling = asyncio.wrap_future(
             self._grammars.compile(grammar, sequence.token_ids[sequence.prompt_length :])

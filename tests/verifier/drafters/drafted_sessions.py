@@ -43,11 +43,7 @@ async def plain(session: ClientSession, **fields: Any) -> list[int]:
 
 def statuses(session: ClientSession) -> list[tuple[str, int]]:
     """What a session was told of drafters, in order."""
-    return [
-        (event.drafter_status.drafter_address, event.drafter_status.state)
-        for event in session.events
-        if event.HasField("drafter_status")
-    ]
+    return list(session.drafter_statuses)
 
 
 async def wait_status(session: ClientSession, address: str, state: int) -> None:

@@ -41,10 +41,13 @@ async def drafter_at(listen: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
 
 async def accept_drafts(session: ClientSession, after: int) -> int:
     """Reads on until drafts were accepted after so many decisions; how many decisions by then."""
-    while not any(each.num_accepted_tokens for each in session.decided("a")[after:]):
-        assert not any(each.finish_reason for each in session.decided("a")), "the text is over"
+    while True:
+        decided = session.decided("a")
+        assert not any(each.finish_reason for each in decided[after:]), "the text is over"
+        if any(each.num_accepted_tokens for each in decided[after:]):
+            return len(decided)
+        after = max(after, len(decided))
         await session.read()
-    return len(session.decided("a"))
 
 
 @pytest.mark.timeout(400)

@@ -344,6 +344,38 @@ async def test_updates_before_the_grammar_is_compiled_become_part_of_the_open(
     assert opened.sequence.drafted_by.address == "127.0.0.1:2"
 
 
+async def test_what_waits_for_its_grammar_counts_against_the_tokens_that_may_wait(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over all sessions; one alone may have more."""
+    compiled: list[Future[GrammarState]] = []
+
+    def hold(*_: object) -> Future[GrammarState]:
+        compiled.append(Future())
+        return compiled[-1]
+
+    monkeypatch.setattr(Grammars, "compile", hold)
+    running = await start_verifier(allow_structured_output=True, max_waiting_tokens=100)
+    session, other = await running.greeted_session(), await running.greeted_session()
+    await session.open(constrained("a", {"regex": "a"}, token_ids=PROMPT[:1] * 101))
+    async with asyncio.timeout(PATIENCE_S):
+        while not compiled:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await other.open(constrained("b", {"regex": "a"}, token_ids=PROMPT[:1]))
+    rejected = await other.wait_rejected()
+    assert rejected.code == code_number(grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert rejected.field == f"{NAME}.regex", "there is room for others"
+    assert rejected.retry_after_ms
+    # Once nothing waits, there is room again.
+    await session.send(pb.Command(close=pb.Close(sequence_id="a")))
+    await session.wait_finished("a")
+    await other.open(constrained("b", {"regex": "a"}, token_ids=PROMPT[:1] * 60))
+    await other.open(constrained("c", {"regex": "a"}, token_ids=PROMPT[:1] * 40))
+    await other.open(constrained("d", {"regex": "a"}, token_ids=PROMPT[:1]))
+    assert (await other.wait_rejected(2)).sequence_id == "d"
+    assert len(compiled) == 3
+
+
 async def test_a_session_that_ends_leaves_no_grammar_behind(
     start_verifier: StartVerifier,
 ) -> None:
