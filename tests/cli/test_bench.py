@@ -162,7 +162,7 @@ def serving(
         bodies: gets what is posted, with its path.
         host: of the URL; the server is on 127.0.0.1.
     """
-    kinds = {
+    kinds: dict[str, list[dict[str, Any]]] = {
         "/v1/completions": [{"text": "a"}],
         "/v1/chat/completions": [
             {"delta": {"role": "assistant", "content": ""}},
