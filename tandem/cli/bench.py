@@ -1,6 +1,6 @@
 """`tandem bench`: load on a server, and its latencies, speed and acceptance.
 
-Owns the flags, the turns of the variants, the progress bar and the report.
+Owns the flags, the turns of the variants and the report.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,10 +21,10 @@ from typing import Annotated, Literal
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tandem.channel import is_loopback_host
+from tandem.cli.bench_progress import progress
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
 from tandem.cli.terminal import has_colour, is_live, report
@@ -232,25 +232,28 @@ async def _run(plan: _Plan, connection: ConnectionFlags, server: _Server) -> dic
     answers: dict[str, list[Answer]] = {name: [] for name in plan.variants}
     durations_s = dict.fromkeys(plan.variants, 0.0)
     prompts = {name: itertools.cycle(plan.prompts) for name in plan.variants}
-    async with _endpoint(connection, server) as endpoint:
-        with _progress(plan) as advance:
-            for index, amount in enumerate(plan.turns):
-                # The later one finds prompts in the prefix cache: each is so in half of the turns.
-                variants = list(plan.variants.items())[:: -1 if index % 2 else 1]
-                for name, speculates in variants:
-                    started_at_s = time.perf_counter()
-                    answers[name] += await run_turn(
-                        endpoint,
-                        prompts[name],
-                        amount,
-                        concurrency=plan.concurrency,
-                        rate_per_s=plan.rate_per_s,
-                        # Both variants get the same arrivals.
-                        seed=plan.seed + index,
-                        speculates=speculates,
-                        on_answer=advance,
-                    )
-                    durations_s[name] += time.perf_counter() - started_at_s
+    async with (
+        # Also while it waits for the server's first answer.
+        progress(_num_requests(plan)) as advance,
+        _endpoint(connection, server) as endpoint,
+    ):
+        for index, amount in enumerate(plan.turns):
+            # The later one finds prompts in the prefix cache: each is so in half of the turns.
+            variants = list(plan.variants.items())[:: -1 if index % 2 else 1]
+            for name, speculates in variants:
+                started_at_s = time.perf_counter()
+                answers[name] += await run_turn(
+                    endpoint,
+                    prompts[name],
+                    amount,
+                    concurrency=plan.concurrency,
+                    rate_per_s=plan.rate_per_s,
+                    # Both variants get the same arrivals.
+                    seed=plan.seed + index,
+                    speculates=speculates,
+                    on_answer=lambda _: advance(),
+                )
+                durations_s[name] += time.perf_counter() - started_at_s
     return {name: Summary(answers=answers[name], duration_s=durations_s[name]) for name in answers}
 
 
@@ -317,24 +320,11 @@ async def _endpoint(connection: ConnectionFlags, server: _Server) -> AsyncIterat
         )
 
 
-@contextlib.contextmanager
-def _progress(plan: _Plan) -> Iterator[Callable[[Answer], None]]:
-    """A bar on stderr, if that is a terminal; yields what moves it."""
-    requests = [amount.requests for amount in plan.turns]
-    total = None
-    if all(each is not None for each in requests) and plan.turns[0].seconds is None:
-        total = len(plan.variants) * sum(each or 0 for each in requests)
-    with Progress(
-        TextColumn("requests"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(file=sys.stderr, no_color=not has_colour(sys.stderr)),
-        transient=True,
-        disable=not is_live(sys.stderr),
-    ) as progress:
-        task = progress.add_task("requests", total=total)
-        yield lambda answer: progress.advance(task)
+def _num_requests(plan: _Plan) -> int | None:
+    """Of all variants and turns; None: as many as there is time for."""
+    if any(amount.requests is None or amount.seconds is not None for amount in plan.turns):
+        return None
+    return len(plan.variants) * sum(amount.requests or 0 for amount in plan.turns)
 
 
 def _print(summaries: Mapping[str, Summary]) -> None:

@@ -4,9 +4,10 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import re
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,30 @@ def test_a_proxy_is_asked_for_other_machines_alone(
     is_served = host != "model.invalid"
     assert [path for path, _ in served] == ["/v1/completions"] * is_served
     assert status == (not is_asked and not is_served)
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize(
+    ("amount", "expected"),
+    [
+        (("--seconds", "0.5"), r"tandem bench: \d+ requests after \d+ s"),
+        (("--requests", "300"), r"tandem bench: \d+ of 300 requests after \d+ s"),
+    ],
+)
+def test_without_a_terminal_lines_say_how_far_it_is(
+    amount: Sequence[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem.cli.bench_progress._LINE_INTERVAL_S", 0.02)
+    with serving({"completion_tokens": 1}) as url:
+        assert main(["bench", "--url", url, *amount]) == 0
+    shown = capsys.readouterr()
+    lines = shown.err.splitlines()
+    assert lines
+    assert all(re.fullmatch(expected, line) for line in lines)
+    assert "requests after" not in shown.out, "figures alone"
 
 
 def summary() -> Summary:
