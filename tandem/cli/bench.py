@@ -1,6 +1,6 @@
 """`tandem bench`: load on a server, and its latencies, speed and acceptance.
 
-Owns the flags, the turns of the variants, the progress bar and the report.
+Owns the flags, the turns of the variants and the report.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ import json
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import urllib.parse
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,10 +21,10 @@ from typing import Annotated, Literal
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tandem.channel import is_loopback_host
+from tandem.cli.bench_progress import progress
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
 from tandem.cli.terminal import has_colour, is_live, report
@@ -37,7 +38,7 @@ from tandem.load.workloads import Prompt, WorkloadError, read_workload
 EXAMPLES = (
     "tandem bench --speculation both --requests 64 --concurrency 8",
     "tandem bench --workload source --rate 4 --seconds 60 --json result.json --plot result.png",
-    "tandem bench --url http://127.0.0.1:8000/v1 --workload prompts.jsonl --concurrency 16",
+    "tandem bench --url http://127.0.0.1:8000/v1 --api chat --workload source --concurrency 16",
 )
 
 _INTERRUPTED = 130
@@ -61,6 +62,16 @@ class _Plan:
     seed: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Server:
+    """Where it is sent; `url` is None: to a gateway's gRPC."""
+
+    url: str | None
+    is_chat: bool
+    model_id: str
+    timeout_s: float
+
+
 @with_flag_groups
 def command(
     *,
@@ -71,6 +82,12 @@ def command(
             help="base URL of a server of the OpenAI API, ending in /v1, instead of --target",
         ),
     ] = None,
+    api: Annotated[
+        Literal["completions", "chat"],
+        typer.Option(
+            help="of --url: completions, or chat, where each prompt, a text, is a user's message"
+        ),
+    ] = "completions",
     model_id: Annotated[
         str, typer.Option(help="model, if the server has several (default: the first)")
     ] = "",
@@ -145,10 +162,14 @@ def command(
         raise typer.BadParameter("needs matplotlib: pip install matplotlib", param_hint="--plot")
     if url is not None and importlib.util.find_spec("openai") is None:
         raise typer.BadParameter("needs openai: pip install openai", param_hint="--url")
+    if api == "chat" and url is None:
+        raise typer.BadParameter("chat needs --url", param_hint="--api")
     try:
         prompts = read_workload(workload, max_new_tokens=max_new_tokens, seed=seed)
     except WorkloadError as error:
         raise typer.BadParameter(str(error), param_hint="--workload") from None
+    if api == "chat" and not all(isinstance(each.prompt, str) for each in prompts):
+        raise typer.BadParameter(f"{workload} has token ids; chat needs texts", param_hint="--api")
     variants = {"on": {"on": True}, "off": {"off": False}, "both": {"on": True, "off": False}}
     plan = _Plan(
         prompts=prompts,
@@ -158,8 +179,9 @@ def command(
         rate_per_s=rate,
         seed=seed,
     )
+    server = _Server(url=url, is_chat=api == "chat", model_id=model_id, timeout_s=timeout)
     try:
-        summaries = asyncio.run(_run(plan, connection, url, model_id, timeout))
+        summaries = asyncio.run(_run(plan, connection, server))
         _print(summaries)
         if json_file is not None:
             json_file.write_text(json.dumps(_as_json(summaries, workload), indent=2) + "\n")
@@ -206,45 +228,44 @@ def _turns(requests: int | None, seconds: float | None, *, num_variants: int) ->
     ]
 
 
-async def _run(
-    plan: _Plan, connection: ConnectionFlags, url: str | None, model_id: str, timeout_s: float
-) -> dict[str, Summary]:
+async def _run(plan: _Plan, connection: ConnectionFlags, server: _Server) -> dict[str, Summary]:
     answers: dict[str, list[Answer]] = {name: [] for name in plan.variants}
     durations_s = dict.fromkeys(plan.variants, 0.0)
     prompts = {name: itertools.cycle(plan.prompts) for name in plan.variants}
-    async with _endpoint(connection, url, model_id, timeout_s) as endpoint:
-        with _progress(plan) as advance:
-            for index, amount in enumerate(plan.turns):
-                # The later one finds prompts in the prefix cache: each is so in half of the turns.
-                variants = list(plan.variants.items())[:: -1 if index % 2 else 1]
-                for name, speculates in variants:
-                    started_at_s = time.perf_counter()
-                    answers[name] += await run_turn(
-                        endpoint,
-                        prompts[name],
-                        amount,
-                        concurrency=plan.concurrency,
-                        rate_per_s=plan.rate_per_s,
-                        # Both variants get the same arrivals.
-                        seed=plan.seed + index,
-                        speculates=speculates,
-                        on_answer=advance,
-                    )
-                    durations_s[name] += time.perf_counter() - started_at_s
+    async with (
+        # Also while it waits for the server's first answer.
+        progress(_num_requests(plan)) as advance,
+        _endpoint(connection, server) as endpoint,
+    ):
+        for index, amount in enumerate(plan.turns):
+            # The later one finds prompts in the prefix cache: each is so in half of the turns.
+            variants = list(plan.variants.items())[:: -1 if index % 2 else 1]
+            for name, speculates in variants:
+                started_at_s = time.perf_counter()
+                answers[name] += await run_turn(
+                    endpoint,
+                    prompts[name],
+                    amount,
+                    concurrency=plan.concurrency,
+                    rate_per_s=plan.rate_per_s,
+                    # Both variants get the same arrivals.
+                    seed=plan.seed + index,
+                    speculates=speculates,
+                    on_answer=lambda _: advance(),
+                )
+                durations_s[name] += time.perf_counter() - started_at_s
     return {name: Summary(answers=answers[name], duration_s=durations_s[name]) for name in answers}
 
 
 @contextlib.asynccontextmanager
-async def _endpoint(
-    connection: ConnectionFlags, url: str | None, model_id: str, timeout_s: float
-) -> AsyncIterator[Endpoint]:
+async def _endpoint(connection: ConnectionFlags, server: _Server) -> AsyncIterator[Endpoint]:
     """The server, which has answered a first call.
 
     Raises:
         TandemError, OSError: it did not.
         ValueError: the token is no token, or would cross a network in plaintext.
     """
-    if url is None:
+    if server.url is None:
         client = AsyncTandemClient(
             connection.target,
             tls=connection.tls_options(),
@@ -253,8 +274,8 @@ async def _endpoint(
             retry=None,
         )
         async with client:
-            await client.list_models(timeout_s=timeout_s)
-            yield GrpcEndpoint(client, model_id=model_id, timeout_s=timeout_s)
+            await client.list_models(timeout_s=server.timeout_s)
+            yield GrpcEndpoint(client, model_id=server.model_id, timeout_s=server.timeout_s)
         return
     import openai
 
@@ -263,53 +284,47 @@ async def _endpoint(
         tls.load_cert_chain(connection.tls_cert, connection.tls_key)
     token = connection.token()
     async with openai.AsyncOpenAI(
-        base_url=url,
+        base_url=server.url,
         # The client insists on one; a server without keys does not look at it.
         api_key=token or "none",
-        timeout=timeout_s,
+        timeout=server.timeout_s,
         max_retries=0,
-        http_client=openai.DefaultAsyncHttpxClient(verify=tls),
+        http_client=openai.DefaultAsyncHttpxClient(
+            verify=tls,
+            # The environment's proxy would look for this machine's servers on its own.
+            trust_env=not is_loopback_host(urllib.parse.urlsplit(server.url).hostname or ""),
+        ),
     ) as openai_client:
-        server = openai_client.base_url  # as the client understands the flag
+        base_url = openai_client.base_url  # as the client understands the flag
         if (
             token is not None
-            and server.scheme != "https"
+            and base_url.scheme != "https"
             and not connection.allow_plaintext_token
-            and not is_loopback_host(server.host)
+            and not is_loopback_host(base_url.host)
         ):
             raise ValueError(
-                f"the token would go to {server.host} in plaintext: use https, "
+                f"the token would go to {base_url.host} in plaintext: use https, "
                 "or allow it explicitly"
             )
         try:
             models = await openai_client.models.list()
         except openai.OpenAIError as error:
-            raise OSError(f"{url}: {error}") from error
+            raise OSError(f"{server.url}: {error}") from error
         if not models.data:
-            raise OSError(f"{url}: serves no model")
+            raise OSError(f"{server.url}: serves no model")
         yield OpenAiEndpoint(
-            openai_client, model_id=model_id or models.data[0].id, timeout_s=timeout_s
+            openai_client,
+            model_id=server.model_id or models.data[0].id,
+            timeout_s=server.timeout_s,
+            is_chat=server.is_chat,
         )
 
 
-@contextlib.contextmanager
-def _progress(plan: _Plan) -> Iterator[Callable[[Answer], None]]:
-    """A bar on stderr, if that is a terminal; yields what moves it."""
-    requests = [amount.requests for amount in plan.turns]
-    total = None
-    if all(each is not None for each in requests) and plan.turns[0].seconds is None:
-        total = len(plan.variants) * sum(each or 0 for each in requests)
-    with Progress(
-        TextColumn("requests"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(file=sys.stderr, no_color=not has_colour(sys.stderr)),
-        transient=True,
-        disable=not is_live(sys.stderr),
-    ) as progress:
-        task = progress.add_task("requests", total=total)
-        yield lambda answer: progress.advance(task)
+def _num_requests(plan: _Plan) -> int | None:
+    """Of all variants and turns; None: as many as there is time for."""
+    if any(amount.requests is None or amount.seconds is not None for amount in plan.turns):
+        return None
+    return len(plan.variants) * sum(amount.requests or 0 for amount in plan.turns)
 
 
 def _print(summaries: Mapping[str, Summary]) -> None:

@@ -3,7 +3,6 @@
 Owns the flags, the order of the checks and the report.
 """
 
-import contextlib
 import dataclasses
 import json
 import sys
@@ -12,14 +11,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tandem.cli import machine_checks, target_checks, version
 from tandem.cli.check import Check, Status, fail, ok, warn
 from tandem.cli.connection_flags import DEFAULT_TARGET, ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
 from tandem.cli.ports import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
-from tandem.cli.terminal import has_colour, is_live, printable
+from tandem.cli.terminal import has_colour, printable, waiting_for
 from tandem.cli.up import BUNDLED_MODEL
 
 EXAMPLES = (
@@ -91,7 +89,7 @@ def _model_checks(folder: Path) -> Iterator[Check]:
     yield from files
     if any(check.status is not Status.OK for check in files):
         return
-    with _waiting_for("the verifier's view of the model"):
+    with waiting_for("the verifier's view of the model"):
         refusal, description = machine_checks.describe(folder)
     if refusal is None:
         yield from machine_checks.described(description)
@@ -106,7 +104,7 @@ def _target_checks(connection: ConnectionFlags) -> Iterator[Check]:
         yield fail("token-file", str(error), "name a file of text that can be read")
         return
     for address in connection.target.split(","):
-        with _waiting_for(address):
+        with waiting_for(address):
             checks = list(
                 target_checks.target(
                     address,
@@ -117,17 +115,6 @@ def _target_checks(connection: ConnectionFlags) -> Iterator[Check]:
                 )
             )
         yield from checks
-
-
-@contextlib.contextmanager
-def _waiting_for(what: str) -> Iterator[None]:
-    """Shows on stderr what takes time, if that is a terminal."""
-    if not is_live(sys.stderr):
-        yield
-        return
-    console = Console(file=sys.stderr, no_color=not has_colour(sys.stderr), highlight=False)
-    with console.status(f"waiting for {what}", spinner="line"):
-        yield
 
 
 def _print(check: Check) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ import typer
 from tandem.cli.connection_flags import ConnectionFlags
 from tandem.cli.flag_groups import with_flag_groups
 from tandem.cli.speculation_flags import SpeculationFlags
-from tandem.cli.terminal import has_colour, is_live, printable, report
+from tandem.cli.terminal import has_colour, is_live, printable, report, waiting_for
 from tandem.client import (
     Chunk,
     Event,
@@ -25,6 +25,7 @@ from tandem.client import (
     GenerationRequest,
     RetryPolicy,
     SamplingParams,
+    Started,
     StepTrace,
     TandemClient,
     TandemError,
@@ -41,6 +42,8 @@ EXAMPLES = (
 )
 
 _INTERRUPTED = 130
+# A shorter wait needs no word.
+_PATIENCE_S = 2.0
 # Somebody waits: a gateway that is not there is reported within a second.
 _RETRY = RetryPolicy(max_attempts=4)
 
@@ -190,6 +193,18 @@ def _prompt(prompt: str | None, token_ids: str | None) -> str | list[int]:
         ) from None
 
 
+def _after_waiting(events: Generator[Event, None, None]) -> Iterator[Event]:
+    """The events; until the first output is there, stderr says what is waited for."""
+    first = []
+    with waiting_for("the first token", after_s=_PATIENCE_S):
+        for event in events:
+            first.append(event)
+            if not isinstance(event, Started):
+                break
+    yield from first
+    yield from events
+
+
 def _show(events: Generator[Event, None, None], request: GenerationRequest, shown: _Shown) -> None:
     collector = EventCollector()
     steps: list[StepTrace] = []
@@ -201,7 +216,7 @@ def _show(events: Generator[Event, None, None], request: GenerationRequest, show
     started_at_s = time.perf_counter()
     with contextlib.closing(events):
         try:
-            for event in events:
+            for event in _after_waiting(events):
                 collector.add(event)
                 if isinstance(event, Chunk) and event.text and streams_text:
                     streamed = True

@@ -4,10 +4,15 @@ Owns the rules: colours, live tables and control codes go to terminals alone; NO
 (https://no-color.org) and TERM=dumb switch colours off.
 """
 
+import contextlib
 import os
 import re
 import sys
+import threading
+from collections.abc import Iterator
 from typing import TextIO
+
+from rich.console import Console
 
 # All but tab and line end: a model's text must not steer the terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -25,6 +30,30 @@ def has_colour(stream: TextIO) -> bool:
 def printable(text: str) -> str:
     """The text with control characters shown as their escapes."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+@contextlib.contextmanager
+def waiting_for(what: str, *, after_s: float = 0.0) -> Iterator[None]:
+    """Shows on stderr what is waited for, if that is a terminal; nothing is left of it.
+
+    Args:
+        after_s: of shorter waits nothing is shown.
+    """
+    if not is_live(sys.stderr):
+        yield
+        return
+    console = Console(file=sys.stderr, no_color=not has_colour(sys.stderr), highlight=False)
+    status = console.status(f"waiting for {what}", spinner="line")
+    timer = threading.Timer(after_s, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # It may be at work just now.
+        timer.join()
+        status.stop()
 
 
 def report(command: str, message: str) -> None:

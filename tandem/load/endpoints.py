@@ -77,16 +77,26 @@ class GrpcEndpoint:
 
 
 class OpenAiEndpoint:
-    """A server of the OpenAI API, at `/v1/completions`. The client must not retry.
+    """A server of the OpenAI API. The client must not retry.
 
     Acceptance is known of servers that tell it as Tandem does, in `usage.speculation`.
 
     Args:
         timeout_s: of each request.
+        is_chat: whether prompts go as a user's message to `/chat/completions`, and must be texts;
+            else as they are to `/completions`.
     """
 
-    def __init__(self, client: "openai.AsyncOpenAI", *, model_id: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        client: "openai.AsyncOpenAI",
+        *,
+        model_id: str,
+        timeout_s: float,
+        is_chat: bool = False,
+    ) -> None:
         self._client = client
+        self._is_chat = is_chat
         self._model_id = model_id
         self._timeout_s = timeout_s
 
@@ -97,7 +107,7 @@ class OpenAiEndpoint:
         try:
             async with asyncio.timeout(self._timeout_s), self._stream(prompt, speculates) as stream:
                 async for chunk in stream:
-                    if chunk.choices and chunk.choices[0].text:
+                    if chunk.choices and self._has_output(chunk.choices[0]):
                         answer.received_at_s.append(time.perf_counter() - arrived_at_s)
                     if chunk.usage is not None:
                         _read_usage(answer, chunk.usage)
@@ -114,18 +124,31 @@ class OpenAiEndpoint:
     @contextlib.asynccontextmanager
     async def _stream(self, prompt: Prompt, speculates: bool) -> AsyncIterator[AsyncIterator[Any]]:
         given: Any = prompt.prompt if isinstance(prompt.prompt, str) else list(prompt.prompt)
-        stream = await self._client.completions.create(
-            model=self._model_id,
-            prompt=given,
-            max_tokens=prompt.max_new_tokens,
-            temperature=prompt.temperature,
-            stream=True,
-            stream_options={"include_usage": True},
+        options: Any = {
+            "model": self._model_id,
+            "max_tokens": prompt.max_new_tokens,
+            "temperature": prompt.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
             # An extension of Tandem's; other servers see it only when drafts shall be off.
-            extra_body=None if speculates else {"speculation": {"enabled": False}},
-        )
+            "extra_body": None if speculates else {"speculation": {"enabled": False}},
+        }
+        stream: Any
+        if self._is_chat:
+            messages: Any = [{"role": "user", "content": given}]
+            stream = await self._client.chat.completions.create(messages=messages, **options)
+        else:
+            stream = await self._client.completions.create(prompt=given, **options)
         async with stream:
             yield stream
+
+    def _has_output(self, choice: Any) -> bool:
+        if not self._is_chat:
+            return bool(choice.text)
+        # Many servers show what a model thinks apart from what it answers, as an extension.
+        delta = choice.delta
+        thought = (delta.model_extra or {}).get("reasoning_content")
+        return bool(delta.content or delta.tool_calls or thought)
 
 
 def _read_usage(answer: Answer, usage: Any) -> None:

@@ -4,10 +4,13 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import re
 import threading
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +31,8 @@ from tandem.load.workloads import Prompt, WorkloadError, read_workload
         (["--requests", "0"], "--requests"),
         (["--workload", "/nonexistent.jsonl"], "--workload"),
         (["--speculation", "maybe"], "--speculation"),
+        (["--api", "chat"], "--api"),
+        (["--api", "responses", "--url", "http://127.0.0.1:1/v1"], "--api"),
     ],
 )
 def test_wrong_flags_are_one_line_that_names_the_flag(
@@ -149,17 +154,37 @@ async def test_turns_go_on_where_the_last_one_ended(rate_per_s: float | None) ->
 
 
 @contextlib.contextmanager
-def serving(usage: object) -> Iterator[str]:
-    """The base URL of a server whose streams have one chunk, with this usage."""
-    chunk = {"choices": [{"index": 0, "text": "a"}], "usage": usage}
+def serving(
+    usage: object, bodies: list[tuple[str, Any]] | None = None, host: str = "127.0.0.1"
+) -> Iterator[str]:
+    """The base URL of a server whose streams have one chunk with output, and this usage.
+
+    Args:
+        bodies: gets what is posted, with its path.
+        host: of the URL; the server is on 127.0.0.1.
+    """
+    kinds: dict[str, list[dict[str, Any]]] = {
+        "/v1/completions": [{"text": "a"}],
+        "/v1/chat/completions": [
+            {"delta": {"role": "assistant", "content": ""}},
+            {"delta": {"content": "a"}},
+        ],
+    }
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._answer("application/json", json.dumps({"data": [{"id": "demo"}]}))
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self._answer("text/event-stream", f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if bodies is not None:
+                bodies.append((self.path, body))
+            # A client sends a proxy the whole URL.
+            choices = kinds[urllib.parse.urlsplit(self.path).path]
+            chunks: list[object] = [{"choices": [{"index": 0, **each}]} for each in choices]
+            chunks.append({"choices": [], "usage": usage})
+            text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+            self._answer("text/event-stream", f"{text}data: [DONE]\n\n")
 
         def _answer(self, content_type: str, content: str) -> None:
             self.send_response(200)
@@ -174,7 +199,7 @@ def serving(usage: object) -> Iterator[str]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+            yield f"http://{host}:{server.server_address[1]}/v1"
         finally:
             server.shutdown()
             thread.join()
@@ -192,6 +217,97 @@ def test_what_is_no_count_in_the_usage_of_a_server_is_0(odd: object, tmp_path: P
     assert (found["requests"], found["failed"], found["output_tokens"]) == (2, 0, 0)
     assert found["acceptance_rate"] is None
     assert found["mean_acceptance_length"] is None
+
+
+@pytest.mark.stand_in
+def test_chat_sends_each_prompt_as_a_users_message_and_counts_chunks_with_content(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "result.json"
+    sent: dict[str, list[tuple[str, Any]]] = {"completions": [], "chat": []}
+    for api, bodies in sent.items():
+        with serving({"completion_tokens": 1}, bodies) as url:
+            flags = ("--api", api, "--workload", "source", "--speculation", "both")
+            amount = ("--requests", "3", "--json", str(file))
+            assert main(["bench", "--url", url, *flags, *amount]) == 0
+        for found in json.loads(file.read_text())["speculation"].values():
+            assert (found["requests"], found["output_tokens"]) == (3, 3)
+            # One chunk has output: there is no gap between two.
+            assert found["latency_ms"]["TTFT"] == found["latency_ms"]["E2E"]
+            assert found["latency_ms"]["ITL"]["p50"] is None
+    assert {path for path, _ in sent["completions"]} == {"/v1/completions"}
+    assert {path for path, _ in sent["chat"]} == {"/v1/chat/completions"}
+    prompts = sorted(body.pop("prompt") for _, body in sent["completions"])
+    messages = [body.pop("messages") for _, body in sent["chat"]]
+    assert all(each["role"] == "user" for [each] in messages)
+    assert sorted(each["content"] for [each] in messages) == prompts
+    others = [sorted(json.dumps(body) for _, body in bodies) for bodies in sent.values()]
+    assert others[0] == others[1], "all but the prompt is the same"
+
+
+def test_chat_refuses_token_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": [1, 2]}')
+    with pytest.raises(SystemExit):
+        main(["bench", "--url", "http://127.0.0.1:1/v1", "--api", "chat", "--workload", str(file)])
+    assert "token ids; chat needs texts" in capsys.readouterr().err
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize(
+    ("host", "no_proxy", "is_asked"),
+    [
+        ("127.0.0.1", "", False),
+        ("localhost", "", False),
+        ("model.invalid", "", True),
+        ("model.invalid", "other.invalid,.invalid", False),
+    ],
+)
+def test_a_proxy_is_asked_for_other_machines_alone(
+    host: str,
+    no_proxy: str,
+    is_asked: bool,
+    variable: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    asked: list[tuple[str, Any]] = []
+    served: list[tuple[str, Any]] = []
+    with serving({}, asked) as proxy, serving({}, served, host) as url:
+        monkeypatch.setenv(variable, proxy.removesuffix("/v1"))
+        monkeypatch.setenv("NO_PROXY", no_proxy)
+        status = main(["bench", "--url", url, "--requests", "1"])
+    assert [path for path, _ in asked] == [f"{url}/completions"] * is_asked
+    is_served = host != "model.invalid"
+    assert [path for path, _ in served] == ["/v1/completions"] * is_served
+    assert status == (not is_asked and not is_served)
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize(
+    ("amount", "expected"),
+    [
+        (("--seconds", "0.5"), r"tandem bench: \d+ requests after \d+ s"),
+        (("--requests", "300"), r"tandem bench: \d+ of 300 requests after \d+ s"),
+    ],
+)
+def test_without_a_terminal_lines_say_how_far_it_is(
+    amount: Sequence[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem.cli.bench_progress._LINE_INTERVAL_S", 0.02)
+    with serving({"completion_tokens": 1}) as url:
+        assert main(["bench", "--url", url, *amount]) == 0
+    shown = capsys.readouterr()
+    lines = shown.err.splitlines()
+    assert lines
+    assert all(re.fullmatch(expected, line) for line in lines)
+    assert "requests after" not in shown.out, "figures alone"
 
 
 def summary() -> Summary:

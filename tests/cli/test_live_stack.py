@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,15 +121,25 @@ def test_generate_marks_accepted_drafts_in_a_terminal_and_ends_with_the_cost(
     stack: RunningStack, run: Run
 ) -> None:
     flags = ("--target", stack.addresses["grpc"], "--show-drafts")
-    shown = run_in_terminal("generate", TASK["prompt"], *flags).replace("\r\n", "\n")
+    shown = _without_wait(run_in_terminal("generate", TASK["prompt"], *flags))
+    shown = shown.replace("\r\n", "\n")
     assert "\x1b[1;32m" in shown
     text = shown.replace("\x1b[1;32m", "").replace("\x1b[0m", "")
     assert text.startswith(TASK["reference"])
     assert "drafts accepted, mean acceptance length" in text
-    plain = run_in_terminal("generate", TASK["prompt"], *flags, NO_COLOR="1")
+    plain = _without_wait(run_in_terminal("generate", TASK["prompt"], *flags, NO_COLOR="1"))
     assert "\x1b" not in plain
     status, output, errors = run("generate", TASK["prompt"], *flags)
     assert (status, output.rstrip(), errors) == (0, TASK["reference"].rstrip(), "")
+
+
+def _without_wait(shown: str) -> str:
+    """Without what a slow machine shows before the first token."""
+    return re.sub(
+        r"\x1b\[\?25[lh]|\x1b\[\d*[AK]|\r(?!\n)|[-\\|/] waiting for the first token(\r?\n)?",
+        "",
+        shown,
+    )
 
 
 def test_top_prints_a_frame_of_every_kind_of_service(stack: RunningStack, run: Run) -> None:
@@ -166,7 +177,9 @@ def test_bench_finds_equal_output_and_accepted_drafts_over_both_apis(
         status, shown, errors = run(
             "bench", *flags, *load, "--speculation", "both", "--json", str(file)
         )
-        assert (status, errors) == (0, "")
+        assert status == 0
+        # A slow machine takes longer than the time between two such lines.
+        assert all("requests after" in line for line in errors.splitlines())
         assert "times the tokens/s with speculation" in shown
         assert "\x1b" not in shown
         results[flags[0]] = json.loads(file.read_text())["speculation"]
@@ -194,7 +207,7 @@ def test_bench_counts_what_the_server_refuses(
         load = ("--workload", str(prompts), "--rate", "50", "--requests", "2")
         status, _, errors = run("bench", *flags, *load)
         assert status == 1
-        [line] = errors.splitlines()
+        line = errors.splitlines()[-1]
         assert line.startswith(f"tandem bench: 2 requests failed: {reason}")
 
 

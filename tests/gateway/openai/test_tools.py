@@ -55,7 +55,7 @@ async def test_calls_come_as_the_official_client_expects_them(
         whole = await client.chat.completions.create(model="scripted", messages=USER, tools=TOOLS)
         [choice] = whole.choices
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
-        calls = choice.message.tool_calls or []
+        calls: list[Any] = list(choice.message.tool_calls or [])
         assert [call.type for call in calls] == ["function", "function"]
         stream = await client.chat.completions.create(
             model="scripted", messages=USER, tools=TOOLS, stream=True, n=2
