@@ -7,7 +7,7 @@ says why, and the others go on. Weights have the shapes of Llama-3-8B (steps, at
 Qwen3-0.6B (the rest), and mean nothing. Where acceptance matters, recorded texts are replayed: the
 model computes all it must, and then the recorded text's next token is made the likeliest. Rows:
 
-    decode        a step of one sequence over the time to read weights and K/V once, as fast as a copy
+    decode        a step over the time to read weights and K/V once at the speed of a copy
     verify        a step that verifies 8 drafts of each sequence over a plain one
     kernel        bytes of K/V per second of one layer's attention over those of a copy
     speculation   replayed code edits: speculation on over off
@@ -26,6 +26,7 @@ the command works, nothing about speed.
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import json
 import sys
 import tempfile
@@ -98,7 +99,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="also write the figures here, after each row")
     parser.add_argument("--png", type=Path, help="also draw the figures here; needs matplotlib")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.png and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--png needs matplotlib: pip install 'tandem-serve[docs]'")
+    return arguments
 
 
 @contextlib.contextmanager

@@ -200,6 +200,7 @@ class Bench:
         goal: Goal | None = None,
         note: str = "",
     ) -> Measure:
+        """A line of the table. Goals are a GPU's."""
         return Measure(
             row=row,
             what=what,
@@ -207,7 +208,7 @@ class Bench:
             dtype=self.dtype,
             value=value,
             unit=unit,
-            goal=goal,
+            goal=goal if self.device.type == "cuda" else None,
             note=note,
         )
 

@@ -128,7 +128,7 @@ async def _attention(
     config = bench.size.large.config()
     layer = _Layer(_kv_shape(config, 1, bench.size.dtype), int(config.num_attention_heads))
     length, rows = sequences[0]
-    what = f"attention to {length} tokens, {rows} rows each"
+    what = f"attention to {length} tokens, {rows} row{'' if rows == 1 else 's'} each"
     try:
         choice = choose_attention(
             name,
