@@ -14,9 +14,9 @@ model computes all it must, and then the recorded text's next token is made the 
     host          time of a step of 64 sequences outside the model's forward pass
     random        replayed text that never repeats: speculation on over off
     stack         services over gRPC over the engine in process
-    transformers  the engine without drafts over transformers' continuous batching and generate
     strict        numerics strict over fast, where strict is offered
     sweep         every attention backend at several sizes
+    transformers  the engine without drafts over transformers' continuous batching and generate
 
 What is compared runs by turns; a figure is the median of the rounds, with its 95 % bootstrap
 interval. Goals that are missed are bold. --device cpu runs the same rows with a tiny model: that
@@ -56,9 +56,10 @@ async def main(argv: Sequence[str] | None = None) -> int:
         print(f"{tests}\n", flush=True)
     measures: list[Measure] = []
 
-    def keep(name: str, found: Sequence[Measure]) -> None:
-        measures.extend(found)
-        print(f"{name}, {time.monotonic() - started_at_s:.0f} s\n\n{table(found)}\n", flush=True)
+    def keep(measure: Measure) -> None:
+        measures.append(measure)
+        *_, line = table([measure]).splitlines()
+        print(f"{time.monotonic() - started_at_s:3.0f} s {line}", flush=True)
         write()
 
     def write() -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -248,4 +248,5 @@ def variant(
     return Variant(name=name, streams=streams, turn=turn, unit=unit)
 
 
-Row = Callable[[Bench], Awaitable[list[Measure]]]
+# Yields a measure as soon as it is known: a row may be ended before it is done.
+Row = Callable[[Bench], AsyncIterator[Measure]]

@@ -1,7 +1,7 @@
 """The engine without drafts beside transformers' own generation, on the same device."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ GOALS = {BATCHING: 2.0, COMPILED: 1.5}
 _MEMORY_SHARES = {"cuda": 0.3, "cpu": 0.01}
 
 
-async def measure(bench: Bench) -> list[Measure]:
+async def measure(bench: Bench) -> AsyncIterator[Measure]:
     """Each peer runs the same prompts for the same numbers of tokens, all of one length: a compiled
     graph serves one length. The weights' own text, so nothing is replayed.
     """
@@ -29,7 +29,6 @@ async def measure(bench: Bench) -> list[Measure]:
         bench.checkpoint(bench.size.small), dtype=bench.size.dtype
     )
     model: PreTrainedModel = loaded.to(bench.device).eval()
-    measures = []
     with bench.engine(bench.size.small, replays=False) as engine:
         for streams in bench.size.streams[:2]:
             tasks = of_one_length(
@@ -38,11 +37,10 @@ async def measure(bench: Bench) -> list[Measure]:
             own = bench.generating("Tandem, off", engine, tasks, streams, speculate=False)
             runs = _runs(model, tasks, streams, bench.size.max_num_batched_tokens)
             for name, run in runs.items():
-                measures.append(await _against(bench, own, name, run, tasks))
+                yield await _against(bench, own, name, run, tasks)
                 # Continuous batching keeps what memory is free, and an attention of its own.
                 loaded.destroy_cached_continuous_batching_manager()
                 loaded.set_attn_implementation("sdpa")
-    return measures
 
 
 def of_one_length(tasks: Sequence[Task], max_new_tokens: int) -> list[Task]:

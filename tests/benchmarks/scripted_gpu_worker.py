@@ -30,7 +30,8 @@ for name in arguments.rows:
             about = {"row": name, "what": "x", "streams": 1, "dtype": "float32", "unit": ""}
             value = {"median": 1.5, "low": 1.0, "high": 2.0}
             measure = about | {"value": value, "note": "", "goal": {"value": 2.0, "is_most": True}}
-            tell({"row": name, "measures": [measure]})
+            tell({"row": name, "measure": measure})
+            tell({"row": name, "error": None, "is_last": False})
         case "error" | "fatal" as kind:
             tell({"row": name, "error": "CUDA error: no", "is_last": kind == "fatal"})
             if kind == "fatal":
@@ -38,6 +39,8 @@ for name in arguments.rows:
         case "die":
             os._exit(7)
         case "hang":
+            about = {"row": name, "what": "x", "streams": 1, "dtype": "float32", "unit": ""}
+            tell({"row": name, "measure": about | {"value": None, "note": "early", "goal": None}})
             child = subprocess.Popen(["sleep", "600"])
             print(child.pid, file=sys.stderr, flush=True)
             time.sleep(600)
