@@ -58,6 +58,15 @@ async def test_every_row_measures_something_on_a_cpu(
     assert printed.count("| decode: step of tiny at 64 tokens / its floor | 1 | float32 |") == 2
 
 
+async def test_without_a_gpu_every_row_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert await command.main(["--no-tests", "--rows", "decode", "stack"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("not measured: torch sees no GPU here" in line for line in lines) == 2 * 2
+
+
 def by_row(measure: dict[str, str]) -> str:
     return measure["row"]
 
