@@ -7,16 +7,16 @@ says why, and the others go on. Weights have the shapes of Llama-3-8B (steps, at
 Qwen3-0.6B (the rest), and mean nothing. Where acceptance matters, recorded texts are replayed: the
 model computes all it must, and then the recorded text's next token is made the likeliest. Rows:
 
-    decode        a step of one sequence over the time to copy weights and K/V once
+    decode        a step over the time to read weights and K/V once at the speed of a copy
     verify        a step that verifies 8 drafts of each sequence over a plain one
     kernel        bytes of K/V per second of one layer's attention over those of a copy
     speculation   replayed code edits: speculation on over off
     host          time of a step of 64 sequences outside the model's forward pass
     random        replayed text that never repeats: speculation on over off
     stack         services over gRPC over the engine in process
-    transformers  the engine without drafts over transformers' continuous batching and generate
     strict        numerics strict over fast, where strict is offered
     sweep         every attention backend at several sizes
+    transformers  the engine without drafts over transformers' continuous batching and generate
 
 What is compared runs by turns; a figure is the median of the rounds, with its 95 % bootstrap
 interval. Goals that are missed are bold. --device cpu runs the same rows with a tiny model: that
@@ -26,6 +26,7 @@ the command works, nothing about speed.
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import json
 import sys
 import tempfile
@@ -55,9 +56,10 @@ async def main(argv: Sequence[str] | None = None) -> int:
         print(f"{tests}\n", flush=True)
     measures: list[Measure] = []
 
-    def keep(name: str, found: Sequence[Measure]) -> None:
-        measures.extend(found)
-        print(f"{name}, {time.monotonic() - started_at_s:.0f} s\n\n{table(found)}\n", flush=True)
+    def keep(measure: Measure) -> None:
+        measures.append(measure)
+        *_, line = table([measure]).splitlines()
+        print(f"{time.monotonic() - started_at_s:3.0f} s {line}", flush=True)
         write()
 
     def write() -> None:
@@ -98,7 +100,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, help="also write the figures here, after each row")
     parser.add_argument("--png", type=Path, help="also draw the figures here; needs matplotlib")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.png and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--png needs matplotlib: pip install 'tandem-serve[docs]'")
+    return arguments
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -202,6 +202,7 @@ class Bench:
         goal: Goal | None = None,
         note: str = "",
     ) -> Measure:
+        """A line of the table. Goals are a GPU's."""
         return Measure(
             row=row,
             what=what,
@@ -209,7 +210,7 @@ class Bench:
             dtype=self.dtype,
             value=value,
             unit=unit,
-            goal=goal,
+            goal=goal if self.device.type == "cuda" else None,
             note=note,
         )
 
@@ -249,4 +250,5 @@ def variant(
     return Variant(name=name, streams=streams, turn=turn, unit=unit)
 
 
-Row = Callable[[Bench], Awaitable[list[Measure]]]
+# Yields a measure as soon as it is known: a row may be ended before it is done.
+Row = Callable[[Bench], AsyncIterator[Measure]]

@@ -1,7 +1,7 @@
 """The engine in this process: what drafts bring and cost, and its time outside the model."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from benchmarks.gpu.bench import REPLAYED, Bench, variant
 from benchmarks.gpu.texts import Text, random_texts, replays
@@ -16,30 +16,31 @@ HOST_GOAL_MS = 0.8
 
 
 def tasks_for(texts: Sequence[Text], streams: int) -> list[Task]:
-    """The tasks of a turn: two for each stream, eight at least."""
-    tasks = [task for task, _ in texts]
-    return tasks[: max(8, min(2 * streams, len(tasks)))]
+    """The tasks of a turn: two for each stream unless that is many, eight at least."""
+    count = max(8, streams, min(2 * streams, 64))
+    return [task for task, _ in texts[:count]]
 
 
-async def measure_speculation(bench: Bench) -> list[Measure]:
+async def measure_speculation(bench: Bench) -> AsyncIterator[Measure]:
     """Replayed code edits with drafts over without."""
     texts = replays(bench.size.max_new_tokens)
-    return await _on_over_off(
-        bench, "speculation", "code edits, on / off", texts, bench.size.streams[:2],
-        SPECULATION_GOAL,
-    )  # fmt: skip
+    what = "code edits, on / off"
+    streams = bench.size.streams[:2]
+    async for measure in _on_over_off(bench, "speculation", what, texts, streams, SPECULATION_GOAL):
+        yield measure
 
 
-async def measure_random(bench: Bench) -> list[Measure]:
+async def measure_random(bench: Bench) -> AsyncIterator[Measure]:
     """Text that never repeats, with drafts over without."""
     texts = random_texts(bench.size.max_new_tokens)
-    return await _on_over_off(
-        bench, "random", "text that never repeats, on / off", texts, bench.size.streams,
-        RANDOM_GOAL,
-    )  # fmt: skip
+    what = "text that never repeats, on / off"
+    async for measure in _on_over_off(
+        bench, "random", what, texts, bench.size.streams, RANDOM_GOAL
+    ):
+        yield measure
 
 
-async def measure_host(bench: Bench) -> list[Measure]:
+async def measure_host(bench: Bench) -> AsyncIterator[Measure]:
     """Time of a step outside the forward pass, drafting aside."""
     streams = bench.size.host_streams
     tasks = tasks_for(replays(bench.size.max_new_tokens), streams)
@@ -58,29 +59,26 @@ async def measure_host(bench: Bench) -> list[Measure]:
         host = variant("host", streams, host_ms, unit="ms")
         await bench.compare(host)
     medians = {phase: statistics.median(each) for phase, each in phases.items()}
-    return [
-        bench.measure(
-            "host",
-            f"a step of {bench.size.small.name} outside its forward pass",
-            streams,
-            median_interval(host.figures),
-            unit="ms",
-            goal=Goal(value=HOST_GOAL_MS, is_most=True),
-            note=", ".join(f"{phase} {ms:.3g}" for phase, ms in medians.items())
-            + f" ms; {REPLAYED}",
-        )
-    ]
+    yield bench.measure(
+        "host",
+        f"a step of {bench.size.small.name} outside its forward pass",
+        streams,
+        median_interval(host.figures),
+        unit="ms",
+        goal=Goal(value=HOST_GOAL_MS, is_most=True),
+        note=", ".join(f"{phase} {ms:.3g}" for phase, ms in medians.items()) + f" ms; {REPLAYED}",
+    )
 
 
-async def measure_strict(bench: Bench) -> list[Measure]:
+async def measure_strict(bench: Bench) -> AsyncIterator[Measure]:
     """Numerics strict over fast, without drafts."""
     shape = bench.size.small
     try:
         bench.loaded(shape, numerics="strict")
     except ConfigError as error:
         note = f"not offered: {' '.join(str(error).split())}"
-        return [bench.measure("strict", "strict / fast", 1, None, note=note)]
-    measures = []
+        yield bench.measure("strict", "strict / fast", 1, None, note=note)
+        return
     with (
         bench.engine(shape, replays=False, numerics="strict") as strict,
         bench.engine(shape, replays=False, numerics="fast") as fast,
@@ -92,8 +90,7 @@ async def measure_strict(bench: Bench) -> list[Measure]:
                 for name, engine in (("strict", strict), ("fast", fast))
             )
             await bench.compare(above, below)
-            measures.append(bench.ratio("strict", "strict / fast, speculation off", above, below))
-    return measures
+            yield bench.ratio("strict", "strict / fast, speculation off", above, below)
 
 
 async def _on_over_off(
@@ -103,8 +100,7 @@ async def _on_over_off(
     texts: Sequence[Text],
     all_streams: Sequence[int],
     goal: float,
-) -> list[Measure]:
-    measures = []
+) -> AsyncIterator[Measure]:
     with bench.engine(bench.size.small) as engine:
         for streams in all_streams:
             tasks = tasks_for(texts, streams)
@@ -114,5 +110,4 @@ async def _on_over_off(
             )
             await bench.compare(on, off)
             name = f"{bench.size.small.name}: {what}"
-            measures.append(bench.ratio(row, name, on, off, Goal(value=goal), REPLAYED))
-    return measures
+            yield bench.ratio(row, name, on, off, Goal(value=goal), REPLAYED)

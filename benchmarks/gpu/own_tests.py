@@ -48,9 +48,10 @@ def run_tests(limit_s: float, folder: str = FOLDER) -> TestsRun:
             )
         except subprocess.TimeoutExpired:
             return _none(f"not done after {limit_s:.0f} s")
-        if not file.exists():
+        if done.returncode > 1 or not file.exists():
             last = (f"{done.stdout}{done.stderr}".strip().splitlines() or ["no message"])[-1]
-            return _none(f"pytest ended with status {done.returncode}: {last}")
+            reason = f"pytest ended with status {done.returncode}: {last}"
+            return _none(reason)
         return read_report(file)
 
 

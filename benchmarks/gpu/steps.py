@@ -1,6 +1,6 @@
 """Single steps: the model's forward pass, and one layer's attention."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -22,7 +22,7 @@ KERNEL_GOAL = 0.7
 NUM_DRAFTS = 8
 
 
-async def measure_decode(bench: Bench) -> list[Measure]:
+async def measure_decode(bench: Bench) -> AsyncIterator[Measure]:
     """A decode step over the time to read weights and K/V once at the speed of a copy."""
     shape = bench.size.large
     _, loaded = bench.loaded(shape)
@@ -40,25 +40,22 @@ async def measure_decode(bench: Bench) -> list[Measure]:
         step_s * speed / read_bytes
         for step_s, speed in zip(step.figures, copy.figures, strict=True)
     ]
-    return [
-        bench.measure(
-            "decode",
-            f"step of {shape.name} at {bench.size.context} tokens / its floor",
-            1,
-            median_interval(floors),
-            goal=Goal(value=DECODE_GOAL, is_most=True),
-            note=f"{step.median * 1e3:.3g} ms; {read_bytes / 1e9:.3g} GB, copied at "
-            f"{copy.median / 1e9:,.4g} GB/s; attention: {loaded.served.attention_backend}",
-        )
-    ]
+    yield bench.measure(
+        "decode",
+        f"step of {shape.name} at {bench.size.context} tokens / its floor",
+        1,
+        median_interval(floors),
+        goal=Goal(value=DECODE_GOAL, is_most=True),
+        note=f"{step.median * 1e3:.3g} ms; {read_bytes / 1e9:.3g} GB, copied at "
+        f"{copy.median / 1e9:,.4g} GB/s; attention: {loaded.served.attention_backend}",
+    )
 
 
-async def measure_verify(bench: Bench) -> list[Measure]:
+async def measure_verify(bench: Bench) -> AsyncIterator[Measure]:
     """A step that verifies drafts over a plain one."""
     shape = bench.size.large
     _, loaded = bench.loaded(shape)
     served = loaded.served
-    measures = []
     for batch in bench.size.batches:
         plain, verifying = (
             _step(
@@ -72,25 +69,22 @@ async def measure_verify(bench: Bench) -> list[Measure]:
         )
         await bench.compare(verifying, plain)
         goal = VERIFY_GOALS.get(batch)
-        measures.append(
-            bench.ratio(
-                "verify",
-                f"step of {shape.name} with {NUM_DRAFTS} drafts each / without",
-                verifying,
-                plain,
-                None if goal is None else Goal(value=goal, is_most=True),
-            )
+        yield bench.ratio(
+            "verify",
+            f"step of {shape.name} with {NUM_DRAFTS} drafts each / without",
+            verifying,
+            plain,
+            None if goal is None else Goal(value=goal, is_most=True),
         )
-    return measures
 
 
-async def measure_kernel(bench: Bench) -> list[Measure]:
+async def measure_kernel(bench: Bench) -> AsyncIterator[Measure]:
     """One layer's attention by the backend that `auto` chooses."""
     batch, length = bench.size.kernel
-    return [await _attention(bench, "kernel", "auto", [(length, 1)] * batch, KERNEL_GOAL)]
+    yield await _attention(bench, "kernel", "auto", [(length, 1)] * batch, KERNEL_GOAL)
 
 
-async def measure_sweep(bench: Bench) -> list[Measure]:
+async def measure_sweep(bench: Bench) -> AsyncIterator[Measure]:
     """Every backend, at several sizes."""
     most, longest = bench.size.kernel
     context, chunk = bench.size.context, bench.size.max_num_batched_tokens // 4
@@ -102,12 +96,10 @@ async def measure_sweep(bench: Bench) -> list[Measure]:
         [(max(chunk, context), chunk)],
     )
     backends = get_args(VerifierConfig.model_fields["attention_backend"].annotation)
-    return [
-        await _attention(bench, "sweep", name, case)
-        for case in cases
-        for name in backends
-        if name != "auto"
-    ]
+    for case in cases:
+        for name in backends:
+            if name != "auto":
+                yield await _attention(bench, "sweep", name, case)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +121,7 @@ async def _attention(
     config = bench.size.large.config()
     layer = _Layer(_kv_shape(config, 1, bench.size.dtype), int(config.num_attention_heads))
     length, rows = sequences[0]
-    what = f"attention to {length} tokens, {rows} rows each"
+    what = f"attention to {length} tokens, {rows} row{'' if rows == 1 else 's'} each"
     try:
         choice = choose_attention(
             name,

@@ -32,8 +32,8 @@ class Supervisor:
     is_quick: bool
     # By time.monotonic(): no row begins or goes on after it.
     end_s: float
-    # Called with each row's name and measures; one without a value says why.
-    keep: Callable[[str, Sequence[Measure]], None]
+    # Called with each measure; one without a value says why.
+    keep: Callable[[Measure], None]
     module: str = WORKER
     machine: str = "unknown"
     failed: list[str] = field(default_factory=list)
@@ -77,20 +77,21 @@ class Supervisor:
             if "machine" in message:
                 self.machine = message["machine"]
                 continue
+            assert message["row"] == pending[0], "rows are measured in order"
+            if "measure" in message:
+                self.keep(measure_of(message["measure"]))
+                continue
             name = pending.pop(0)
-            assert message["row"] == name, "rows are measured in order"
             started_at_s = time.monotonic()
-            if "error" in message:
+            if message["error"] is not None:
                 self._give_up(name, message["error"])
-                if message["is_last"]:
-                    return
-            else:
-                self.keep(name, [measure_of(each) for each in message["measures"]])
+            if message["is_last"]:
+                return
 
     def _give_up(self, name: str, reason: str) -> None:
         self.failed.append(name)
         note = f"not measured: {' '.join(reason.split())[:300]}"
-        self.keep(name, [Measure(row=name, what="", streams=0, dtype="", value=None, note=note)])
+        self.keep(Measure(row=name, what="", streams=0, dtype="", value=None, note=note))
 
 
 def measure_of(read: dict[str, Any]) -> Measure:

@@ -4,7 +4,8 @@
 
 For `benchmarks.gpu`, which starts another one when this one ends: after some errors of a GPU
 nothing more runs in a process. What it prints for it are lines of `MARK` and a JSON object: first
-the machine, then each row's `measures`, or the `error` that kept it from being measured.
+the machine, then for each row a `measure` each, and at its end the `error` that kept it from being
+measured whole, or null.
 """
 
 import argparse
@@ -37,6 +38,10 @@ async def main(argv: Sequence[str] | None = None) -> None:
 
     transformers.logging.set_verbosity_error()
     device = torch.device(arguments.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        for name in arguments.rows:
+            _tell({"row": name, "error": "torch sees no GPU here", "is_last": False})
+        return
     if device.type == "cpu":
         torch.set_num_threads(1)
     _tell({"machine": _machine(device), "transformers": transformers.__version__})
@@ -49,17 +54,18 @@ async def main(argv: Sequence[str] | None = None) -> None:
     for name in arguments.rows:
         plan = ROWS[name]
         bench.deadline_s = time.monotonic() + plan.enough_s
+        error_told, is_last = None, False
         try:
-            measures = await plan.load()(bench)
+            async for measure in plan.load()(bench):
+                _tell({"row": name, "measure": asdict(measure)})
         except Exception as error:
             traceback.print_exc()
             # Nothing runs on the device after such an error.
             is_last = isinstance(error, torch.AcceleratorError)
-            _tell({"row": name, "error": f"{type(error).__name__}: {error}", "is_last": is_last})
-            if is_last:
-                return
-        else:
-            _tell({"row": name, "measures": [asdict(measure) for measure in measures]})
+            error_told = f"{type(error).__name__}: {error}"
+        _tell({"row": name, "error": error_told, "is_last": is_last})
+        if is_last:
+            return
         if device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -159,6 +159,8 @@ def described(found: dict[str, Any]) -> Iterator[Check]:
 
 
 def _gpus(found: dict[str, Any]) -> Iterator[Check]:
+    """Each GPU, what works on it, and what does not."""
+    yield ok("cpu support", _supported(found["cpu_support"]))
     if not found["gpus"]:
         what = "no driver" if found["gpus"] is None else "a driver, but torch sees no GPU"
         if found["gpus"] is None:
@@ -166,18 +168,38 @@ def _gpus(found: dict[str, Any]) -> Iterator[Check]:
         else:
             yield warn("gpu", what, "install a build of torch for the driver's version of CUDA")
         return
+    versions = found["gpu_software"]
+    software = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items())
     for gpu in found["gpus"]:
-        capability = f"{gpu['name']}, compute capability {gpu['compute_capability']}"
+        free, total = (gpu[name] / _GIB for name in ("free_bytes", "total_bytes"))
+        text = (
+            f"{gpu['name']}, compute capability {gpu['compute_capability']}, "
+            f"{free:.1f} of {total:.1f} GiB free; {software}"
+        )
         if not gpu["can_run"]:
-            yield fail("gpu", capability, "use a GPU of 8.0 or later, or --device cpu")
-        elif not found["flash_attn"]:
-            yield warn(
-                "gpu",
-                f"{capability}, without flash-attn",
-                "pip install 'tandem-serve[flash-attn]' makes attention faster",
-            )
+            yield fail("gpu", text, "use a GPU of 8.0 or later, or --device cpu")
+            continue
+        if versions["flash-attn"] is None:
+            advice = "pip install 'tandem-serve[flash-attn]' makes attention faster"
+            yield warn("gpu", text, advice)
         else:
-            yield ok("gpu", f"{capability}, with flash-attn")
+            yield ok("gpu", text)
+        yield ok("gpu support", _supported(gpu["support"]))
+
+
+def _supported(features: list[dict[str, Any]]) -> str:
+    """What works, by the verifier's flag, and why the rest does not."""
+    works: dict[str, list[str]] = {}
+    for each in features:
+        if each["refusal"] is None:
+            works.setdefault(each["field"], []).append(each["value"])
+    found = [f"{field.replace('_', ' ')} {', '.join(values)}" for field, values in works.items()]
+    found += [
+        f"not {each['value']} ({each['refusal']})"
+        for each in features
+        if each["refusal"] is not None
+    ]
+    return "; ".join(found)
 
 
 def _memory(found: dict[str, Any]) -> Check:

@@ -22,6 +22,10 @@ from tandem.v1 import gateway_pb2, gateway_pb2_grpc
 from verifier.model.describe import describe
 
 GIB = 1 << 30
+CPU_SUPPORT = [
+    {"field": "quantization", "value": "fp8", "refusal": None},
+    {"field": "attention_backend", "value": "flash_attn", "refusal": "runs on GPUs only"},
+]
 
 
 def by_name(checks: Iterator[Check]) -> dict[str, Check]:
@@ -106,8 +110,9 @@ def description(**changed: Any) -> dict[str, Any]:
         "cores": 2,
         "free_bytes": 4 * GIB,
         "processor_refusal": None,
+        "cpu_support": CPU_SUPPORT,
         "gpus": None,
-        "flash_attn": False,
+        "gpu_software": None,
         "model": model,
         "error": None,
     }
@@ -125,18 +130,45 @@ def test_memory_must_hold_the_weights_and_should_hold_a_long_sequence(
 
 
 def test_a_gpu_needs_its_driver_a_build_of_torch_and_compute_capability() -> None:
-    gpu = {"name": "G", "compute_capability": "7.5", "can_run": False, "free_bytes": 2 * GIB}
-    new = gpu | {"compute_capability": "9.0", "can_run": True}
+    gpu = {
+        "name": "G",
+        "compute_capability": "7.5",
+        "can_run": False,
+        "free_bytes": 2 * GIB,
+        "total_bytes": 3 * GIB,
+        "support": [],
+    }
+    new = gpu | {
+        "compute_capability": "9.0",
+        "can_run": True,
+        "support": [
+            {"field": "numerics", "value": "strict", "refusal": "runs on CPUs"},
+            {"field": "numerics", "value": "fast", "refusal": None},
+        ],
+    }
+    bare = {"driver": "570.86", "triton": "3.9", "flash-attn": None}
     for changed, status in (
         ({"gpus": None}, Status.OK),
-        ({"gpus": []}, Status.WARN),
-        ({"gpus": [gpu]}, Status.FAIL),
-        ({"gpus": [new]}, Status.WARN),
-        ({"gpus": [new], "flash_attn": True}, Status.OK),
+        ({"gpus": [], "gpu_software": bare}, Status.WARN),
+        ({"gpus": [gpu], "gpu_software": bare}, Status.FAIL),
+        ({"gpus": [new], "gpu_software": bare}, Status.WARN),
+        ({"gpus": [new], "gpu_software": bare | {"flash-attn": "2.8"}}, Status.OK),
     ):
         found = by_name(machine_checks.described(description(**changed)))
         assert found["gpu"].status is status
+        assert ("gpu support" in found) is (new in (changed["gpus"] or []))
+    assert found["gpu"].found == (
+        "G, compute capability 9.0, 2.0 of 3.0 GiB free; driver 570.86, triton 3.9, flash-attn 2.8"
+    )
+    assert found["gpu support"].found == "numerics fast; not strict (runs on CPUs)"
     assert "2.0 GiB free of the GPU" in found["memory"].found
+
+
+def test_what_a_cpu_can_do_is_told_and_fp8_by_name() -> None:
+    found = by_name(machine_checks.described(description()))["cpu support"].found
+    assert found == "quantization fp8; not flash_attn (runs on GPUs only)"
+    found = by_name(machine_checks.described(describe(BUNDLED_MODEL)))["cpu support"].found
+    assert "quantization none, int8, fp8" in found
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 No test here runs on a GPU: `torch.cuda`'s figures are a stand-in's.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,15 +14,19 @@ from servicekit.config import ConfigError
 from tests.verifier.paged_model import make_small_model
 from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
+from verifier.attention.selection import AttentionChoice
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
 from verifier.config import VerifierConfig
+from verifier.cpu.loading.refusals import CheckpointError
+from verifier.model import model_part
 from verifier.model.gpu_memory import (
     PROFILE_BLOCKS,
     free_for_kv_bytes,
     largest_steps,
 )
 from verifier.model.memory import GPU_FRACTION, choose_num_kv_blocks, free_memory_bytes
+from verifier.model.model_part import ModelPart, room_for_kv_blocks
 from verifier.model.transformers_model import TransformersModel
 
 MIB = 1 << 20
@@ -232,11 +237,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
     return stand_in
 
 
-def free_for_kv(gpu: StandInGpu, **flags: Any) -> int:
+def free_for_kv(
+    gpu: StandInGpu, make_model: Callable[[], TargetModel] | None = None, **flags: Any
+) -> int:
     return free_for_kv_bytes(
         config_with(**flags),
         GPU,
-        lambda: StandInModel(gpu),
+        make_model or (lambda: StandInModel(gpu)),
         model_limit=4096,
         block_size=16,
         block_bytes=64,
@@ -261,6 +268,51 @@ def test_a_gpu_leaves_what_weights_and_the_largest_step_do_not_take(gpu: StandIn
 
 
 @pytest.mark.stand_in
+def test_a_model_whose_step_fails_is_refused_as_a_checkpoint(gpu: StandInGpu) -> None:
+    class FailingModel(StandInModel):
+        def forward(self, layout: BatchLayout) -> FloatArray:
+            raise KeyError("layer_idx")
+
+    with pytest.raises(CheckpointError, match="its largest step fails: 'layer_idx'"):
+        free_for_kv(gpu, make_model=lambda: FailingModel(gpu))
+
+
+@pytest.mark.stand_in
 def test_a_largest_step_that_does_not_fit_is_refused_by_its_flag(gpu: StandInGpu) -> None:
     with pytest.raises(ConfigError, match="--max-num-batched-tokens"):
         free_for_kv(gpu, max_num_batched_tokens=700)
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize(("num_kv_blocks", "has_ranks"), [(7, False), (None, True), (None, False)])
+def test_one_process_on_a_gpu_measures_its_step_and_ranks_take_a_smaller_share(
+    gpu: StandInGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    num_kv_blocks: int | None,
+    has_ranks: bool,
+) -> None:
+    """Ranks would wait for each other within a step, so none is measured there."""
+    made: list[int] = []
+
+    def assemble(part: ModelPart, *, num_kv_blocks: int) -> StandInModel:
+        made.append(num_kv_blocks)
+        return StandInModel(gpu)
+
+    monkeypatch.setattr(model_part, "assemble", assemble)
+    checkpoint = make_small_model("llama").checkpoint
+    part = ModelPart(
+        checkpoint=checkpoint,
+        device=GPU,
+        attention=AttentionChoice(name="sdpa", block_size=16),
+        collectives=cast(Any, object()) if has_ranks else None,
+    )
+    flags = {"max_num_seqs": 100, "max_num_batched_tokens": 200, "num_kv_blocks": num_kv_blocks}
+    blocks = room_for_kv_blocks(config_with(**flags), part)
+    block_bytes = checkpoint.kv_shape.block_bytes(16)
+    if num_kv_blocks is not None:
+        assert (blocks, made) == (7, [])
+    elif has_ranks:
+        assert (blocks, made) == (600_000 // 4 // block_bytes, [])
+    else:
+        left_bytes = 600_000 - 300 - 200_000
+        assert (blocks, made) == (int(left_bytes * GPU_FRACTION // block_bytes), [PROFILE_BLOCKS])

@@ -8,16 +8,16 @@ so:
     cores                 that the process may use, within its container's limit
     free_bytes            of the machine's memory
     processor_refusal     why the own decoder cannot run here; null: it can
-    gpus                  name, compute_capability, can_run, free_bytes of each; null: torch is not
-                          asked, since there is no driver
-    flash_attn            whether that package is installed
+    cpu_support           field, value and refusal (null: it works) of what is offered on CPUs
+    gpus                  name, compute_capability, can_run, free_bytes, total_bytes, support of
+                          each; null: torch is not asked, since there is no driver
+    gpu_software          versions by name (null: not there); null: torch is not asked
     model                 architecture, decoder ("own" or "transformers"), reason (for the latter),
                           weights_bytes, kv_bytes_per_token and max_model_len (null if unknown)
     error                 why the folder holds no sound checkpoint; null: it does
 """
 
 import argparse
-import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -28,6 +28,7 @@ from servicekit.cores import available_cores
 from verifier.cpu.loading.loader import describe_decoder
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.processor import unsupported_reason
+from verifier.model import support
 from verifier.model.memory import free_memory_bytes
 from verifier.model.own_model import block_bytes, has_gpu_driver
 
@@ -48,12 +49,14 @@ def describe(folder: Path) -> dict[str, Any]:
         model = _describe_model(folder)
     except CheckpointError as refusal:
         error = str(refusal)
+    has_driver = has_gpu_driver()
     return {
         "cores": available_cores(),
         "free_bytes": free_memory_bytes(),
         "processor_refusal": unsupported_reason(),
-        "gpus": _gpus() if has_gpu_driver() else None,
-        "flash_attn": importlib.util.find_spec("flash_attn") is not None,
+        "cpu_support": support.on_cpu(),
+        "gpus": list(support.gpus()) if has_driver else None,
+        "gpu_software": support.gpu_software() if has_driver else None,
         "model": model,
         "error": error,
     }
@@ -85,25 +88,6 @@ def _describe_model(folder: Path) -> dict[str, Any]:
         "kv_bytes_per_token": block_bytes(described, described.own_type, 1),
         "max_model_len": described.config.max_position_embeddings,
     }
-
-
-def _gpus() -> list[dict[str, Any]]:
-    import torch
-
-    from verifier.model.model_part import MIN_COMPUTE_CAPABILITY
-
-    found = []
-    for index in range(torch.cuda.device_count()):
-        capability = torch.cuda.get_device_capability(index)
-        found.append(
-            {
-                "name": torch.cuda.get_device_name(index),
-                "compute_capability": ".".join(map(str, capability)),
-                "can_run": capability >= MIN_COMPUTE_CAPABILITY,
-                "free_bytes": torch.cuda.mem_get_info(index)[0],
-            }
-        )
-    return found
 
 
 if __name__ == "__main__":

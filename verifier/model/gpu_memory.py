@@ -15,6 +15,7 @@ from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.host_step import ComputesLogits
 from verifier.config import VerifierConfig
+from verifier.cpu.loading.refusals import CheckpointError
 
 PROFILE_BLOCKS = 2
 """K/V blocks of the model that is measured."""
@@ -38,6 +39,7 @@ def free_for_kv_bytes(
         model_limit, block_bytes: as for `choose_num_kv_blocks`.
 
     Raises:
+        CheckpointError: the model's code fails.
         ConfigError: the largest step does not fit.
     """
     free_bytes = int(torch.cuda.mem_get_info(device)[0])
@@ -48,8 +50,13 @@ def free_for_kv_bytes(
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             "--max-num-batched-tokens",
-            f"{config.max_num_batched_tokens}: a step at the length limit of {longest} does not "
-            f"fit: {free_bytes} bytes are free beside the weights",
+            f"{config.max_num_batched_tokens}: a step at the end of {longest} tokens does not fit "
+            f"into the {free_bytes >> 20} MiB beside the weights; lower it, or --max-model-len",
+        ) from error
+    except Exception as error:
+        # Any model's code runs here and may fail in any way.
+        raise CheckpointError(
+            f"the model is not served: its largest step fails: {error}"
         ) from error
     # What the steps left behind in torch's allocator.
     torch.cuda.empty_cache()

@@ -23,15 +23,11 @@ from verifier.model.memory import (
     choose_num_kv_blocks,
     free_memory_bytes,
 )
+from verifier.model.support import MIN_COMPUTE_CAPABILITY, MIN_FP8_COMPUTE_CAPABILITY
 from verifier.model.transformers_model import TransformersModel
 from verifier.tensor_parallel.collectives import Collectives
 from verifier.tensor_parallel.launch import choose_gpu
 from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
-
-MIN_COMPUTE_CAPABILITY = (8, 0)
-"""Of a GPU: Ampere. Older ones have no bfloat16, and flash-attn's kernels do not run on them."""
-MIN_FP8_COMPUTE_CAPABILITY = (8, 9)
-"""Of a GPU that knows FP8: Ada."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,253 @@
+"""benchmarks.gpu on a CPU: every row measures something, and a failure keeps nothing from running.
+
+No figure here says anything about a GPU; the command has never run on one.
+"""
+
+import importlib.util
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import supervisor, worker
+from benchmarks.gpu.own_tests import run_tests
+from benchmarks.gpu.peers import of_one_length
+from benchmarks.gpu.rows import ROWS, RowPlan
+from benchmarks.gpu.shapes import LLAMA_3_8B, QWEN3_0_6B, TINY, write_checkpoint
+from benchmarks.gpu.steps import step_layout
+from benchmarks.gpu.supervisor import Supervisor
+from benchmarks.gpu.texts import Text, all_texts, random_texts, replays
+from benchmarks.ratios import Interval
+from benchmarks.serving.turns import Goal, Measure
+from benchmarks.workloads import Task
+
+CPU = torch.device("cpu")
+SCRIPTED = "tests.benchmarks.scripted_gpu_worker"
+
+
+@pytest.mark.slow
+async def test_every_row_measures_something_on_a_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    assert (
+        await command.main(["--device", "cpu", "--quick", "--no-tests", "--json", str(file)]) == 0
+    )
+    run = json.loads(file.read_text())
+    measured = {row: list(of_row) for row, of_row in itertools.groupby(run["measures"], by_row)}
+    assert list(measured) == list(ROWS)
+    for measures in measured.values():
+        values = [measure["value"] for measure in measures if measure["value"] is not None]
+        assert values
+        assert all(0 < value["low"] <= value["median"] <= value["high"] for value in values)
+    # Backends of a GPU say that they are.
+    missing = {measure["note"] for measure in run["measures"] if measure["value"] is None}
+    assert all("runs on a GPU only" in note for note in missing)
+    replayed = {row for row in ROWS if "recorded text" in measured[row][0]["note"]}
+    assert replayed == {"speculation", "host", "random", "stack"}
+    assert {measure["goal"] for measure in run["measures"]} == {None}
+    assert "torch" in run["machine"]
+    printed = capsys.readouterr().out
+    assert printed.count("| decode: step of tiny at 64 tokens / its floor | 1 | float32 |") == 2
+
+
+async def test_without_a_gpu_every_row_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert await command.main(["--no-tests", "--rows", "decode", "stack"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("not measured: torch sees no GPU here" in line for line in lines) == 2 * 2
+
+
+def by_row(measure: dict[str, str]) -> str:
+    return measure["row"]
+
+
+def test_the_tests_outcomes_are_told(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert 1 == 2\n"
+        "@pytest.mark.skip\n"
+        "def test_left_out(): pass\n"
+        "@pytest.fixture\n"
+        "def broken(): raise OSError('no device')\n"
+        "def test_without_its_fixture(broken): pass\n"
+    )
+    run = run_tests(60, str(tmp_path))
+    assert (run.passed, run.skipped) == (1, 1)
+    assert [each.partition(":")[0] for each in run.failed] == [
+        *("test_bad", "test_without_its_fixture"),
+    ]
+    assert "no device" in str(run)
+
+
+def test_tests_that_take_too_long_or_cannot_start_are_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import time\ntime.sleep(60)\n")
+    assert run_tests(1.5, str(tmp_path)).failed == ["not done after 2 s"]
+    [reason] = run_tests(60, str(tmp_path / "absent")).failed
+    assert reason.startswith("pytest ended with status 4: ")
+
+
+async def supervise(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: dict[str, str],
+    *,
+    limit_s: float = 60,
+    all_s: float = 60,
+) -> tuple[Supervisor, list[Measure]]:
+    plans = {name: RowPlan(module="x", function="x", enough_s=0, most_s=limit_s) for name in script}
+    monkeypatch.setattr(supervisor, "ROWS", plans)
+    monkeypatch.setenv("SCRIPT", json.dumps(script))
+    kept: list[Measure] = []
+
+    supervised = Supervisor(
+        device="cpu",
+        folder=tmp_path,
+        is_quick=True,
+        end_s=time.monotonic() + all_s,
+        keep=kept.append,
+        module=SCRIPTED,
+    )
+    await supervised.run(list(script))
+    return supervised, kept
+
+
+async def test_rows_that_fail_say_why_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = {
+        "a": "measure",
+        "b": "error",
+        "c": "measure",
+        "d": "fatal",
+        "e": "die",
+        "f": "measure",
+    }
+    supervised, kept = await supervise(tmp_path, monkeypatch, script)
+    assert [measure.row for measure in kept] == list(script)
+    assert supervised.failed == ["b", "d", "e"]
+    assert supervised.machine == "a machine"
+    notes = {measure.row: measure.note for measure in kept if measure.value is None}
+    assert notes == {
+        "b": "not measured: CUDA error: no",
+        "d": "not measured: CUDA error: no",
+        "e": "not measured: its process ended with status 7",
+    }
+    assert kept[0].value == Interval(median=1.5, low=1.0, high=2.0)
+    assert kept[0].goal == Goal(value=2.0, is_most=True)
+
+
+async def test_a_row_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = {"a": "hang", "b": "measure"}
+    supervised, kept = await supervise(tmp_path, monkeypatch, script, limit_s=6)
+    assert supervised.failed == ["a"]
+    # What it had measured is kept.
+    assert [measure.note for measure in kept[:2]] == ["early", "not measured: not done after 6 s"]
+    assert kept[2].value is not None
+    child = int(capfd.readouterr().err.split()[-1])
+    assert not is_running(child)
+
+
+def is_running(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat")
+    # Nobody may have asked yet for the status of one that has ended.
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_no_row_begins_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = {"a": "hang", "b": "measure", "c": "measure"}
+    _, kept = await supervise(tmp_path, monkeypatch, script, all_s=4)
+    assert [measure.note for measure in kept[2:]] == [
+        "not measured: the time for all rows is over"
+    ] * 2
+
+
+async def test_a_row_that_raises_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = RowPlan(module="texts", function="absent", enough_s=1, most_s=1)
+    monkeypatch.setattr(worker, "ROWS", {"decode": plan})
+    await worker.main(["--folder", str(tmp_path), "--device", "cpu", "--rows", "decode"])
+    machine, row = (
+        json.loads(line.removeprefix(worker.MARK)) for line in capsys.readouterr().out.splitlines()
+    )
+    assert "cores" in machine["machine"]
+    assert row["error"].startswith("AttributeError: ")
+    assert row["is_last"] is False
+
+
+def test_checkpoints_are_written_once_and_load(tmp_path: Path) -> None:
+    folder = write_checkpoint(TINY, tmp_path, device=CPU, dtype=torch.bfloat16)
+    changed = (folder / "config.json").stat().st_mtime_ns
+    assert write_checkpoint(TINY, tmp_path, device=CPU, dtype=torch.bfloat16) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == changed
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, told = loaded
+    assert not told["missing_keys"]
+    assert model.dtype is torch.bfloat16
+    logits = model(torch.arange(10)[None]).logits
+    assert logits.isfinite().all()
+    assert logits.std() > 0
+    assert TINY.step_weights_bytes(2) == sum(each.nbytes for each in model.parameters())
+
+
+def test_shapes_have_the_known_numbers_of_weights() -> None:
+    # 8.03e9 less 128256 embeddings of 4096; 0.596e9, whose embeddings are the output layer, too.
+    assert LLAMA_3_8B.step_weights_bytes(1) == 8_030_261_248 - 128256 * 4096
+    assert QWEN3_0_6B.step_weights_bytes(1) == 596_049_920
+
+
+def test_replayed_texts_are_told_from_each_other_by_their_first_tokens() -> None:
+    texts = all_texts(64)
+    beginnings = {tuple(task.prompt_token_ids[:64]) for task, _ in texts}
+    assert len(beginnings) == len(texts) >= 128 + 64
+    assert all(len(task.prompt_token_ids) >= 64 for task, _ in texts)
+    assert all(0 < task.max_new_tokens <= min(64, len(text)) for task, text in texts)
+    # Code edits copy, random texts do not.
+    assert num_copied_pairs(replays(64)[0]) > 20
+    assert num_copied_pairs(random_texts(64)[0]) < 3
+
+
+def num_copied_pairs(text: Text) -> int:
+    """Different pairs of tokens that a text has in common with its prompt."""
+    task, output = text
+    return len(set(itertools.pairwise(output)) & set(itertools.pairwise(task.prompt_token_ids)))
+
+
+def test_prompts_of_one_length_for_a_compiled_graph() -> None:
+    tasks = [Task(prompt_token_ids=range(length), max_new_tokens=length) for length in (5, 3, 4)]
+    cut = of_one_length(tasks, 7)
+    assert [(list(task.prompt_token_ids), task.max_new_tokens) for task in cut] == [
+        ([0, 1, 2], 7)
+    ] * 3
+
+
+def test_a_steps_sequences_have_blocks_of_their_own() -> None:
+    layout = step_layout([(40, 1), (33, 9)], 16, 6)
+    assert layout.block_tables == [[0, 1, 2], [3, 4, 5]]
+    assert layout.seq_lens.tolist() == [40, 33]
+    assert layout.positions.tolist() == [39, *range(24, 33)]
+    assert layout.num_rows == 10
+    # With too few, they share.
+    assert step_layout([(40, 1), (33, 1)], 16, 4).block_tables == [[0, 1, 2], [3, 0, 1]]
+
+
+def test_drawing_without_matplotlib_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        command._parse(["--png", os.devnull])
+    assert "needs matplotlib" in capsys.readouterr().err
