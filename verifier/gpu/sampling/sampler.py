@@ -196,9 +196,7 @@ class DeviceSampler:
         assert logits.stride(1) == 1, f"{logits.stride()}"
         usable = self._all_usable if is_usable is None else is_usable
         for first_row in range(0, num_rows, self._chunk_rows):
-            self._compute_rows(
-                logits, first_row, min(self._chunk_rows, num_rows - first_row)
-            )
+            self._compute_rows(logits, first_row, min(self._chunk_rows, num_rows - first_row))
         verdicts = self._verdicts.device[:num_sequences]
         if num_sequences:
             choice.decide[(num_sequences,)](
