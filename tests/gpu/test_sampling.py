@@ -35,7 +35,7 @@ def test_a_captured_step_is_replayed_for_other_sequences(rule: AcceptanceRule) -
     for step in range(5):
         cases = [some_case(draw, vocab_size, 3, rule) for _ in range(8)]
         for case in cases:
-            case.drafts = (case.drafts + [1, 2, 3])[:3]
+            case.drafts = [*case.drafts, 1, 2, 3][:3]
             case.logits = torch.cat([case.logits] * 4)[:4]
             if case.masks is not None:
                 case.masks = np.concatenate([case.masks] * 4)[:4]

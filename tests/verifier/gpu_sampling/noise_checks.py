@@ -1,7 +1,5 @@
 """Noise and weights have the host's bits."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ import triton
 import triton.language as tl
 
 from tests.verifier.gpu_sampling.device_batches import DEVICE
-from verifier.gpu.sampling import choice, jit, noise
+from verifier.gpu.sampling.kernels import choice, jit, noise
 from verifier.sampling import philox
 from verifier.sampling.distribution import exponentials
 
@@ -17,9 +15,7 @@ SIZE = 4096
 
 
 @jit.jit
-def _fill_uniforms(
-    seeds: Any, positions: Any, results: Any, PURPOSE: tl.constexpr, SIZE: tl.constexpr
-) -> None:
+def _fill_uniforms(seeds, positions, results, PURPOSE: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     token_ids = tl.program_id(0) * 1000003 + tl.arange(0, SIZE)
     seed, position = tl.load(seeds + tl.program_id(0)), tl.load(positions + tl.program_id(0))
     places = results + tl.program_id(0) * SIZE + tl.arange(0, SIZE)
@@ -27,7 +23,7 @@ def _fill_uniforms(
 
 
 @jit.jit
-def _fill_exponentials(values: Any, results: Any, SIZE: tl.constexpr) -> None:
+def _fill_exponentials(values, results, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     places = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     tl.store(results + places, noise.exponential(tl.load(values + places)))
 

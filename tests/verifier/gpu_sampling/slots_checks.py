@@ -18,7 +18,7 @@ from tests.verifier.gpu_sampling.device_batches import (
     some_case,
     verified_by_host,
 )
-from verifier.gpu.sampling import choice, cut, rows
+from verifier.gpu.sampling.kernels import choice, cut, rows
 from verifier.gpu.sampling.sampler import DeviceSampler
 from verifier.gpu.sampling.token_counts import TokenCounts
 from verifier.sampling import Sampling

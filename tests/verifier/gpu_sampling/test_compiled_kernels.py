@@ -15,7 +15,7 @@ import json, re, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from verifier.gpu.sampling import choice, cut, jit, rows
+from verifier.gpu.sampling.kernels import choice, cut, jit, rows
 
 POINTERS = {
     "logits": sys.argv[2], "row_sequences": "i64", "steps": "i64", "integers": "i64",

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 import triton
 
-from verifier.gpu.sampling import choice, cut, jit, rows
+from verifier.gpu.sampling.kernels import choice, cut, jit, rows
 from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS, Slots
 from verifier.sampling.parameters import Sampling
 from verifier.sampling.rejection_sampler import AcceptanceRule, Verdict

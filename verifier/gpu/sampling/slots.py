@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from verifier.gpu.sampling import jit
+from verifier.gpu.sampling.kernels import jit
 from verifier.gpu.sampling.token_counts import TokenCounts
 from verifier.sampling.logits_processing import parameters_of
 from verifier.sampling.parameters import Sampling

@@ -3,11 +3,9 @@
 Shape legend as in `rows.py`; B sequences, K the most drafts of one.
 """
 
-from typing import Any
-
 import triton.language as tl
 
-from verifier.gpu.sampling.jit import (
+from verifier.gpu.sampling.kernels.jit import (
     DRAFTS,
     FIRST_ROW,
     NUM_DRAFTS,
@@ -19,8 +17,8 @@ from verifier.gpu.sampling.jit import (
     TEMPERATURE,
     jit,
 )
-from verifier.gpu.sampling.noise import uniform
-from verifier.gpu.sampling.rows import INFINITY, has_distribution, largest_of
+from verifier.gpu.sampling.kernels.noise import uniform
+from verifier.gpu.sampling.kernels.rows import INFINITY, has_distribution, largest_of
 
 # `philox.Purpose`, which a test compares.
 MATCH = tl.constexpr(0)
@@ -29,13 +27,13 @@ EMIT = tl.constexpr(2)
 
 
 @jit
-def _probabilities(weights: Any, total: Any) -> Any:
+def _probabilities(weights, total):
     """As float32 has them."""
     return (weights / total).to(tl.float32).to(tl.float64)
 
 
 @jit
-def _total(sums: Any, row: Any, NUM_BLOCKS: tl.constexpr, PADDED: tl.constexpr) -> Any:
+def _total(sums, row, NUM_BLOCKS: tl.constexpr, PADDED: tl.constexpr):
     blocks = tl.arange(0, PADDED)
     pointers = sums + row * NUM_BLOCKS + blocks
     return tl.sum(tl.load(pointers, mask=blocks < NUM_BLOCKS, other=0.0), axis=0)
@@ -43,22 +41,22 @@ def _total(sums: Any, row: Any, NUM_BLOCKS: tl.constexpr, PADDED: tl.constexpr) 
 
 @jit
 def race_rows(
-    first_row: Any,
-    row_sequences: Any,
-    steps: Any,
-    integers: Any,
-    numbers: Any,
-    tops: Any,
-    weights: Any,
-    sums: Any,
-    scores: Any,
-    token_ids_chosen: Any,
+    first_row,
+    row_sequences,
+    steps,
+    integers,
+    numbers,
+    tops,
+    weights,
+    sums,
+    scores,
+    token_ids_chosen,
     VOCAB_SIZE: tl.constexpr,
     STEP_WIDTH: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Rule `match`: the winner of each block, by probability over exponential noise.
 
     Args:
@@ -89,22 +87,22 @@ def race_rows(
 
 @jit
 def ratio_rows(
-    first_row: Any,
-    row_sequences: Any,
-    steps: Any,
-    integers: Any,
-    numbers: Any,
-    tops: Any,
-    weights: Any,
-    sums: Any,
-    scores: Any,
-    token_ids_chosen: Any,
+    first_row,
+    row_sequences,
+    steps,
+    integers,
+    numbers,
+    tops,
+    weights,
+    sums,
+    scores,
+    token_ids_chosen,
     VOCAB_SIZE: tl.constexpr,
     STEP_WIDTH: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Rule `ratio`: the draft, if its uniform is below its probability, else another token by
     inverse CDF. One program a row.
 
@@ -164,21 +162,21 @@ def ratio_rows(
 
 @jit
 def decide(
-    steps: Any,
-    numbers: Any,
-    is_usable: Any,
-    raw_tops: Any,
-    tops: Any,
-    top_token_ids: Any,
-    scores: Any,
-    token_ids_chosen: Any,
-    verdicts: Any,
+    steps,
+    numbers,
+    is_usable,
+    raw_tops,
+    tops,
+    top_token_ids,
+    scores,
+    token_ids_chosen,
+    verdicts,
     STEP_WIDTH: tl.constexpr,
     VERDICT_WIDTH: tl.constexpr,
     PADDED_WIDTH: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     PADDED: tl.constexpr,
-) -> None:
+):
     """Keeps each sequence's tokens up to and including the first that differs from its draft, and
     before the first row that is not usable. One program a sequence.
 

@@ -6,11 +6,9 @@ kept is searched by bisection over the bits of the distances from the largest lo
 interval is always the distance of some token, so the search ends when few tokens are between.
 """
 
-from typing import Any
-
 import triton.language as tl
 
-from verifier.gpu.sampling.jit import (
+from verifier.gpu.sampling.kernels.jit import (
     NUM_INTEGERS,
     NUM_NUMBERS,
     SLOT,
@@ -19,28 +17,28 @@ from verifier.gpu.sampling.jit import (
     TOP_P,
     jit,
 )
-from verifier.gpu.sampling.rows import INFINITY, has_distribution, largest_of
+from verifier.gpu.sampling.kernels.rows import INFINITY, has_distribution, largest_of
 
 _BITS_OF_INFINITY = tl.constexpr(0x7FF0000000000000)
 
 
 @jit
 def cut_rows(
-    first_row: Any,
-    row_sequences: Any,
-    steps: Any,
-    integers: Any,
-    numbers: Any,
-    tops: Any,
-    scaled: Any,
-    weights: Any,
-    sums: Any,
+    first_row,
+    row_sequences,
+    steps,
+    integers,
+    numbers,
+    tops,
+    scaled,
+    weights,
+    sums,
     VOCAB_SIZE: tl.constexpr,
     STEP_WIDTH: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Gives dropped tokens the weight 0, and -inf in `scaled`; corrects the sums [R, N]."""
     chunk_row = tl.program_id(0).to(tl.int64)
     row = first_row + chunk_row
@@ -65,13 +63,13 @@ def cut_rows(
 
 @jit
 def _keep_first(
-    scaled: Any,
-    weights: Any,
-    limit: Any,
+    scaled,
+    weights,
+    limit,
     COUNTS: tl.constexpr,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> Any:
+):
     """Drops the tokens before which the mass is `limit` or more. Returns the sum of the weights
     that are left.
 
@@ -126,9 +124,7 @@ def _keep_first(
 
 
 @jit
-def _distances(
-    scaled: Any, weights: Any, token_ids: Any, COUNTS: tl.constexpr, VOCAB_SIZE: tl.constexpr
-) -> Any:
+def _distances(scaled, weights, token_ids, COUNTS: tl.constexpr, VOCAB_SIZE: tl.constexpr):
     """The bits of the distances from 0 of `scaled`, which are in the distances' order, and the
     masses, of tokens; infinite and 0 outside the vocabulary.
     """

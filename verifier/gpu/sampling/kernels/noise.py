@@ -3,11 +3,9 @@
 `verifier/sampling/philox.py` and `distribution.py` say why these bits; the tests compare.
 """
 
-from typing import Any
-
 import triton.language as tl
 
-from verifier.gpu.sampling.jit import jit
+from verifier.gpu.sampling.kernels.jit import jit
 
 _BITS_OF_1 = tl.constexpr(0x3FF0000000000000)
 _SMALLEST = tl.constexpr(-708.0)
@@ -18,7 +16,7 @@ _ROUNDER = tl.constexpr(6755399441055744.0)
 
 
 @jit
-def uniform(token_ids: Any, position: Any, purpose: tl.constexpr, seed: Any) -> Any:
+def uniform(token_ids, position, purpose: tl.constexpr, seed):
     """Uniform variates in (0, 1), float64.
 
     Args:
@@ -33,8 +31,8 @@ def uniform(token_ids: Any, position: Any, purpose: tl.constexpr, seed: Any) -> 
 
 
 @jit
-def exponential(values: Any) -> Any:
-    """exp of float64 values that are not positive; the polynomial of the host."""
+def exponential(values):
+    """The exponential of float64 values that are not positive; the polynomial of the host."""
     x = tl.where(values > _SMALLEST, values, _SMALLEST)
     rounded = x * _LOG2_E + _ROUNDER
     k = rounded - _ROUNDER

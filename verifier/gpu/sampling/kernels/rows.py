@@ -4,11 +4,9 @@ Shape legend: R rows of a step, of which n are computed at a time; V vocabulary,
 program computes one block of one row; what later kernels need of the row is kept by block.
 """
 
-from typing import Any
-
 import triton.language as tl
 
-from verifier.gpu.sampling.jit import (
+from verifier.gpu.sampling.kernels.jit import (
     COUNTS_TOKENS,
     DRAFTS,
     FIRST_ROW,
@@ -26,13 +24,13 @@ from verifier.gpu.sampling.jit import (
     TEMPERATURE,
     jit,
 )
-from verifier.gpu.sampling.noise import exponential
+from verifier.gpu.sampling.kernels.noise import exponential
 
 INFINITY = tl.constexpr(float("inf"))
 
 
 @jit
-def largest_of(block_values: Any, row: Any, NUM_BLOCKS: tl.constexpr, PADDED: tl.constexpr) -> Any:
+def largest_of(block_values, row, NUM_BLOCKS: tl.constexpr, PADDED: tl.constexpr):
     """The largest of a row's blocks [N]."""
     blocks = tl.arange(0, PADDED)
     pointers = block_values + row * NUM_BLOCKS + blocks
@@ -40,36 +38,36 @@ def largest_of(block_values: Any, row: Any, NUM_BLOCKS: tl.constexpr, PADDED: tl
 
 
 @jit
-def has_distribution(temperature: Any, top: Any) -> Any:
+def has_distribution(temperature, top):
     """False: the row gives its likeliest token. Where all tokens are masked there is no other."""
     return (temperature != 0.0) & (top > -INFINITY) & (top < INFINITY)
 
 
 @jit
 def adjust_rows(
-    logits: Any,
-    row_stride: Any,
-    first_row: Any,
-    row_sequences: Any,
-    steps: Any,
-    integers: Any,
-    numbers: Any,
-    token_counts: Any,
-    bias_token_ids: Any,
-    biases: Any,
-    stop_token_ids: Any,
-    allowed: Any,
-    raw_tops: Any,
-    tops: Any,
-    top_token_ids: Any,
-    adjusted: Any,
+    logits,
+    row_stride,
+    first_row,
+    row_sequences,
+    steps,
+    integers,
+    numbers,
+    token_counts,
+    bias_token_ids,
+    biases,
+    stop_token_ids,
+    allowed,
+    raw_tops,
+    tops,
+    top_token_ids,
+    adjusted,
     VOCAB_SIZE: tl.constexpr,
     STEP_WIDTH: tl.constexpr,
     MAX_BIASES: tl.constexpr,
     MAX_STOPS: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Penalties, bias and masks, as `verifier/sampling/adjustments.py` has them.
 
     Args:
@@ -139,20 +137,20 @@ def adjust_rows(
 
 @jit
 def weigh_rows(
-    first_row: Any,
-    row_sequences: Any,
-    steps: Any,
-    numbers: Any,
-    tops: Any,
-    scaled: Any,
-    weights: Any,
-    sums: Any,
+    first_row,
+    row_sequences,
+    steps,
+    numbers,
+    tops,
+    scaled,
+    weights,
+    sums,
     VOCAB_SIZE: tl.constexpr,
     STEP_WIDTH: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """Temperature, min-p and exponential, of rows that have a distribution.
 
     Args:
