@@ -6,19 +6,20 @@ import numpy as np
 
 from benchmarks.workloads import Task
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
+from verifier.batch.host_step import ComputesLogits, SampledOnHost
+from verifier.batch.target_model import BoolArray, FloatArray
 
 _SURE = np.float32(1e9)
 
 
-class ForcedTexts:
-    """Wraps a `TargetModel`: the forward pass costs what it costs, and then the logits of the
+class ForcedTexts(SampledOnHost):
+    """Wraps a `ComputesLogits`: the forward pass costs what it costs, and then the logits of the
     text's next token are made the largest.
 
     A sequence is known by its first block, since its prompt; so there must be no prefix cache.
     """
 
-    def __init__(self, model: TargetModel, texts: Sequence[tuple[Task, Sequence[int]]]) -> None:
+    def __init__(self, model: ComputesLogits, texts: Sequence[tuple[Task, Sequence[int]]]) -> None:
         """`texts`: each task, and the text that continues its prompt."""
         self._model = model
         self.vocab_size = model.vocab_size

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from verifier import __main__ as verifier
 from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.host_step import SampledOnHost
 from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
@@ -42,7 +43,7 @@ def text(num_tokens: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng(2026).choice(_TOKENS, MAX_MODEL_LEN + 1)[:num_tokens]
 
 
-class PacedModel:
+class PacedModel(SampledOnHost):
     """Implements `TargetModel`: one-hot logits by position alone."""
 
     vocab_size = VOCABULARY

@@ -23,10 +23,12 @@ from benchmarks.workloads import BUNDLED_MODEL, random_tasks
 from servicekit.config import ServerOptions
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
+from verifier.batch.target_model import FloatArray, StepSampling
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.engine.step_batch import StepBatch
 from verifier.sampling import Sampling
+from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import DraftWait, Scoring, ScoringMethod, Sequence
 
@@ -96,7 +98,7 @@ def measure(loaded: LoadedModel, *, num_rounds: int) -> Iterator[Figure]:
                 for method in turns if round_ % 2 else reversed(turns):
                     start_s = time.perf_counter()
                     layout = _lay_out(loaded, sequences[method], NUM_DRAFTS + 1)
-                    logits[method] = loaded.model.forward(layout)[layout.scored_logits_indices]
+                    logits[method] = _scored_logits(loaded, layout)
                     if round_:  # the first warms up
                         times_s[method].append(time.perf_counter() - start_s)
                 difference = logits[turns[0]] - logits[turns[1]]
@@ -174,8 +176,14 @@ def _sequences(
 def _compute_contexts(loaded: LoadedModel, sequences: list[Sequence]) -> None:
     for sequence in sequences:
         sequence.num_computed_tokens = 0
-        loaded.model.forward(_lay_out(loaded, [sequence], sequence.prompt_length - 1))
+        _scored_logits(loaded, _lay_out(loaded, [sequence], sequence.prompt_length - 1))
         sequence.num_computed_tokens = sequence.prompt_length - 1
+
+
+def _scored_logits(loaded: LoadedModel, layout: BatchLayout) -> FloatArray:
+    step = loaded.model.launch(layout, StepSampling(sequences=[], rule=AcceptanceRule.MATCH))
+    step.wait()
+    return step.result().logits_of(layout.scored_logits_indices)
 
 
 def _lay_out(loaded: LoadedModel, sequences: list[Sequence], num_new_tokens: int) -> BatchLayout:

@@ -8,14 +8,16 @@ verifier chooses, and at most 0, 1, 3, 7, 15 and 31 per sequence and step, all b
 says of renames what it says; of source code and documents the text itself, at the cost of its
 forward pass; and random text never repeats.
 
-A ratio is the median over the rounds of the learned number's tokens per second over those of the
-fixed number that is the best of all rounds (or of none), so a busy machine slows both alike. The
-same by seconds of processor time is steadier on a busy machine. All numbers run in the first round;
-then those go on that can still be the best, and 0. Short rounds are repeated more often.
+A ratio is the median over the rounds of the learned number's tokens per second over a fixed one's
+in the same round, with the 95 % bootstrap interval of that median. For each round, the fixed number
+that is the best is chosen by the other half of the rounds: chosen by all, the luckiest of equal
+numbers would win, and the ratio would be too low. All numbers run in the first round; then those go
+on that can still be the best, and 0. A cell ends when its intervals lie on one side of the goals,
+or after --seconds.
 
-All 32 cells take about half an hour. Each is kept in the file of --json when it is measured, and a
-run that finds some of its cells there measures the others only. A figure that misses its goal is
-bold, and named after the table.
+Each of the 32 cells is kept in the file of --json when it is measured, and a run that finds some of
+its cells there measures the others only. A figure that misses its goal is bold, and named after the
+table, with whether the interval holds the goal.
 """
 
 import argparse
@@ -27,7 +29,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,9 @@ from benchmarks.forced_texts import ForcedTexts
 from benchmarks.held_out_texts import Continuation, held_out_texts
 from benchmarks.in_process import Counts, InProcessEngine
 from benchmarks.machine import processor
-from benchmarks.ratios import median_ratio
+from benchmarks.ratios import Interval, median_interval, ratios
 from benchmarks.workloads import BUNDLED_MODEL, Task, random_tasks, rename_tasks
+from verifier.batch.host_step import ComputesLogits
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 
@@ -61,16 +64,42 @@ class _Turns:
     """Figures by variant.
 
     Attributes:
-        by_clock: tokens per second, of each round; so `by_processor`, of processor time.
+        tokens_per_s: of each round.
         counts: of the last round.
         contenders: the fixed numbers that can be the best.
     """
 
     num_rounds: int = 0
-    by_clock: dict[Variant, list[float]] = field(default_factory=lambda: defaultdict(list))
-    by_processor: dict[Variant, list[float]] = field(default_factory=lambda: defaultdict(list))
+    tokens_per_s: dict[Variant, list[float]] = field(default_factory=lambda: defaultdict(list))
     counts: dict[Variant, Counts] = field(default_factory=dict)
     contenders: list[int] = field(default_factory=list)
+
+    def best_of(self, rounds: Sequence[int]) -> int:
+        """The fixed number that was the fastest in these rounds."""
+        medians = {
+            k: statistics.median(self.tokens_per_s[k][i] for i in rounds) for k in self.contenders
+        }
+        return max(medians, key=medians.__getitem__)
+
+    def figures(self) -> dict[str, Interval | None]:
+        """What has a goal, by its name; None: 0 was not measured."""
+        learned, rounds = self.tokens_per_s[LEARNED], range(self.num_rounds)
+        # By the parity of a round: the best of the others.
+        best = [self.best_of([i for i in rounds if i % 2 != parity] or rounds) for parity in (0, 1)]
+        of_best = [learned[i] / self.tokens_per_s[best[i % 2]][i] for i in rounds]
+        on_off = ratios(learned, self.tokens_per_s[0]) if 0 in self.tokens_per_s else None
+        return {
+            "of_best": median_interval(of_best),
+            "on_off": median_interval(on_off) if on_off else None,
+        }
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether every figure's interval lies on one side of its goal."""
+        return all(
+            each is None or each.low >= GOALS[name] or each.high < GOALS[name]
+            for name, each in self.figures().items()
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -81,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--texts", nargs="+", default=list(TEXTS), choices=TEXTS)
     parser.add_argument("--fixed", nargs="+", type=int, default=list(FIXED))
     parser.add_argument("--threads", type=int, default=1, help="of the model")
-    parser.add_argument("--rounds", type=int, default=3, help="at least so many")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of rounds, at least, by cell")
+    parser.add_argument("--rounds", type=int, default=6, help="at least so many")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of rounds, at most, by cell")
     parser.add_argument("--json", type=Path, help="also keep the figures here, and go on with them")
     arguments = parser.parse_args(argv)
     result: dict[str, Any] = {
@@ -121,8 +150,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     measured = [rows[cell] for cell in cells]
     print(f"{arguments.threads} model threads, {processor()}\n")
     print(
-        "| dtype | text | streams | rounds | learned, tokens/s | best fixed | of it | on / off "
-        "| of it, by processor time | on / off, by processor time |\n|" + "---|" * 10
+        "| dtype | text | streams | rounds | learned, tokens/s | best fixed | of it | 95 % "
+        "| on / off | 95 % |\n|" + "---|" * 10
     )
     for row in measured:
         print(_line(row))
@@ -155,10 +184,11 @@ def _misses(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each figure by the clock that misses its goal."""
     return [
         f"Misses its goal: {row['dtype']}, {row['text']}, {row['streams']}: "
-        f"{name} {row['clock'][name]:.3f} < {goal} ({row['processor'][name]:.3f} by processor time)"
+        f"{name} {row[name]['median']:.3f} < {goal}"
+        + ("" if row[name]["high"] < goal else ", which the interval holds")
         for row in rows
         for name, goal in GOALS.items()
-        if row["clock"][name] is not None and row["clock"][name] < goal
+        if row[name] is not None and row[name]["median"] < goal
     ]
 
 
@@ -188,23 +218,16 @@ def _measure(
         # What the kernels need, and what the policy learns first.
         learning.run(tasks[: 2 * streams], streams=streams, speculate=True)
         turns = _take_turns(run, arguments)
-    result: dict[str, Any] = {
+    return {
         "rounds": turns.num_rounds,
         "depths": {
             str(variant): counts.num_draft_tokens / counts.num_steps / streams
             for variant, counts in turns.counts.items()
         },
+        "best": turns.best_of(range(turns.num_rounds)),
+        "tokens_per_s": {str(variant): each for variant, each in turns.tokens_per_s.items()},
+        **{name: each and asdict(each) for name, each in turns.figures().items()},
     }
-    for name, speeds in (("clock", turns.by_clock), ("processor", turns.by_processor)):
-        medians = {k: statistics.median(speeds[k]) for k in turns.contenders}
-        best = max(medians, key=medians.__getitem__)
-        result[name] = {
-            "best": best,
-            "of_best": median_ratio(speeds[LEARNED], speeds[best]),
-            "on_off": median_ratio(speeds[LEARNED], speeds[0]) if 0 in speeds else None,
-            "tokens_per_s": {str(variant): each for variant, each in speeds.items()},
-        }
-    return result
 
 
 def _take_turns(run: Callable[[Variant], Counts], arguments: argparse.Namespace) -> _Turns:
@@ -212,19 +235,18 @@ def _take_turns(run: Callable[[Variant], Counts], arguments: argparse.Namespace)
     turns = _Turns()
     variants: list[Variant] = [LEARNED, *arguments.fixed]
     began_at_s = time.perf_counter()
-    while (
-        turns.num_rounds < arguments.rounds or time.perf_counter() - began_at_s < arguments.seconds
+    while turns.num_rounds < arguments.rounds or (
+        time.perf_counter() - began_at_s < arguments.seconds and not turns.is_decided
     ):
         # Which comes after which must not matter.
         first = turns.num_rounds % len(variants)
         for variant in variants[first:] + variants[:first]:
-            started_at_s, cpu_started_at_s = time.perf_counter(), time.process_time()
+            started_at_s = time.perf_counter()
             counts = turns.counts[variant] = run(variant)
-            cpu_s = time.process_time() - cpu_started_at_s
-            turns.by_clock[variant].append(counts.num_tokens / (time.perf_counter() - started_at_s))
-            turns.by_processor[variant].append(counts.num_tokens / cpu_s)
+            duration_s = time.perf_counter() - started_at_s
+            turns.tokens_per_s[variant].append(counts.num_tokens / duration_s)
         if turns.num_rounds == 0:
-            fastest = sorted(arguments.fixed, key=lambda k: -turns.by_processor[k][0])
+            fastest = sorted(arguments.fixed, key=lambda k: -turns.tokens_per_s[k][0])
             turns.contenders = fastest[:NUM_CONTENDERS]
             kept = {LEARNED, 0, *turns.contenders}
             variants = [variant for variant in variants if variant in kept]
@@ -245,6 +267,7 @@ def _tasks(
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     texts = held_out_texts(tokenizer)[0][text]
     pieces = _pieces(texts, count)
+    assert isinstance(loaded.model, ComputesLogits), "logits do not come to the host"
     model_ = ForcedTexts(loaded.model, pieces)
     return [task for task, _ in pieces], replace(loaded, model=model_)
 
@@ -265,22 +288,22 @@ def _pieces(texts: Sequence[Continuation], count: int) -> list[tuple[Task, Seque
 
 
 def _line(row: dict[str, Any]) -> str:
-    clock = row["clock"]
-    speeds = clock["tokens_per_s"]
+    speeds = row["tokens_per_s"]
     cells = [
         row["dtype"],
         row["text"],
         row["streams"],
         row["rounds"],
         f"{statistics.median(speeds[LEARNED]):.0f} (K {row['depths'][LEARNED]:.1f})",
-        f"{statistics.median(speeds[str(clock['best'])]):.0f} (K {clock['best']})",
+        f"{statistics.median(speeds[str(row['best'])]):.0f} (K {row['best']})",
     ]
-    for each in (clock, row["processor"]):
-        for name, goal in GOALS.items():
-            if each[name] is None:
-                cells.append("-")
-            else:
-                cells.append(f"{each[name]:.2f}" if each[name] >= goal else f"**{each[name]:.2f}**")
+    for name, goal in GOALS.items():
+        if row[name] is None:
+            cells += ["-", "-"]
+        else:
+            median, low, high = (row[name][each] for each in ("median", "low", "high"))
+            cells.append(f"{median:.2f}" if median >= goal else f"**{median:.2f}**")
+            cells.append(f"{low:.2f} to {high:.2f}")
     return f"| {' | '.join(map(str, cells))} |"
 
 

@@ -28,9 +28,12 @@ def answers(
             [
                 [end] * pad + list(task.prompt_token_ids)
                 for pad, task in zip(padding, batch, strict=True)
-            ]
+            ],
+            device=model.device,
         )
-        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding])
+        mask = torch.tensor(
+            [[0] * pad + [1] * (width - pad) for pad in padding], device=model.device
+        )
         limit = max(task.max_new_tokens for task in batch)
         output = cast(Any, model).generate(
             input_ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, **options
@@ -41,7 +44,7 @@ def answers(
     return outputs
 
 
-def generate_batch(model: PreTrainedModel, tasks: Sequence[Task]) -> int:
+def generate_batch(model: PreTrainedModel, tasks: Sequence[Task], **options: object) -> int:
     """Runs the tasks through transformers' continuous batching; returns output tokens."""
     limit = max(task.max_new_tokens for task in tasks)
     outputs = cast(Any, model).generate_batch(
@@ -53,5 +56,6 @@ def generate_batch(model: PreTrainedModel, tasks: Sequence[Task]) -> int:
             pad_token_id=model.generation_config.pad_token_id,
         ),
         warmup=False,
+        **options,
     )
     return sum(len(output.generated_tokens) for output in outputs.values())

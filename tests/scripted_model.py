@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.host_step import SampledOnHost
 from verifier.batch.target_model import BoolArray, FloatArray
 
 VOCAB_SIZE = 16
@@ -29,7 +30,7 @@ def follow(text: list[int]) -> Rule:
     return lambda token_ids: text[len(token_ids)]
 
 
-class ScriptedModel:
+class ScriptedModel(SampledOnHost):
     """Implements `TargetModel`: one-hot logits."""
 
     def __init__(

@@ -103,8 +103,9 @@ class VerifierConfig(
     num_kv_blocks: int | None = pydantic.Field(default=None, ge=1)
     """K/V blocks; if empty, enough for every sequence at full length, as far as memory allows."""
 
-    kv_memory_fraction: float = pydantic.Field(default=0.25, gt=0, le=1)
-    """Without --num-kv-blocks: the part of the device's free memory for K/V at most."""
+    kv_memory_fraction: float | None = pydantic.Field(default=None, gt=0, le=1)
+    """Without --num-kv-blocks: the part of free memory for K/V at most; if empty, 0.9 of what
+    weights and the largest step leave on a GPU, else (on CPU, and of each of several GPUs) 0.25."""
 
     prefix_cache: bool = True
     """Whether K/V of equal prefixes is computed once, and kept while there is room."""

@@ -91,4 +91,4 @@ def _load_and_run(
     # Garbage collection of the loaded objects on any rank would delay all of them.
     gc.freeze()
     while (message := connection.receive()).kind is Kind.STEP:
-        model.forward(decode(np.frombuffer(message.payload, dtype=np.int32)))
+        model.forward_on_device(decode(np.frombuffer(message.payload, dtype=np.int32)))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.drills.stalling_verifier --stall-file FILE [flags of `python -m verifier`]
 
-While FILE exists, the model's next forward pass does not begin.
+While FILE exists, the model's next step does not end.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from unittest import mock
 
 from verifier import __main__ as verifier
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
+from verifier.batch.target_model import StepHandle, StepResult, StepSampling, TargetModel
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 from verifier.tensor_parallel.leader import Leader
@@ -30,14 +30,24 @@ class StallingModel:
         self._model = model
         self._stall_file = stall_file
 
-    @property
-    def kv_is_finite(self) -> BoolArray | None:
-        return self._model.kv_is_finite
+    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+        return _StallingStep(self._model.launch(layout, sampling), self._stall_file)
 
-    def forward(self, layout: BatchLayout) -> FloatArray:
+
+class _StallingStep:
+    """Implements `StepHandle` by another one."""
+
+    def __init__(self, handle: StepHandle, stall_file: Path) -> None:
+        self._handle = handle
+        self._stall_file = stall_file
+
+    def wait(self) -> None:
         while self._stall_file.exists():
             time.sleep(_POLL_INTERVAL_S)
-        return self._model.forward(layout)
+        self._handle.wait()
+
+    def result(self) -> StepResult:
+        return self._handle.result()
 
 
 def main() -> int:

@@ -61,7 +61,10 @@ class BoundedConnection(H11Protocol):
         self.app_state = {**self.app_state, "connection": connection}
         self._await_head()
         if len(self.connections) > self.limits.max_connections:
-            next(iter(self.limits.waiting)).transport.abort()
+            longest = next(iter(self.limits.waiting))
+            # It is lost in a later iteration; the next one of a burst must find another.
+            longest._stop_waiting()
+            longest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -1,24 +1,24 @@
 """Tool calls in a model's text, as the text comes.
 
-Owns the forms in which models write calls, and which text is a call. A call is shown once it is
-complete, so that one that is no JSON, or names no given tool, stays text.
+Owns the forms in which models write calls, and what between them belongs to no call. A call is
+shown while it comes, from where on it is one for certain (`tool_call_reader.py`); what is none
+stays text, to the last character. Behind a mistake in a call the text goes on as text.
 
     HERMES        <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>    after any text
-    LLAMA3_JSON   {"name": "f", "parameters": {"x": 1}}; {...}                   the whole text
+    LLAMA3_JSON   {"name": "f", "parameters": {"x": 1}}; {...}                   from the beginning
 """
 
 import enum
-import json
+import re
 from collections.abc import Collection
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-# A longer one is text: until it is complete, it is kept and searched.
-_MAX_CALL_CHARACTERS = 1 << 16
+from gateway.text.tool_call_reader import CallDelta, CallReader
 
 # White space before a call belongs to it, as far as it is not longer.
 _MAX_SPACE = 1 << 8
-# More of them in one call's strings are not looked past: each costs reading the call once more.
-_MAX_ENDS = 16
+_SPACE = re.compile(r"\s*")
+_DIVIDERS = re.compile(r"[;\s]*")
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 
@@ -35,22 +35,11 @@ class ToolCallForm(enum.Enum):
         return "arguments" if self is ToolCallForm.HERMES else "parameters"
 
 
-class ToolCall(NamedTuple):
-    """A call of a tool.
-
-    Attributes:
-        arguments: a JSON object.
-    """
-
-    name: str
-    arguments: str
-
-
 class Parsed(NamedTuple):
-    """What became final with some text: the text that belongs to no call, and the calls."""
+    """What became final with some text: what belongs to no call, and what came of calls."""
 
     text: str
-    calls: list[ToolCall]
+    calls: list[CallDelta]
 
 
 class ToolCallParser(Protocol):
@@ -87,190 +76,137 @@ class HermesParser:
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
-        # Text that may yet belong to a call: white space and the beginning of a tag, or, in a
-        # call, all of it. It is joined only where something may end.
-        self._pieces: list[str] = []
-        self._num_held = 0
+        # Outside of calls, what may yet belong to one: white space, and the beginning of a tag.
         self._held = ""
-        # The last characters, in which an end tag may begin.
-        self._tail = ""
-        # Where end tags end that are within strings of the call.
-        self._ends: list[int] = []
-        self._is_in_call = False
+        self._reader: CallReader | None = None
         self._is_after_call = False
+        self._is_end_tag_due = False
 
     def feed(self, text: str) -> Parsed:
-        self._pieces.append(text)
-        self._num_held += len(text)
-        self._tail += text
         shown: list[str] = []
-        calls: list[ToolCall] = []
-        is_long = self._num_held >= _MAX_CALL_CHARACTERS
-        if not self._is_in_call or is_long or _END in self._tail:
-            self._read(shown, calls)
-        self._tail = self._tail[1 - len(_END) :]
-        return Parsed("".join(shown), calls)
+        deltas: list[CallDelta] = []
+        if self._held:
+            text, self._held = self._held + text, ""
+        place = 0
+        while place < len(text):
+            if self._reader is None:
+                place = self._read_text(text, place, shown)
+                continue
+            place = self._reader.feed(text, place)
+            deltas += self._reader.take()
+            if self._reader.is_over:
+                self._end_call(shown)
+        return Parsed("".join(shown), deltas)
 
     def finish(self) -> Parsed:
         shown: list[str] = []
-        calls: list[ToolCall] = []
-        self._read(shown, calls)
-        while self._is_in_call:
-            # Some models end without the last tag.
-            self._end_call(len(self._held), _call(self._held, self._names), shown, calls)
-            self._pieces = [self._held]
-            self._read(shown, calls)
-        held, self._held, self._pieces = self._held, "", []
-        if not self._is_after_call or held.strip():
-            shown.append(held)
-        return Parsed("".join(shown), calls)
+        if self._reader is not None:
+            self._end_call(shown)
+        # An end tag may be cut, or may not come at all.
+        elif not self._is_end_tag_due:
+            shown.append(self._held)
+        self._held = ""
+        return Parsed("".join(shown), [])
 
-    def _read(self, shown: list[str], calls: list[ToolCall]) -> None:
-        """Shows what is final of what is held."""
-        self._held = "".join(self._pieces)
-        while self._read_call(shown, calls) if self._is_in_call else self._read_text(shown):
-            pass
-        self._pieces = [self._held]
-        self._num_held = len(self._held)
-
-    def _read_text(self, shown: list[str]) -> bool:
-        """Shows text up to the next call; returns whether one begins."""
+    def _read_text(self, text: str, start: int, shown: list[str]) -> int:
+        """Shows text up to the next call; returns where that, or the text, begins or ends."""
         if self._is_after_call:
-            self._held = self._held.lstrip()
-        begin = self._held.find(_BEGIN)
-        self._is_in_call = begin >= 0
-        end = begin if begin >= 0 else len(self._held) - _length_of_tag_at_end(self._held)
-        end = max(len(self._held[:end].rstrip()), end - _MAX_SPACE)
-        text, self._held = self._held[:end], self._held[end:]
-        if text:
+            start = _end_of_space(text, start)
+            if self._is_end_tag_due:
+                tag = text[start : start + len(_END)]
+                if tag != _END and _END.startswith(tag):
+                    self._held = tag
+                    return len(text)
+                self._is_end_tag_due = False
+                if tag == _END:
+                    start = _end_of_space(text, start + len(_END))
+        begin = text.find(_BEGIN, start)
+        end = begin if begin >= 0 else len(text) - _length_of_tag_at_end(text[start:])
+        is_call = begin >= 0
+        end = max(start + len(text[start:end].rstrip()), end - _MAX_SPACE)
+        if end > start:
+            shown.append(text[start:end])
             self._is_after_call = False
-            shown.append(text)
-        return self._is_in_call
+        if not is_call:
+            self._held = text[end:]
+            return len(text)
+        begin += len(_BEGIN)
+        self._reader = CallReader(self._names, ToolCallForm.HERMES.arguments_key, text[end:begin])
+        return begin
 
-    def _read_call(self, shown: list[str], calls: list[ToolCall]) -> bool:
-        """Shows a call that is complete; returns whether it was."""
-        while True:
-            start = self._ends[-1] if self._ends else 0
-            end = self._held.find(_END, start, _MAX_CALL_CHARACTERS)
-            if end < 0:
-                if len(self._held) < _MAX_CALL_CHARACTERS:
-                    return False
-                self._end_call(_MAX_CALL_CHARACTERS, None, shown, calls)
-                return True
-            end += len(_END)
-            whole = self._held[:end]
-            call = _call(whole, self._names)
-            if call is None and len(self._ends) < _MAX_ENDS and _ends_in_string(whole):
-                self._ends.append(end)
-                continue
-            self._end_call(end, call, shown, calls)
-            return True
-
-    def _end_call(
-        self, end: int, call: ToolCall | None, shown: list[str], calls: list[ToolCall]
-    ) -> None:
-        """Shows what is held up to there, or, if it is no call, up to the first end tag.
-
-        Behind that, calls may begin; few characters are read again, since what is within a string
-        for one call is not for the next.
-        """
-        if call is None:
-            end = self._ends[0] if self._ends else end
-            shown.append(self._held[:end])
-        else:
-            calls.append(call)
-        self._held = self._held[end:]
-        self._ends = []
-        self._is_in_call = False
-        self._is_after_call = call is not None
+    def _end_call(self, shown: list[str]) -> None:
+        assert self._reader is not None, "a call ends"
+        self._is_after_call = self._is_end_tag_due = self._reader.has_begun
+        shown.append(self._reader.rest())
+        self._reader = None
 
 
 class Llama3Parser:
-    """A text that is nothing but calls, divided by semicolons."""
+    """A text that begins with calls, divided by semicolons; behind other text there are none."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
-        self._pieces: list[str] = []
-        self._num_held = 0
-        self._has_begun = False
+        # White space before the first call.
+        self._held = ""
+        self._reader: CallReader | None = None
+        self._is_after_call = False
         self._is_text = False
 
     def feed(self, text: str) -> Parsed:
         if self._is_text:
             return Parsed(text, [])
-        self._pieces.append(text)
-        self._num_held += len(text)
-        if not self._has_begun:
-            start = text.lstrip()
-            self._has_begun = bool(start)
-            self._is_text = self._has_begun and not start.startswith("{")
-        if self._is_text or self._num_held > _MAX_CALL_CHARACTERS:
-            self._is_text = True
-            held, self._pieces = "".join(self._pieces), []
-            return Parsed(held, [])
-        return Parsed("", [])
+        shown: list[str] = []
+        deltas: list[CallDelta] = []
+        place = 0
+        while place < len(text):
+            if self._reader is None:
+                place = self._read_text(text, place, shown)
+                continue
+            place = self._reader.feed(text, place)
+            deltas += self._reader.take()
+            if self._reader.is_over:
+                self._end_call(shown)
+        return Parsed("".join(shown), deltas)
 
     def finish(self) -> Parsed:
-        held, self._pieces = "".join(self._pieces), []
-        calls: list[ToolCall] = []
-        rest = held.strip()
-        while rest:
-            try:
-                value, end = _DECODER.raw_decode(rest)
-                calls.append(_to_call(value, ToolCallForm.LLAMA3_JSON, self._names))
-            except (ValueError, RecursionError):
-                return Parsed(held, [])
-            rest = rest[end:].lstrip("; \t\r\n")
-        return Parsed("" if calls else held, calls)
+        shown = [self._held]
+        if self._reader is not None:
+            self._end_call(shown)
+        self._held = ""
+        return Parsed("".join(shown), [])
+
+    def _read_text(self, text: str, start: int, shown: list[str]) -> int:
+        """Reads up to the next call, if there is one; returns where to go on."""
+        if self._is_text:
+            shown.append(text[start:])
+            return len(text)
+        if self._is_after_call:
+            begin = _end_of_space(text, start, _DIVIDERS)
+        else:
+            begin = _end_of_space(text, start)
+            self._held += text[start:begin]
+        if begin < len(text) or len(self._held) > _MAX_SPACE:
+            held, self._held = self._held, ""
+            if text[begin : begin + 1] == "{" and len(held) <= _MAX_SPACE:
+                key = ToolCallForm.LLAMA3_JSON.arguments_key
+                self._reader = CallReader(self._names, key, held)
+            else:
+                self._is_text = True
+                shown.append(held)
+        return begin
+
+    def _end_call(self, shown: list[str]) -> None:
+        assert self._reader is not None, "a call ends"
+        self._is_after_call = self._reader.has_begun
+        self._is_text = not self._is_after_call
+        shown.append(self._reader.rest())
+        self._reader = None
 
 
-def _call(tagged: str, names: Collection[str]) -> ToolCall | None:
-    try:
-        return _to_call(_DECODER.decode(_body(tagged)), ToolCallForm.HERMES, names)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _ends_in_string(tagged: str) -> bool:
-    """Whether the text is the beginning of JSON, and its last tag within a string."""
-    try:
-        _DECODER.decode(_body(tagged))
-    except json.JSONDecodeError as error:
-        return error.msg.startswith("Unterminated string")
-    except (ValueError, RecursionError):
-        pass
-    return False
-
-
-def _body(tagged: str) -> str:
-    return tagged.strip().removeprefix(_BEGIN).removesuffix(_END)
-
-
-def _to_call(value: Any, form: ToolCallForm, names: Collection[str]) -> ToolCall:
-    """Reads a call.
-
-    Raises:
-        ValueError: it is none.
-    """
-    name = value.get("name") if isinstance(value, dict) else None
-    if not isinstance(name, str) or name not in names:
-        raise ValueError("no call of a given tool")
-    arguments = value.get(form.arguments_key, {})
-    if not isinstance(arguments, dict):
-        raise ValueError("the arguments are no object")
-    # A number such as 1e999 is read as infinite, which JSON cannot say.
-    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    # Half a surrogate pair is no text.
-    written.encode()
-    return ToolCall(name, written)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-# Of JSON alone: Python's own reads NaN, too.
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+def _end_of_space(text: str, start: int, space: re.Pattern[str] = _SPACE) -> int:
+    found = space.match(text, start)
+    assert found is not None, "matches nothing, too"
+    return found.end()
 
 
 def _length_of_tag_at_end(text: str) -> int:

@@ -24,10 +24,10 @@ def test_a_run_measures_the_cells_that_its_file_lacks(
 ) -> None:
     file = tmp_path / "grid.json"
     [first] = run(file, 1)["rows"]
-    assert first["clock"]["on_off"] > 0
+    assert first["on_off"]["low"] > 0
     # What it finds, it believes.
     kept = json.loads(file.read_text())
-    kept["rows"][0]["clock"]["on_off"] = 0.5
+    kept["rows"][0]["on_off"] = {"median": 0.5, "low": 0.4, "high": 0.6}
     file.write_text(json.dumps(kept))
     capsys.readouterr()
     both = run(file, 1, 2)["rows"]
@@ -48,3 +48,31 @@ def test_figures_of_other_settings_are_not_mixed(
         run(file, 1)
     assert "has threads 7, this run 1" in capsys.readouterr().err
     assert json.loads(file.read_text())["threads"] == 7
+
+
+def test_the_best_of_a_round_is_chosen_by_other_rounds() -> None:
+    """Of two equal numbers, one is lucky in each round: the luck must not count."""
+    turns = speculation._Turns(
+        num_rounds=4,
+        contenders=[1, 3],
+        tokens_per_s={
+            "learned": [100.0] * 4,
+            0: [100.0] * 4,
+            1: [120.0, 80.0, 120.0, 80.0],
+            3: [80.0, 120.0, 80.0, 120.0],
+        },
+    )
+    of_best = turns.figures()["of_best"]
+    assert of_best is not None
+    assert of_best.median == 100 / 80
+
+
+def test_a_cell_goes_on_until_its_intervals_exclude_the_goals() -> None:
+    turns = speculation._Turns(
+        num_rounds=6,
+        contenders=[0],
+        tokens_per_s={"learned": [99.0, 101.0] * 3, 0: [100.0] * 6},
+    )
+    assert turns.is_decided
+    turns.tokens_per_s["learned"] = [90.0, 110.0] * 3
+    assert not turns.is_decided

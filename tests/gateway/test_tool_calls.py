@@ -1,21 +1,31 @@
-"""Tool calls in texts: what is a call, however the text is divided."""
+"""Tool calls in texts: what is a call, when it is shown, however the text is divided."""
 
 import itertools
 import json
+import time
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from gateway.text.tool_call_reader import CallDelta
 from gateway.text.tool_calls import (
     HermesParser,
     Llama3Parser,
-    ToolCall,
     ToolCallForm,
     form_of_template,
     make_parser,
 )
+
+
+class ToolCall(NamedTuple):
+    """A call as all its deltas together tell it."""
+
+    name: str
+    arguments: str
+
 
 NAMES = ("add", "get_weather")
 ADD = '{"name": "add", "arguments": {"x": 1, "text": "é </b> {\\"}"}}'
@@ -50,21 +60,41 @@ HERMES = [
         [ADDED],
     ),
     ('<tool_call>{"name": "add"}</tool_call>', "", [ToolCall("add", "{}")]),
+    # The arguments stay as they were written.
     (
-        '<tool_call>{"name": "add", "arguments": {"x": NaN}}',
-        '<tool_call>{"name": "add", "arguments": {"x": NaN}}',
-        [],
+        '<tool_call>{"name": "add", "arguments": {"x":-1e999 , "y": "\\ud800"}}',
+        "",
+        [ToolCall("add", '{"x":-1e999 , "y": "\\ud800"}')],
+    ),
+    # Only the first of each key counts, in either order; others are left out.
+    (
+        '<tool_call>{"id": [{"name": 1}], "arguments": {"x": {}}, "name": "a\\u0064d", "name": 5}',
+        "",
+        [ToolCall("add", '{"x": {}}')],
     ),
     (
-        '<tool_call>{"name": "add", "arguments": {"x": -1e999}}',
-        '<tool_call>{"name": "add", "arguments": {"x": -1e999}}',
+        '<tool_call>{"arguments": {}, "name": "rm"}',
+        '<tool_call>{"arguments": {}, "name": "rm"}',
         [],
+    ),
+    # A call that has begun is not taken back: it ends at its first mistake.
+    (
+        '<tool_call>{"name": "add", "arguments": {"x": NaN}}\n',
+        "NaN}}\n",
+        [ToolCall("add", '{"x": ')],
     ),
     (
-        '<tool_call>{"name": "add", "arguments": {"x": "\\ud800"}}',
-        '<tool_call>{"name": "add", "arguments": {"x": "\\ud800"}}',
-        [],
+        f'<tool_call>{{"name": "add", "arguments": {{"x": 1}} </tool_call> {TAGGED} }}',
+        "}",
+        [ToolCall("add", '{"x": 1}'), ADDED],
     ),
+    (
+        '<tool_call>{"name": "add", "arguments": {"x": "Gra',
+        "",
+        [ToolCall("add", '{"x": "Gra')],
+    ),
+    (f"{TAGGED[:-3]}", "", [ADDED]),
+    (f"{TAGGED}</tool_call", "</tool_call", [ADDED]),
     # An end tag may be within a string.
     (f"<tool_call>{QUOTING}</tool_call> {TAGGED}", "", [QUOTED, ADDED]),
     (f"<tool_call>{QUOTING}", "", [QUOTED]),
@@ -92,23 +122,35 @@ LLAMA = [
     (LLAMA_ADD, "", [ADDED]),
     (f" \n{LLAMA_ADD} ; {WEATHER}\n", "", [ADDED, ToolCall("get_weather", "{}")]),
     ('{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
-    (f"{LLAMA_ADD} and more", f"{LLAMA_ADD} and more", []),
+    (f"{LLAMA_ADD} and {WEATHER}", f"and {WEATHER}", [ADDED]),
+    (f'{LLAMA_ADD};{{"name": "rm"}};{WEATHER}', f'{{"name": "rm"}};{WEATHER}', [ADDED]),
     ('{"name": "add", "para', '{"name": "add", "para', []),
     ("{" * 9000, "{" * 9000, []),
-    (INFINITE, INFINITE, []),
+    (INFINITE, "", [ToolCall("add", '{"x": 1e999}')]),
     (" ", " ", []),
+    (" " * 300 + WEATHER, " " * 300 + WEATHER, []),
 ]
-
-
-def _refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is not JSON")
 
 
 def parse(form: ToolCallForm, pieces: Sequence[str]) -> tuple[str, list[ToolCall]]:
     parser = make_parser(form, NAMES)
     parsed = [parser.feed(piece) for piece in pieces]
     parsed.append(parser.finish())
-    return "".join(each.text for each in parsed), [call for each in parsed for call in each.calls]
+    deltas = [delta for each in parsed for delta in each.calls]
+    return "".join(each.text for each in parsed), join(deltas)
+
+
+def join(deltas: Sequence[CallDelta]) -> list[ToolCall]:
+    """The calls, as a client puts them together."""
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if delta.name is not None:
+            assert delta.arguments == "", "a call begins without arguments"
+            calls.append(ToolCall(delta.name, ""))
+        else:
+            assert delta.arguments, "nothing is told"
+            calls[-1] = ToolCall(calls[-1].name, calls[-1].arguments + delta.arguments)
+    return calls
 
 
 CASES = [
@@ -153,12 +195,89 @@ def test_calls_are_found_wherever_the_text_is_divided(
     st.lists(st.integers(0, 400), max_size=12),
 )
 def test_no_division_changes_what_is_found(form: ToolCallForm, text: str, cuts: list[int]) -> None:
+    assert parse(form, divided(text, cuts)) == parse(form, [text])
+
+
+def divided(text: str, cuts: Sequence[int]) -> list[str]:
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
-    whole = parse(form, [text])
-    assert parse(form, pieces) == whole
-    for call in whole[1]:
-        assert isinstance(json.loads(call.arguments, parse_constant=_refuse), dict)
+    return [text[a:b] for a, b in itertools.pairwise(places)]
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    # Half a surrogate pair is written with an escape, and is no text otherwise.
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.just("</tool_call>"),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values),
+    max_leaves=8,
+)
+
+
+@st.composite
+def written_calls(draw: st.DrawFn, form: ToolCallForm) -> tuple[str, ToolCall]:
+    """A call as a model may write it, and what it says."""
+    name = draw(st.sampled_from(NAMES))
+    given: dict[str, Any] = draw(st.dictionaries(st.text(max_size=3), JSON_VALUES, max_size=3))
+    options: dict[str, Any] = {
+        "indent": draw(st.sampled_from([None, 1])),
+        "ensure_ascii": draw(st.booleans()) or "\\ud" in json.dumps(given),
+    }
+    arguments = json.dumps(given, **options)
+    members = [f'"name": {json.dumps(name)}', f'"{form.arguments_key}":{arguments}']
+    members.append(f'"more": {json.dumps(draw(JSON_VALUES))}')
+    body = f" {{{' , '.join(draw(st.permutations(members)))} }}"
+    return body, ToolCall(name, arguments)
+
+
+@hypothesis.given(st.data(), st.sampled_from(list(ToolCallForm)))
+def test_well_written_calls_are_found_with_the_arguments_as_written(
+    data: st.DataObject, form: ToolCallForm
+) -> None:
+    expected = []
+    text = shown = ""
+    for body, call in data.draw(st.lists(written_calls(form), max_size=3)):
+        if form is ToolCallForm.HERMES:
+            before = data.draw(st.sampled_from(["", "I see.", "1 < 2"]))
+            text += f"{before} <tool_call>{body}</tool_call>"
+            shown += before
+        else:
+            text += f"{body} ;"
+        expected.append(call)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=20))
+    assert parse(form, divided(text, cuts)) == (shown, expected)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "begins_after"),
+    [
+        (ToolCallForm.HERMES, TAGGED, '<tool_call>\n{"name": "add", "arguments": {'),
+        (ToolCallForm.LLAMA3_JSON, LLAMA_ADD, '{"name": "add", "parameters": {'),
+        (
+            ToolCallForm.LLAMA3_JSON,
+            '{"parameters": {"x": 1}, "name": "add"}',
+            '{"parameters": {"x": 1}, "name": "add"',
+        ),
+    ],
+)
+def test_a_call_is_told_with_the_text_that_makes_it_certain_and_its_arguments_as_they_come(
+    form: ToolCallForm, text: str, begins_after: str
+) -> None:
+    _, [whole] = parse(form, [text])
+    parser = make_parser(form, NAMES)
+    deltas: list[CallDelta] = []
+    for end in range(1, len(text) + 1):
+        deltas += parser.feed(text[end - 1]).calls
+        if end < len(begins_after):
+            assert deltas == []
+            continue
+        [call] = join(deltas)
+        # At once, all that there is.
+        assert text[:end].endswith(call.arguments) or call.arguments == whole.arguments
+        assert call.arguments
+    assert join(deltas) == [whole]
 
 
 @pytest.mark.parametrize("parser", [HermesParser(NAMES), Llama3Parser(NAMES)])
@@ -167,9 +286,22 @@ def test_what_is_held_back_is_bounded(parser: HermesParser | Llama3Parser) -> No
     fed = shown = 0
     for piece in [begin, *["x" * 1000] * 200]:
         fed += len(piece)
-        shown += len(parser.feed(piece).text)
+        parsed = parser.feed(piece)
+        assert parsed.calls == []
+        shown += len(parsed.text)
         assert fed - shown < 70_000
     assert shown > 100_000
+
+
+@pytest.mark.parametrize("form", list(ToolCallForm))
+def test_the_arguments_of_a_call_that_is_certain_have_no_bound(form: ToolCallForm) -> None:
+    begin = "<tool_call>" if form is ToolCallForm.HERMES else ""
+    arguments = json.dumps({"text": "x" * 200_000})
+    text = f'{begin}{{"name": "add", "{form.arguments_key}": {arguments}}}'
+    assert parse(form, divided(text, range(0, len(text), 7))) == ("", [ToolCall("add", arguments)])
+    # Before it is certain there is one.
+    text = f'{begin}{{"{form.arguments_key}": {arguments}, "name": "add"}}'
+    assert parse(form, divided(text, range(0, len(text), 7))) == (text, [])
 
 
 class Piece(str):
@@ -191,7 +323,37 @@ def test_held_text_is_not_copied_with_every_piece(form: ToolCallForm, begin: str
     pieces = [Piece(" ")] * 20_000
     for piece in pieces:
         parser.feed(piece)
-    assert Piece.num_copied <= 20 * len(pieces)
+    # White space and a tag that may belong to a call are.
+    assert Piece.num_copied <= 270 * len(pieces)
+
+
+# Texts over which it took time to go back: nothing is read twice.
+BEGINNINGS = {
+    "calls": (TAGGED, LLAMA_ADD + ";"),
+    "begins": ("<tool_call>", "{"),
+    "strings that hold calls": ('<tool_call>{":"', '{":"'),
+    "members": ('"a":1,', '"a":1,'),
+    "ends": ('"</tool_call>', '"</tool_call>'),
+}
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+@pytest.mark.parametrize("form", list(ToolCallForm))
+def test_time_is_linear_in_the_text(form: ToolCallForm, kind: str) -> None:
+    unit = BEGINNINGS[kind][form is ToolCallForm.LLAMA3_JSON]
+    begin = ("<tool_call>{", "{")[form is ToolCallForm.LLAMA3_JSON] if kind == "members" else ""
+
+    def seconds(num_characters: int) -> float:
+        text = begin + unit * (num_characters // len(unit))
+        taken_s = []
+        for _ in range(3):
+            begin_s = time.process_time()
+            parse(form, [text])
+            taken_s.append(time.process_time() - begin_s)
+        return min(taken_s)
+
+    # Sixteen times the text: a square would take 256 times as long.
+    assert seconds(480_000) < 64 * max(seconds(30_000), 1e-3)
 
 
 def test_the_form_is_that_which_the_template_teaches() -> None:

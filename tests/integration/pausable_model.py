@@ -5,7 +5,7 @@ import threading
 import time
 
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
+from verifier.batch.target_model import StepHandle, StepResult, StepSampling, TargetModel
 from verifier.build import LoadedModel, load_model
 from verifier.config import VerifierConfig
 
@@ -24,14 +24,22 @@ class PausableModel:
         self.pause_s = 0.0
         self._model = model
 
-    @property
-    def kv_is_finite(self) -> BoolArray | None:
-        return self._model.kv_is_finite
+    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+        return _PausedStep(self, self._model.launch(layout, sampling))
 
-    def forward(self, layout: BatchLayout) -> FloatArray:
-        self.may_run.wait()
-        time.sleep(self.pause_s)
-        return self._model.forward(layout)
+
+class _PausedStep:
+    def __init__(self, model: PausableModel, handle: StepHandle) -> None:
+        self._model = model
+        self._handle = handle
+
+    def wait(self) -> None:
+        self._model.may_run.wait()
+        time.sleep(self._model.pause_s)
+        self._handle.wait()
+
+    def result(self) -> StepResult:
+        return self._handle.result()
 
 
 class PausableLoad:

@@ -80,9 +80,9 @@ def test_all_other_arrays_are_unchanged(step: Step) -> None:
     layout = laid_out(*step)
     expanded = expand(layout)
     for field in dataclasses.fields(layout):
-        if field.name not in ("cu_seqlens_q", "seq_lens", "block_tables"):
+        if field.name not in ("cu_seqlens_q", "seq_lens", "block_tables", "table_ids"):
             assert getattr(expanded, field.name) is getattr(layout, field.name)
-    for name in ("cu_seqlens_q", "seq_lens"):
+    for name in ("cu_seqlens_q", "seq_lens", "table_ids"):
         assert getattr(expanded, name).dtype == np.int64
 
 

@@ -28,6 +28,7 @@ from tests.processor_speed import slowness
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.running_verifier import PATIENCE_S
 from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.host_step import SampledOnHost
 from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
@@ -47,7 +48,7 @@ MAX_DRAFT_TOKENS = 8_192
 MAX_BYTES = 4 << 20
 
 
-class ZeroModel:
+class ZeroModel(SampledOnHost):
     """Implements `TargetModel`: all tokens are equally likely, and the lowest id wins."""
 
     vocab_size = VOCAB_SIZE

@@ -96,7 +96,19 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     config = VerifierConfig(model=Path("model"), device="cuda")
     for capability in ((8, 0), (9, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu, it=capability: it)
-        assert choose_device(config, rank=0) == torch.device("cuda")
+        assert choose_device(config, rank=0) == torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (7, 5))
     with pytest.raises(ConfigError, match=r"GPU 0 has compute capability 7\.5; 8\.0 is needed"):
         choose_device(config, rank=0)
+
+
+def test_fp8_on_a_gpu_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's answers about a GPU are faked."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (8, 6))
+    config = VerifierConfig(model=Path("model"), device="cuda", quantization="fp8")
+    with pytest.raises(ConfigError, match=r"--quantization: fp8: GPU 0 .* 8\.6; 8\.9 is needed"):
+        choose_device(config, rank=0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (8, 9))
+    assert choose_device(config, rank=0) == torch.device("cuda", 0)

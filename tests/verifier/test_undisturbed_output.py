@@ -13,7 +13,13 @@ import pytest
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.running_engine import PATIENCE_S, EngineSession, RecordingObserver
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
+from verifier.batch.target_model import (
+    FloatArray,
+    StepHandle,
+    StepResult,
+    StepSampling,
+    TargetModel,
+)
 from verifier.build import LoadedModel, build_engine
 from verifier.config import VerifierConfig
 from verifier.cpu.decoder import CpuDecoder
@@ -36,13 +42,23 @@ class WatchedModel:
         self.logits = np.empty(0, dtype=np.float32)
         self._model = model
 
-    @property
-    def kv_is_finite(self) -> BoolArray | None:
-        return self._model.kv_is_finite
+    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+        return _WatchedStep(self, self._model.launch(layout, sampling), layout.num_rows)
 
-    def forward(self, layout: BatchLayout) -> FloatArray:
-        self.logits = self._model.forward(layout)
-        return self.logits
+
+class _WatchedStep:
+    def __init__(self, model: WatchedModel, handle: StepHandle, num_rows: int) -> None:
+        self._model = model
+        self._handle = handle
+        self._num_rows = num_rows
+
+    def wait(self) -> None:
+        self._handle.wait()
+
+    def result(self) -> StepResult:
+        result = self._handle.result()
+        self._model.logits = result.logits_of(np.arange(self._num_rows))
+        return result
 
 
 @dataclass

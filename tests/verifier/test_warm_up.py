@@ -13,6 +13,7 @@ import pytest
 from tests.verifier.conftest import MODEL_FOLDER
 from verifier import warm_up
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.host_step import ComputesLogits
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.cpu.loading import packing
@@ -37,6 +38,7 @@ def test_a_ready_verifier_has_touched_the_memory_of_a_short_prompt() -> None:
     """Else its first tokens would cost so much that no draft seems worth it."""
     config = VerifierConfig(model=MODEL_FOLDER, device="cpu", threads=1, num_kv_blocks=1024)
     model = load_model(config).model
+    assert isinstance(model, ComputesLogits)
     chunk = ScheduledTokens(
         token_ids=list(range(12)), draft_token_ids=[], num_computed_tokens=0, block_table=[0]
     )

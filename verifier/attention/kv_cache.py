@@ -50,9 +50,15 @@ class KVCache:
         new = torch.stack((keys.transpose(0, 1), values.transpose(0, 1)))
         # Finite where every value is. (Finite values that add up to infinity, of 1e36 and more,
         # would overflow in attention, too.) The fastest reduction that propagates NaN.
-        self._row_sums.append(new.sum([0, 2, 3], dtype=torch.float32))
+        self.add_row_sums(new.sum([0, 2, 3], dtype=torch.float32))
         finite = torch.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
         self._slots[layer].index_copy_(1, slot_mapping, finite)
+
+    def add_row_sums(self, row_sums: torch.Tensor) -> None:
+        """Notes the sum of each row's values [T] float32, for whoever writes a layer's `blocks`
+        without `write`: what is not finite must be stored as zero there, too.
+        """
+        self._row_sums.append(row_sums)
 
     def finite_rows(self) -> torch.Tensor:
         """[T] bool, for the rows written since `begin_step`: whether K and V of all layers are

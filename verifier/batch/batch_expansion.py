@@ -29,8 +29,8 @@ def expand(layout: BatchLayout) -> BatchLayout:
     """The layout for the model: each sequence's `num_expanded_tokens` become entries of their own,
     after one with the sequence's other tokens. The same layout, if no sequence has any.
 
-    The result has E entries: cu_seqlens_q [E + 1], seq_lens [E], block_tables [E]. All else is
-    unchanged.
+    The result has E entries: cu_seqlens_q [E + 1], seq_lens [E], block_tables [E],
+    table_ids [E]. All else is unchanged.
     """
     num_expanded = layout.num_expanded_tokens
     if not num_expanded.any():
@@ -49,4 +49,5 @@ def expand(layout: BatchLayout) -> BatchLayout:
         cu_seqlens_q=cu_seqlens_q,
         seq_lens=layout.positions[cu_seqlens_q[1:] - 1] + 1,
         block_tables=[layout.block_tables[owner] for owner in owners.tolist()],
+        table_ids=layout.table_ids[owners],
     )

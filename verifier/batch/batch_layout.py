@@ -41,6 +41,8 @@ class ScheduledTokens:
     draft_token_ids: list[int]
     num_computed_tokens: int
     block_table: list[int]
+    # As in `BatchLayout`.
+    table_id: int = 0
     # False: a prefill chunk that does not end the prompt.
     is_sampled: bool = True
     # Offsets, among its scheduled tokens, of rows that are scored.
@@ -63,6 +65,8 @@ class BatchLayout:
     cu_seqlens_q: IntArray  # [B + 1], query offsets
     seq_lens: IntArray  # [B], tokens attended to after this step
     block_tables: list[list[int]]  # [B], logical block -> physical block
+    # [B]: while a table has the same id, it only grows. 0: nothing is known of it.
+    table_ids: IntArray
     logits_indices: IntArray  # [R], hidden rows that need logits
     num_sampled_tokens: IntArray  # [B], K + 1, or 0
     target_logits_indices: IntArray  # [P]
@@ -131,6 +135,7 @@ def lay_out(
         cu_seqlens_q=cu_seqlens_q,
         seq_lens=num_computed + num_scheduled,
         block_tables=[s.block_table for s in scheduled],
+        table_ids=np.array([s.table_id for s in scheduled], dtype=np.int64),
         logits_indices=logits,
         num_sampled_tokens=num_sampled,
         target_logits_indices=np.flatnonzero(is_target),

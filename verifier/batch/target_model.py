@@ -1,32 +1,72 @@
-"""The protocol of a target model: a step's layout in, logits out."""
+"""The protocol of a target model: a step's layout and sampling in, its verdict out.
 
-from typing import Protocol, runtime_checkable
+A step is launched, and its result is waited for later: a device computes meanwhile, and the caller
+does what needs no result. `host_step.py` is the step of a model whose logits come to the host.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.batch_layout import BatchLayout, IntArray
+from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence, Verdict
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
 
-class TargetModel(Protocol):
-    """Runs one forward pass; owns its K/V cache. Called by the engine thread only."""
+# Both are made in every step: a frozen dataclass takes three times as long.
+class StepSampling(NamedTuple):
+    """How the next tokens of a step's sampled sequences are chosen."""
 
-    vocab_size: int
+    # Those with `num_sampled_tokens` in the layout, in its order; the first ones of the batch.
+    sequences: list[JudgedSequence]
+    rule: AcceptanceRule
 
-    @property
-    def kv_is_finite(self) -> BoolArray | None:
-        """Whether the K/V of each token of the last layout was finite, [T] bool. None: the
-        model does not check.
+
+class StepResult(NamedTuple):
+    """What a step has computed. Arrays are valid until the next launch."""
+
+    # On the sampled sequences.
+    verdict: Verdict
+    # By index among them, of those that could not be verified: their part of the verdict has no
+    # meaning.
+    failures: Mapping[int, Exception]
+    # [T], whether the K/V of each token of the layout is finite. None: all is, or the model does
+    # not check.
+    kv_is_finite: BoolArray | None
+    # Logits [n, vocab_size] of n of the R rows, by their indices.
+    logits_of: Callable[[IntArray], FloatArray]
+    # [S, hidden size], what the logits of the layout's `hidden_state_indices` were computed from.
+    # None: it has no such indices, or the model does not give hidden states.
+    hidden_states: FloatArray | None
+
+
+class StepHandle(Protocol):
+    """A step under way. First `wait` is called, then `result`, each once."""
+
+    def wait(self) -> None:
+        """Returns when the forward pass is over. A host computes it here. An exception leaves the
+        K/V undefined.
         """
         ...
 
-    def forward(self, layout: BatchLayout) -> FloatArray:
-        """Logits [R, vocab_size] of the layout's rows, in order; valid until the next call.
+    def result(self) -> StepResult:
+        """The step's result. An exception that one sequence causes is among its failures."""
+        ...
 
-        Writes K/V of all scheduled tokens, drafts included, and sets `kv_is_finite`.
+
+class TargetModel(Protocol):
+    """Runs steps, one at a time; owns its K/V cache. Called by the engine thread only."""
+
+    vocab_size: int
+
+    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+        """Begins a step, which writes K/V of all scheduled tokens, drafts included.
+
+        Must not change the layout, and may read it until the step's result is there.
         """
         ...
 
@@ -37,11 +77,3 @@ class HasRowTile(Protocol):
 
     # The most rows of one.
     row_tile: int
-
-
-@runtime_checkable
-class KeepsHiddenStates(Protocol):
-    """A target model that also gives the hidden states that its logits were computed from."""
-
-    # [S, hidden size], by the last layout's `hidden_state_indices`, if it had any.
-    hidden_states: FloatArray | None

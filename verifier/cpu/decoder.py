@@ -10,6 +10,7 @@ import numpy.typing as npt
 from servicekit.kernels.memory import address_of
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.host_step import SampledOnHost
 from verifier.cpu.attention import MAX_TASK_ROWS
 from verifier.cpu.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
 from verifier.cpu.layout_checks import Limits, check_layout
@@ -33,7 +34,7 @@ _SCRATCH_ALIGNMENT = 4096
 logger = get_logger(__name__)
 
 
-class CpuDecoder:
+class CpuDecoder(SampledOnHost):
     """Implements `TargetModel` and `KeepsHiddenStates`. Owned by the engine thread."""
 
     def __init__(

@@ -25,11 +25,12 @@ import numpy as np
 
 from servicekit.logs import get_logger
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
-from verifier.batch.target_model import TargetModel
+from verifier.batch.target_model import StepSampling, TargetModel
 from verifier.cpu.decoder import CpuDecoder
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.processor import TILES
 from verifier.cpu.weights import DecoderWeights, FloatArray, WeightType
+from verifier.sampling.rejection_sampler import AcceptanceRule
 
 NUM_TOKENS = 48
 WINDOW_TOKENS = 16
@@ -66,15 +67,19 @@ def paged_logits(
         layout = lay_out(
             [
                 ScheduledTokens(
-                    token_ids=text[start : start + 1],
-                    draft_token_ids=text[start + 1 : end],
+                    token_ids=text[start:end],
+                    draft_token_ids=[],
                     num_computed_tokens=start,
                     block_table=list(range(-(-end // block_size))),
+                    is_sampled=False,
+                    scored_offsets=range(end - start),
                 )
             ],
             block_size=block_size,
         )
-        rows.append(model.forward(layout).copy())
+        step = model.launch(layout, StepSampling(sequences=[], rule=AcceptanceRule.MATCH))
+        step.wait()
+        rows.append(step.result().logits_of(layout.scored_logits_indices))
     return np.concatenate(rows)
 
 

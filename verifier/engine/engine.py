@@ -5,9 +5,10 @@ their session's sink (`messages.py`); the engine never waits for a client. `faul
 unforeseen exception ends.
 
 The order after a step: if the next one may wait for hints, the tokens go to the drafters at once.
-All else is sent when the next forward pass begins, which leaves the interpreter and, on few cores,
-the processor to it: the events would make gateways and clients compete with a hint under way. Where
-a session makes the hints, the events go at once.
+All else is sent when the next step is launched: a device computes meanwhile, and a CPU begins after
+that. This leaves the interpreter and, on few cores, the processor to the hint under way, with which
+the events would make gateways and clients compete. Where a session makes the hints, the events go
+at once.
 """
 
 import itertools
@@ -124,19 +125,22 @@ class Engine:
         if not scheduled:
             return False
         self._step_id += 1
-        rule, fail = self._options.acceptance_rule, self._faults.fail
-        batch = StepBatch(scheduled, self._options.verification)
+        batch, fail = StepBatch(scheduled, self._options.verification), self._faults.fail
         layout = ranged("lay_out", self._lay_out, batch)
+        sampling = batch.sampling(self._options.acceptance_rule)
         clock.end("schedule")
+        handle = ranged("launch", self._model.launch, expand(layout), sampling)
+        # A device computes meanwhile.
         self._drafters.flush()
         self._flush()
         self._inbox.computing_since_s = time.monotonic()
-        logits = ranged("forward", self._model.forward, expand(layout))
-        kv_is_finite = batch.reject_not_finite(self._table, layout, self._model)
+        ranged("forward", handle.wait)
         clock.end("forward")
-        verdict = ranged("verify", batch.verify, layout, logits, kv_is_finite, rule, fail)
+        result = ranged("verify", handle.result)
         clock.end("verify")
-        batch.emit_scores(self._table, layout, logits, self._model, fail)
+        batch.reject_failed(self._table, layout, result, fail)
+        batch.emit_scores(self._table, layout, result, fail)
+        verdict = result.verdict
         ranged("commit", self._committer.commit, batch, layout, verdict, self._step_id)
         stats = ranged("publish", self._publish, batch, layout, clock.total_s, draft_wait_s)
         clock.end("commit")

@@ -29,7 +29,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-#: Of a step, in order: schedule (with layout), forward, verify, commit.
+#: Of a step, in order: schedule (with layout, and what sampling needs), forward (from the launch),
+#: verify, commit.
 PHASES = ("schedule", "forward", "verify", "commit")
 
 

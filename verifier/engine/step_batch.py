@@ -13,23 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens
-from verifier.batch.target_model import (
-    BoolArray,
-    FloatArray,
-    KeepsHiddenStates,
-    TargetModel,
-)
+from verifier.batch.target_model import FloatArray, StepResult, StepSampling
 from verifier.engine.messages import PromptScored, Scored
 from verifier.engine.observation import Fault
 from verifier.engine.sequence_table import SequenceTable
 from verifier.errors import NOT_FINITE_KV, NOT_FINITE_LOGITS, ModelOutputError
 from verifier.sampling.adjustments import Adjustments
 from verifier.sampling.logits_processing import History
+from verifier.sampling.parameters import Sampling
 from verifier.sampling.rejection_sampler import (
     AcceptanceRule,
     JudgedSequence,
-    Verdict,
-    verify_isolating_faults,
 )
 from verifier.sampling.scored_rows import (
     ScoredRows,
@@ -81,61 +75,46 @@ class StepBatch:
         self._verification = verification
         self._scored: list[_SequenceRows] = []
         self._num_scored_rows = 0
+        # By index among `sampled`, of those whose sampling could not be prepared.
+        self._failures: dict[int, Exception] = {}
         self.entries = [self._entry(item) for item in self.scheduled]
 
-    def reject_not_finite(
-        self, table: SequenceTable, layout: BatchLayout, model: TargetModel
-    ) -> BoolArray | None:
-        """Rejects sequences that have a token, drafts aside, whose K/V is not finite. They are not
-        moved forward, so nothing computed for them in this step enters the prefix cache.
-
-        Returns:
-            [T], by token of the last forward pass whether its K/V is finite; None: all are.
+    def sampling(self, rule: AcceptanceRule) -> StepSampling:
+        """What `sampled` are verified with. A sequence that makes this raise takes part in the step
+        and is rejected after it.
         """
-        if model.kv_is_finite is None:
-            return None
-        is_finite = model.kv_is_finite
-        if is_finite.all():
-            return None
-        failed = np.flatnonzero(~is_finite)
-        entries = np.searchsorted(layout.cu_seqlens_q, failed, side="right") - 1
-        first_drafts = layout.cu_seqlens_q[1:] - layout.num_draft_tokens
-        for entry in np.unique(entries[failed < first_drafts[entries]]).tolist():
-            sequence = self.scheduled[entry].sequence
-            if sequence.is_running:
-                table.reject(sequence, ModelOutputError(NOT_FINITE_KV))
-        return is_finite
+        sequences = []
+        for index, item in enumerate(self.sampled):
+            try:
+                sequences.append(_judged(item))
+            except Exception as error:
+                self._failures[index] = error
+                sequences.append(_unjudged(item))
+        return StepSampling(sequences=sequences, rule=rule)
 
-    def verify(
-        self,
-        layout: BatchLayout,
-        logits: FloatArray,
-        kv_is_finite: BoolArray | None,
-        rule: AcceptanceRule,
-        fail: Fail,
-    ) -> Verdict:
-        """The verdict on `sampled`, by the step's logits [R, V]."""
-        rows = logits[: int(layout.num_sampled_tokens[: len(self.sampled)].sum())]
-        # Excludes drafts' rows: sequences with another failed token are rejected already.
-        is_usable = None
-        if kv_is_finite is not None:
-            is_usable = kv_is_finite[layout.logits_indices[: len(rows)]]
-        return verify_isolating_faults(
-            rows,
-            [_judged(item) for item in self.sampled],
-            draft_token_ids=layout.draft_token_ids,
-            num_draft_tokens=layout.num_draft_tokens[: len(self.sampled)],
-            is_usable=is_usable,
-            rule=rule,
-            fail=lambda i, error: fail(self.sampled[i].sequence, Fault.VERIFY, error),
-        )
+    def reject_failed(
+        self, table: SequenceTable, layout: BatchLayout, result: StepResult, fail: Fail
+    ) -> None:
+        """Rejects sequences that have a token, drafts aside, whose K/V is not finite. They are not
+        moved forward, so nothing computed for them in this step enters the prefix cache. Then those
+        that could not be verified.
+        """
+        if result.kv_is_finite is not None:
+            failed = np.flatnonzero(~result.kv_is_finite)
+            entries = np.searchsorted(layout.cu_seqlens_q, failed, side="right") - 1
+            first_drafts = layout.cu_seqlens_q[1:] - layout.num_draft_tokens
+            for entry in np.unique(entries[failed < first_drafts[entries]]).tolist():
+                table.reject(self.scheduled[entry].sequence, ModelOutputError(NOT_FINITE_KV))
+        for index, error in {**result.failures, **self._failures}.items():
+            sequence = self.sampled[index].sequence
+            if sequence.is_running:
+                fail(sequence, Fault.VERIFY, error)
 
     def emit_scores(
         self,
         table: SequenceTable,
         layout: BatchLayout,
-        logits: FloatArray,
-        model: TargetModel,
+        result: StepResult,
         fail: Fail,
     ) -> None:
         """Queues the scores of the step's scored rows, and moves sequences forward that are only
@@ -143,14 +122,11 @@ class StepBatch:
 
         Must come before `continued` moves forward.
         """
-        hidden_states = None
-        if self.wants_hidden_states and isinstance(model, KeepsHiddenStates):
-            hidden_states = model.hidden_states
         for scored in self._scored:
             if not scored.item.sequence.is_running:
                 continue  # rejected in this step
             try:
-                self._emit_scores_of(scored, table, layout, logits, hidden_states)
+                self._emit_scores_of(scored, table, layout, result)
             except Exception as error:
                 fail(scored.item.sequence, Fault.SCORE, error)
 
@@ -159,11 +135,10 @@ class StepBatch:
         scored: _SequenceRows,
         table: SequenceTable,
         layout: BatchLayout,
-        logits: FloatArray,
-        hidden_states: FloatArray | None,
+        result: StepResult,
     ) -> None:
         sequence = scored.item.sequence
-        rows = logits[layout.scored_logits_indices[scored.indices]]
+        rows = result.logits_of(layout.scored_logits_indices[scored.indices])
         if scored.rows and not are_finite(rows):
             table.reject(sequence, ModelOutputError(NOT_FINITE_LOGITS))
             return
@@ -176,8 +151,8 @@ class StepBatch:
             table.emit(sequence, _prompt_scored(sequence, scored.rows, rows))
         else:
             states = None
-            if hidden_states is not None and sequence.scoring.keeps_hidden_states:
-                states = hidden_states[scored.indices]
+            if result.hidden_states is not None and sequence.scoring.keeps_hidden_states:
+                states = result.hidden_states[scored.indices]
             table.emit(sequence, _scored(sequence, scored.rows, rows, states))
 
     def _entry(self, item: ScheduledSequence) -> ScheduledTokens:
@@ -191,6 +166,7 @@ class StepBatch:
             draft_token_ids=item.draft_token_ids,
             num_computed_tokens=start,
             block_table=sequence.block_table,
+            table_id=sequence.table_id,
             is_sampled=item.samples,
             scored_offsets=range(rows.start - start, rows.stop - start),
             num_expanded_tokens=self._num_expanded_tokens(item),
@@ -239,6 +215,12 @@ def _judged(item: ScheduledSequence) -> JudgedSequence:
         sequence.grammar.take_in(sequence.token_ids, sequence.prompt_length)
     history = History(adjustments=sequence.adjustments, draft_token_ids=item.draft_token_ids)
     return JudgedSequence(sampling=sequence.sampling, history=history, first_position=end)
+
+
+def _unjudged(item: ScheduledSequence) -> JudgedSequence:
+    """Stands for a sequence whose verdict is not used."""
+    history = History(adjustments=None, draft_token_ids=item.draft_token_ids)
+    return JudgedSequence(sampling=Sampling(), history=history, first_position=0)
 
 
 def _prompt_scored(sequence: Sequence, rows: range, logits: FloatArray) -> PromptScored:

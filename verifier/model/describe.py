@@ -28,8 +28,8 @@ from servicekit.cores import available_cores
 from verifier.cpu.loading.loader import describe_decoder
 from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.processor import unsupported_reason
+from verifier.model.memory import free_memory_bytes
 from verifier.model.own_model import block_bytes, has_gpu_driver
-from verifier.model.ready_model import free_memory_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,8 +1,9 @@
-"""Loads and checks a model that transformers computes."""
+"""Loads and checks a model that torch computes: the decoder for GPUs, or transformers."""
 
 import torch
 
 from verifier.config import VerifierConfig
+from verifier.model.gpu_model import find_on_gpu, load_on_gpu
 from verifier.model.model_part import assemble, choose_device, load_part, room_for_kv_blocks
 from verifier.model.parity_probe import check_parity
 from verifier.model.ready_model import ReadyModel, choose_max_model_len
@@ -21,6 +22,8 @@ def load_fallback(config: VerifierConfig, leader: Leader | None) -> ReadyModel:
         RankLostError: another rank is lost.
     """
     device = choose_device(config, rank=0)
+    if device.type == "cuda" and (described := find_on_gpu(config, device)) is not None:
+        return load_on_gpu(config, described, device)
     if leader is None:
         part = load_part(config, device=device, collectives=None)
         num_kv_blocks = room_for_kv_blocks(config, part)

@@ -16,7 +16,13 @@ from verifier.config import VerifierConfig
 from verifier.cpu.parity import probe_text
 from verifier.model import parity_probe
 from verifier.model.checkpoint import Checkpoint, load_checkpoint
-from verifier.model.ready_model import choose_num_kv_blocks, free_memory_bytes
+from verifier.model.gpu_memory import PROFILE_BLOCKS, free_for_kv_bytes
+from verifier.model.memory import (
+    CPU_FRACTION,
+    GPU_FRACTION,
+    choose_num_kv_blocks,
+    free_memory_bytes,
+)
 from verifier.model.transformers_model import TransformersModel
 from verifier.tensor_parallel.collectives import Collectives
 from verifier.tensor_parallel.launch import choose_gpu
@@ -24,6 +30,8 @@ from verifier.tensor_parallel.sharding import num_local_kv_heads, shard
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
 """Of a GPU: Ampere. Older ones have no bfloat16, and flash-attn's kernels do not run on them."""
+MIN_FP8_COMPUTE_CAPABILITY = (8, 9)
+"""Of a GPU that knows FP8: Ada."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,42 +132,69 @@ def choose_device(config: VerifierConfig, *, rank: int) -> torch.device:
     if not torch.cuda.is_available():
         raise ConfigError("--device", "cuda: no GPU is available to this torch build")
     if config.devices is None and config.tensor_parallel_size == 1:
-        _check_capability(torch.cuda.current_device())
-        return torch.device("cuda")
-    gpu = choose_gpu(
-        config.devices,
-        rank=rank,
-        tensor_parallel_size=config.tensor_parallel_size,
-        num_gpus=torch.cuda.device_count(),
-    )
-    # For code in this thread, which loads the model, that allocates or launches without naming a
-    # device. The engine thread has a current device of its own; code there names its device.
-    torch.cuda.set_device(gpu)
-    _check_capability(gpu)
+        gpu = torch.cuda.current_device()
+    else:
+        gpu = choose_gpu(
+            config.devices,
+            rank=rank,
+            tensor_parallel_size=config.tensor_parallel_size,
+            num_gpus=torch.cuda.device_count(),
+        )
+        # For code in this thread, which loads the model, that allocates or launches without naming
+        # a device. The engine thread has a current device of its own, set for each forward pass.
+        torch.cuda.set_device(gpu)
+    _check_capability(gpu, config.quantization)
     return torch.device("cuda", gpu)
 
 
-def _check_capability(gpu: int) -> None:
-    """Refuses a GPU without support for bfloat16 and the attention kernels."""
+def _check_capability(gpu: int, quantization: str) -> None:
+    """Refuses a GPU without support for bfloat16 and the attention kernels, or for FP8."""
     capability = torch.cuda.get_device_capability(gpu)
+    have = ".".join(map(str, capability))
     if capability < MIN_COMPUTE_CAPABILITY:
-        have, need = (".".join(map(str, each)) for each in (capability, MIN_COMPUTE_CAPABILITY))
         raise ConfigError(
-            "--device", f"GPU {gpu} has compute capability {have}; {need} is needed (Ampere)"
+            "--device", f"GPU {gpu} has compute capability {have}; 8.0 is needed (Ampere)"
+        )
+    if quantization == "fp8" and capability < MIN_FP8_COMPUTE_CAPABILITY:
+        raise ConfigError(
+            "--quantization", f"fp8: GPU {gpu} has compute capability {have}; 8.9 is needed (Ada)"
         )
 
 
 def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
-    """K/V blocks: the flag's, or as many as can be used and as memory has room for."""
-    free_bytes: float = _free_bytes(part.device)
+    """K/V blocks: the flag's, or as many as can be used and as memory has room for.
+
+    One process on a GPU measures its largest step first. Ranks cannot: a step needs all of them,
+    and each would wait for others that may still load.
+    """
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    model_limit = part.checkpoint.max_position_embeddings
+    block_bytes = part.checkpoint.kv_shape.block_bytes(part.block_size)
+    free_bytes: float
+    fraction = CPU_FRACTION
     if part.device.type == "cpu":
-        free_bytes /= config.tensor_parallel_size  # all ranks take from the same memory
+        # All ranks take from the same memory.
+        free_bytes = free_memory_bytes() / config.tensor_parallel_size
+    elif part.collectives is not None:
+        free_bytes = torch.cuda.mem_get_info(part.device)[0]
+    else:
+        fraction = GPU_FRACTION
+        free_bytes = free_for_kv_bytes(
+            config,
+            part.device,
+            lambda: assemble(part, num_kv_blocks=PROFILE_BLOCKS),
+            model_limit=model_limit,
+            block_size=part.block_size,
+            block_bytes=block_bytes,
+        )
     return choose_num_kv_blocks(
         config,
-        model_limit=part.checkpoint.max_position_embeddings,
+        model_limit=model_limit,
         block_size=part.block_size,
-        block_bytes=part.checkpoint.kv_shape.block_bytes(part.block_size),
+        block_bytes=block_bytes,
         free_bytes=free_bytes,
+        default_fraction=fraction,
     )
 
 
@@ -185,9 +220,3 @@ def _load_cut(
     )
     kv_shape = dataclasses.replace(checkpoint.kv_shape, num_kv_heads=num_kv_heads)
     return dataclasses.replace(checkpoint, kv_shape=kv_shape), reference
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_memory_bytes()

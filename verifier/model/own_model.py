@@ -24,12 +24,8 @@ from verifier.cpu.parity import ParityCheck, Subject
 from verifier.cpu.processor import TILES, unsupported_reason
 from verifier.cpu.weights import WeightType
 from verifier.model.digests import digest_of
-from verifier.model.ready_model import (
-    ReadyModel,
-    choose_max_model_len,
-    choose_num_kv_blocks,
-    free_memory_bytes,
-)
+from verifier.model.memory import choose_num_kv_blocks, free_memory_bytes
+from verifier.model.ready_model import ReadyModel, choose_max_model_len
 from verifier.warm_up import compute_chunk, warm_up
 
 logger = get_logger(__name__)
@@ -57,7 +53,8 @@ def find_own(config: VerifierConfig) -> DecoderDescription | None:
             "--quantization",
             f"int8: is Tandem's own decoder's, which does not serve this: {reason}",
         )
-    logger.info("served_by_transformers", reason=reason)
+    if not _runs_on_gpu(config):
+        logger.info("served_by_transformers", reason=reason)
     return None
 
 
@@ -149,14 +146,20 @@ def _reason_by_flags(config: VerifierConfig) -> str | None:
         return "--tensor-parallel-size"
     if config.attention_backend != "auto":
         return f"--attention-backend {config.attention_backend}"
-    if config.device == "cuda" or config.devices is not None:
-        return "--device cuda"
-    if config.device == "auto" and has_gpu_driver():
+    if _runs_on_gpu(config):
+        return "there is a GPU" if config.device == "auto" else "--device cuda"
+    return unsupported_reason()
+
+
+def _runs_on_gpu(config: VerifierConfig) -> bool:
+    """Whether the model goes to a GPU; which of those there are decide is not known here."""
+    if config.device == "auto" and config.devices is None:
+        if not has_gpu_driver():
+            return False
         import torch
 
-        if torch.cuda.is_available():
-            return "there is a GPU"
-    return unsupported_reason()
+        return torch.cuda.is_available()
+    return config.device == "cuda" or config.devices is not None
 
 
 def _begin_check(

@@ -36,11 +36,11 @@ from verifier.model.checkpoint import Checkpoint, reference_logits, widened_weig
 
 # Largest difference of any logit between two computations, relative to the largest logit. Wide,
 # since a mixture of experts may route a token differently.
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.05}
 # Largest distance of the paged model's logits from the float32 ones, relative to the distance of
 # transformers' logits in the same dtype. Correct models had 0.75 to 1.05, cut into 8 ranks up to
 # 1.3; a softmax scale that is 10 % wrong gives 4 in bfloat16 and 35 in float16.
-_ROUNDING_TOLERANCE = 2.0
+ROUNDING_TOLERANCE = 2.0
 
 
 logger = get_logger(__name__)
@@ -102,10 +102,10 @@ def check_parity(
         # Any model's code runs here and may fail in any way.
         raise CheckpointError(f"{checkpoint.architecture} is not served: {error}") from error
     expected = reference.logits[: len(text)]
-    check_difference(rows, expected, _TOLERANCES[checkpoint.dtype])
+    check_difference(rows, expected, TOLERANCES[checkpoint.dtype])
     if reference.exact is not None:
         exact = reference.exact[: len(text)]
-        check_rounding(rows, exact, distance_of(expected, exact), _ROUNDING_TOLERANCE)
+        check_rounding(rows, exact, distance_of(expected, exact), ROUNDING_TOLERANCE)
 
 
 def _as_floats(logits: torch.Tensor) -> FloatArray:

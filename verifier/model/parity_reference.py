@@ -1,8 +1,9 @@
 """`python -m verifier.model.parity_reference FOLDER OUTPUT`: logits by transformers, as a file.
 
-Runs as a child of the verifier. The reference is computed in float32, with the values that the
-weights have in their dtype and after quantisation. In bfloat16 and float16 the text is computed a
-second time in that dtype: how far that lies from the reference is what rounding costs.
+Runs as a child of the verifier; for the decoder for GPUs within it, on the GPU. The reference is
+computed in float32, with the values that the weights have in their dtype and after quantisation. In
+bfloat16 and float16 the text is computed a second time in that dtype: how far that lies from the
+reference is what rounding costs.
 
 OUTPUT, in numpy's format: exact [T, V] float32, rounding (0 in float32).
 """
@@ -23,6 +24,8 @@ from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import WINDOW_TOKENS, probe_text
 from verifier.model.checkpoint import DTYPES, replaced_weights
 from verifier.model.parity_probe import shortened_windows
+
+_CPU = torch.device("cpu")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,8 +48,15 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def reference(folder: Path, *, dtype: torch.dtype, quantization: str) -> tuple[torch.Tensor, float]:
-    """Logits [T, V] float32 of the probe's text, and the distance that `dtype` costs.
+def reference(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    quantization: str,
+    device: torch.device = _CPU,
+) -> tuple[torch.Tensor, float]:
+    """Logits [T, V] float32 of the probe's text, on the device, and the distance that `dtype`
+    costs.
 
     Raises:
         CheckpointError: weights are missing.
@@ -57,6 +67,7 @@ def reference(folder: Path, *, dtype: torch.dtype, quantization: str) -> tuple[t
         dtype=dtype,
         # The plainest code, and the only one that knows softcaps.
         attn_implementation="eager",
+        device_map={"": device},
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
@@ -75,10 +86,9 @@ def reference(folder: Path, *, dtype: torch.dtype, quantization: str) -> tuple[t
         def value(module: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
             if module not in quantised or weight.dim() < 2:
                 return weight.to(target)
-            rows = weight.float().reshape(-1, weight.shape[-1]).numpy()
-            return (
-                torch.from_numpy(dequantised(rows, quantization)).reshape(weight.shape).to(target)
-            )
+            rows = weight.float().reshape(-1, weight.shape[-1]).cpu().numpy()
+            values = torch.from_numpy(dequantised(rows, quantization))
+            return values.reshape(weight.shape).to(weight.device, target)
 
         return value
 
@@ -88,7 +98,7 @@ def reference(folder: Path, *, dtype: torch.dtype, quantization: str) -> tuple[t
             replaced_weights(model, values_in(target)),
             torch.inference_mode(),
         ):
-            output = model(input_ids=torch.tensor([text]), use_cache=False)
+            output = model(input_ids=torch.tensor([text], device=device), use_cache=False)
         logits: torch.Tensor = output.logits[0].float()
         return logits
 

@@ -1,7 +1,6 @@
 """A model that is loaded and checked, whoever computes it; and the limits that its memory sets."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from servicekit.config import ConfigError
 from verifier.batch.target_model import TargetModel
@@ -33,34 +32,6 @@ class ReadyModel:
     hidden_size: int
 
 
-def choose_num_kv_blocks(
-    config: VerifierConfig,
-    *,
-    model_limit: int,
-    block_size: int,
-    block_bytes: int,
-    free_bytes: float,
-) -> int:
-    """K/V blocks: the flag's, or as many as can be used and as memory has room for.
-
-    Args:
-        model_limit: the longest sequence of the model, in tokens.
-        block_bytes: of one block over all layers, K and V.
-        free_bytes: of the device, for this process.
-
-    Raises:
-        ConfigError: there is no room for one.
-    """
-    if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
-    longest = config.max_model_len or model_limit
-    num_usable = config.max_num_seqs * -(-longest // block_size)
-    affordable = int(free_bytes * config.kv_memory_fraction // block_bytes)
-    if affordable < 1:
-        raise ConfigError("--kv-memory-fraction", "leaves no memory for the K/V cache")
-    return min(num_usable, affordable)
-
-
 def choose_max_model_len(config: VerifierConfig, *, model_limit: int, room: int) -> int:
     """The longest sequence that the model, the flag and the K/V cache all allow.
 
@@ -77,15 +48,3 @@ def choose_max_model_len(config: VerifierConfig, *, model_limit: int, room: int)
             f"{config.max_model_len}: the model's limit is {model_limit}",
         )
     return min(config.max_model_len or model_limit, room)
-
-
-def free_memory_bytes() -> int:
-    """Of the machine.
-
-    Raises:
-        ConfigError: it is unknown.
-    """
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError("--num-kv-blocks", "must be set: the free memory is unknown here")

@@ -16,7 +16,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from verifier.attention.backend import AttentionBackend, StepAttention, to_device
 from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.gpu.current_device import current_device
+from verifier.gpu.device_model import DeviceModel, as_floats
 from verifier.tensor_parallel.collectives import Collectives
 
 ATTENTION_NAME = "tandem_paged"
@@ -41,8 +42,8 @@ class UnsupportedAttentionError(Exception):
     """The model's attention needs something that would be computed wrongly here."""
 
 
-class TransformersModel:
-    """Implements `TargetModel` and `KeepsHiddenStates`. Owned by the engine thread."""
+class TransformersModel(DeviceModel):
+    """A model of transformers with paged attention."""
 
     def __init__(
         self,
@@ -54,25 +55,19 @@ class TransformersModel:
         collectives: Collectives | None = None,
     ) -> None:
         """`collectives`: if the model is one rank's part."""
-        self.vocab_size = int(model.config.vocab_size)
-        self.kv_is_finite: BoolArray | None = None
-        self.hidden_states: FloatArray | None = None
+        super().__init__(vocab_size=int(model.config.vocab_size), device=device)
         self._model = model
         self._backend = backend
         self._cache = cache
         self._device = device
         self._collectives = collectives
 
-    def forward(self, layout: BatchLayout) -> FloatArray:
-        logits, kv_is_finite = self.forward_on_device(layout)
-        self.kv_is_finite = kv_is_finite.cpu().numpy()
-        return _as_floats(logits)
-
-    @torch.inference_mode()
     def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`; returns logits in the model's dtype and whether K/V is finite, both on the
-        model's device.
-        """
+        with torch.inference_mode(), current_device(self._device):
+            return self._checked_forward(layout)
+
+    def _checked_forward(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
+        self.hidden_states = None
         self._cache.begin_step()
         logits = self._forward_keeping(layout)
         kv_is_finite = self._cache.finite_rows()
@@ -104,7 +99,7 @@ class TransformersModel:
 
         def keep(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
             states = arguments[0][0, self._on_device(layout.hidden_state_indices)]
-            self.hidden_states = _as_floats(states)
+            self.hidden_states = as_floats(states)
 
         head = cast(torch.nn.Module, self._model.get_output_embeddings())
         handle = head.register_forward_pre_hook(keep)
@@ -115,11 +110,6 @@ class TransformersModel:
 
     def _on_device(self, array: Any) -> torch.Tensor:
         return to_device(array, self._device)
-
-
-def _as_floats(tensor: torch.Tensor) -> FloatArray:
-    floats: FloatArray = tensor.float().cpu().contiguous().numpy()
-    return floats
 
 
 def register_attention() -> None:

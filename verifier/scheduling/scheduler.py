@@ -34,6 +34,9 @@ from verifier.scheduling.sequence import Sequence
 
 logger = get_logger(__name__)
 
+# Ids of block tables begin anew after this many admissions: they travel as int32.
+_MAX_TABLE_ID = (1 << 31) - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledSequence:
@@ -99,6 +102,7 @@ class Scheduler:
         self._max_scored_rows = max_scored_rows
         # Tokens that each running sequence must have room for when a preempted one is readmitted.
         self._growth_tokens = growth_tokens
+        self._last_table_id = 0
         self._max_blocks_in_step = max_num_batched_tokens // block_size + 1
         self._count_hint = count_hint
         self._num_arrivals = 0
@@ -264,6 +268,7 @@ class Scheduler:
         return self.num_blocks_for(length)
 
     def _start(self, sequence: Sequence, found: list[int]) -> None:
+        sequence.table_id = self._last_table_id = self._last_table_id % _MAX_TABLE_ID + 1
         self.block_pool.share(sequence.block_table, found)
         sequence.num_computed_tokens = len(found) * self.block_size
         sequence.num_entered_blocks = len(found)

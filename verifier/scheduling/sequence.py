@@ -135,6 +135,8 @@ class Sequence:
     # Tokens whose K/V was found in the prefix cache at the first admission.
     num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    # Of the block table since its last admission; see `BatchLayout`.
+    table_id: int = 0
     # Digests of the first whole blocks of `token_ids`, computed when needed.
     block_digests: list[bytes] = field(default_factory=list)
     # How many blocks of `block_table`, from the first on, are entered in the prefix cache.

@@ -188,6 +188,11 @@ class Session:
                 f"over {self._max_event_bytes} bytes of events are unread", retry_after_ms=1000
             )
             self.close()
+            # Its client may never read on: nothing is kept for it.
+            while not self._responses.empty():
+                self._responses.get_nowait()
+            self._responses.put_nowait(None)
+            return
         self._responses.put_nowait(response)
 
     def _check_hello(self, command: verifier_pb2.Command | None) -> None:
@@ -308,7 +313,7 @@ class Session:
                     command.update, session_id, admits_drafter=self._admits_drafter
                 )
                 if uncompiled := self._uncompiled.get(update.sequence_id):
-                    uncompiled.updates.append(update)
+                    uncompiled.update(update)
                 else:
                     self._engine.submit(update)
             case "hello":
@@ -359,8 +364,6 @@ class Session:
         if error is None:
             opened = dataclasses.replace(sequence, grammar=compiled.result())
             self._engine.submit(Open(session_id=self._session_id, sequence=opened))
-            for update in uncompiled.updates:
-                self._engine.submit(update)
             return
         if not isinstance(error, RequestError):
             logger.error("command_failed", sequence_id=sequence.sequence_id, exc_info=error)
@@ -368,10 +371,18 @@ class Session:
         self._deliver([Rejected(sequence_id=sequence.sequence_id, error=error)], None)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Uncompiled:
-    """An Open that waits for its grammar, and the updates that wait behind it."""
+    """An Open that waits for its grammar, as the updates since then have made it."""
 
     sequence: OpenSequence
     grammar: "asyncio.Future[GrammarState]"
-    updates: list[Update] = dataclasses.field(default_factory=list)
+
+    def update(self, command: Update) -> None:
+        """As the engine updates an open sequence. A client may send any number: none is kept."""
+        drafted_by, address = self.sequence.drafted_by, command.drafter_address
+        if drafted_by is not None and address is not None:
+            drafted_by = dataclasses.replace(drafted_by, address=address)
+        self.sequence = dataclasses.replace(
+            self.sequence, drafting=command.drafting, drafted_by=drafted_by
+        )

@@ -1,23 +1,19 @@
 """Rank 0's side: connects the other ranks, makes them load, sends them every step, ends them.
 
-    connect -> (loads its own part) -> load_others -> begin -> model(...).forward ... -> stop
+    connect -> (loads its own part) -> load_others -> begin -> model(...).launch ... -> stop
 
 A step is one message, its layout. Nothing is sent between steps.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 
 import torch
 
 from servicekit.config import ConfigError
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import (
-    BoolArray,
-    FloatArray,
-    KeepsHiddenStates,
-    TargetModel,
-)
+from verifier.batch.target_model import StepHandle, StepResult, StepSampling, TargetModel
 from verifier.tensor_parallel.collectives import TorchCollectives
 from verifier.tensor_parallel.connection import Connection, Kind
 from verifier.tensor_parallel.launch import Launch
@@ -124,7 +120,7 @@ class Leader:
 
 
 class ParallelModel:
-    """Implements `TargetModel` and `KeepsHiddenStates`. Owned by the engine thread."""
+    """Implements `TargetModel`. Owned by the engine thread."""
 
     def __init__(self, own: TargetModel, connections: list[Connection], watch: Watch) -> None:
         self.vocab_size = own.vocab_size
@@ -132,21 +128,35 @@ class ParallelModel:
         self._connections = connections
         self._watch = watch
 
-    @property
-    def kv_is_finite(self) -> BoolArray | None:
-        """The same on every rank."""
-        return self._own.kv_is_finite
-
-    @property
-    def hidden_states(self) -> FloatArray | None:
-        """Rank 0's: every rank has them whole."""
-        return self._own.hidden_states if isinstance(self._own, KeepsHiddenStates) else None
-
-    def forward(self, layout: BatchLayout) -> FloatArray:
+    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+        """All ranks begin; rank 0 alone samples, since each has the logits whole."""
         payload = encode(layout).tobytes()
         for connection in self._connections:
             connection.send(Kind.STEP, payload)
-        try:
-            return self._own.forward(layout)
-        except RuntimeError as error:
-            raise self._watch.explain(error) from error
+        with _explaining(self._watch):
+            return _ParallelStep(self._own.launch(layout, sampling), self._watch)
+
+
+class _ParallelStep:
+    """Implements `StepHandle`: rank 0's, and a lost rank is named."""
+
+    def __init__(self, own: StepHandle, watch: Watch) -> None:
+        self._own = own
+        self._watch = watch
+
+    def wait(self) -> None:
+        with _explaining(self._watch):
+            self._own.wait()
+
+    def result(self) -> StepResult:
+        with _explaining(self._watch):
+            return self._own.result()
+
+
+@contextlib.contextmanager
+def _explaining(watch: Watch) -> Iterator[None]:
+    """A collective that fails because a rank is lost raises what says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise watch.explain(error) from error

@@ -169,7 +169,9 @@ class ChatLogprobs(_Answer):
 class CalledFunction(_Answer):
     name: str
     arguments: str
-    """A JSON object."""
+    """A JSON object, as the model wrote it: not complete, where the model made a mistake or was
+    cut off.
+    """
 
 
 class ToolCall(_Answer):
@@ -178,10 +180,20 @@ class ToolCall(_Answer):
     function: CalledFunction
 
 
-class ToolCallDelta(ToolCall):
-    """A whole call: it comes in one chunk."""
+class CalledFunctionDelta(_Answer):
+    name: str | None = None
+    """Where a call begins."""
+    arguments: str
+    """The next piece; empty where a call begins."""
+
+
+class ToolCallDelta(_Answer):
+    """A call begins, with an id, a type and a name, or goes on."""
 
     index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionDelta
 
 
 class ChatMessage(_Answer):

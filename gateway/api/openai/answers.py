@@ -19,26 +19,26 @@ _FINISH_REASONS = {
 }
 
 
-class IndexedToolCall(NamedTuple):
-    """A call of a tool.
+class ToolCallDelta(NamedTuple):
+    """What came of a call of a tool.
 
     Attributes:
         position: among the calls of its choice.
-        call_id: by which the client answers it.
+        call_id: by which the client answers it; None: the call goes on.
+        name: of the tool; None: the call goes on.
+        arguments: the next piece of a JSON object; "" where a call begins.
     """
 
     position: int
-    call_id: str
-    name: str
+    call_id: str | None
+    name: str | None
     arguments: str
 
     def fields(self) -> dict[str, Any]:
-        """As answers state it."""
-        return {
-            "id": self.call_id,
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
+        """As chunks state it."""
+        if self.name is None:
+            return {"index": self.position, "function": {"arguments": self.arguments}}
+        return {"index": self.position, **_whole_call(self, self.arguments)}
 
 
 class Part(NamedTuple):
@@ -48,14 +48,14 @@ class Part(NamedTuple):
         logprobs: of the form's own type; None: not requested.
         token_ids: None: not requested.
         speculation: how the drafts of its steps fared, as JSON; "": not requested.
-        tool_calls: that became complete.
+        tool_calls: what came of calls.
     """
 
     text: str
     logprobs: list[Any] | None
     token_ids: list[int] | None
     speculation: str = ""
-    tool_calls: Sequence[IndexedToolCall] = ()
+    tool_calls: Sequence[ToolCallDelta] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -76,8 +76,8 @@ class Form(Protocol):
     def first(self, index: int) -> str:
         """The choice of a stream's first chunk, before any text; "" if there is none."""
 
-    def delta(self, index: int, part: Part) -> str:
-        """The choice of a chunk."""
+    def deltas(self, index: int, part: Part) -> list[str]:
+        """The choices of one chunk or several, in order. What is not of a call is in the first."""
 
     def last(self, index: int, reason: FinishReason, *, has_calls: bool) -> str:
         """The choice of a choice's last chunk.
@@ -100,8 +100,8 @@ class CompletionForm:
     def first(self, index: int) -> str:
         return ""
 
-    def delta(self, index: int, part: Part) -> str:
-        return self._choice(index, part, "null")
+    def deltas(self, index: int, part: Part) -> list[str]:
+        return [self._choice(index, part, "null")]
 
     def last(self, index: int, reason: FinishReason, *, has_calls: bool) -> str:
         return self._choice(index, Part("", None, None), _quoted_reason(reason))
@@ -140,16 +140,23 @@ class ChatForm:
             '"logprobs":null,"finish_reason":null}'
         )
 
-    def delta(self, index: int, part: Part) -> str:
+    def deltas(self, index: int, part: Part) -> list[str]:
+        calls = part.tool_calls
         delta: dict[str, Any] = {}
-        if part.text or not part.tool_calls:
+        if part.text or not calls:
             delta["content"] = part.text
-        if part.tool_calls:
-            delta["tool_calls"] = [{"index": c.position, **c.fields()} for c in part.tool_calls]
-        return (
+        if calls:
+            delta["tool_calls"] = [calls[0].fields()]
+        # Clients expect a call at most once in a chunk.
+        return [
             f'{{"index":{index},"delta":{json.dumps(delta)},'
-            f'"logprobs":{self._logprobs(part.logprobs)},"finish_reason":null{_token_ids(part)}}}'
-        )
+            f'"logprobs":{self._logprobs(part.logprobs)},"finish_reason":null{_token_ids(part)}}}',
+            *(
+                f'{{"index":{index},"delta":{json.dumps({"tool_calls": [call.fields()]})},'
+                '"logprobs":null,"finish_reason":null}'
+                for call in calls[1:]
+            ),
+        ]
 
     def last(self, index: int, reason: FinishReason, *, has_calls: bool) -> str:
         return (
@@ -164,7 +171,7 @@ class ChatForm:
             "refusal": None,
         }
         if part.tool_calls:
-            message["tool_calls"] = [call.fields() for call in part.tool_calls]
+            message["tool_calls"] = _whole_calls(part.tool_calls)
         return (
             f'{{"index":{index},"message":{json.dumps(message)},'
             f'"logprobs":{self._logprobs(part.logprobs)},'
@@ -228,6 +235,24 @@ def error_event(error_body: str) -> str:
 
 
 DONE = "data: [DONE]\n\n"
+
+
+def _whole_calls(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+    pieces: list[list[str]] = []
+    for delta in deltas:
+        if delta.name is not None:
+            pieces.append([])
+        pieces[-1].append(delta.arguments)
+    begins = [delta for delta in deltas if delta.name is not None]
+    return [_whole_call(b, "".join(each)) for b, each in zip(begins, pieces, strict=True)]
+
+
+def _whole_call(begin: ToolCallDelta, arguments: str) -> dict[str, Any]:
+    return {
+        "id": begin.call_id,
+        "type": "function",
+        "function": {"name": begin.name, "arguments": arguments},
+    }
 
 
 def _quoted_reason(reason: FinishReason, has_calls: bool = False) -> str:

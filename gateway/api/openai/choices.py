@@ -7,7 +7,7 @@ the prompt that it echoes.
 import secrets
 from collections.abc import Sequence
 
-from gateway.api.openai.answers import IndexedToolCall, Part
+from gateway.api.openai.answers import Part, ToolCallDelta
 from gateway.api.openai.report import SpeculationReport
 from gateway.api.openai.tokens import TextOffsets, TokenTexts
 from gateway.messages.response import Chunk, EncodedLogprob, EncodedStep
@@ -117,15 +117,13 @@ class ChatChoice(Choice):
         return part if self._parser is None else self._shown(part, self._parser.finish())
 
     def _shown(self, part: Part, parsed: Parsed) -> Part:
-        first = self._num_calls
-        self._num_calls += len(parsed.calls)
-        return part._replace(
-            text=parsed.text,
-            tool_calls=[
-                IndexedToolCall(index, f"call_{secrets.token_hex(12)}", *call)
-                for index, call in enumerate(parsed.calls, start=first)
-            ],
-        )
+        deltas = []
+        for name, arguments in parsed.calls:
+            begins = name is not None
+            self._num_calls += begins
+            call_id = f"call_{secrets.token_hex(12)}" if begins else None
+            deltas.append(ToolCallDelta(self._num_calls - 1, call_id, name, arguments))
+        return part._replace(text=parsed.text, tool_calls=deltas)
 
 
 class CompletionChoice(Choice):

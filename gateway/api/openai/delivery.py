@@ -83,14 +83,14 @@ class Delivery:
                     part = await self._read(job.choices[index], event)
                     if part.is_empty:
                         continue
-                    message = envelope.chunk(form.delta(index, part), part.speculation)
+                    message = _chunks(form.deltas(index, part), envelope, part.speculation)
                 elif isinstance(event, Finished):
                     index = job.index_of(prompt_index, event.choice_index)
                     usage.add(prompt_index, event.usage)
                     choice = job.choices[index]
                     rest, message = choice.finish(), ""
                     if not rest.is_empty:
-                        message = envelope.chunk(form.delta(index, rest))
+                        message = _chunks(form.deltas(index, rest), envelope)
                     last = form.last(index, event.finish_reason, has_calls=choice.has_calls)
                     message += envelope.chunk(last)
                 else:
@@ -190,9 +190,15 @@ async def _send_part(send: Send, text: str, *, is_last: bool = False) -> None:
     await send({"type": "http.response.body", "body": text.encode(), "more_body": not is_last})
 
 
+def _chunks(choices: Sequence[str], envelope: Envelope, speculation: str = "") -> str:
+    first, *others = choices
+    return envelope.chunk(first, speculation) + "".join(map(envelope.chunk, others))
+
+
 def _num_bytes(part: Part) -> int:
     logprobs = part.logprobs or ()
-    return len(part.text) + sum(
+    num_bytes = len(part.text) + sum(len(call.arguments) for call in part.tool_calls)
+    return num_bytes + sum(
         len(each) if isinstance(each, str) else sum(map(len, each)) for each in logprobs
     )
 

@@ -137,6 +137,25 @@ async def test_when_all_are_answering_a_new_connection_is_closed(
         assert b"[DONE]" in await until_closed(streaming)
 
 
+async def test_a_burst_of_connections_leaves_no_more_than_there_may_be(
+    start_api: StartApi,
+) -> None:
+    options = ServerOptions(listen="127.0.0.1:0", max_concurrent_calls=4)
+    running = await start_api(server=options)
+    async with contextlib.AsyncExitStack() as burst:
+        # The event loop accepts them all in one iteration.
+        pairs = await asyncio.gather(
+            *(burst.enter_async_context(connection(running)) for _ in range(40))
+        )
+        endings = [asyncio.ensure_future(until_closed(reader)) for reader, _ in pairs]
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(ending.done() for ending in endings) < 36:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await get(running, "/health")).status == 200
+        for ending in endings:
+            ending.cancel()
+
+
 async def test_a_drain_ends_streams_and_sends_new_requests_elsewhere(
     start_api: StartApi, verifier: ScriptedVerifier
 ) -> None:

@@ -13,7 +13,7 @@ from tandem.v1 import sampling_pb2
 from tests.gateway.openai.clients import official_client, post
 from tests.gateway.openai.conftest import StartApi
 from tests.gateway.running_gateway import RunningGateway
-from tests.gateway.scripted_verifier import ScriptedVerifier
+from tests.gateway.scripted_verifier import STOP, ScriptedVerifier
 
 pytestmark = pytest.mark.stand_in
 
@@ -31,6 +31,7 @@ TOOLS: list[Any] = [
 ]
 USER: list[Any] = [{"role": "user", "content": "Weather in Graz?"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Graz"}}\n</tool_call>'
+LLAMA = '{"name": "weather", "parameters": {"city": "Graz"}}; {"name": "time"}'
 OTHER = '<tool_call>\n{"name": "time"}\n</tool_call>'
 
 
@@ -59,21 +60,95 @@ async def test_calls_come_as_the_official_client_expects_them(
         stream = await client.chat.completions.create(
             model="scripted", messages=USER, tools=TOOLS, stream=True, n=2
         )
-        streamed: list[list[Any]] = [[], []]
+        deltas: list[list[Any]] = [[], []]
         contents, reasons = ["", ""], ["", ""]
         async for chunk in stream:
             for each in chunk.choices:
-                streamed[each.index] += each.delta.tool_calls or []
+                deltas[each.index] += each.delta.tool_calls or []
+                assert len(each.delta.tool_calls or []) <= 1, "its helper joins them by index"
                 contents[each.index] += each.delta.content or ""
                 reasons[each.index] += each.finish_reason or ""
     assert contents == ["I look."] * 2
     assert reasons == ["tool_calls"] * 2
-    expected = [("weather", {"city": "Graz"}), ("time", {})]
-    for found in (calls, *streamed):
-        assert [(c.function.name, json.loads(c.function.arguments)) for c in found] == expected
-    assert [[call.index for call in each] for each in streamed] == [[0, 1], [0, 1]]
-    ids = [call.id for found in (calls, *streamed) for call in found]
-    assert len(set(ids)) == len(ids)
+    expected = [("weather", '{"city": "Graz"}'), ("time", "{}")]
+    assert [(c.function.name, c.function.arguments) for c in calls] == expected
+    for found in deltas:
+        begins = [delta for delta in found if delta.id is not None]
+        assert [(d.index, d.type, d.function.name) for d in begins] == [
+            (0, "function", "weather"),
+            (1, "function", "time"),
+        ]
+        assert all(delta.function.arguments == "" for delta in begins)
+        assert all(d.type is None and d.function.name is None for d in found if d.id is None)
+        assert _arguments(found) == [arguments for _, arguments in expected]
+    # As they come: the arguments have several tokens.
+    assert len(deltas[0]) > 5
+    ids = [call.id for found in (calls, *deltas) for call in found if call.id is not None]
+    assert len(set(ids)) == len(ids) == 6
+
+
+def _arguments(deltas: list[Any]) -> list[str]:
+    """Of each call, joined."""
+    joined: dict[int, str] = {}
+    for delta in deltas:
+        joined[delta.index] = joined.get(delta.index, "") + delta.function.arguments
+    return list(joined.values())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", f"I look.\n{CALL}\n{OTHER}"),
+        ("hermes", f"{CALL[:-20]}]] and so on"),
+        ("llama3_json", LLAMA),
+        ("llama3_json", '{"name": "none"}'),
+    ],
+    ids=["calls", "a call with a mistake", "calls alone", "no call"],
+)
+async def test_the_official_clients_streaming_helper_assembles_the_whole_answers_calls(
+    start_api: StartApi,
+    verifier: ScriptedVerifier,
+    texts: Texts,
+    parser: str,
+    text: str,
+    num_tokens: int,
+) -> None:
+    token_ids = [*texts(text), 0]
+    running = await start_api(tool_call_parser=parser)
+
+    async def answer_in_steps(index: int) -> None:
+        """Decides so many tokens a step, as accepted drafts do."""
+        opened = await verifier.nth("open", index)
+        length = opened.prompt_length
+        for start in range(0, len(token_ids), num_tokens):
+            step = token_ids[start : start + num_tokens]
+            finish = STOP if start + num_tokens >= len(token_ids) else 0
+            verifier.send(verifier.decided(opened.sequence_id, length + start, step, finish=finish))
+
+    async with official_client(running) as client:
+        whole, _ = await asyncio.gather(
+            client.chat.completions.create(model="scripted", messages=USER, tools=TOOLS),
+            answer_in_steps(0),
+        )
+
+        async def assemble() -> Any:
+            completions = client.chat.completions
+            async with completions.stream(model="scripted", messages=USER, tools=TOOLS) as stream:
+                return await stream.get_final_completion()
+
+        assembled, _ = await asyncio.gather(assemble(), answer_in_steps(1))
+
+    def told(choice: Any) -> Any:
+        calls = choice.message.tool_calls or []
+        return (
+            choice.message.content or "",
+            choice.finish_reason,
+            [(call.type, call.function.name, call.function.arguments) for call in calls],
+        )
+
+    assert told(assembled.choices[0]) == told(whole.choices[0])
+    assert bool(whole.choices[0].message.tool_calls) == (text != '{"name": "none"}')
 
 
 async def test_an_answer_of_calls_alone_has_no_content(
@@ -112,15 +187,25 @@ async def test_calls_stay_text_where_none_are_expected(
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_a_call_that_the_length_cuts_stays_text(
+async def test_a_call_that_the_length_cuts_stays_text_until_it_has_begun(
     start_api: StartApi, verifier: ScriptedVerifier, texts: Texts
 ) -> None:
     running = await start(start_api, verifier, texts, CALL)
-    answer = json.loads((await post(running, PATH, body(max_tokens=9))).body)
-    [choice] = answer["choices"]
-    assert choice["finish_reason"] == "length"
-    assert choice["message"]["content"]
-    assert CALL.startswith(choice["message"]["content"])
+    begun = set()
+    for max_tokens in range(1, len(texts(CALL))):
+        answer = json.loads((await post(running, PATH, body(max_tokens=max_tokens))).body)
+        [choice] = answer["choices"]
+        assert choice["finish_reason"] == "length"
+        content, calls = choice["message"]["content"], choice["message"].get("tool_calls")
+        begun.add(calls is not None)
+        if calls is None:
+            assert content
+            assert CALL.startswith(content)
+        else:
+            assert content is None
+            assert calls[0]["function"]["name"] == "weather"
+            assert '{"city": "Graz"}'.startswith(calls[0]["function"]["arguments"])
+    assert begun == {False, True}
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,10 @@ from tests.verifier.running_verifier import (
     StartVerifier,
 )
 from tests.verifier.test_service import PROMPT, make_open
+from verifier.engine.messages import Command, Open
 from verifier.errors import InvalidRequestError
 from verifier.structured.grammar_state import GrammarState
-from verifier.structured.grammars import Grammars
+from verifier.structured.grammars import Grammar, Grammars
 
 TOKENIZER = Tokenizer.from_file(
     str(Path(__file__).parents[3] / "examples" / "demo_model" / "model" / "tokenizer.json")
@@ -297,6 +298,50 @@ async def test_an_id_that_was_closed_before_its_grammar_was_compiled_is_free(
     assert not cancelled.token_ids
     assert last.finish_reason == STOP
     assert matches(text_of(session.output("a")))
+
+
+async def test_updates_before_the_grammar_is_compiled_become_part_of_the_open(
+    start_verifier: StartVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, none of them waits."""
+    held: Future[tuple[Grammars, Grammar]] = Future()
+    compiled: Future[GrammarState] = Future()
+    compile_grammar = Grammars.compile
+
+    def hold(grammars: Grammars, grammar: Grammar, _: object) -> Future[GrammarState]:
+        held.set_result((grammars, grammar))
+        return compiled
+
+    monkeypatch.setattr(Grammars, "compile", hold)
+    running = await start_verifier(
+        allow_structured_output=True, drafters=["127.0.0.1:1", "127.0.0.1:2"]
+    )
+    submitted: list[Command] = []
+    submit = running.engine.submit
+
+    def record(command: Command) -> None:
+        submitted.append(command)
+        submit(command)
+
+    monkeypatch.setattr(running.engine, "submit", record)
+    session = await running.greeted_session()
+    await session.open(constrained("a", {"regex": "a"}, drafter_address="127.0.0.1:1"))
+    moved = pb.Update(sequence_id="a", drafting=True, drafter_address="127.0.0.1:2")
+    await session.send(
+        pb.Command(update=moved),
+        *[pb.Command(update=pb.Update(sequence_id="a", drafting=False))] * 5000,
+        pb.Command(close=pb.Close(sequence_id="unknown")),
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        while not submitted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    compiled.set_result(await asyncio.wrap_future(compile_grammar(*held.result())))
+    await finish(session, "a")
+    _, opened = submitted
+    assert isinstance(opened, Open)
+    assert not opened.sequence.drafting
+    assert opened.sequence.drafted_by is not None
+    assert opened.sequence.drafted_by.address == "127.0.0.1:2"
 
 
 async def test_a_session_that_ends_leaves_no_grammar_behind(

@@ -1,0 +1,252 @@
+"""What the rows share: sizes, checkpoints, loaded models, and how long a row may take."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from benchmarks.forced_texts import ForcedTexts
+from benchmarks.gpu.shapes import LLAMA_3_8B, QWEN3_0_6B, TINY, Shape, write_checkpoint
+from benchmarks.gpu.texts import all_texts
+from benchmarks.in_process import InProcessEngine
+from benchmarks.ratios import Interval, median_interval, ratios
+from benchmarks.serving.turns import Goal, Measure, Say, Variant, by_turns
+from benchmarks.workloads import Task
+from verifier.batch.host_step import ComputesLogits
+from verifier.build import LoadedModel, load_model
+from verifier.config import VerifierConfig
+
+REPLAYED = "recorded text replayed over random weights"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How large the rows are."""
+
+    # For steps, and for engines and services.
+    large: Shape
+    small: Shape
+    dtype: torch.dtype
+    # Tokens that a step's sequences have, and numbers of sequences.
+    context: int
+    batches: Sequence[int]
+    # Numbers of streams of engines.
+    streams: Sequence[int]
+    host_streams: int
+    # Of the attention kernel: sequences and tokens of each.
+    kernel: tuple[int, int]
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_new_tokens: int
+    copied_bytes: int
+    # Steps per turn, and rounds.
+    steps: int
+    rounds: int
+
+
+FULL = Size(
+    large=LLAMA_3_8B,
+    small=QWEN3_0_6B,
+    dtype=torch.bfloat16,
+    context=2048,
+    batches=(1, 8, 32),
+    streams=(1, 32, 128),
+    host_streams=64,
+    kernel=(32, 8192),
+    max_model_len=4096,
+    max_num_batched_tokens=2048,
+    max_new_tokens=128,
+    copied_bytes=1 << 30,
+    steps=20,
+    rounds=7,
+)
+ON_CPU = Size(
+    large=TINY,
+    small=TINY,
+    dtype=torch.float32,
+    context=64,
+    batches=(1, 2),
+    streams=(1, 4),
+    host_streams=4,
+    kernel=(2, 256),
+    max_model_len=512,
+    max_num_batched_tokens=256,
+    max_new_tokens=32,
+    copied_bytes=1 << 24,
+    steps=5,
+    rounds=3,
+)
+
+
+def size_for(device: torch.device, *, quick: bool) -> Size:
+    size = FULL if device.type == "cuda" else ON_CPU
+    return dataclasses.replace(size, steps=2, rounds=2, max_new_tokens=12) if quick else size
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """One run's rows in one process."""
+
+    device: torch.device
+    size: Size
+    # Checkpoints are written here, once.
+    folder: Path
+    say: Say
+    # When the row should be done, by time.monotonic().
+    deadline_s: float = 0.0
+    _loaded: dict[str, tuple[VerifierConfig, LoadedModel]] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.size.dtype).removeprefix("torch.")
+
+    def checkpoint(self, shape: Shape) -> Path:
+        self.say(f"checkpoint {shape.name}")
+        return write_checkpoint(shape, self.folder, device=self.device, dtype=self.size.dtype)
+
+    def flags(self, shape: Shape, **others: object) -> dict[str, object]:
+        """A verifier's configuration."""
+        return {
+            "model": self.checkpoint(shape),
+            "device": self.device.type,
+            # On a CPU as on a GPU: by torch.
+            "numerics": "auto" if self.device.type == "cuda" else "fast",
+            "dtype": self.dtype,
+            "max_model_len": self.size.max_model_len,
+            "max_num_seqs": max(*self.size.streams, self.size.host_streams),
+            "max_num_batched_tokens": self.size.max_num_batched_tokens,
+            # Other models are beside it.
+            "kv_memory_fraction": 0.3,
+            "prefix_cache": False,
+            **others,
+        }
+
+    def loaded(self, shape: Shape, **others: object) -> tuple[VerifierConfig, LoadedModel]:
+        """A model ready to run; each is loaded once."""
+        key = f"{shape.name} {others}"
+        if key not in self._loaded:
+            config = VerifierConfig.model_validate(self.flags(shape, **others))
+            self.say(f"loads {key}")
+            self._loaded[key] = config, load_model(config)
+        return self._loaded[key]
+
+    @contextlib.contextmanager
+    def engine(
+        self, shape: Shape, *, replays: bool = True, **others: object
+    ) -> Iterator[InProcessEngine]:
+        """A running engine; `replays`: the model says `texts.all_texts`."""
+        config, loaded = self.loaded(shape, **others)
+        if replays:
+            assert isinstance(loaded.model, ComputesLogits)
+            forced = ForcedTexts(loaded.model, all_texts(self.size.max_new_tokens))
+            loaded = dataclasses.replace(loaded, model=forced)
+        with InProcessEngine(config, loaded).started() as engine:
+            yield engine
+
+    def generating(
+        self,
+        name: str,
+        engine: InProcessEngine,
+        tasks: Sequence[Task],
+        streams: int,
+        *,
+        speculate: bool,
+    ) -> Variant:
+        """The tasks through an engine; tokens per second."""
+
+        def tokens_per_s() -> float:
+            started_at_s = time.perf_counter()
+            counts = engine.run(tasks, streams=streams, speculate=speculate)
+            return counts.num_tokens / (time.perf_counter() - started_at_s)
+
+        return variant(name, streams, tokens_per_s)
+
+    async def compare(self, *variants: Variant) -> None:
+        """Fills the variants' figures by turns, until the row's time is over."""
+        await by_turns(
+            variants, self.size.rounds, self.say, lambda: time.monotonic() > self.deadline_s
+        )
+
+    def ratio(
+        self,
+        row: str,
+        what: str,
+        above: Variant,
+        below: Variant,
+        goal: Goal | None = None,
+        note: str = "",
+    ) -> Measure:
+        """The rounds' ratios of two variants that ran by turns."""
+        return self.measure(
+            row,
+            what,
+            above.streams,
+            median_interval(ratios(above.figures, below.figures)),
+            goal=goal,
+            note=f"{above.median:,.4g} and {below.median:,.4g} {above.unit} "
+            f"({above.name}; {below.name}){'; ' if note else ''}{note}",
+        )
+
+    def measure(
+        self,
+        row: str,
+        what: str,
+        streams: int,
+        value: Interval | None,
+        *,
+        unit: str = "",
+        goal: Goal | None = None,
+        note: str = "",
+    ) -> Measure:
+        return Measure(
+            row=row,
+            what=what,
+            streams=streams,
+            dtype=self.dtype,
+            value=value,
+            unit=unit,
+            goal=goal,
+            note=note,
+        )
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """How long one of `size.steps` runs takes, all queued work included."""
+        self.wait()
+        started_at_s = time.perf_counter()
+        for _ in range(self.size.steps):
+            run()
+        self.wait()
+        return (time.perf_counter() - started_at_s) / self.size.steps
+
+    def wait(self) -> None:
+        """Until the device has done what is queued."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def copying(self) -> Variant:
+        """A copy within the device's memory: bytes read and written per second."""
+        source = torch.zeros(self.size.copied_bytes, dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+
+        def bytes_per_s() -> float:
+            return 2 * source.nbytes / self.seconds(lambda: target.copy_(source))
+
+        return variant("copy", 1, bytes_per_s, unit="bytes/s")
+
+
+def variant(
+    name: str, streams: int, figure: Callable[[], float], unit: str = "tokens/s"
+) -> Variant:
+    """Something whose turn blocks."""
+
+    async def turn() -> float:
+        return figure()
+
+    return Variant(name=name, streams=streams, turn=turn, unit=unit)
+
+
+Row = Callable[[Bench], Awaitable[list[Measure]]]

@@ -1,0 +1,34 @@
+"""A verifier whose model computes with its random weights, and says the recorded code edits.
+
+    python -m benchmarks.gpu.forced_verifier --model FOLDER [flags of `python -m verifier`]
+
+Answers only requests with the prompts of `texts.replays`.
+"""
+
+import dataclasses
+import sys
+from unittest import mock
+
+from benchmarks.forced_texts import ForcedTexts
+from benchmarks.gpu.texts import replays
+from verifier import __main__ as verifier
+from verifier.batch.host_step import ComputesLogits
+from verifier.build import LoadedModel, load_model
+from verifier.config import VerifierConfig
+from verifier.tensor_parallel.leader import Leader
+
+
+def _load(config: VerifierConfig, leader: Leader | None = None) -> LoadedModel:
+    loaded = load_model(config, leader)
+    assert isinstance(loaded.model, ComputesLogits)
+    texts = replays(max_new_tokens=loaded.served.max_model_len)
+    return dataclasses.replace(loaded, model=ForcedTexts(loaded.model, texts))
+
+
+def main() -> int:
+    with mock.patch("verifier.server.load_model", _load):
+        return verifier.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Real models' shapes with random weights, written as checkpoints.
+
+The tokenizer is the bundled model's, so that its texts serve. What the models say means nothing.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen3Config
+from transformers.configuration_utils import PreTrainedConfig
+
+from benchmarks.workloads import BUNDLED_MODEL
+
+_DEVIATION = 0.02
+_SHARD_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A model's dimensions."""
+
+    name: str
+    config: Callable[[], PreTrainedConfig]
+
+    def step_weights_bytes(self, itemsize: int) -> int:
+        """Bytes of weights that a step reads: all but embeddings that only look up."""
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self.config())
+        values = sum(parameter.numel() for parameter in model.parameters())
+        if not model.config.tie_word_embeddings:
+            values -= model.get_input_embeddings().weight.numel()
+        return int(values * itemsize)
+
+
+QWEN3_0_6B = Shape(
+    name="Qwen3-0.6B",
+    config=lambda: Qwen3Config(
+        vocab_size=151936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        pad_token_id=0,
+    ),
+)
+LLAMA_3_8B = Shape(
+    name="Llama-3-8B",
+    config=lambda: LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+        tie_word_embeddings=False,
+        eos_token_id=0,
+        pad_token_id=0,
+        bos_token_id=1,
+    ),
+)
+TINY = Shape(
+    name="tiny",
+    config=lambda: Qwen3Config(
+        vocab_size=2048,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        tie_word_embeddings=True,
+        eos_token_id=0,
+        pad_token_id=0,
+    ),
+)
+
+
+def write_checkpoint(
+    shape: Shape, parent: Path, *, device: torch.device, dtype: torch.dtype
+) -> Path:
+    """Writes the checkpoint unless it is there; returns its folder. Draws weights on the device."""
+    folder = parent / shape.name
+    if folder.exists():
+        return folder
+    partial = parent / f"{shape.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    config = shape.config()
+    config.dtype = dtype
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(partial)
+    GenerationConfig(eos_token_id=0, pad_token_id=0).save_pretrained(partial)
+    _write_weights(dict(model.named_parameters()), partial, device=device, dtype=dtype)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED_MODEL / name, partial)
+    partial.rename(folder)
+    return folder
+
+
+def _write_weights(
+    parameters: dict[str, torch.nn.Parameter],
+    folder: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Shards and their index. Parameters that are shared have one name here."""
+    generator = torch.Generator(device).manual_seed(2026)
+    weight_map: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+    total_bytes = shard_bytes = num_shards = 0
+
+    def end_shard() -> None:
+        nonlocal shard_bytes, num_shards
+        name = f"model-{num_shards:05}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, name))
+        shard.clear()
+        shard_bytes, num_shards = 0, num_shards + 1
+
+    for name, parameter in parameters.items():
+        if parameter.dim() == 1:
+            weight = torch.ones(parameter.shape, dtype=dtype)
+        else:
+            drawn = torch.empty(parameter.shape, dtype=dtype, device=device)
+            weight = drawn.normal_(std=_DEVIATION, generator=generator).cpu()
+        shard[name] = weight
+        total_bytes += weight.nbytes
+        shard_bytes += weight.nbytes
+        if shard_bytes >= _SHARD_BYTES:
+            end_shard()
+    if shard:
+        end_shard()
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -1,0 +1,239 @@
+"""Single steps: the model's forward pass, and one layer's attention."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+
+from benchmarks.gpu.bench import Bench, variant
+from benchmarks.ratios import median_interval
+from benchmarks.serving.turns import Goal, Measure, Variant
+from servicekit.config import ConfigError
+from verifier.attention.kv_cache import KVCache, KVShape
+from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.host_step import ComputesLogits
+from verifier.config import VerifierConfig
+
+DECODE_GOAL = 1.25
+VERIFY_GOALS = {1: 1.1, 8: 1.2, 32: 1.6}
+KERNEL_GOAL = 0.7
+NUM_DRAFTS = 8
+
+
+async def measure_decode(bench: Bench) -> list[Measure]:
+    """A decode step over the time to read weights and K/V once at the speed of a copy."""
+    shape = bench.size.large
+    _, loaded = bench.loaded(shape)
+    config = shape.config()
+    layout = step_layout(
+        [(bench.size.context, 1)], loaded.served.block_size, loaded.served.num_kv_blocks
+    )
+    kv = _kv_shape(config, config.num_hidden_layers, bench.size.dtype)
+    weights_bytes = shape.step_weights_bytes(bench.size.dtype.itemsize)
+    read_bytes = weights_bytes + kv.block_bytes(1) * bench.size.context
+    step = _step(bench, f"step, {shape.name}", layout)
+    copy = bench.copying()
+    await bench.compare(step, copy)
+    floors = [
+        step_s * speed / read_bytes
+        for step_s, speed in zip(step.figures, copy.figures, strict=True)
+    ]
+    return [
+        bench.measure(
+            "decode",
+            f"step of {shape.name} at {bench.size.context} tokens / its floor",
+            1,
+            median_interval(floors),
+            goal=Goal(value=DECODE_GOAL, is_most=True),
+            note=f"{step.median * 1e3:.3g} ms; {read_bytes / 1e9:.3g} GB, copied at "
+            f"{copy.median / 1e9:,.4g} GB/s; attention: {loaded.served.attention_backend}",
+        )
+    ]
+
+
+async def measure_verify(bench: Bench) -> list[Measure]:
+    """A step that verifies drafts over a plain one."""
+    shape = bench.size.large
+    _, loaded = bench.loaded(shape)
+    served = loaded.served
+    measures = []
+    for batch in bench.size.batches:
+        plain, verifying = (
+            _step(
+                bench,
+                f"{rows} rows each",
+                step_layout(
+                    [(bench.size.context, rows)] * batch, served.block_size, served.num_kv_blocks
+                ),
+            )
+            for rows in (1, 1 + NUM_DRAFTS)
+        )
+        await bench.compare(verifying, plain)
+        goal = VERIFY_GOALS.get(batch)
+        measures.append(
+            bench.ratio(
+                "verify",
+                f"step of {shape.name} with {NUM_DRAFTS} drafts each / without",
+                verifying,
+                plain,
+                None if goal is None else Goal(value=goal, is_most=True),
+            )
+        )
+    return measures
+
+
+async def measure_kernel(bench: Bench) -> list[Measure]:
+    """One layer's attention by the backend that `auto` chooses."""
+    batch, length = bench.size.kernel
+    return [await _attention(bench, "kernel", "auto", [(length, 1)] * batch, KERNEL_GOAL)]
+
+
+async def measure_sweep(bench: Bench) -> list[Measure]:
+    """Every backend, at several sizes."""
+    most, longest = bench.size.kernel
+    context, chunk = bench.size.context, bench.size.max_num_batched_tokens // 4
+    cases = (
+        [(context, 1)],
+        [(context, 1)] * most,
+        [(longest, 1)] * most,
+        [(context, 1 + NUM_DRAFTS)] * most,
+        [(max(chunk, context), chunk)],
+    )
+    backends = get_args(VerifierConfig.model_fields["attention_backend"].annotation)
+    return [
+        await _attention(bench, "sweep", name, case)
+        for case in cases
+        for name in backends
+        if name != "auto"
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer of the large model with K/V of its own."""
+
+    kv: KVShape
+    num_heads: int
+
+
+async def _attention(
+    bench: Bench,
+    row: str,
+    name: str,
+    sequences: Sequence[tuple[int, int]],
+    goal: float | None = None,
+) -> Measure:
+    """Bytes of K/V per second, with the writing of new K/V, over those of a copy."""
+    config = bench.size.large.config()
+    layer = _Layer(_kv_shape(config, 1, bench.size.dtype), int(config.num_attention_heads))
+    length, rows = sequences[0]
+    what = f"attention to {length} tokens, {rows} rows each"
+    try:
+        choice = choose_attention(
+            name,
+            block_size=0,
+            device=bench.device,
+            dtype=bench.size.dtype,
+            head_dim=layer.kv.head_dim,
+        )
+        attend = _attending(bench, layer, choice, sequences)
+        copy = bench.copying()
+        await bench.compare(attend, copy)
+    except (ConfigError, RuntimeError) as error:
+        if isinstance(error, torch.AcceleratorError):
+            raise  # nothing runs on the device after it
+        note = f"not measured: {' '.join(str(error).split())[:160]}"
+        return bench.measure(row, f"{what}, {name}", len(sequences), None, note=note)
+    read_bytes = layer.kv.block_bytes(1) * sum(length for length, _ in sequences)
+    speeds = [
+        read_bytes / attend_s / speed
+        for attend_s, speed in zip(attend.figures, copy.figures, strict=True)
+    ]
+    return bench.measure(
+        row,
+        f"{what}, {choice.name}: K/V per second / copy",
+        len(sequences),
+        median_interval(speeds),
+        goal=None if goal is None else Goal(value=goal),
+        note=f"{attend.median * 1e6:,.4g} us a layer; copy at {copy.median / 1e9:,.4g} GB/s",
+    )
+
+
+def _attending(
+    bench: Bench, layer: _Layer, choice: AttentionChoice, sequences: Sequence[tuple[int, int]]
+) -> Variant:
+    num_blocks = sum(-(-length // choice.block_size) for length, _ in sequences)
+    cache = KVCache(
+        layer.kv, num_blocks=num_blocks, block_size=choice.block_size, device=bench.device
+    )
+    layout = step_layout(sequences, choice.block_size, num_blocks)
+    backend = make_backend(choice, device=bench.device)
+    size = (layout.num_tokens, layer.kv.head_dim)
+
+    def random(num_heads: int) -> torch.Tensor:
+        return torch.randn((num_heads, *size), dtype=bench.size.dtype, device=bench.device)
+
+    queries, keys, values = (
+        random(heads) for heads in (layer.num_heads, layer.kv.num_kv_heads, layer.kv.num_kv_heads)
+    )
+    with torch.inference_mode():
+        step = backend.prepare(layout, cache)
+
+    @torch.inference_mode()
+    def attend() -> None:
+        cache.begin_step()
+        step.attend(
+            0,
+            queries,
+            keys,
+            values,
+            scaling=layer.kv.head_dim**-0.5,
+            sliding_window=None,
+        )
+
+    return variant(choice.name, len(sequences), lambda: bench.seconds(attend), unit="s")
+
+
+def step_layout(
+    sequences: Sequence[tuple[int, int]], block_size: int, num_blocks: int
+) -> BatchLayout:
+    """A step of sequences, each with its length and its rows, the first its token, others drafts.
+
+    Their blocks are apart as long as there are enough.
+    """
+    scheduled, used = [], 0
+    for length, rows in sequences:
+        needed = -(-length // block_size)
+        scheduled.append(
+            ScheduledTokens(
+                token_ids=[1],
+                draft_token_ids=[2 + row % 7 for row in range(rows - 1)],
+                num_computed_tokens=length - rows,
+                block_table=[(used + block) % num_blocks for block in range(needed)],
+            )
+        )
+        used += needed
+    return lay_out(scheduled, block_size=block_size)
+
+
+def _step(bench: Bench, name: str, layout: BatchLayout) -> Variant:
+    """The large model's forward pass with logits on the CPU; seconds."""
+    model = bench.loaded(bench.size.large)[1].model
+    assert isinstance(model, ComputesLogits)
+    return variant(
+        name,
+        len(layout.seq_lens),
+        lambda: bench.seconds(lambda: model.forward(layout)),
+        unit="s",
+    )
+
+
+def _kv_shape(config: object, num_layers: int, dtype: torch.dtype) -> KVShape:
+    return KVShape(
+        num_layers=num_layers,
+        num_kv_heads=int(getattr(config, "num_key_value_heads")),  # noqa: B009
+        head_dim=int(getattr(config, "head_dim")),  # noqa: B009
+        dtype=dtype,
+    )

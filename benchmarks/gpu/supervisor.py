@@ -1,0 +1,124 @@
+"""Runs the rows in a process of their own, and another one when that ends or takes too long."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.rows import ROWS
+from benchmarks.gpu.worker import MARK
+from benchmarks.ratios import Interval
+from benchmarks.services import REPOSITORY
+from benchmarks.serving.turns import Goal, Measure
+
+_LONGEST_LINE_BYTES = 1 << 20
+_STOP_TIMEOUT_S = 10.0
+WORKER = "benchmarks.gpu.worker"
+
+
+@dataclass(slots=True, kw_only=True)
+class Supervisor:
+    """Measures rows; none keeps the others from being measured."""
+
+    device: str
+    folder: Path
+    is_quick: bool
+    # By time.monotonic(): no row begins or goes on after it.
+    end_s: float
+    # Called with each row's name and measures; one without a value says why.
+    keep: Callable[[str, Sequence[Measure]], None]
+    module: str = WORKER
+    machine: str = "unknown"
+    failed: list[str] = field(default_factory=list)
+
+    async def run(self, rows: Sequence[str]) -> None:
+        pending = list(rows)
+        while pending:
+            if time.monotonic() >= self.end_s:
+                self._give_up(pending.pop(0), "the time for all rows is over")
+                continue
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", self.module, "--device", self.device),
+                *("--folder", str(self.folder), "--rows", *pending),
+                *(["--quick"] if self.is_quick else []),
+                cwd=REPOSITORY,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LONGEST_LINE_BYTES,
+                # A group, so that services that a row has started end with it.
+                start_new_session=True,
+            )
+            try:
+                await self._follow(process, pending)
+            finally:
+                await _end(process)
+
+    async def _follow(self, process: asyncio.subprocess.Process, pending: list[str]) -> None:
+        """Takes from `pending` what the process measures, until it cannot go on."""
+        started_at_s = time.monotonic()
+        while pending:
+            most_s = min(started_at_s + ROWS[pending[0]].most_s, self.end_s) - time.monotonic()
+            try:
+                message = await asyncio.wait_for(_message(process), max(0.0, most_s))
+            except TimeoutError:
+                duration_s = time.monotonic() - started_at_s
+                self._give_up(pending.pop(0), f"not done after {duration_s:.0f} s")
+                return
+            if message is None:
+                status = await process.wait()
+                self._give_up(pending.pop(0), f"its process ended with status {status}")
+                return
+            if "machine" in message:
+                self.machine = message["machine"]
+                continue
+            name = pending.pop(0)
+            assert message["row"] == name, "rows are measured in order"
+            started_at_s = time.monotonic()
+            if "error" in message:
+                self._give_up(name, message["error"])
+                if message["is_last"]:
+                    return
+            else:
+                self.keep(name, [measure_of(each) for each in message["measures"]])
+
+    def _give_up(self, name: str, reason: str) -> None:
+        self.failed.append(name)
+        note = f"not measured: {' '.join(reason.split())[:300]}"
+        self.keep(name, [Measure(row=name, what="", streams=0, dtype="", value=None, note=note)])
+
+
+def measure_of(read: dict[str, Any]) -> Measure:
+    """A measure that came as JSON."""
+    value, goal = read["value"], read["goal"]
+    return Measure(
+        **read
+        | {
+            "value": None if value is None else Interval(**value),
+            "goal": None if goal is None else Goal(**goal),
+        }
+    )
+
+
+async def _message(process: asyncio.subprocess.Process) -> dict[str, Any] | None:
+    """The next object that the process prints; None: it has ended. Libraries may print, too."""
+    assert process.stdout is not None
+    while line := (await process.stdout.readline()).decode(errors="replace"):
+        if line.startswith(MARK):
+            message: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            return message
+    return None
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ends the process and all that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)

@@ -1,0 +1,87 @@
+"""Decoders for GPUs, on any device, run chunk by chunk over block tables."""
+
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+
+import torch
+
+from tests.verifier.gpu.capped_attention import CappedBackend
+from tests.verifier.paged_model import Chunk
+from verifier.attention.backend import AttentionBackend
+from verifier.attention.sdpa import SdpaBackend
+from verifier.batch.batch_expansion import expand
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.cpu.loading.loader import describe_decoder
+from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
+from verifier.gpu.loading import load_weights
+from verifier.gpu.operations import Operations
+from verifier.gpu.weights import GpuWeights
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path, dtype: str = "auto", device: torch.device = CPU) -> GpuWeights:
+    return load_weights(describe_decoder(folder), dtype=dtype, device=device)
+
+
+class RunningGpuDecoder:
+    """A decoder and its cache; `run` is one step."""
+
+    def __init__(
+        self,
+        weights: GpuWeights,
+        *,
+        backend: AttentionBackend | None = None,
+        block_size: int = 16,
+        num_blocks: int = 64,
+        operations: Operations | None = None,
+    ) -> None:
+        if backend is None:
+            capped = weights.config.attention_softcap
+            backend = CappedBackend() if capped else SdpaBackend(device=weights.device)
+        self.backend = backend
+        self.cache = WrittenCache(
+            kv_shape_of(weights.config, weights.dtype),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            device=weights.device,
+        )
+        self.decoder = GpuDecoder(weights, backend=backend, cache=self.cache, operations=operations)
+
+    def lay_out(self, *chunks: Chunk, is_expanded: bool = False) -> BatchLayout:
+        """`is_expanded`: tokens that stand for drafts attend one by one."""
+        scheduled = []
+        for chunk in chunks:
+            num_drafts = max(chunk.num_rows, 1) - 1
+            num_new = len(chunk.token_ids) - num_drafts
+            scheduled.append(
+                ScheduledTokens(
+                    token_ids=chunk.token_ids[:num_new],
+                    draft_token_ids=chunk.token_ids[num_new:],
+                    num_computed_tokens=chunk.start,
+                    block_table=chunk.block_table[: -(-chunk.end // self.cache.block_size)],
+                    is_sampled=chunk.num_rows > 0,
+                    num_expanded_tokens=num_drafts if is_expanded else 0,
+                )
+            )
+        return expand(lay_out(scheduled, block_size=self.cache.block_size))
+
+    def run(self, *chunks: Chunk, is_expanded: bool = False) -> list[torch.Tensor]:
+        """One step over all chunks; returns each one's logits [num_rows, vocab_size], float32."""
+        logits = self.decoder.forward(self.lay_out(*chunks, is_expanded=is_expanded))
+        return list(torch.from_numpy(logits.copy()).split([chunk.num_rows for chunk in chunks]))
+
+    def run_in_chunks(
+        self, token_ids: list[int], sizes: SequenceOf[int], block_table: list[int]
+    ) -> torch.Tensor:
+        """All logits of the text, computed from position 0 in chunks of these sizes in rotation."""
+        rows: list[torch.Tensor] = []
+        start, turn = 0, 0
+        while start < len(token_ids):
+            chunk = token_ids[start : start + sizes[turn % len(sizes)]]
+            rows += self.run(
+                Chunk(token_ids=chunk, start=start, block_table=block_table, num_rows=len(chunk))
+            )
+            start += len(chunk)
+            turn += 1
+        return torch.cat(rows)

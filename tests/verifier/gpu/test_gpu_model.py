@@ -1,0 +1,148 @@
+"""Which models the decoder for GPUs serves, and its check against transformers; on a CPU."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import torch
+
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER
+from tests.verifier.cpu.test_loader import CONFIGS, save
+from tests.verifier.gpu.capped_attention import CappedBackend
+from tests.verifier.gpu.running_decoder import CPU, load
+from tests.verifier.gpu.test_decoder import assert_near, folder_of, transformers_logits
+from verifier.attention.sdpa import SdpaBackend
+from verifier.build import load_model
+from verifier.config import VerifierConfig
+from verifier.cpu.loading.refusals import CheckpointError
+from verifier.cpu.parity import paged_logits
+from verifier.gpu.decoder import GpuDecoder
+from verifier.gpu.weights import GpuWeights, Layer
+from verifier.model import fallback_model, gpu_model, own_model
+from verifier.model.gpu_model import check_decoder, find_on_gpu, load_on_gpu
+from verifier.model.parity_reference import reference
+
+GPU = torch.device("cuda", 0)
+
+
+def config_for(folder: Path = MODEL_FOLDER, **options: Any) -> VerifierConfig:
+    return VerifierConfig(model=folder, **{"device": "cuda", "num_kv_blocks": 8, **options})
+
+
+def check(weights: GpuWeights, folder: Path) -> None:
+    exact, rounding = reference(folder, dtype=weights.dtype, quantization="none")
+    backend = CappedBackend() if weights.config.attention_softcap else SdpaBackend(device=CPU)
+    check_decoder(weights, backend, block_size=16, exact=exact.numpy(), rounding=rounding)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family_passes_the_check(name: str) -> None:
+    check(load(folder_of(name)), folder_of(name))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama_biases", "qwen3", "gemma2", "gemma3", "phi3", "mixtral"])
+def test_rounding_passes_the_check(name: str, dtype: str, tmp_path: Path) -> None:
+    save(tmp_path, name, getattr(torch, dtype))
+    check(load(tmp_path), tmp_path)
+
+
+def with_scaled_attention(weights: GpuWeights) -> GpuWeights:
+    config = dataclasses.replace(
+        weights.config, attention_scaling=weights.config.attention_scaling * 1.1
+    )
+    return dataclasses.replace(weights, config=config)
+
+
+def with_layers(weights: GpuWeights, change: Callable[[Layer], Layer]) -> GpuWeights:
+    return dataclasses.replace(weights, layers=[change(layer) for layer in weights.layers])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_scaled_attention,
+        lambda w: with_layers(w, lambda each: dataclasses.replace(each, sliding_window=None)),
+        lambda w: with_layers(w, lambda each: dataclasses.replace(each, mlp_norm=each.input_norm)),
+        lambda w: dataclasses.replace(w, inv_freqs=[each * 1.02 for each in w.inv_freqs]),
+        lambda w: dataclasses.replace(w, head=w.head * torch.nan),
+    ],
+)
+def test_a_decoder_that_computes_another_model_is_refused(
+    change: Callable[[GpuWeights], GpuWeights], dtype: str, tmp_path: Path
+) -> None:
+    save(tmp_path, "mistral", getattr(torch, dtype))
+    with pytest.raises(CheckpointError, match="not computed as transformers computes it"):
+        check(change(load(tmp_path)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("llama", {"tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ("gemma2", {}, "attention backend sdpa serves no softcap"),
+    ],
+)
+def test_others_go_to_transformers_and_the_log_says_why(
+    name: str, options: dict[str, Any], reason: str
+) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert find_on_gpu(config_for(folder_of(name), **options), GPU) is None
+    assert [(log["event"], log["reason"]) for log in logs] == [("served_by_transformers", reason)]
+
+
+def test_an_unknown_activation_goes_to_transformers(tmp_path: Path) -> None:
+    save(tmp_path, "llama")
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text.replace('"silu"', '"relu"'))
+    assert find_on_gpu(config_for(tmp_path), GPU) is None
+
+
+def test_softcaps_are_served_where_the_backend_serves_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu_model, "make_backend", lambda choice, device: CappedBackend())
+    config = config_for(folder_of("gemma2"), device="cpu")
+    described = find_on_gpu(config, CPU)
+    assert described is not None
+    ready = load_on_gpu(config, described, CPU)
+    text = list(range(30))
+    rows = paged_logits(ready.model, text, [11], block_size=16)
+    assert_near(torch.from_numpy(rows), transformers_logits(folder_of("gemma2"), text))
+
+
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_a_verifier_on_a_gpu_serves_the_bundled_model_by_the_decoder(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU is faked: the model is computed on the CPU."""
+    monkeypatch.setattr(own_model, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(fallback_model, "choose_device", lambda config, rank: GPU)
+    monkeypatch.setattr(
+        fallback_model,
+        "load_on_gpu",
+        lambda config, described, device: load_on_gpu(config, described, CPU),
+    )
+    with structlog.testing.capture_logs() as logs:
+        loaded = load_model(config_for(device=device))
+    assert isinstance(loaded.model, GpuDecoder)
+    served = loaded.served
+    assert (served.numerics, served.dtype, served.architecture) == (
+        "fast",
+        "bfloat16",
+        "Qwen3ForCausalLM",
+    )
+    assert (served.attention_backend, served.block_size, served.num_kv_blocks) == ("sdpa", 16, 8)
+    assert served.max_model_len == 128
+    assert served.eos_token_ids == {0}
+    assert [log["event"] for log in logs] == ["gpu_decoder", "model loaded"]
+    text = list(range(30))
+    rows = torch.from_numpy(paged_logits(loaded.model, text, [11], block_size=16))
+    exact = transformers_logits(MODEL_FOLDER, text, torch.float32)
+    off = (transformers_logits(MODEL_FOLDER, text) - exact).abs().mean()
+    assert (rows - exact).abs().mean() <= 2 * off

@@ -1,0 +1,266 @@
+"""K/V gets what is free: within the container's limit on a CPU, beside the largest step on a GPU.
+
+No test here runs on a GPU: `torch.cuda`'s figures are a stand-in's.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from servicekit.config import ConfigError
+from tests.verifier.paged_model import make_small_model
+from verifier.attention.kv_cache import KVCache
+from verifier.attention.sdpa import SdpaBackend
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.target_model import BoolArray, FloatArray
+from verifier.config import VerifierConfig
+from verifier.model.gpu_memory import (
+    PROFILE_BLOCKS,
+    free_for_kv_bytes,
+    largest_steps,
+)
+from verifier.model.memory import GPU_FRACTION, choose_num_kv_blocks, free_memory_bytes
+from verifier.model.transformers_model import TransformersModel
+
+MIB = 1 << 20
+GPU = torch.device("cuda")
+NODE = {"meminfo": "MemTotal: 9999999 kB\nMemAvailable:   1048576 kB\n"}
+
+
+def free(folder: Path, membership: str, files: dict[str, str]) -> int:
+    """`free_memory_bytes` where /proc and the control groups have these files."""
+    for name, text in {
+        "proc/meminfo": NODE["meminfo"],
+        "proc/self/cgroup": membership,
+        **{f"groups/{name}": text for name, text in files.items()},
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return free_memory_bytes(folder / "proc", folder / "groups")
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected_mib"),
+    [
+        ("", {}, 1024),
+        ("0::/\n", {"memory.max": "max", "memory.current": "5"}, 1024),
+        ("0::/\n", {"memory.max": str(300 * MIB), "memory.current": str(100 * MIB)}, 200),
+        # Pages of files that were not used lately are given back.
+        (
+            "0::/\n",
+            {
+                "memory.max": str(300 * MIB),
+                "memory.current": str(100 * MIB),
+                "memory.stat": f"anon {60 * MIB}\ninactive_file {40 * MIB}\nactive_file 7\n",
+            },
+            240,
+        ),
+        # The limit of a group around this one.
+        (
+            "0::/pod/main\n",
+            {
+                "pod/memory.max": str(500 * MIB),
+                "pod/memory.current": str(450 * MIB),
+                "pod/main/memory.max": str(300 * MIB),
+                "pod/main/memory.current": str(100 * MIB),
+            },
+            50,
+        ),
+        # In use beyond a limit that was lowered.
+        ("0::/\n", {"memory.max": str(MIB), "memory.current": str(2 * MIB)}, 0),
+        (
+            "4:memory:/pod\n0::/\n",
+            {
+                "memory/pod/memory.limit_in_bytes": str(300 * MIB),
+                "memory/pod/memory.usage_in_bytes": str(100 * MIB),
+                "memory/pod/memory.stat": f"inactive_file 9\ntotal_inactive_file {10 * MIB}\n",
+            },
+            210,
+        ),
+        # Version 1's "no limit".
+        (
+            "4:memory:/\n",
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712",
+                "memory/memory.usage_in_bytes": "100",
+            },
+            1024,
+        ),
+    ],
+)
+def test_the_containers_limit_counts_and_not_the_nodes_memory(
+    membership: str, files: dict[str, str], expected_mib: int, tmp_path: Path
+) -> None:
+    assert free(tmp_path, membership, files) == expected_mib * MIB
+
+
+def test_unknown_memory_is_named_with_the_flag_that_replaces_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--num-kv-blocks"):
+        free_memory_bytes(tmp_path, tmp_path)
+
+
+def test_this_machine_has_some_memory() -> None:
+    assert free_memory_bytes() > MIB
+
+
+def config_with(**options: Any) -> VerifierConfig:
+    return VerifierConfig(model=Path("somewhere"), **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "default", "expected"), [(None, 0.25, 25), (None, 0.9, 90), (0.5, 0.9, 50)]
+)
+def test_the_flag_comes_before_the_devices_fraction(
+    given: float | None, default: float, expected: int
+) -> None:
+    blocks = choose_num_kv_blocks(
+        config_with(kv_memory_fraction=given),
+        model_limit=1 << 20,
+        block_size=16,
+        block_bytes=10,
+        free_bytes=1000,
+        default_fraction=default,
+    )
+    assert blocks == expected
+
+
+@pytest.mark.parametrize("longest", [1, 3, 40, 600, 5000])
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_num_batched_tokens", "max_drafts"),
+    [(1, 1, 0), (4, 64, 0), (4, 64, 7), (64, 512, 31), (64, 64, 31)],
+)
+def test_the_measured_steps_reach_the_flags_limits_and_not_beyond(
+    longest: int, max_num_seqs: int, max_num_batched_tokens: int, max_drafts: int
+) -> None:
+    config = config_with(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_speculative_tokens=max_drafts,
+    )
+    one, many = largest_steps(config, longest=longest, block_size=16)
+    assert one.num_tokens == one.num_rows == min(max_num_batched_tokens, longest)
+    assert one.seq_lens.tolist() == [longest]
+    assert one.positions[-1] == longest - 1
+    assert many.num_tokens == many.num_rows <= max_num_batched_tokens
+    assert len(many.seq_lens) == min(max_num_seqs, longest)
+    assert many.num_draft_tokens.max() <= max_drafts
+    assert longest - max_num_seqs < many.seq_lens.sum() <= longest
+    for layout in (one, many):
+        assert max(block for table in layout.block_tables for block in table) < PROFILE_BLOCKS
+
+
+def test_a_model_runs_the_measured_steps_over_its_few_blocks() -> None:
+    paged = make_small_model("llama")
+    cache = KVCache(
+        paged.checkpoint.kv_shape,
+        num_blocks=PROFILE_BLOCKS,
+        block_size=16,
+        device=torch.device("cpu"),
+    )
+    model = TransformersModel(
+        paged.model,
+        backend=SdpaBackend(device=torch.device("cpu")),
+        cache=cache,
+        device=torch.device("cpu"),
+    )
+    config = config_with(max_num_seqs=4, max_num_batched_tokens=64)
+    for layout in largest_steps(config, longest=100, block_size=16):
+        assert model.forward(layout).shape == (layout.num_rows, paged.vocab_size)
+        assert model.kv_is_finite is not None
+        assert model.kv_is_finite.all()
+
+
+class StandInGpu:
+    """Stands for `torch.cuda`: a device's memory, and a torch that keeps what it once had."""
+
+    def __init__(self, total: int, weights: int) -> None:
+        self.total = total
+        self.allocated = self.reserved = self.peak = weights
+
+    def allocate(self, size: int) -> None:
+        self.allocated += size
+        if self.allocated > self.total:
+            raise torch.OutOfMemoryError("out of memory")
+        self.reserved = max(self.reserved, self.allocated)
+        self.peak = max(self.peak, self.allocated)
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return self.total - self.reserved, self.total
+
+    def memory_allocated(self, device: torch.device) -> int:
+        return self.allocated
+
+    def max_memory_allocated(self, device: torch.device) -> int:
+        return self.peak
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
+        self.peak = self.allocated
+
+    def empty_cache(self) -> None:
+        self.reserved = self.allocated
+
+
+class StandInModel:
+    """A model that takes 1000 bytes per token of a step, and 300 for good at its first."""
+
+    vocab_size = 10
+    kv_is_finite: BoolArray | None = None
+
+    def __init__(self, gpu: StandInGpu) -> None:
+        self._gpu = gpu
+        self._has_run = False
+
+    def forward(self, layout: BatchLayout) -> FloatArray:
+        if not self._has_run:
+            self._gpu.allocate(300)
+            self._has_run = True
+        self._gpu.allocate(1000 * layout.num_tokens)
+        self._gpu.allocate(-1000 * layout.num_tokens)
+        return torch.zeros(layout.num_rows, self.vocab_size).numpy()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
+    stand_in = StandInGpu(total=1_000_000, weights=400_000)
+    for name in (
+        *("mem_get_info", "memory_allocated", "max_memory_allocated"),
+        *("reset_peak_memory_stats", "empty_cache"),
+    ):
+        monkeypatch.setattr(torch.cuda, name, getattr(stand_in, name))
+    return stand_in
+
+
+def free_for_kv(gpu: StandInGpu, **flags: Any) -> int:
+    return free_for_kv_bytes(
+        config_with(**flags),
+        GPU,
+        lambda: StandInModel(gpu),
+        model_limit=4096,
+        block_size=16,
+        block_bytes=64,
+    )
+
+
+@pytest.mark.stand_in
+def test_a_gpu_leaves_what_weights_and_the_largest_step_do_not_take(gpu: StandInGpu) -> None:
+    assert free_for_kv(gpu, max_num_batched_tokens=200) == 600_000 - 300 - 200_000
+    # With the blocks that this allows, the largest step still fits.
+    blocks = choose_num_kv_blocks(
+        config_with(max_num_seqs=512, max_num_batched_tokens=512),
+        model_limit=4096,
+        block_size=16,
+        block_bytes=64,
+        free_bytes=600_000 - 300 - 200_000,
+        default_fraction=GPU_FRACTION,
+    )
+    gpu.allocate(blocks * 64)
+    gpu.allocate(200_000)
+    assert gpu.total - gpu.allocated < 0.1 * 400_000 + 64
+
+
+@pytest.mark.stand_in
+def test_a_largest_step_that_does_not_fit_is_refused_by_its_flag(gpu: StandInGpu) -> None:
+    with pytest.raises(ConfigError, match="--max-num-batched-tokens"):
+        free_for_kv(gpu, max_num_batched_tokens=700)

@@ -1,0 +1,446 @@
+"""What must hold of the `triton` backend, on any device: in Triton's interpreter, and on a GPU.
+
+The oracle is attention by definition, in float64, one row after another.
+"""
+
+import dataclasses
+import random
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tests.verifier.paged_model import Chunk, PagedModel, make_small_model, some_tokens
+from verifier.attention.backend import AttentionBackend
+from verifier.attention.block_table import StepTables, tables_of
+from verifier.attention.kv_cache import KVCache, KVShape
+from verifier.attention.sdpa import SdpaBackend
+from verifier.attention.triton_paged import Splitting, TritonBackend, TritonStep
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.model.checkpoint import reference_logits
+
+# Each program reads all splits of its rows; and each one split only. Splits far shorter than the
+# sequences here, unlike the default.
+TOGETHER = Splitting(split_tokens=32, enough_programs=0)
+APART = Splitting(split_tokens=32, enough_programs=1 << 30)
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
+"""Of results with values near 1: some roundings of the result's type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One sequence's share of a step: the last `num_queries` of its `length` tokens."""
+
+    num_queries: int
+    length: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    num_kv_heads: int = 2
+    group: int = 2
+    head_dim: int = 16
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_kv_heads * self.group
+
+
+class World:
+    """Sequences' whole K/V and queries, and a cache with what the step's tokens do not write.
+
+    What no sequence may read is NaN: other blocks, and blocks past a sequence's end.
+    """
+
+    def __init__(self, sizes: Sizes, entries: SequenceOf[Entry], *, seed: int = 0) -> None:
+        self.sizes = sizes
+        self.entries = entries
+        self.device = torch.device(sizes.device)
+        self.texts = [self._text(entry) for entry in entries]
+        draw = random.Random(seed)
+        num_blocks = [-(-entry.length // sizes.block_size) for entry in entries]
+        total = sum(num_blocks) + 3
+        free = draw.sample(range(total), total)
+        self.tables = [[free.pop() for _ in range(count)] for count in num_blocks]
+        shape = KVShape(
+            num_layers=2,
+            num_kv_heads=sizes.num_kv_heads,
+            head_dim=sizes.head_dim,
+            dtype=sizes.dtype,
+        )
+        self.cache = KVCache(
+            shape, num_blocks=total, block_size=sizes.block_size, device=self.device
+        )
+        for blocks in self.cache.blocks(1):
+            blocks.fill_(torch.nan)
+        layout = lay_out(
+            [
+                ScheduledTokens(
+                    token_ids=[0] * entry.length,
+                    draft_token_ids=[],
+                    num_computed_tokens=0,
+                    block_table=table,
+                )
+                for entry, table in zip(entries, self.tables, strict=True)
+                if entry.length
+            ],
+            block_size=sizes.block_size,
+        )
+        slots = torch.from_numpy(layout.slot_mapping).to(self.device)
+        _, keys, values = (torch.cat(each, dim=1) for each in zip(*self.texts, strict=True))
+        self.cache.write(1, keys, values, slots)
+        self.layout = self._layout()
+        # What the step itself writes is not there yet.
+        for blocks in self.cache.blocks(1):
+            new = torch.from_numpy(self.layout.slot_mapping).to(self.device)
+            blocks.view(-1, sizes.num_kv_heads, sizes.head_dim)[new] = torch.nan
+
+    def _text(self, entry: Entry) -> tuple[torch.Tensor, ...]:
+        """Queries, keys, values [heads, length, head_dim] of the whole sequence."""
+        generator = torch.Generator().manual_seed(1000 * entry.seed + entry.length)
+        sizes = self.sizes
+        return tuple(
+            torch.randn((heads, entry.length, sizes.head_dim), generator=generator)
+            .to(sizes.dtype)
+            .to(self.device)
+            for heads in (sizes.num_heads, sizes.num_kv_heads, sizes.num_kv_heads)
+        )
+
+    def _layout(self) -> BatchLayout:
+        real = [i for i, entry in enumerate(self.entries) if entry.num_queries]
+        layout = lay_out(
+            [
+                ScheduledTokens(
+                    token_ids=[0] * self.entries[i].num_queries,
+                    draft_token_ids=[],
+                    num_computed_tokens=self.entries[i].length - self.entries[i].num_queries,
+                    block_table=self.tables[i],
+                )
+                for i in real
+            ],
+            block_size=self.sizes.block_size,
+        )
+        return dataclasses.replace(
+            layout,
+            cu_seqlens_q=np.cumsum([0, *(entry.num_queries for entry in self.entries)]),
+            seq_lens=np.array([entry.length for entry in self.entries]),
+            block_tables=self.tables,
+        )
+
+    def rows(self) -> list[torch.Tensor]:
+        """The step's queries, keys and values [heads, T, head_dim]."""
+        return [
+            torch.cat(
+                [
+                    text[which][:, entry.length - entry.num_queries :]
+                    for entry, text in zip(self.entries, self.texts, strict=True)
+                ],
+                dim=1,
+            )
+            for which in range(3)
+        ]
+
+    def attend(
+        self, splitting: Splitting, *, sliding_window: int | None = None, scaling: float = 0.3
+    ) -> torch.Tensor:
+        backend = TritonBackend(device=self.device, splitting=splitting)
+        return self.attend_by(backend, sliding_window=sliding_window, scaling=scaling)
+
+    def attend_by(
+        self, backend: AttentionBackend, *, sliding_window: int | None, scaling: float
+    ) -> torch.Tensor:
+        step = backend.prepare(self.layout, self.cache)
+        queries, keys, values = self.rows()
+        return step.attend(1, queries, keys, values, scaling=scaling, sliding_window=sliding_window)
+
+    def exact(self, *, sliding_window: int | None = None, scaling: float = 0.3) -> torch.Tensor:
+        """The definition, in float64: [T, num_heads, head_dim]."""
+        rows = []
+        for entry, text in zip(self.entries, self.texts, strict=True):
+            queries, keys, values = (each.double() for each in text)
+            for at in range(entry.length - entry.num_queries, entry.length):
+                first = 0 if sliding_window is None else max(0, at - sliding_window + 1)
+                of_heads = []
+                for head in range(self.sizes.num_heads):
+                    kv_head = head // self.sizes.group
+                    scores = keys[kv_head, first : at + 1] @ queries[head, at] * scaling
+                    of_heads.append(scores.softmax(0) @ values[kv_head, first : at + 1])
+                rows.append(torch.stack(of_heads))
+        return torch.stack(rows)
+
+    def check(self, attended: torch.Tensor, *, sliding_window: int | None = None) -> None:
+        tolerance = TOLERANCES[self.sizes.dtype]
+        torch.testing.assert_close(
+            attended.double(),
+            self.exact(sliding_window=sliding_window),
+            rtol=tolerance,
+            atol=tolerance,
+        )
+
+
+def random_world(
+    seed: int, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[World, int | None]:
+    """Any mixture of decodes, drafts and chunks, and a window or none."""
+    draw = random.Random(seed)
+    sizes = Sizes(
+        num_kv_heads=draw.choice([1, 2, 3]),
+        group=draw.randint(1, 8),
+        head_dim=draw.choice([16, 40, 64, 80, 96, 128]),
+        block_size=draw.choice([16, 32, 64]),
+        dtype=dtype,
+        device=device,
+    )
+    entries = []
+    for nth in range(draw.randint(1, 4)):
+        num_queries = draw.choice([0, 1, 1, draw.randint(2, 9), draw.randint(10, 60)])
+        computed = draw.choice([0, draw.randint(1, 70), draw.randint(70, 200)])
+        entries.append(Entry(num_queries=num_queries, length=computed + num_queries, seed=nth))
+    entries.append(Entry(num_queries=1, length=draw.randint(1, 150), seed=9))
+    return World(sizes, entries, seed=seed), draw.choice([None, 1, 20, 50, 300])
+
+
+def attention_is_that_of_the_definition(
+    seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> None:
+    for splitting in (TOGETHER, APART):
+        world, sliding_window = random_world(seed, dtype=dtype, device=device)
+        world.check(
+            world.attend(splitting, sliding_window=sliding_window), sliding_window=sliding_window
+        )
+
+
+def the_default_splits_are_right(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Longer than one split of the default, in blocks of every size."""
+    for block_size in (16, 64, 256):
+        sizes = Sizes(head_dim=64, dtype=dtype, device=device, block_size=block_size)
+        entries = [Entry(num_queries=3, length=1100), Entry(num_queries=70, length=600)]
+        for sliding_window in (None, 560):
+            world = World(sizes, entries)
+            attended = world.attend(Splitting(), sliding_window=sliding_window)
+            world.check(attended, sliding_window=sliding_window)
+
+
+def attention_is_that_of_sdpa(sliding_window: int | None) -> None:
+    """The other backend's, over the same cache; which then holds the same."""
+    sizes = Sizes(num_kv_heads=2, group=3, head_dim=40)
+    entries = [Entry(num_queries=n, length=n + c) for n, c in ((1, 90), (5, 30), (40, 0), (20, 61))]
+    ours, theirs = World(sizes, entries), World(sizes, entries)
+    for world in (ours, theirs):  # sdpa reads all of a block
+        for blocks in world.cache.blocks(1):
+            blocks.nan_to_num_(nan=0.5)
+    backend = SdpaBackend(device=theirs.device)
+    expected = theirs.attend_by(backend, sliding_window=sliding_window, scaling=0.3)
+    attended = ours.attend(APART, sliding_window=sliding_window)
+    torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
+    for our_blocks, their_blocks in zip(ours.cache.blocks(1), theirs.cache.blocks(1), strict=True):
+        assert torch.equal(our_blocks, their_blocks)
+
+
+def large_scores_do_not_overflow(dtype: torch.dtype, device: str = "cpu") -> None:
+    world = World(Sizes(dtype=dtype, device=device), [Entry(num_queries=4, length=100)])
+    for splitting in (TOGETHER, APART):
+        attended = world.attend(splitting, scaling=300.0)
+        expected = world.exact(scaling=300.0)
+        tolerance = 100 * TOLERANCES[dtype] if dtype is torch.float32 else TOLERANCES[dtype]
+        torch.testing.assert_close(attended.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def bits_do_not_depend_on_the_batch(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Alone or among others, by one program or several, in one chunk or token by token."""
+    sizes = Sizes(group=3, head_dim=40, dtype=dtype, device=device)
+    entries = [
+        Entry(num_queries=1, length=130),
+        Entry(num_queries=7, length=97),
+        Entry(num_queries=50, length=120),
+        Entry(num_queries=0, length=40),
+        Entry(num_queries=33, length=33),
+    ]
+    for sliding_window in (None, 45):
+        together = World(sizes, entries).attend(TOGETHER, sliding_window=sliding_window)
+        apart = World(sizes, entries).attend(APART, sliding_window=sliding_window)
+        assert torch.equal(together, apart)
+        counts = [entry.num_queries for entry in entries]
+        for entry, rows in zip(entries, together.split(counts), strict=True):
+            for at in {0, entry.num_queries // 2, entry.num_queries - 1} - {-1}:
+                if entry.num_queries == 0:
+                    continue
+                # The same text, with this row the only one that is new.
+                position = entry.length - entry.num_queries + at
+                for splitting in (TOGETHER, APART):
+                    alone = row_alone(sizes, entry, position, splitting, sliding_window)
+                    assert torch.equal(alone, rows[at]), (entry, at)
+
+
+def row_alone(
+    sizes: Sizes, entry: Entry, position: int, splitting: Splitting, sliding_window: int | None
+) -> torch.Tensor:
+    """The row at a position of an entry's text, computed in a step of its own."""
+    world = World(sizes, [entry], seed=5)
+    queries, keys, values = (each[:, : position + 1] for each in world.texts[0])
+    world.entries = [Entry(num_queries=1, length=position + 1)]
+    world.texts = [(queries, keys, values)]
+    blocks = -(-(position + 1) // sizes.block_size)
+    world.tables = [world.tables[0][:blocks]]
+    # All K/V that precedes.
+    past = lay_out(
+        [
+            ScheduledTokens(
+                token_ids=[0] * (position + 1),
+                draft_token_ids=[],
+                num_computed_tokens=0,
+                block_table=world.tables[0],
+            )
+        ],
+        block_size=sizes.block_size,
+    )
+    world.cache.write(1, keys, values, torch.from_numpy(past.slot_mapping).to(world.device))
+    world.layout = world._layout()
+    return world.attend(splitting, sliding_window=sliding_window)[0]
+
+
+def padding_changes_no_bit(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Rows past the last sequence, sequences without queries, entries of tables past their end."""
+    sizes = Sizes(head_dim=40, dtype=dtype, device=device)
+    entries = [Entry(num_queries=1, length=70), Entry(num_queries=5, length=80)]
+    plain = World(sizes, entries)
+    expected = plain.attend(APART)
+    num_padded = 10
+    for filling in (torch.nan, torch.inf, 3.0):
+        for splitting in (TOGETHER, APART):
+            world = World(sizes, entries)
+            tables = tables_of(world.layout, world.device)
+            num_rows = int(world.layout.cu_seqlens_q[-1])
+            padded_table = torch.full((5, 20), 1 << 30, dtype=torch.int32, device=device)
+            for row, blocks in zip(padded_table, world.tables, strict=False):
+                row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+            offsets = [*world.layout.cu_seqlens_q.tolist(), num_rows, num_rows, num_rows]
+            tables = StepTables(
+                cu_seqlens_q=torch.tensor(offsets, dtype=torch.int32, device=device),
+                cu_seqlens_k=tables.cu_seqlens_k,
+                seq_lens=torch.tensor([70, 80, 0, 0, 0], dtype=torch.int32, device=device),
+                block_table=padded_table,
+                longest_q=9,
+                longest_k=300,
+            )
+            slots = [*world.layout.slot_mapping.tolist(), *[-1] * num_padded]
+            step = TritonStep(
+                world.cache,
+                slot_mapping=torch.tensor(slots, device=device),
+                tables=tables,
+                splitting=splitting,
+            )
+            before = [blocks.clone() for blocks in world.cache.blocks(0)]
+            rows = [
+                torch.cat((each, each.new_full((len(each), num_padded, 40), filling)), dim=1)
+                for each in world.rows()
+            ]
+            world.cache.begin_step()
+            attended = step.attend(1, *rows, scaling=0.3, sliding_window=None)
+            assert torch.equal(attended[:num_rows], expected)
+            assert world.cache.finite_rows()[:num_rows].all()
+            for theirs, ours in zip(plain.cache.blocks(1), world.cache.blocks(1), strict=True):
+                assert torch.equal(theirs.nan_to_num(nan=77), ours.nan_to_num(nan=77))
+            for earlier, now in zip(before, world.cache.blocks(0), strict=True):
+                assert torch.equal(earlier, now)
+
+
+def a_step_reads_its_indices_at_every_launch(device: str = "cpu") -> None:
+    """As when a CUDA graph is replayed: the same step, its tensors filled anew."""
+    for splitting in (TOGETHER, APART):
+        sizes = Sizes(device=device)
+        world = World(sizes, [Entry(num_queries=4, length=60), Entry(num_queries=4, length=90)])
+        other = World(
+            sizes,
+            [Entry(num_queries=6, length=140, seed=1), Entry(num_queries=2, length=35, seed=1)],
+        )
+        tables = dataclasses.replace(tables_of(world.layout, world.device), longest_k=160)
+        tables = dataclasses.replace(
+            tables, block_table=torch.zeros((2, 10), dtype=torch.int32, device=device)
+        )
+        slots = torch.zeros(8, dtype=torch.int64, device=device)
+        for each in (world, other, world):
+            new = tables_of(each.layout, each.device)
+            tables.cu_seqlens_q.copy_(new.cu_seqlens_q)
+            tables.seq_lens.copy_(new.seq_lens)
+            tables.block_table[:, : new.block_table.shape[1]] = new.block_table
+            slots.copy_(torch.from_numpy(each.layout.slot_mapping))
+            step = TritonStep(each.cache, slot_mapping=slots, tables=tables, splitting=splitting)
+            each.check(step.attend(1, *each.rows(), scaling=0.3, sliding_window=None))
+
+
+def what_is_written_is_that_of_the_cache(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Values that are not finite as zero, their rows reported; any strides."""
+    for num_kv_heads, head_dim in ((1, 16), (3, 40), (8, 128)):
+        sizes = Sizes(num_kv_heads=num_kv_heads, group=1, head_dim=head_dim, dtype=dtype)
+        sizes = dataclasses.replace(sizes, device=device)
+        worlds = [World(sizes, [Entry(num_queries=9, length=30)]) for _ in range(2)]
+        queries, keys, values = worlds[0].rows()
+        keys[0, 2, 5], keys[-1, 4, 0] = torch.nan, torch.inf
+        values[-1, 4, -1], values[0, 7, 3] = -torch.inf, torch.nan
+        keys = keys.transpose(0, 1).contiguous().transpose(0, 1)  # as a model's projection is
+        backends = (
+            TritonBackend(device=worlds[0].device, splitting=APART),
+            SdpaBackend(device=worlds[1].device),
+        )
+        for world, backend in zip(worlds, backends, strict=True):
+            world.cache.begin_step()
+            step = backend.prepare(world.layout, world.cache)
+            if dtype is torch.bfloat16 and device == "cpu":
+                # The interpreter cannot multiply matrices of bfloat16: only the write.
+                write_only(world, backend, keys, values)
+            else:
+                step.attend(1, queries, keys, values, scaling=1.0, sliding_window=None)
+            assert world.cache.finite_rows().tolist() == [i not in (2, 4, 7) for i in range(9)]
+        ours, theirs = (world.cache.blocks(1) for world in worlds)
+        for our_blocks, their_blocks in zip(ours, theirs, strict=True):
+            assert torch.equal(our_blocks.nan_to_num(nan=77), their_blocks.nan_to_num(nan=77))
+
+
+def write_only(
+    world: World, backend: AttentionBackend, keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    from verifier.attention.triton_paged import write
+
+    slots = torch.from_numpy(world.layout.slot_mapping)
+    if backend.name == "triton":
+        world.cache.add_row_sums(write(keys, values, slots, *world.cache.blocks(1)))
+    else:
+        world.cache.write(1, keys, values, slots)
+
+
+def a_models_logits_are_transformers_own(name: str, device: str = "cpu") -> None:
+    """Chunks, single tokens and drafts across blocks' ends, over scattered blocks."""
+    model = make_small_model(name).model.to(device)  # type: ignore[arg-type]
+    backend = TritonBackend(device=torch.device(device), splitting=APART)
+    paged = PagedModel(model, backend=backend, num_blocks=16)
+    token_ids = some_tokens(135, paged.vocab_size)
+    rows = paged.run_in_chunks(token_ids, [60, 1, 40, 8, 3], list(range(16))[::-1])
+    expected = reference_logits(paged.model, token_ids)
+    largest = expected.abs().max().item()
+    torch.testing.assert_close(rows, expected, rtol=0, atol=1e-5 * largest)
+
+
+def sequences_of_a_models_step_do_not_mix(is_expanded: bool, device: str = "cpu") -> None:
+    """A decode, drafts and a prefill chunk together, each as if alone."""
+    model = make_small_model("mistral").model.to(device)  # type: ignore[arg-type]
+    backend = TritonBackend(device=torch.device(device), splitting=APART)
+    paged = PagedModel(model, backend=backend, num_blocks=32)
+    texts = [some_tokens(n, paged.vocab_size, seed=n) for n in (130, 40, 20)]
+    tables = [list(range(31, 21, -1)), [3, 7, 1], [12, 0]]
+    starts, row_counts = [129, 35, 0], [1, 5, 1]
+    for text, table, start in zip(texts, tables, starts, strict=True):
+        if start:
+            paged.run_in_chunks(text[:start], [start], table)
+    chunks = [
+        Chunk(token_ids=text[start:], start=start, block_table=table, num_rows=num_rows)
+        for text, table, start, num_rows in zip(texts, tables, starts, row_counts, strict=True)
+    ]
+    for rows, text in zip(paged.run(*chunks, is_expanded=is_expanded), texts, strict=True):
+        expected = reference_logits(paged.model, text)[-len(rows) :]
+        torch.testing.assert_close(rows, expected, rtol=0, atol=1e-4)

@@ -1,0 +1,56 @@
+"""What models on a device have in common: logits computed there and fetched to the host.
+
+On a GPU a step's kernels are queued when it is launched; on a CPU it is computed when it is waited
+for (`verifier/batch/host_step.py`).
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.host_step import HostLogits, HostStep
+from verifier.batch.target_model import BoolArray, FloatArray, StepHandle, StepSampling
+
+
+class DeviceModel(ABC):
+    """Implements `TargetModel`, `ComputesLogits` and `KeepsHiddenStates`, but for
+    `forward_on_device`, which sets `hidden_states`. Owned by the engine thread.
+
+    Attributes:
+        computes_at_launch: whether a step's kernels are queued when it is launched.
+    """
+
+    def __init__(self, *, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.kv_is_finite: BoolArray | None = None
+        self.hidden_states: FloatArray | None = None
+        self.computes_at_launch = device.type != "cpu"
+
+    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+        if not self.computes_at_launch:
+            return HostStep(lambda: self._fetch(*self.forward_on_device(layout)), layout, sampling)
+        computed = self.forward_on_device(layout)
+        return HostStep(lambda: self._fetch(*computed), layout, sampling)
+
+    def forward(self, layout: BatchLayout) -> FloatArray:
+        """As `ComputesLogits` says."""
+        output = self._fetch(*self.forward_on_device(layout))
+        self.kv_is_finite = output.kv_is_finite
+        return output.logits
+
+    @abstractmethod
+    def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward`; returns logits [R, V] in the model's dtype and whether K/V is finite [T],
+        both on the model's device.
+        """
+
+    def _fetch(self, logits: torch.Tensor, kv_is_finite: torch.Tensor) -> HostLogits:
+        """Waits for the device."""
+        return HostLogits(as_floats(logits), kv_is_finite.cpu().numpy(), self.hidden_states)
+
+
+def as_floats(tensor: torch.Tensor) -> FloatArray:
+    """The tensor as float32 on the host."""
+    floats: FloatArray = tensor.float().cpu().contiguous().numpy()
+    return floats

@@ -1,0 +1,26 @@
+"""activation(gate) * up of a gated MLP, one program a piece of a row."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gate_kernel(
+    gate_up,  # [T, 2 * size]: gate, then up
+    gated,  # [T, size], written
+    size,
+    IS_SILU: tl.constexpr,  # else GELU, approximated by tanh
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
+    if IS_SILU:
+        inner = gate
+    else:
+        # (1 + tanh(z)) / 2 = sigmoid(2 z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    result = gate * tl.sigmoid(inner) * up
+    tl.store(gated + row * size + at, result.to(gated.dtype.element_ty), mask=inside)

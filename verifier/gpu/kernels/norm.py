@@ -1,0 +1,33 @@
+"""Adds an update to the residual stream and normalises the sum, one program a row."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_norm_kernel(
+    residual,  # [T, size] float32, read and written
+    update,  # [T, size], if HAS_UPDATE
+    update_norm,  # [size] float32, if HAS_UPDATE_NORM
+    weight,  # [size] float32
+    normed,  # [T, size], written
+    size,
+    eps,
+    HAS_UPDATE: tl.constexpr,
+    HAS_UPDATE_NORM: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two, at least size
+):
+    start = tl.program_id(0).to(tl.int64) * size
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    total = tl.load(residual + start + at, mask=inside, other=0.0)
+    if HAS_UPDATE:
+        added = tl.load(update + start + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_UPDATE_NORM:
+            factor = tl.rsqrt(tl.sum(added * added, axis=0) / size + eps)
+            added = added * factor * tl.load(update_norm + at, mask=inside, other=0.0)
+        total += added
+        tl.store(residual + start + at, total, mask=inside)
+    factor = tl.rsqrt(tl.sum(total * total, axis=0) / size + eps)
+    result = total * factor * tl.load(weight + at, mask=inside, other=0.0)
+    tl.store(normed + start + at, result.to(normed.dtype.element_ty), mask=inside)

@@ -1,0 +1,94 @@
+"""Launches the kernels on tensors. Imports Triton, so only where there is a GPU."""
+
+import torch
+import triton
+
+from verifier.cpu.weights import Activation
+from verifier.gpu.kernels.gate import gate_kernel
+from verifier.gpu.kernels.norm import add_norm_kernel
+from verifier.gpu.kernels.rotary import rotate_and_store_kernel
+
+_GATE_BLOCK = 1024
+
+
+class TritonOperations:
+    """Implements `Operations`. Kernels run on the thread's current GPU."""
+
+    def add_norm(
+        self,
+        residual: torch.Tensor,
+        update: torch.Tensor | None,
+        update_norm: torch.Tensor | None,
+        weight: torch.Tensor,
+        *,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        num_rows, size = residual.shape
+        normed = torch.empty_like(residual, dtype=dtype)
+        block = triton.next_power_of_2(size)
+        # A grid without programs is an error.
+        if num_rows:
+            add_norm_kernel[(num_rows,)](
+                residual,
+                update,
+                update_norm,
+                weight,
+                normed,
+                size,
+                eps,
+                HAS_UPDATE=update is not None,
+                HAS_UPDATE_NORM=update_norm is not None,
+                BLOCK=block,
+                num_warps=min(max(block // 256, 1), 16),
+            )
+        return normed
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        turns: torch.Tensor,
+        head_norms: torch.Tensor | None,
+        *,
+        eps: float,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        is_bad: torch.Tensor,
+    ) -> torch.Tensor:
+        num_tokens, all_heads, head_dim = qkv.shape
+        num_kv_heads = keys.shape[1]
+        rotated = torch.empty_like(qkv)
+        if num_tokens:
+            rotate_and_store_kernel[(num_tokens, all_heads)](
+                qkv,
+                rotated,
+                turns,
+                head_norms,
+                slot_mapping,
+                keys,
+                values,
+                is_bad,
+                eps,
+                all_heads - 2 * num_kv_heads,
+                num_kv_heads,
+                head_dim,
+                turns.shape[2],
+                HAS_NORMS=head_norms is not None,
+                BLOCK=triton.next_power_of_2(head_dim),
+                num_warps=1,
+            )
+        return rotated
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        gated = gate_up.new_empty(num_rows, size)
+        if num_rows:
+            gate_kernel[(num_rows, triton.cdiv(size, _GATE_BLOCK))](
+                gate_up,
+                gated,
+                size,
+                IS_SILU=activation is Activation.SILU,
+                BLOCK=_GATE_BLOCK,
+            )
+        return gated

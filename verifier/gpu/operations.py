@@ -1,0 +1,82 @@
+"""What the decoder computes besides products and attention: the interface, and which code does it.
+
+Shape legend: T rows, H hidden size, I intermediate size, D head_dim, P pairs of a rotary embedding.
+"""
+
+from typing import Protocol
+
+import torch
+
+from verifier.cpu.weights import Activation
+
+
+class Operations(Protocol):
+    """Computed in float32 and rounded once. Tensors are contiguous, on one device."""
+
+    def add_norm(
+        self,
+        residual: torch.Tensor,
+        update: torch.Tensor | None,
+        update_norm: torch.Tensor | None,
+        weight: torch.Tensor,
+        *,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Adds an update to the residual stream, in place; returns the RMS norm of the sum.
+
+        Args:
+            residual: [T, H] float32.
+            update: [T, H], `dtype`; None: nothing is added.
+            update_norm: [H] float32: the update's own RMS norm is added instead; None: itself.
+            weight: [H] float32, of the norm.
+
+        Returns:
+            [T, H] of `dtype`.
+        """
+        ...
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        turns: torch.Tensor,
+        head_norms: torch.Tensor | None,
+        *,
+        eps: float,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        is_bad: torch.Tensor,
+    ) -> torch.Tensor:
+        """Normalises and rotates queries and keys, and writes K/V into the cache.
+
+        Numbers in K/V that are not finite become zero, and their tokens are marked.
+
+        Args:
+            qkv: [T, heads, D]: query heads, then as many key heads and value heads as the cache.
+            turns: [T, 2, P] float32: cosines, sines. A head's dimension i < P turns with P + i;
+                those from 2 P on do not turn.
+            head_norms: [2, D] float32: weights of the RMS norms of queries and of keys; or None.
+            keys, values: [num_slots, num_kv_heads, D], of qkv's dtype; written.
+            slot_mapping: [T] int64.
+            is_bad: [T] int32; set to 1 where K or V is not finite, else left as it is.
+
+        Returns:
+            [T, heads, D] as `qkv`, turned.
+        """
+        ...
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """activation(gate) * up, [T, I], of [T, 2 * I]: gate, then up."""
+        ...
+
+
+def operations_for(device: torch.device) -> Operations:
+    """Triton's on a GPU, torch's elsewhere."""
+    if device.type == "cuda":
+        from verifier.gpu.kernels.operations import TritonOperations
+
+        return TritonOperations()
+    from verifier.gpu.plain import PlainOperations
+
+    return PlainOperations()

@@ -1,0 +1,75 @@
+"""The decoder's operations in plain torch: on a CPU, and the oracle of the Triton kernels."""
+
+import torch
+import torch.nn.functional
+
+from verifier.cpu.weights import Activation
+
+
+class PlainOperations:
+    """Implements `Operations`."""
+
+    def add_norm(
+        self,
+        residual: torch.Tensor,
+        update: torch.Tensor | None,
+        update_norm: torch.Tensor | None,
+        weight: torch.Tensor,
+        *,
+        eps: float,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        if update is not None:
+            added = update.float()
+            residual.add_(added if update_norm is None else _rms_norm(added, update_norm, eps))
+        return _rms_norm(residual, weight, eps).to(dtype)
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        turns: torch.Tensor,
+        head_norms: torch.Tensor | None,
+        *,
+        eps: float,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        is_bad: torch.Tensor,
+    ) -> torch.Tensor:
+        num_kv_heads = keys.shape[1]
+        num_heads = qkv.shape[1] - 2 * num_kv_heads
+        queries, new_keys, new_values = qkv.float().split(
+            [num_heads, num_kv_heads, num_kv_heads], 1
+        )
+        if head_norms is not None:
+            queries = _rms_norm(queries, head_norms[0], eps)
+            new_keys = _rms_norm(new_keys, head_norms[1], eps)
+        turned = torch.cat((_turned(queries, turns), _turned(new_keys, turns), new_values), dim=1)
+        rotated = turned.to(qkv.dtype)
+        stored = rotated[:, num_heads:]
+        is_finite = stored.isfinite()
+        is_bad.masked_fill_(~is_finite.flatten(1).all(dim=1), 1)
+        stored.masked_fill_(~is_finite, 0.0)
+        keys[slot_mapping], values[slot_mapping] = stored.split(num_kv_heads, dim=1)
+        return rotated
+
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        if activation is Activation.SILU:
+            gated = torch.nn.functional.silu(gate)
+        else:
+            gated = torch.nn.functional.gelu(gate, approximate="tanh")
+        return (gated * up).to(gate_up.dtype)
+
+
+def _rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; in float32."""
+    return rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def _turned(heads: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Heads [T, n, D] float32 with their first 2 P dimensions turned, in halves."""
+    num_pairs = turns.shape[2]
+    cos, sin = turns[:, 0, None], turns[:, 1, None]
+    first, second, rest = heads.tensor_split((num_pairs, 2 * num_pairs), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

@@ -1,0 +1,86 @@
+"""A decoder's weights on their device.
+
+Shape legend: H hidden size, D head_dim, I intermediate size, E experts, V vocabulary, P pairs of a
+rotary embedding.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional
+
+from verifier.cpu.loading.model_config import ModelConfig
+
+
+class Linear(Protocol):
+    """A linear layer of K inputs and N outputs."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Outputs [T, N] of rows [T, K], in their dtype."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseLinear:
+    """Weight [N, K] and bias [N] of the model's dtype."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(rows, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """down(activation(gate) * up)."""
+
+    gate_up: Linear  # 2 * I outputs: gate, then up
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of an MLP."""
+
+    router: torch.Tensor  # [E, H]
+    gate_up: list[Linear]  # of each expert
+    down: list[Linear]
+    num_per_token: int
+    # Whether the weights of a token's chosen experts are divided by their sum.
+    normalises: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One decoder layer. Weights of norms are float32, as they are multiplied (Gemma's: 1 +
+    weight).
+    """
+
+    input_norm: torch.Tensor  # [H]
+    qkv: Linear  # query heads, key heads, value heads, D outputs each
+    head_norms: torch.Tensor | None  # [2, D]: of queries, of keys
+    output: Linear
+    # Norms of the attention's and the MLP's output, before it is added (Gemma). [H]
+    attention_output_norm: torch.Tensor | None
+    mlp_output_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor  # [H], before the MLP
+    mlp: Mlp | Experts
+    # How many tokens a token sees, itself included; None: all before it.
+    sliding_window: int | None
+    rotary: int  # index in `GpuWeights.inv_freqs`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuWeights:
+    """A whole decoder, all of it on one device. `dtype` is that of activations and K/V."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    embeddings: torch.Tensor  # [V, H]
+    head: torch.Tensor  # [V, H]; the embeddings themselves if they are tied
+    final_norm: torch.Tensor  # [H] float32
+    layers: list[Layer]
+    inv_freqs: list[torch.Tensor]  # [P] float32 of each of `config.rotaries`

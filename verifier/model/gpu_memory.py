@@ -1,0 +1,109 @@
+"""What a GPU has left for K/V blocks once the largest step has run.
+
+Weights are on the device by then. What a step takes beside them (activations, logits, copies that
+an attention backend makes) depends on the model, the backend and torch's version, so it is not
+computed but measured: `step_bytes` runs the two steps that take most over a few K/V blocks, which
+all sequences share.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from servicekit.config import ConfigError
+from servicekit.logs import get_logger
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.host_step import ComputesLogits
+from verifier.config import VerifierConfig
+
+PROFILE_BLOCKS = 2
+"""K/V blocks of the model that is measured."""
+
+logger = get_logger(__name__)
+
+
+def free_for_kv_bytes(
+    config: VerifierConfig,
+    device: torch.device,
+    make_model: Callable[[], ComputesLogits],
+    *,
+    model_limit: int,
+    block_size: int,
+    block_bytes: int,
+) -> int:
+    """Bytes of the GPU that are free beside the largest step, at least 0.
+
+    Args:
+        make_model: the model over `PROFILE_BLOCKS` blocks of K/V.
+        model_limit, block_bytes: as for `choose_num_kv_blocks`.
+
+    Raises:
+        ConfigError: the largest step does not fit.
+    """
+    free_bytes = int(torch.cuda.mem_get_info(device)[0])
+    longest = min(config.max_model_len or model_limit, free_bytes // block_bytes * block_size)
+    layouts = list(largest_steps(config, longest=max(1, longest), block_size=block_size))
+    try:
+        taken_bytes = step_bytes(device, make_model, layouts)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "--max-num-batched-tokens",
+            f"{config.max_num_batched_tokens}: a step at the length limit of {longest} does not "
+            f"fit: {free_bytes} bytes are free beside the weights",
+        ) from error
+    # What the steps left behind in torch's allocator.
+    torch.cuda.empty_cache()
+    left_bytes = int(torch.cuda.mem_get_info(device)[0]) - taken_bytes
+    logger.info("step_measured", step_bytes=taken_bytes, left_bytes=left_bytes)
+    return max(0, left_bytes)
+
+
+def largest_steps(
+    config: VerifierConfig, *, longest: int, block_size: int
+) -> Iterator[BatchLayout]:
+    """The steps that take most memory within the flags' limits.
+
+    One sequence fills a step with rows at the end of the longest text; and as many sequences as may
+    run, which have that many tokens of K/V together, verify drafts. Every row needs logits.
+
+    Args:
+        longest: tokens of the longest sequence, and of all together.
+    """
+    num_rows = min(config.max_num_batched_tokens, longest)
+    yield _step(1, num_rows, longest, block_size)
+    num_sequences = min(config.max_num_seqs, longest)
+    share = longest // num_sequences
+    most = 1 + min(config.max_num_speculative_tokens, num_rows // num_sequences - 1)
+    yield _step(num_sequences, max(1, min(most, share)), share, block_size)
+
+
+def step_bytes(
+    device: torch.device, make_model: Callable[[], ComputesLogits], layouts: list[BatchLayout]
+) -> int:
+    """The most bytes that one of the steps takes beside weights and K/V."""
+    model = make_model()
+    for layout in layouts:
+        # What libraries keep from their first call on is no step's.
+        model.forward(layout)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    for layout in layouts:
+        model.forward(layout)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _step(num_sequences: int, num_rows: int, length: int, block_size: int) -> BatchLayout:
+    """Sequences of one length with so many rows each, the first its last token, the rest drafts."""
+    num_blocks = -(-length // block_size)
+    return lay_out(
+        [
+            ScheduledTokens(
+                token_ids=[0],
+                draft_token_ids=[0] * (num_rows - 1),
+                num_computed_tokens=length - num_rows,
+                block_table=[block % PROFILE_BLOCKS for block in range(num_blocks)],
+            )
+            for _ in range(num_sequences)
+        ],
+        block_size=block_size,
+    )

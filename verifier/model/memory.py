@@ -1,0 +1,89 @@
+"""Memory for K/V blocks: what is free for this process, and how much of it they may take.
+
+Knows no torch; `gpu_memory.py` asks a GPU.
+"""
+
+from pathlib import Path
+
+from servicekit.config import ConfigError
+from servicekit.control_groups import PROC, ROOT, limiting_groups, words
+from verifier.config import VerifierConfig
+
+CPU_FRACTION = 0.25
+"""Of free memory that K/V takes by default where nothing has measured what a step takes."""
+
+GPU_FRACTION = 0.9
+"""Of what weights and the largest step leave; the rest is for fragments of torch's allocator."""
+
+
+def choose_num_kv_blocks(
+    config: VerifierConfig,
+    *,
+    model_limit: int,
+    block_size: int,
+    block_bytes: int,
+    free_bytes: float,
+    default_fraction: float = CPU_FRACTION,
+) -> int:
+    """K/V blocks: the flag's, or as many as can be used and as memory has room for.
+
+    Args:
+        model_limit: the longest sequence of the model, in tokens.
+        block_bytes: of one block over all layers, K and V.
+        free_bytes: of the device, for this process.
+        default_fraction: of them for K/V, unless the flag says so.
+
+    Raises:
+        ConfigError: there is no room for one.
+    """
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    longest = config.max_model_len or model_limit
+    num_usable = config.max_num_seqs * -(-longest // block_size)
+    affordable = int(free_bytes * (config.kv_memory_fraction or default_fraction) // block_bytes)
+    if affordable < 1:
+        raise ConfigError("--kv-memory-fraction", "leaves no memory for the K/V cache")
+    return min(num_usable, affordable)
+
+
+def free_memory_bytes(proc: Path = PROC, groups: Path = ROOT) -> int:
+    """Of the machine, and no more than the container's limit leaves.
+
+    Pages of files that were not used lately count as free: they are given back when needed.
+
+    Raises:
+        ConfigError: it is unknown.
+    """
+    limits = [_available_bytes(proc)]
+    for version, group in limiting_groups("memory", proc=proc, root=groups):
+        limits.append(_left_bytes(group, version))
+    known = [limit for limit in limits if limit is not None]
+    if not known:
+        raise ConfigError("--num-kv-blocks", "must be set: the free memory is unknown here")
+    return max(0, min(known))
+
+
+def _available_bytes(proc: Path) -> int | None:
+    """Of the machine."""
+    found = words(proc / "meminfo")
+    if "MemAvailable:" not in found:
+        return None
+    return int(found[found.index("MemAvailable:") + 1]) * 1024
+
+
+def _left_bytes(group: Path, version: int) -> int | None:
+    """What a control group's limit leaves; None: it has none.
+
+    Version 1 knows no word for that: a group without a limit has a huge one.
+    """
+    limit_file, usage_file, idle_name = (
+        ("memory.max", "memory.current", "inactive_file")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    )
+    match words(group / limit_file), words(group / usage_file):
+        case [[limit], [usage]] if limit != "max":
+            stat = words(group / "memory.stat")
+            idle = int(stat[stat.index(idle_name) + 1]) if idle_name in stat else 0
+            return int(limit) - int(usage) + idle
+    return None
