@@ -127,7 +127,8 @@ def some_case(draw: Draw, vocab_size: int, max_num_drafts: int, rule: Acceptance
     for _ in range(num_drafts):
         verdict = verified_by_host([case], rule)
         sampled = int(verdict.output_token_ids[0, len(case.drafts)])
-        other = int(draw.choice([draw.integers(vocab_size), -1, vocab_size, -(2**62), 2**62]))
+        others = [int(draw.integers(vocab_size)), -1, vocab_size, -(2**62), 2**62]
+        other = others[draw.integers(len(others))]
         case.drafts.append(sampled if draw.random() < 0.8 else other)
     return case
 

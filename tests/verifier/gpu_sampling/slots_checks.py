@@ -141,7 +141,7 @@ class _Operations(TorchDispatchMode):
     """Notes the operations of torch that are queued."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -294,10 +294,8 @@ class DeviceSampler:
             num_warps=16,
             **padded,
         )
-        choose, grid = choice.race_rows, grid
-        if self._is_ratio:
-            choose, grid = choice.ratio_rows, (num_rows,)
-        choose[grid](
+        choose = choice.ratio_rows[(num_rows,)] if self._is_ratio else choice.race_rows[grid]
+        choose(
             *of_step,
             slots.integers,
             slots.numbers,

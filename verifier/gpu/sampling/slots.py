@@ -85,24 +85,22 @@ class Slots:
             sampling=sampling, prompt_length=prompt_length, counts_tokens=counts_tokens
         )
         parameters = parameters_of(sampling)
-        integers = {
-            # No vocabulary is as large as a larger one.
-            jit.TOP_K: min(parameters.top_k, 2**31),
-            jit.SEED: np.uint64(sampling.seed).astype(np.int64),
-            jit.NUM_BIASES: len(sampling.logit_bias),
-            jit.NUM_STOPS: len(stop_token_ids),
-            jit.COUNTS_TOKENS: counts_tokens,
-        }
-        numbers = {
-            jit.TEMPERATURE: parameters.temperature,
-            jit.LOG_MIN_P: parameters.log_min_p,
-            jit.TOP_P: parameters.top_p,
-            jit.REPETITION: sampling.repetition_penalty,
-            jit.FREQUENCY: sampling.frequency_penalty,
-            jit.PRESENCE: sampling.presence_penalty,
-        }
-        _fill(self.integers[slot], [int(integers[c]) for c in sorted(integers, key=_column)])
-        _fill(self.numbers[slot], [float(numbers[c]) for c in sorted(numbers, key=_column)])
+        integers = np.zeros(jit.NUM_INTEGERS.value, dtype=np.int64)
+        # No vocabulary is larger than that.
+        integers[jit.TOP_K.value] = min(parameters.top_k, 2**31)
+        integers[jit.SEED.value] = np.uint64(sampling.seed).astype(np.int64)
+        integers[jit.NUM_BIASES.value] = len(sampling.logit_bias)
+        integers[jit.NUM_STOPS.value] = len(stop_token_ids)
+        integers[jit.COUNTS_TOKENS.value] = counts_tokens
+        numbers = np.zeros(jit.NUM_NUMBERS.value, dtype=np.float64)
+        numbers[jit.TEMPERATURE.value] = parameters.temperature
+        numbers[jit.LOG_MIN_P.value] = parameters.log_min_p
+        numbers[jit.TOP_P.value] = parameters.top_p
+        numbers[jit.REPETITION.value] = sampling.repetition_penalty
+        numbers[jit.FREQUENCY.value] = sampling.frequency_penalty
+        numbers[jit.PRESENCE.value] = sampling.presence_penalty
+        self.integers[slot].copy_(torch.from_numpy(integers))
+        self.numbers[slot].copy_(torch.from_numpy(numbers))
         _fill(self.bias_token_ids[slot], [token_id for token_id, _ in sampling.logit_bias])
         _fill(self.biases[slot], [float(bias) for _, bias in sampling.logit_bias])
         _fill(self.stop_token_ids[slot], sorted(stop_token_ids))
@@ -138,10 +136,6 @@ class Slots:
         opened = self._open[slot]
         assert opened is not None, f"slot {slot} is not open"
         return opened
-
-
-def _column(column: object) -> int:
-    return int(getattr(column, "value"))  # noqa: B009
 
 
 def _fill(row: torch.Tensor, values: SequenceOf[float]) -> None:
