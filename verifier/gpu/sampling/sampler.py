@@ -48,7 +48,7 @@ class StagedSequence:
 
 class DeviceSampler:
     """Owned by the thread that verifies. `open` a slot for each sequence; then for each step
-    `stage`, `run`, `result`; `close` the slot.
+    `stage`, `run`, `result`; `close` the slot. A GPU must be the thread's current device.
 
     A sequence whose tokens were taken back (computed again from an earlier length) must `rewind`.
     """
@@ -164,6 +164,7 @@ class DeviceSampler:
                 num_masks += end - first_row
             self._row_sequences.host[first_row:end] = index
             first_row = end
+        self._slots.counts.flush()
         self._steps.to_device(len(sequences))
         self._row_sequences.to_device(self._num_rows)
         self._masks.to_device(num_masks)

@@ -15,7 +15,8 @@ _OF_OUTPUT, _OF_PROMPT = 2, 1
 class TokenCounts:
     """Owned by the thread that verifies.
 
-    Invariant: a slot's counts are those of `_outputs` and of the prompt that was counted first.
+    Invariant: a slot's counts, with what is pending, are those of `_outputs` and of the prompt that
+    was counted first.
 
     Attributes:
         table: [num_slots, V] int32: twice the occurrences in the output, and 1 more if the token
@@ -27,9 +28,11 @@ class TokenCounts:
         self._vocab_size = vocab_size
         # By slot, the counted tokens of the output; None: not even the prompt is counted.
         self._outputs: list[list[int] | None] = [None] * num_slots
+        # [2, n] each: places in the flattened table, and what is added there.
+        self._pending: list[IntArray] = []
 
     def count(self, slot: int, token_ids: SequenceOf[int], *, prompt_length: int) -> None:
-        """Counts the sequence's tokens that it has not counted yet.
+        """Counts the sequence's tokens that it has not counted yet, at the next `flush`.
 
         Args:
             token_ids: all tokens of the sequence, drafts excluded: those counted before, then
@@ -58,15 +61,26 @@ class TokenCounts:
         """Forgets the slot's sequence."""
         if self._outputs[slot] is not None:
             self._outputs[slot] = None
+            self.flush()
             self.table[slot].zero_()
+
+    def flush(self) -> None:
+        """Queues all that is pending, in one copy; must come before a step's kernels."""
+        if not self._pending:
+            return
+        changes = torch.from_numpy(np.concatenate(self._pending, axis=1))
+        self._pending = []
+        if self.table.is_cuda:
+            changes = changes.pin_memory()
+        places, amounts = changes.to(self.table.device, non_blocking=True)
+        # Sums of integers: one result in any order.
+        self.table.view(-1).scatter_add_(0, places, amounts.to(torch.int32))
 
     def _add(self, slot: int, token_ids: IntArray, amount: int) -> None:
         token_ids = token_ids[(token_ids >= 0) & (token_ids < self._vocab_size)]
         if len(token_ids):
-            ids = torch.from_numpy(token_ids).to(self.table.device)
-            amounts = torch.full_like(ids, amount, dtype=torch.int32)
-            # Sums of integers: one result in any order.
-            self.table[slot].scatter_add_(0, ids, amounts)
+            places = slot * self._vocab_size + token_ids
+            self._pending.append(np.stack((places, np.full_like(places, amount))))
 
 
 def _ids(token_ids: SequenceOf[int]) -> IntArray:
