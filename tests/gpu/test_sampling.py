@@ -12,6 +12,7 @@ from tests.verifier.gpu_sampling.device_batches import (
     some_case,
     verified_by_host,
 )
+from tests.verifier.gpu_sampling.hostile_checks import *  # noqa: F403
 from tests.verifier.gpu_sampling.noise_checks import *  # noqa: F403
 from tests.verifier.gpu_sampling.sampler_checks import *  # noqa: F403
 from tests.verifier.gpu_sampling.slots_checks import *  # noqa: F403

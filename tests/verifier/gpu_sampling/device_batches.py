@@ -70,6 +70,14 @@ class Case:
         )
 
 
+def sampler_of(
+    vocab_size: int, rule: AcceptanceRule = AcceptanceRule.MATCH, max_num_seqs: int = 6
+) -> DeviceSampler:
+    return DeviceSampler(
+        device=DEVICE, vocab_size=vocab_size, max_num_seqs=max_num_seqs, max_num_drafts=4, rule=rule
+    )
+
+
 def some_sampling(draw: Draw, vocab_size: int) -> Sampling:
     bias = draw.integers(0, vocab_size, 3) if draw.random() < 0.3 else ()
     return Sampling(

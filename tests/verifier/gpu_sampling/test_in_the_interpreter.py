@@ -13,6 +13,8 @@ FOLDER = Path(__file__).parent
 CHECKS = sorted(path.name for path in FOLDER.glob("*_checks.py"))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", CHECKS)
 def test_kernels_compute_what_the_host_computes(name: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
