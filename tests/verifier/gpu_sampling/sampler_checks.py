@@ -1,0 +1,121 @@
+"""The sampler on the device against the host's: the same tokens, counts and flags.
+
+In the interpreter (`test_in_the_interpreter.py`), and on a GPU (`tests/gpu/test_sampling.py`).
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.verifier.gpu_sampling.device_batches import (
+    DEVICE,
+    assert_equal,
+    rows_of,
+    sampler_of,
+    some_case,
+    verified_by_device,
+    verified_by_host,
+)
+from verifier.gpu.sampling.slots import MAX_BIASES, MAX_STOP_TOKENS, is_sampled_on_device
+from verifier.sampling import Sampling
+from verifier.sampling.rejection_sampler import AcceptanceRule
+
+# The interpreter computes in numpy, which warns of infinities.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+RULES = list(AcceptanceRule)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("vocab_size", [1, 2, 33, 300, 2048, 5003])
+def test_a_mixed_batch_gets_the_tokens_of_the_host(vocab_size: int, rule: AcceptanceRule) -> None:
+    draw = np.random.default_rng([vocab_size, RULES.index(rule)])
+    sampler = sampler_of(vocab_size, rule)
+    num_accepted = 0
+    for _ in range(4):
+        cases = [some_case(draw, vocab_size, 4, rule) for _ in range(draw.integers(1, 7))]
+        num_rows = sum(len(case.drafts) + 1 for case in cases)
+        is_usable = draw.random(num_rows) < 0.95 if draw.random() < 0.5 else None
+        host = verified_by_host(cases, rule, is_usable)
+        assert_equal(verified_by_device(sampler, cases, is_usable), host)
+        num_accepted += int(host.num_accepted_tokens.sum())
+    assert num_accepted > 0
+
+
+def test_more_rows_than_are_computed_at_a_time() -> None:
+    draw, rule = np.random.default_rng(5), AcceptanceRule.MATCH
+    cases = [some_case(draw, 40, 4, rule) for _ in range(30)]
+    assert len(rows_of(cases)) > 64
+    sampler = sampler_of(40, rule, max_num_seqs=30)
+    assert_equal(verified_by_device(sampler, cases), verified_by_host(cases, rule))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_logits_are_widened(dtype: torch.dtype) -> None:
+    draw = np.random.default_rng(8)
+    cases = [some_case(draw, 100, 4, AcceptanceRule.MATCH) for _ in range(6)]
+    for case in cases:
+        case.logits = case.logits.to(dtype).float()
+    device = verified_by_device(sampler_of(100), cases, dtype=dtype)
+    assert_equal(device, verified_by_host(cases, AcceptanceRule.MATCH))
+
+
+def test_logits_may_be_part_of_a_wider_tensor() -> None:
+    draw = np.random.default_rng(9)
+    cases = [some_case(draw, 100, 4, AcceptanceRule.MATCH) for _ in range(6)]
+    host = verified_by_host(cases, AcceptanceRule.MATCH)
+    sampler = sampler_of(100)
+    slots = [
+        sampler.open(c.sampling, prompt_length=len(c.prompt), stop_token_ids=c.stop_token_ids)
+        for c in cases
+    ]
+    sampler.stage([case.staged(slot) for case, slot in zip(cases, slots, strict=True)])
+    rows = rows_of(cases)
+    wide = torch.full((len(rows) + 3, 131), math.nan, device=DEVICE)
+    wide[: len(rows), :100] = rows.to(DEVICE)
+    sampler.run(wide[:, :100])
+    assert_equal(sampler.result(), host)
+
+
+def test_a_sequence_of_the_host_does_not_change_the_others() -> None:
+    draw = np.random.default_rng(10)
+    cases = [some_case(draw, 100, 4, AcceptanceRule.MATCH) for _ in range(5)]
+    sampler = sampler_of(100)
+    expected = verified_by_host(cases, AcceptanceRule.MATCH)
+    slots = [
+        sampler.open(c.sampling, prompt_length=len(c.prompt), stop_token_ids=c.stop_token_ids)
+        for c in cases
+    ]
+    staged = [case.staged(slot) for case, slot in zip(cases, slots, strict=True)]
+    staged[2] = dataclasses.replace(staged[2], slot=None)
+    sampler.stage(staged)
+    sampler.run(rows_of(cases).to(DEVICE))
+    verdict = sampler.result()
+    others = [0, 1, 3, 4]
+    np.testing.assert_array_equal(
+        verdict.output_token_ids[others], expected.output_token_ids[others]
+    )
+
+
+def test_a_step_without_sequences() -> None:
+    sampler = sampler_of(10)
+    sampler.stage([])
+    sampler.run(torch.empty(0, 10, device=DEVICE))
+    assert len(sampler.result().num_accepted_tokens) == 0
+
+
+def test_what_the_host_samples() -> None:
+    none: frozenset[int] = frozenset()
+    assert is_sampled_on_device(Sampling(temperature=1.0, top_k=3, prompt_logprobs=2), none)
+    assert is_sampled_on_device(Sampling(is_constrained=True), frozenset(range(MAX_STOP_TOKENS)))
+    biased = Sampling(logit_bias=tuple((i, 1.0) for i in range(MAX_BIASES + 1)))
+    for sampling, stops in [
+        (Sampling(logprobs=0), none),
+        (biased, none),
+        (Sampling(), frozenset(range(MAX_STOP_TOKENS + 1))),
+    ]:
+        assert not is_sampled_on_device(sampling, stops)
+        with pytest.raises(ValueError, match="the host samples"):
+            sampler_of(10).open(sampling, prompt_length=1, stop_token_ids=stops)

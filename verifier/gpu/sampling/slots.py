@@ -1,0 +1,143 @@
+"""The parameters of the open sequences, in tables on the device, one slot each."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from verifier.gpu.sampling.kernels import jit
+from verifier.gpu.sampling.token_counts import TokenCounts
+from verifier.sampling.logits_processing import parameters_of
+from verifier.sampling.parameters import Sampling
+
+# As many as a request may have (`sampling.proto`, `gateway.proto`), and the model's end tokens.
+MAX_BIASES = 1024
+MAX_STOP_TOKENS = 128
+
+
+def is_sampled_on_device(sampling: Sampling, stop_token_ids: frozenset[int]) -> bool:
+    """The rule of what the device samples; the rows of all other sequences go to the host.
+
+    Logprobs need whole rows there. Prompt logprobs and scores are of other rows than those that
+    are sampled, so they do not matter here. A grammar's masks are staged with each step.
+    """
+    return (
+        sampling.logprobs is None
+        and len(sampling.logit_bias) <= MAX_BIASES
+        and len(stop_token_ids) <= MAX_STOP_TOKENS
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    sampling: Sampling
+    prompt_length: int
+    # Whether penalties depend on the tokens.
+    counts_tokens: bool
+
+
+class Slots:
+    """Owned by the thread that verifies. Nothing here is written while a step's kernels are queued,
+    but in the order of the device's stream.
+
+    Attributes:
+        integers, numbers: [max_num_seqs + 1, columns of `jit.py`] int64, float64. The last slot is
+            that of sequences that the host samples: here they get their likeliest tokens.
+        bias_token_ids, biases: [max_num_seqs + 1, MAX_BIASES]. stop_token_ids: likewise; int64.
+        counts: of the tokens of sequences with penalties.
+    """
+
+    def __init__(self, *, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        num_slots = max_num_seqs + 1
+
+        def table(width: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros((num_slots, width), dtype=dtype, device=device)
+
+        self.integers = table(jit.NUM_INTEGERS.value, torch.int64)
+        self.numbers = table(jit.NUM_NUMBERS.value, torch.float64)
+        self.bias_token_ids = table(MAX_BIASES, torch.int64)
+        self.biases = table(MAX_BIASES, torch.float64)
+        self.stop_token_ids = table(MAX_STOP_TOKENS, torch.int64)
+        self.counts = TokenCounts(num_slots=num_slots, vocab_size=vocab_size, device=device)
+        self.of_host = max_num_seqs
+        self._open: list[_Open | None] = [None] * max_num_seqs
+        self._free = list(range(max_num_seqs))[::-1]
+
+    def open(
+        self, sampling: Sampling, *, prompt_length: int, stop_token_ids: frozenset[int]
+    ) -> int:
+        """Returns the slot of a new sequence.
+
+        Raises:
+            ValueError: the device does not sample it; see `is_sampled_on_device`.
+            IndexError: all slots are taken.
+        """
+        if not is_sampled_on_device(sampling, stop_token_ids):
+            raise ValueError(f"the host samples a sequence with {sampling}")
+        slot = self._free.pop()
+        counts_tokens = (
+            sampling.repetition_penalty != 1.0
+            or sampling.frequency_penalty != 0.0
+            or sampling.presence_penalty != 0.0
+        )
+        self._open[slot] = _Open(
+            sampling=sampling, prompt_length=prompt_length, counts_tokens=counts_tokens
+        )
+        parameters = parameters_of(sampling)
+        integers = np.zeros(jit.NUM_INTEGERS.value, dtype=np.int64)
+        # No vocabulary is larger than that.
+        integers[jit.TOP_K.value] = min(parameters.top_k, 2**31)
+        integers[jit.SEED.value] = np.uint64(sampling.seed).astype(np.int64)
+        integers[jit.NUM_BIASES.value] = len(sampling.logit_bias)
+        integers[jit.NUM_STOPS.value] = len(stop_token_ids)
+        integers[jit.COUNTS_TOKENS.value] = counts_tokens
+        numbers = np.zeros(jit.NUM_NUMBERS.value, dtype=np.float64)
+        numbers[jit.TEMPERATURE.value] = parameters.temperature
+        numbers[jit.LOG_MIN_P.value] = parameters.log_min_p
+        numbers[jit.TOP_P.value] = parameters.top_p
+        numbers[jit.REPETITION.value] = sampling.repetition_penalty
+        numbers[jit.FREQUENCY.value] = sampling.frequency_penalty
+        numbers[jit.PRESENCE.value] = sampling.presence_penalty
+        self.integers[slot].copy_(torch.from_numpy(integers))
+        self.numbers[slot].copy_(torch.from_numpy(numbers))
+        _fill(self.bias_token_ids[slot], [token_id for token_id, _ in sampling.logit_bias])
+        _fill(self.biases[slot], [float(bias) for _, bias in sampling.logit_bias])
+        _fill(self.stop_token_ids[slot], sorted(stop_token_ids))
+        return slot
+
+    def close(self, slot: int) -> None:
+        """Frees the slot of a sequence that has ended."""
+        assert self._open[slot] is not None, f"slot {slot} is not open"
+        self._open[slot] = None
+        self.counts.clear(slot)
+        self._free.append(slot)
+
+    def rewind(self, slot: int, num_tokens: int) -> None:
+        """Takes back tokens of the output: the sequence has its first `num_tokens` left."""
+        opened = self._of(slot)
+        if num_tokens < opened.prompt_length:
+            raise ValueError(f"{num_tokens} tokens are fewer than the prompt has")
+        self.counts.rewind(slot, num_tokens - opened.prompt_length)
+
+    def take_in(self, slot: int, token_ids: SequenceOf[int]) -> int:
+        """Counts the tokens that are new; returns how many further ones must not be a stop token,
+        0 or less: none.
+
+        Args:
+            token_ids: all of the sequence, drafts excluded.
+        """
+        opened = self._of(slot)
+        if opened.counts_tokens:
+            self.counts.count(slot, token_ids, prompt_length=opened.prompt_length)
+        return opened.sampling.min_new_tokens - (len(token_ids) - opened.prompt_length)
+
+    def _of(self, slot: int) -> _Open:
+        opened = self._open[slot]
+        assert opened is not None, f"slot {slot} is not open"
+        return opened
+
+
+def _fill(row: torch.Tensor, values: SequenceOf[float]) -> None:
+    if values:
+        row[: len(values)].copy_(torch.tensor(values, dtype=row.dtype))
