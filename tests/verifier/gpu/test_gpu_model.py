@@ -115,6 +115,18 @@ def test_softcaps_are_served_where_the_backend_serves_them(
     assert_near(torch.from_numpy(rows), transformers_logits(folder_of("gemma2"), text))
 
 
+def test_what_transformers_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(gpu_model, "reference", failing)
+    config = config_for()
+    described = find_on_gpu(config, GPU)
+    assert described is not None
+    with pytest.raises(CheckpointError, match=r"logits could not be computed: no kernel image"):
+        load_on_gpu(config, described, CPU)
+
+
 @pytest.mark.parametrize("device", ["cuda", "auto"])
 def test_a_verifier_on_a_gpu_serves_the_bundled_model_by_the_decoder(
     device: str, monkeypatch: pytest.MonkeyPatch
