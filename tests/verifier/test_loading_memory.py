@@ -70,6 +70,20 @@ OWN_DECODER = MEASURE.format(
     load='loaded = load_weights(describe_decoder(folder), dtype="auto", quantization="none")',
 )
 
+GPU_DECODER = MEASURE.format(
+    imports="""
+from verifier.cpu.loading.loader import describe_decoder
+from verifier.gpu.loading import load_weights
+
+# What torch imports at its first computation with "meta" takes more than the loading.
+torch.empty(2, device="meta").copy_(torch.zeros(2)).float().add(1.0)
+""",
+    load="""
+elsewhere = torch.device("meta")
+loaded = load_weights(describe_decoder(folder), dtype="float32", device=elsewhere)
+""",
+)
+
 
 def transformers_loads(device: str, **options: str) -> str:
     return MEASURE.format(
@@ -155,6 +169,12 @@ def test_on_a_cpu_the_weights_and_a_file_are_the_most(script: str, dense: Path) 
 
 
 # The device "meta" takes no memory here, as another device's.
+
+
+def test_the_decoder_for_gpus_never_has_a_file_in_memory(dense: Path, experts: Path) -> None:
+    assert weights_bytes(dense) > SHARD_BYTES + BASE_BYTES
+    for folder in (dense, experts):
+        assert peak_bytes(GPU_DECODER, folder) <= BASE_BYTES
 
 
 def test_converted_and_merged_weights_go_straight_to_another_device(experts: Path) -> None:

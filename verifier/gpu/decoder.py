@@ -26,7 +26,8 @@ from verifier.gpu.weights import Experts, GpuWeights, Layer
 class WrittenCache(KVCache):
     """A cache that the decoder has written when attention begins.
 
-    Backends write a step's K/V before they attend, for models that do not do so themselves.
+    Backends write a step's K/V before they attend, for models that do not do so themselves. One
+    that writes `blocks` by itself writes the same numbers again.
     """
 
     def write(
@@ -70,6 +71,8 @@ class GpuDecoder(DeviceModel):
 
     def _forward(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
         weights, config = self._weights, self._weights.config
+        # Backends that note sums of rows note them for this step only.
+        self._cache.begin_step()
         # In one copy to the device.
         arrays = (
             layout.input_token_ids,

@@ -58,7 +58,7 @@ class Operations(Protocol):
                 those from 2 P on do not turn.
             head_norms: [2, D] float32: weights of the RMS norms of queries and of keys; or None.
             keys, values: [num_slots, num_kv_heads, D], of qkv's dtype; written.
-            slot_mapping: [T] int64.
+            slot_mapping: [T] int64; K/V of rows with a slot under zero is not stored.
             is_bad: [T] int32; set to 1 where K or V is not finite, else left as it is.
 
         Returns:

@@ -50,7 +50,9 @@ class PlainOperations:
         is_finite = stored.isfinite()
         is_bad.masked_fill_(~is_finite.flatten(1).all(dim=1), 1)
         stored.masked_fill_(~is_finite, 0.0)
-        keys[slot_mapping], values[slot_mapping] = stored.split(num_kv_heads, dim=1)
+        is_stored = slot_mapping >= 0
+        slots, stored = slot_mapping[is_stored], stored[is_stored]
+        keys[slots], values[slots] = stored.split(num_kv_heads, dim=1)
         return rotated
 
     def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -13,7 +13,7 @@ from verifier.attention.selection import AttentionChoice, choose_attention, make
 from verifier.batch.target_model import FloatArray
 from verifier.config import VerifierConfig
 from verifier.cpu.loading.loader import DecoderDescription, describe_decoder
-from verifier.cpu.loading.refusals import NotServedError
+from verifier.cpu.loading.refusals import CheckpointError, NotServedError
 from verifier.cpu.parity import (
     WINDOW_TOKENS,
     check_difference,
@@ -73,7 +73,7 @@ def load_on_gpu(
     are loaded: the device never holds both.
 
     Raises:
-        CheckpointError: the check against transformers failed.
+        CheckpointError: the check against transformers failed, or could not be made.
         ConfigError: the flags ask for more than the machine has.
     """
     shape = described.config
@@ -178,8 +178,18 @@ def serves_softcap(backend: AttentionBackend) -> bool:
 
 
 def _reference(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[FloatArray, float]:
-    """Transformers' logits, and nothing of its model left on the device."""
-    exact, rounding = reference(folder, dtype=dtype, quantization="none", device=device)
+    """Transformers' logits, and nothing of its model left on the device.
+
+    Raises:
+        CheckpointError: it could not compute them.
+    """
+    try:
+        exact, rounding = reference(folder, dtype=dtype, quantization="none", device=device)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        # Any model's code runs there.
+        raise CheckpointError(f"transformers' logits could not be computed: {error}") from error
     if device.type == "cuda":
         # Modules may refer to each other in a circle.
         gc.collect()

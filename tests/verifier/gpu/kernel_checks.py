@@ -75,13 +75,13 @@ def test_rotate_and_store(
     has_norms: bool,
     dtype: torch.dtype,
 ) -> None:
-    """Slots that are not written keep what they held."""
+    """Slots that are not written keep what they held; rows of padding are not stored."""
     num_tokens, num_slots = 5, 12
     qkv = numbers(num_tokens, num_heads + 2 * num_kv_heads, head_dim, seed=1, dtype=dtype)
     angles = numbers(num_tokens, num_pairs, seed=2) * 3
     turns = torch.stack((angles.cos(), angles.sin()), dim=1) * 1.25
     head_norms = 1 + numbers(2, head_dim, seed=3) if has_norms else None
-    slots = torch.tensor([11, 0, 7, 3, 8], device=DEVICE)
+    slots = torch.tensor([11, 0, 7, -1, 8], device=DEVICE)
     caches, marks, rotated = [], [], []
     for operations in (TRITON, PLAIN):
         cache = numbers(2, num_slots, num_kv_heads, head_dim, seed=4, dtype=dtype)

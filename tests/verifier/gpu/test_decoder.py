@@ -22,6 +22,7 @@ from verifier.cpu.loading.loader import describe_decoder
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.gpu import current_device, decoder
 from verifier.gpu.loading import load_weights
+from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import DenseLinear, Mlp
 
 TEXT = some_tokens(90, 97)
@@ -182,11 +183,28 @@ def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     assert torch.equal(one, many)
 
 
+class ShapesOnly(PlainOperations):
+    """How many rows are stored depends on values, which `meta` tensors do not have."""
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        turns: torch.Tensor,
+        head_norms: torch.Tensor | None,
+        **others: Any,
+    ) -> torch.Tensor:
+        tensors = [others[name] for name in ("keys", "values", "slot_mapping", "is_bad")]
+        tensors += [turns] if head_norms is None else [turns, head_norms]
+        assert {tensor.device for tensor in tensors} == {qkv.device}
+        return torch.empty_like(qkv)
+
+
 @pytest.mark.parametrize("name", ["llama_biases", "gemma3", "phi3_partial"])
 def test_all_tensors_of_a_step_are_on_the_models_device(name: str) -> None:
     """Torch's `meta` device refuses tensors of another one, as a GPU does."""
     elsewhere = torch.device("meta")
-    running = RunningGpuDecoder(load(folder_of(name), device=elsewhere))
+    weights = load(folder_of(name), device=elsewhere)
+    running = RunningGpuDecoder(weights, operations=ShapesOnly())
     layout = running.lay_out(
         Chunk(token_ids=[1] * 80, start=0, block_table=list(range(20, 25)), num_rows=1),
         Chunk(token_ids=[1], start=40, block_table=[4, 9, 2], num_rows=1),

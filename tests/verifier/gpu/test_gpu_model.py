@@ -14,6 +14,8 @@ from tests.verifier.cpu.test_loader import CONFIGS, save
 from tests.verifier.gpu.capped_attention import CappedBackend
 from tests.verifier.gpu.running_decoder import CPU, load
 from tests.verifier.gpu.test_decoder import assert_near, folder_of, transformers_logits
+from tests.verifier.paged_model import some_tokens
+from tests.verifier.scoring_engine import score, stacked, started
 from verifier.attention.sdpa import SdpaBackend
 from verifier.build import load_model
 from verifier.config import VerifierConfig
@@ -24,6 +26,7 @@ from verifier.gpu.weights import GpuWeights, Layer
 from verifier.model import fallback_model, gpu_model, own_model
 from verifier.model.gpu_model import check_decoder, find_on_gpu, load_on_gpu
 from verifier.model.parity_reference import reference
+from verifier.service.score_call import DraftsToScore
 
 GPU = torch.device("cuda", 0)
 
@@ -115,11 +118,20 @@ def test_softcaps_are_served_where_the_backend_serves_them(
     assert_near(torch.from_numpy(rows), transformers_logits(folder_of("gemma2"), text))
 
 
-@pytest.mark.parametrize("device", ["cuda", "auto"])
-def test_a_verifier_on_a_gpu_serves_the_bundled_model_by_the_decoder(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU is faked: the model is computed on the CPU."""
+def test_what_transformers_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(gpu_model, "reference", failing)
+    config = config_for()
+    described = find_on_gpu(config, GPU)
+    assert described is not None
+    with pytest.raises(CheckpointError, match=r"logits could not be computed: no kernel image"):
+        load_on_gpu(config, described, CPU)
+
+
+def fake_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is computed on the CPU."""
     monkeypatch.setattr(own_model, "has_gpu_driver", lambda: True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(fallback_model, "choose_device", lambda config, rank: GPU)
@@ -128,6 +140,37 @@ def test_a_verifier_on_a_gpu_serves_the_bundled_model_by_the_decoder(
         "load_on_gpu",
         lambda config, described, device: load_on_gpu(config, described, CPU),
     )
+
+
+def test_an_engine_scores_drafts_by_the_decoder_as_transformers_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a thread of its own, and in chunks; hidden states included."""
+    fake_a_gpu(monkeypatch)
+    config = config_for(
+        dtype="float32", num_kv_blocks=64, max_num_seqs=4, max_num_batched_tokens=24
+    )
+    loaded = load_model(config)
+    text = some_tokens(90, loaded.served.vocab_size)
+    batch = [
+        DraftsToScore(token_ids=text[:40], draft_token_ids=text[40:45]),
+        DraftsToScore(token_ids=text[:1], draft_token_ids=text[1:4]),
+        DraftsToScore(token_ids=text[:80], draft_token_ids=[]),
+    ]
+    with started(loaded, config) as engine:
+        scores = score(engine, batch, hidden_states=True)
+    expected = transformers_logits(MODEL_FOLDER, text, torch.float32)
+    head = load(MODEL_FOLDER, "float32").head
+    for each, (first, end) in zip(scores, ((39, 45), (0, 4), (79, 80)), strict=True):
+        rows = stacked(each, "hidden_state").float() @ head.T
+        assert_near(rows, expected[first:end])
+
+
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_a_verifier_on_a_gpu_serves_the_bundled_model_by_the_decoder(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_a_gpu(monkeypatch)
     with structlog.testing.capture_logs() as logs:
         loaded = load_model(config_for(device=device))
     assert isinstance(loaded.model, GpuDecoder)

@@ -21,3 +21,15 @@ def test_kernels_compute_what_plain_torch_computes() -> None:
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
     assert " passed" in ran.stdout
     assert "skipped" not in ran.stdout
+
+
+def test_kernels_compile_for_every_generation_of_gpus_that_is_served(tmp_path: Path) -> None:
+    """By Triton's own assembler, which needs no GPU."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.verifier.gpu.compile_kernels"]
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert len(ran.stdout.splitlines()) == 9

@@ -10,7 +10,7 @@ def rotate_and_store_kernel(
     rotated,  # as qkv, written; another memory, since programs read what they turn twice
     turns,  # [T, 2, num_pairs] float32: cosines, sines
     head_norms,  # [2, head_dim] float32, if HAS_NORMS
-    slot_mapping,  # [T] int64
+    slot_mapping,  # [T] int64; rows with a slot under zero are not stored
     keys,  # [num_slots, num_kv_heads, head_dim], written
     values,  # the same
     is_bad,  # [T] int32, set to 1
@@ -51,10 +51,11 @@ def rotate_and_store_kernel(
         # Several programs may store it: all of them the same.
         tl.store(is_bad + token, 1, mask=num_bad > 0)
         slot = tl.load(slot_mapping + token)
+        is_stored = at < tl.where(slot >= 0, head_dim, 0)
         if head < num_heads + num_kv_heads:
             place = (slot * num_kv_heads + head - num_heads) * head_dim
-            tl.store(keys + place + at, result, mask=inside)
+            tl.store(keys + place + at, result, mask=is_stored)
         else:
             place = (slot * num_kv_heads + head - num_heads - num_kv_heads) * head_dim
-            tl.store(values + place + at, result, mask=inside)
+            tl.store(values + place + at, result, mask=is_stored)
     tl.store(rotated + start + at, result, mask=inside)
