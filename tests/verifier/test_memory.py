@@ -16,7 +16,7 @@ from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
 from verifier.attention.selection import AttentionChoice
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import BoolArray, FloatArray, TargetModel
+from verifier.batch.target_model import BoolArray, ComputesLogits, FloatArray
 from verifier.config import VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model import model_part
@@ -238,7 +238,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
 
 
 def free_for_kv(
-    gpu: StandInGpu, make_model: Callable[[], TargetModel] | None = None, **flags: Any
+    gpu: StandInGpu, make_model: Callable[[], ComputesLogits] | None = None, **flags: Any
 ) -> int:
     return free_for_kv_bytes(
         config_with(**flags),
