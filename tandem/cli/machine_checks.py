@@ -179,8 +179,8 @@ def _gpus(found: dict[str, Any]) -> Iterator[Check]:
         if not gpu["can_run"]:
             yield fail("gpu", text, "use a GPU of 8.0 or later, or --device cpu")
             continue
-        if versions["flash-attn"] is None:
-            advice = "pip install 'tandem-serve[flash-attn]' makes attention faster"
+        if versions["triton"] is None:
+            advice = "pip install 'tandem-serve[triton]' makes attention and sampling faster"
             yield warn("gpu", text, advice)
         else:
             yield ok("gpu", text)

@@ -146,19 +146,19 @@ def test_a_gpu_needs_its_driver_a_build_of_torch_and_compute_capability() -> Non
             {"field": "numerics", "value": "fast", "refusal": None},
         ],
     }
-    bare = {"driver": "570.86", "triton": "3.9", "flash-attn": None}
+    bare = {"driver": "570.86", "triton": None, "flash-attn": None}
     for changed, status in (
         ({"gpus": None}, Status.OK),
         ({"gpus": [], "gpu_software": bare}, Status.WARN),
         ({"gpus": [gpu], "gpu_software": bare}, Status.FAIL),
         ({"gpus": [new], "gpu_software": bare}, Status.WARN),
-        ({"gpus": [new], "gpu_software": bare | {"flash-attn": "2.8"}}, Status.OK),
+        ({"gpus": [new], "gpu_software": bare | {"triton": "3.7"}}, Status.OK),
     ):
         found = by_name(machine_checks.described(description(**changed)))
         assert found["gpu"].status is status
         assert ("gpu support" in found) is (new in (changed["gpus"] or []))
     assert found["gpu"].found == (
-        "G, compute capability 9.0, 2.0 of 3.0 GiB free; driver 570.86, triton 3.9, flash-attn 2.8"
+        "G, compute capability 9.0, 2.0 of 3.0 GiB free; driver 570.86, triton 3.7, flash-attn absent"
     )
     assert found["gpu support"].found == "numerics fast; not strict (runs on CPUs)"
     assert "2.0 GiB free of the GPU" in found["memory"].found

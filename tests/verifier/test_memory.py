@@ -16,7 +16,8 @@ from verifier.attention.kv_cache import KVCache
 from verifier.attention.sdpa import SdpaBackend
 from verifier.attention.selection import AttentionChoice
 from verifier.batch.batch_layout import BatchLayout
-from verifier.batch.target_model import BoolArray, ComputesLogits, FloatArray
+from verifier.batch.host_step import ComputesLogits
+from verifier.batch.target_model import BoolArray, FloatArray
 from verifier.config import VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model import model_part

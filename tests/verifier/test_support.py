@@ -65,7 +65,7 @@ def test_what_only_the_own_decoder_has_is_refused_on_a_gpu(feature: Feature) -> 
 
     if feature.gpu.is_offered:
         assert find_own(config_with(feature, "cuda")) is None
-        assert feature.refusal(TURING) == "needs compute capability 8.0"
+        assert (feature.refusal(TURING) or "").startswith("needs compute capability 8.")
     else:
         with pytest.raises(ConfigError):
             find_own(config_with(feature, "cuda"))
