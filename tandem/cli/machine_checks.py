@@ -180,7 +180,7 @@ def _gpus(found: dict[str, Any]) -> Iterator[Check]:
             yield fail("gpu", text, "use a GPU of 8.0 or later, or --device cpu")
             continue
         if versions["triton"] is None:
-            advice = "pip install 'tandem-serve[triton]' makes attention and sampling faster"
+            advice = "pip install 'tandem-serve[triton]' makes attention faster"
             yield warn("gpu", text, advice)
         else:
             yield ok("gpu", text)

@@ -158,7 +158,8 @@ def test_a_gpu_needs_its_driver_a_build_of_torch_and_compute_capability() -> Non
         assert found["gpu"].status is status
         assert ("gpu support" in found) is (new in (changed["gpus"] or []))
     assert found["gpu"].found == (
-        "G, compute capability 9.0, 2.0 of 3.0 GiB free; driver 570.86, triton 3.7, flash-attn absent"
+        "G, compute capability 9.0, 2.0 of 3.0 GiB free; driver 570.86, triton 3.7, "
+        "flash-attn absent"
     )
     assert found["gpu support"].found == "numerics fast; not strict (runs on CPUs)"
     assert "2.0 GiB free of the GPU" in found["memory"].found
