@@ -49,6 +49,8 @@ SLOW = (
     "verifier/test_soak.py",
     "verifier/test_tensor_parallel.py",
     "verifier/test_transformers_model.py",
+    "verifier/test_triton_attention.py",
+    "verifier/test_triton_compilation.py",
 )
 
 # The same cases in every run, so that nobody's change fails for a case that it did not bring.

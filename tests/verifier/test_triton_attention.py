@@ -42,7 +42,6 @@ def test_attention_is_that_of_sdpa(call: Call, sliding_window: int | None) -> No
 @pytest.mark.parametrize(
     "case",
     [
-        "bits_do_not_depend_on_the_batch",
         "large_scores_do_not_overflow",
         "padding_changes_no_bit",
         "what_is_written_is_that_of_the_cache",
@@ -50,6 +49,11 @@ def test_attention_is_that_of_sdpa(call: Call, sliding_window: int | None) -> No
 )
 def test_of_every_type(call: Call, case: str, dtype: torch.dtype) -> None:
     call(case, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_the_batch(call: Call, dtype: torch.dtype) -> None:
+    call("bits_do_not_depend_on_the_batch", dtype)
 
 
 def test_the_default_splits_are_right(call: Call) -> None:
