@@ -42,6 +42,7 @@ SLOW = (
     "verifier/drafters/test_drafter_loss.py",
     "verifier/drafters/test_feed_model.py",
     "verifier/drafters/test_lying_drafters.py",
+    "verifier/gpu/test_kernels.py",
     "verifier/test_checkpoint.py",
     "verifier/test_event_loop.py",
     "verifier/test_not_finite_kv.py",

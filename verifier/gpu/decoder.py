@@ -6,6 +6,7 @@ model's dtype.
 Shape legend: T tokens of the step, R rows that need logits, H hidden size, V vocabulary.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -170,21 +171,14 @@ class GpuDecoder(DeviceModel):
         return turns
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
     """What all layers of a step share; `Operations.rotate_and_store` explains the tensors."""
 
-    def __init__(
-        self,
-        *,
-        attention: StepAttention,
-        turns: list[torch.Tensor],
-        slot_mapping: torch.Tensor,
-        is_bad: torch.Tensor,
-    ) -> None:
-        self.attention = attention
-        self.turns = turns
-        self.slot_mapping = slot_mapping
-        self.is_bad = is_bad
+    attention: StepAttention
+    turns: list[torch.Tensor]  # of each rotary embedding
+    slot_mapping: torch.Tensor
+    is_bad: torch.Tensor
 
 
 def kv_shape_of(config: ModelConfig, dtype: torch.dtype) -> KVShape:

@@ -140,7 +140,7 @@ def check_decoder(
         rounding: the distance that transformers has in the model's dtype.
 
     Raises:
-        CheckpointError: they differ by more than rounding.
+        CheckpointError: they differ by more than rounding, or the decoder fails.
     """
     text = probe_text(
         vocab_size=weights.config.vocab_size,
@@ -160,7 +160,11 @@ def check_decoder(
     )
     decoder = GpuDecoder(dataclasses.replace(weights, layers=layers), backend=backend, cache=cache)
     cuts = sorted({len(text) // 2, len(text) - 1} - {0})
-    logits = paged_logits(decoder, text, cuts, block_size=block_size)
+    try:
+        logits = paged_logits(decoder, text, cuts, block_size=block_size)
+    except Exception as error:
+        # Kernels are compiled and launched for the first time here.
+        raise CheckpointError(f"the decoder for GPUs cannot compute it: {error}") from error
     is_rounded = weights.dtype is not torch.float32
     # Rounding may route a token to other experts, which changes its logits by any amount. The
     # distance that follows is a median over tokens.

@@ -130,6 +130,12 @@ def test_what_transformers_cannot_compute_is_refused(monkeypatch: pytest.MonkeyP
         load_on_gpu(config, described, CPU)
 
 
+def test_a_backend_that_fails_at_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SdpaBackend, "prepare", lambda *_: 1 / 0)
+    with pytest.raises(CheckpointError, match="the decoder for GPUs cannot compute it: division"):
+        check(load(folder_of("llama")), folder_of("llama"))
+
+
 def fake_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is computed on the CPU."""
     monkeypatch.setattr(own_model, "has_gpu_driver", lambda: True)
