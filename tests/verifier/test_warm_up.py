@@ -13,6 +13,7 @@ import pytest
 from tests.verifier.conftest import MODEL_FOLDER
 from verifier import warm_up
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
+from verifier.batch.host_step import ComputesLogits
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.cpu.loading import packing
@@ -42,6 +43,7 @@ def test_a_ready_verifier_has_touched_the_memory_of_a_short_prompt() -> None:
     )
     layout = lay_out([chunk], block_size=16)
     num_faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    assert isinstance(model, ComputesLogits)
     model.forward(layout)
     assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - num_faults < 15
 

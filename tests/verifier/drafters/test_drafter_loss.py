@@ -19,6 +19,7 @@ from tests.verifier.drafters.drafted_sessions import (
 )
 from tests.verifier.running_verifier import ClientSession, RunningVerifier, StartVerifier
 from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.host_step import ComputesLogits
 from verifier.batch.target_model import FloatArray
 from verifier.build import LoadedModel
 
@@ -52,6 +53,7 @@ async def test_a_drafter_that_is_killed_and_restarted_drafts_again_for_the_same_
 ) -> None:
     may_run = threading.Event()
     may_run.set()
+    assert isinstance(bundled_model.model, ComputesLogits)
     forward = bundled_model.model.forward
 
     def pausable(layout: BatchLayout) -> FloatArray:
