@@ -44,6 +44,7 @@ def test_a_ready_verifier_has_touched_the_memory_of_a_short_prompt() -> None:
     )
     layout = lay_out([chunk], block_size=16)
     num_faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    assert isinstance(model, ComputesLogits)
     model.forward(layout)
     assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - num_faults < 15
 
