@@ -1,8 +1,10 @@
 """Runs `tests/gpu` before anything is measured: a wrong result needs no speed."""
 
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from xml.etree import ElementTree
 from benchmarks.services import REPOSITORY
 
 FOLDER = "tests/gpu"
+_BARE = ("-c", os.devnull, "--rootdir", str(REPOSITORY), "--noconftest", "--import-mode=importlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,25 +36,36 @@ class TestsRun:
 
 
 def run_tests(limit_s: float, folder: str = FOLDER) -> TestsRun:
-    """Runs them all within the time; that there is no report is a failure, too."""
+    """Runs them all within the time; that there is no report is a failure, too.
+
+    If pytest cannot start with the project's configuration, whose plugins may be missing on a
+    machine that only serves, the tests run without it.
+    """
+    end_s = time.monotonic() + limit_s
+    run = _run((), folder, limit_s)
+    if run.passed + run.skipped == 0:
+        run = _run(_BARE, folder, end_s - time.monotonic())
+    return run
+
+
+def _run(options: Sequence[str], folder: str, limit_s: float) -> TestsRun:
     with tempfile.TemporaryDirectory() as kept:
         file = Path(kept) / "report.xml"
-        command = [sys.executable, "-m", "pytest", folder, "-q", f"--junitxml={file}"]
+        command = [sys.executable, "-m", "pytest", folder, "-q", f"--junitxml={file}", *options]
         try:
             done = subprocess.run(
                 command,
                 cwd=REPOSITORY,
                 capture_output=True,
                 text=True,
-                timeout=limit_s,
+                timeout=max(0.0, limit_s),
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return _none(f"not done after {limit_s:.0f} s")
+            return _none("not done in time")
         if done.returncode > 1 or not file.exists():
             last = (f"{done.stdout}{done.stderr}".strip().splitlines() or ["no message"])[-1]
-            reason = f"pytest ended with status {done.returncode}: {last}"
-            return _none(reason)
+            return _none(f"pytest ended with status {done.returncode}: {last}")
         return read_report(file)
 
 

@@ -92,9 +92,16 @@ def test_the_tests_outcomes_are_told(tmp_path: Path) -> None:
 
 def test_tests_that_take_too_long_or_cannot_start_are_a_failure(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import time\ntime.sleep(60)\n")
-    assert run_tests(1.5, str(tmp_path)).failed == ["not done after 2 s"]
+    assert run_tests(1.5, str(tmp_path)).failed == ["not done in time"]
     [reason] = run_tests(60, str(tmp_path / "absent")).failed
     assert reason.startswith("pytest ended with status 4: ")
+
+
+def test_tests_run_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import a_plugin_that_is_missing\n")
+    (tmp_path / "test_it.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
+    run = run_tests(60, str(tmp_path))
+    assert (run.passed, len(run.failed)) == (1, 1)
 
 
 async def supervise(
