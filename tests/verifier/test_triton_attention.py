@@ -42,6 +42,7 @@ def test_attention_is_that_of_sdpa(call: Call, sliding_window: int | None) -> No
 @pytest.mark.parametrize(
     "case",
     [
+        "a_softcap_is_that_of_the_definition",
         "large_scores_do_not_overflow",
         "padding_changes_no_bit",
         "what_is_written_is_that_of_the_cache",

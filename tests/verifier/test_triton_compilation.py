@@ -149,11 +149,13 @@ def test_no_later_step_waits_for_the_compiler(compiled: Compiled) -> None:
     backend = TritonBackend(device=META)
     queries = torch.empty((32, 7, 64), dtype=torch.bfloat16, device=META)
     blocks = torch.empty((100, 16, 8, 64), dtype=torch.bfloat16, device=META)
-    for window in (None, 4096):
-        backend.compile(queries, blocks, blocks, has_window=window is not None)
+    for has_window in (False, True):
+        for has_softcap in (False, True):
+            backend.compile(queries, blocks, blocks, has_window=has_window, has_softcap=has_softcap)
     attend(torch.bfloat16, head_dim=64, longest=3, window=None)  # the write, too
     different = len(compiled.different)
-    assert different == 7  # attend by one program and several, combine, each with a window; write
+    # Attend by one program and several, with a softcap, combine, each with a window; write.
+    assert different == 11
     for num_sequences in (1, 2, 3, 4, 5, 16, 17):
         for longest in (1, 16, 300, 1100, 8192):
             for window in (None, 1, 4096):

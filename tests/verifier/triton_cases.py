@@ -158,7 +158,9 @@ class World:
         queries, keys, values = self.rows()
         return step.attend(1, queries, keys, values, scaling=scaling, sliding_window=sliding_window)
 
-    def exact(self, *, sliding_window: int | None = None, scaling: float = 0.3) -> torch.Tensor:
+    def exact(
+        self, *, sliding_window: int | None = None, scaling: float = 0.3, softcap: float = 0.0
+    ) -> torch.Tensor:
         """The definition, in float64: [T, num_heads, head_dim]."""
         rows = []
         for entry, text in zip(self.entries, self.texts, strict=True):
@@ -169,6 +171,8 @@ class World:
                 for head in range(self.sizes.num_heads):
                     kv_head = head // self.sizes.group
                     scores = keys[kv_head, first : at + 1] @ queries[head, at] * scaling
+                    if softcap:
+                        scores = softcap * torch.tanh(scores / softcap)
                     of_heads.append(scores.softmax(0) @ values[kv_head, first : at + 1])
                 rows.append(torch.stack(of_heads))
         return torch.stack(rows)
@@ -240,6 +244,34 @@ def attention_is_that_of_sdpa(sliding_window: int | None) -> None:
     torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
     for our_blocks, their_blocks in zip(ours.cache.blocks(1), theirs.cache.blocks(1), strict=True):
         assert torch.equal(our_blocks, their_blocks)
+
+
+def a_softcap_is_that_of_the_definition(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Scores far over the cap, and near zero; in K/V that the model has written."""
+    sizes = Sizes(num_kv_heads=2, group=3, head_dim=40, dtype=dtype, device=device)
+    entries = [Entry(num_queries=3, length=90), Entry(num_queries=20, length=61)]
+    for scaling in (0.01, 30.0):
+        for splitting, window in ((TOGETHER, 25), (APART, None)):
+            world = World(sizes, entries)
+            TritonBackend(device=world.device, splitting=splitting).prepare(
+                world.layout, world.cache
+            ).attend(1, *world.rows(), scaling=1.0, sliding_window=None)  # writes K/V
+            before = [blocks.clone() for blocks in world.cache.blocks(1)]
+            world.cache.is_written_by_attention = False
+            queries, keys, values = world.rows()
+            attended = (
+                TritonBackend(device=world.device, splitting=splitting)
+                .prepare(world.layout, world.cache)
+                .attend(
+                    1, queries, 9 * keys, 9 * values, scaling=scaling, sliding_window=window,
+                    softcap=5.0,
+                )
+            )  # fmt: skip
+            expected = world.exact(sliding_window=window, scaling=scaling, softcap=5.0)
+            tolerance = TOLERANCES[dtype]
+            torch.testing.assert_close(attended.double(), expected, rtol=tolerance, atol=tolerance)
+            for blocks, old in zip(world.cache.blocks(1), before, strict=True):
+                assert torch.equal(blocks.nan_to_num(), old.nan_to_num())
 
 
 def large_scores_do_not_overflow(dtype: torch.dtype, device: str = "cpu") -> None:

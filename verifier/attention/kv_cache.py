@@ -28,6 +28,9 @@ class KVShape:
 class KVCache:
     """Written by the model's forward pass only; owned by the engine thread."""
 
+    # Whether attention writes a step's K/V before it attends; else the model has done so.
+    is_written_by_attention = True
+
     def __init__(
         self, shape: KVShape, *, num_blocks: int, block_size: int, device: torch.device
     ) -> None:

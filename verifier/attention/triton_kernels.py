@@ -81,7 +81,8 @@ def attend(
     query_token_stride,
     table_stride,
     num_sequences,
-    scale,  # of scores, times log2(e)
+    scale,  # of scores, times log2(e); with a softcap, divided by that instead
+    softcap,  # times log2(e)
     window,  # tokens that a token sees, itself included; 0: all before it
     num_splits,
     NUM_KV_HEADS: tl.constexpr,
@@ -95,6 +96,7 @@ def attend(
     SPLIT: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
 ):
     """One tile of queries of one sequence, for one key head; of one split only, if IS_SPLIT."""
     tile = tl.program_id(0)
@@ -158,6 +160,9 @@ def attend(
             is_read = is_key[:, None] & (dims < DIM)[None, :]
             key = tl.load(cached_keys + places, mask=is_read, other=0.0)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            if HAS_SOFTCAP:
+                # softcap * tanh(scores); 2.885... is 2 * log2(e).
+                scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * 2.8853900817779268)))
             sees = key_positions[None, :] <= positions[:, None]
             if HAS_WINDOW:
                 sees = sees & (key_positions[None, :] > positions[:, None] - window)

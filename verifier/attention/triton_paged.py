@@ -54,12 +54,14 @@ class TritonBackend:
     """Owned by the engine thread."""
 
     name = "triton"
+    # `TritonStep.attend` takes `softcap`.
+    caps_scores = True
 
     def __init__(self, *, device: torch.device, splitting: Splitting | None = None) -> None:
         self.device = device
         self.splitting = splitting or Splitting()
-        # For which models' layers all kernels are compiled: those with a window, or without.
-        self._compiled: set[bool] = set()
+        # For which layers all kernels are compiled: with a window or without, so with a softcap.
+        self._compiled: set[tuple[bool, bool]] = set()
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> "TritonStep":
         """Rows of the layout past its last sequence are padding, and so are slots under zero."""
@@ -77,12 +79,13 @@ class TritonBackend:
         cached_values: torch.Tensor,
         *,
         has_window: bool,
+        has_softcap: bool,
     ) -> None:
         """At the first step, which is the check of the model when it is loaded, runs the kernels of
         one program per sequence and those of several, for one token. So no request waits for the
         compiler.
         """
-        if has_window in self._compiled:
+        if (has_window, has_softcap) in self._compiled:
             return
         split_tokens = self.splitting.split_tokens
         one = torch.ones(1, dtype=torch.int32, device=queries.device)
@@ -103,9 +106,10 @@ class TritonBackend:
                 tables,
                 scaling=1.0,
                 sliding_window=1 if has_window else None,
+                softcap=1.0 if has_softcap else 0.0,
                 splitting=Splitting(split_tokens=split_tokens, enough_programs=enough_programs),
             )
-        self._compiled.add(has_window)
+        self._compiled.add((has_window, has_softcap))
 
 
 class TritonStep:
@@ -136,18 +140,22 @@ class TritonStep:
         *,
         scaling: float,
         sliding_window: int | None,
+        softcap: float = 0.0,
     ) -> torch.Tensor:
+        """`softcap`: scores s become softcap * tanh(s / softcap); 0: they stay as they are."""
         cached_keys, cached_values = self._cache.blocks(layer)
         # Triton launches on the thread's current device.
         with torch.cuda.device(queries.device) if queries.is_cuda else contextlib.nullcontext():
-            self._cache.add_row_sums(
-                write(keys, values, self._slot_mapping, cached_keys, cached_values)
-            )
+            if self._cache.is_written_by_attention:
+                self._cache.add_row_sums(
+                    write(keys, values, self._slot_mapping, cached_keys, cached_values)
+                )
             self._backend.compile(
                 queries,
                 cached_keys,
                 cached_values,
                 has_window=sliding_window is not None,
+                has_softcap=softcap > 0.0,
             )
             return paged_attention(
                 queries,
@@ -156,6 +164,7 @@ class TritonStep:
                 self._tables,
                 scaling=scaling,
                 sliding_window=sliding_window,
+                softcap=softcap,
                 splitting=self._backend.splitting,
             )
 
@@ -208,6 +217,7 @@ def paged_attention(
     *,
     scaling: float,
     sliding_window: int | None,
+    softcap: float = 0.0,
     splitting: Splitting,
 ) -> torch.Tensor:
     """Causal attention of queries [num_heads, T, head_dim] to K/V in blocks.
@@ -262,7 +272,9 @@ def paged_attention(
         queries.stride(1),
         tables.block_table.stride(0),
         num_sequences,
-        scaling * math.log2(math.e),
+        # With a softcap, of the argument of tanh.
+        scaling / softcap if softcap else scaling * math.log2(math.e),
+        softcap * math.log2(math.e),
         window,
         num_splits,
         NUM_KV_HEADS=num_kv_heads,
@@ -276,6 +288,7 @@ def paged_attention(
         SPLIT=splitting.split_tokens,
         IS_SPLIT=is_split,
         HAS_WINDOW=window > 0,
+        HAS_SOFTCAP=softcap > 0.0,
         num_stages=2,
         **options,
     )

@@ -25,11 +25,9 @@ from verifier.gpu.weights import Experts, GpuWeights, Layer
 
 
 class WrittenCache(KVCache):
-    """A cache that the decoder has written when attention begins.
+    """A cache that the decoder has written when attention begins."""
 
-    Backends write a step's K/V before they attend, for models that do not do so themselves. One
-    that writes `blocks` by itself writes the same numbers again.
-    """
+    is_written_by_attention = False
 
     def write(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor
