@@ -46,9 +46,10 @@ LABEL org.opencontainers.image.title="tandem-verifier" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
+# CUDA bases have no Python; and Triton compiles the launchers of its kernels with gcc.
 # hadolint ignore=DL3008
 RUN command -v python3 > /dev/null || { apt-get update \
-    && apt-get install -y --no-install-recommends python3 \
+    && apt-get install -y --no-install-recommends python3 python3-dev gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*; }
 COPY --from=build /opt/tandem /opt/tandem
 # Files are written to /tmp only: a tmpfs or an emptyDir. There a restarted container finds that its

@@ -93,7 +93,7 @@ def _obstacle(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: 
         return None
     if device.type != "cuda":
         return f"runs on a GPU only, and the model is on {device.type}"
-    if name == "triton" and (lack := _lack_of_triton()):
+    if name == "triton" and (lack := lack_of_triton()):
         return lack
     if name == "flash_attn" and importlib.util.find_spec("flash_attn") is None:
         return "the package flash-attn is not installed"
@@ -118,7 +118,7 @@ def _block_obstacle(name: str, block_size: int) -> str | None:
     return None
 
 
-def _lack_of_triton() -> str | None:
+def lack_of_triton() -> str | None:
     """What is missing here of what Triton needs; None: nothing.
 
     It compiles at run time a C module that launches its kernels, with Python's headers.

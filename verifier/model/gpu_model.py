@@ -9,7 +9,12 @@ import torch
 
 from servicekit.logs import get_logger
 from verifier.attention.backend import AttentionBackend
-from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
+from verifier.attention.selection import (
+    AttentionChoice,
+    choose_attention,
+    lack_of_triton,
+    make_backend,
+)
 from verifier.batch.target_model import FloatArray
 from verifier.config import VerifierConfig
 from verifier.cpu.loading.loader import DecoderDescription, describe_decoder
@@ -51,6 +56,8 @@ def find_on_gpu(config: VerifierConfig, device: torch.device) -> DecoderDescript
         reason = "--tensor-parallel-size"
     elif config.quantization != "none":
         reason = f"--quantization {config.quantization}"
+    elif device.type == "cuda" and (lack := lack_of_triton()):
+        reason = lack
     else:
         try:
             described = describe_decoder(config.model)

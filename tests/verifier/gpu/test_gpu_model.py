@@ -98,6 +98,16 @@ def test_others_go_to_transformers_and_the_log_says_why(
     assert [(log["event"], log["reason"]) for log in logs] == [("served_by_transformers", reason)]
 
 
+def test_without_what_triton_needs_models_go_to_transformers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert find_on_gpu(config_for(folder_of("llama")), GPU) is not None
+    monkeypatch.setattr(gpu_model, "lack_of_triton", lambda: "no C compiler")
+    with structlog.testing.capture_logs() as logs:
+        assert find_on_gpu(config_for(folder_of("llama")), GPU) is None
+    assert [log["reason"] for log in logs] == ["no C compiler"]
+
+
 def test_an_unknown_activation_goes_to_transformers(tmp_path: Path) -> None:
     save(tmp_path, "llama")
     text = (tmp_path / "config.json").read_text()
