@@ -61,13 +61,13 @@ class VerifierConfig(
 
     numerics: Literal["auto", "strict", "fast"] = "auto"
     """strict: a token's logits have the same bits whatever else is in the batch: Tandem's own
-    decoder, on CPU; fast: transformers computes; auto is strict where that decoder serves the
-    model."""
+    decoder, on CPU; fast: on a GPU, or transformers computes; auto is strict where that decoder
+    serves the model on a CPU."""
 
     attention_backend: Literal["auto", "sdpa", "triton", "flash_attn", "torch_varlen"] = "auto"
-    """How attention is computed with transformers; auto is, on a GPU, the first of triton,
-    flash_attn and torch_varlen that is installed and can serve the model in blocks of --block-size,
-    else sdpa."""
+    """How attention is computed on a GPU, and with transformers; auto is, on a GPU, the first of
+    triton, flash_attn and torch_varlen that is installed and can serve the model in blocks of
+    --block-size, else sdpa."""
 
     threads: int = pydantic.Field(default=0, ge=0)
     """Threads of the model on CPU, in each process; 0: as many as the container's limit and the

@@ -38,7 +38,7 @@ from tandem.load.workloads import Prompt, WorkloadError, read_workload
 EXAMPLES = (
     "tandem bench --speculation both --requests 64 --concurrency 8",
     "tandem bench --workload source --rate 4 --seconds 60 --json result.json --plot result.png",
-    "tandem bench --url http://127.0.0.1:8000/v1 --api chat --workload source --concurrency 16",
+    "tandem bench --url http://127.0.0.1:8001/v1 --api chat --workload source --concurrency 16",
 )
 
 _INTERRUPTED = 130

@@ -147,12 +147,18 @@ def described(found: dict[str, Any]) -> Iterator[Check]:
         yield fail("checkpoint", found["error"], "download the model again")
         return
     model = found["model"]
-    if model["decoder"] == "own" and found["processor_refusal"] is None:
-        yield ok("decoder", f"{model['architecture']}: Tandem's own, on a CPU")
+    refusal = found["processor_refusal"]
+    if any(gpu["can_run"] for gpu in found["gpus"] or []):
+        refusal = found["gpu_decoder_refusal"]
+        where = "on the GPU"
+    else:
+        where = "on a CPU"
+    if model["decoder"] == "own" and refusal is None:
+        yield ok("decoder", f"{model['architecture']}: Tandem's own, {where}")
     else:
         yield warn(
             "decoder",
-            f"transformers: {model['reason'] or found['processor_refusal']}",
+            f"transformers: {model['reason'] or refusal}",
             "it works if transformers knows the model; docs/models.md lists the faster families",
         )
     yield _memory(found)
@@ -171,20 +177,25 @@ def _gpus(found: dict[str, Any]) -> Iterator[Check]:
     versions = found["gpu_software"]
     software = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items())
     for gpu in found["gpus"]:
-        free, total = (gpu[name] / _GIB for name in ("free_bytes", "total_bytes"))
-        text = (
-            f"{gpu['name']}, compute capability {gpu['compute_capability']}, "
-            f"{free:.1f} of {total:.1f} GiB free; {software}"
-        )
+        text = f"{gpu['name']}, compute capability {gpu['compute_capability']}, {_free(gpu)}"
+        text += f"; {software}"
         if not gpu["can_run"]:
             yield fail("gpu", text, "use a GPU of 8.0 or later, or --device cpu")
             continue
-        if versions["triton"] is None:
-            advice = "pip install 'tandem-serve[triton]' makes attention faster"
-            yield warn("gpu", text, advice)
+        if gpu["free_bytes"] is None:
+            yield warn("gpu", text, "end what uses it, or allow this user to")
+        elif lack := found["gpu_decoder_refusal"]:
+            yield warn("gpu", f"{text}; {lack}", "Tandem's decoder for GPUs needs it")
         else:
             yield ok("gpu", text)
         yield ok("gpu support", _supported(gpu["support"]))
+
+
+def _free(gpu: dict[str, Any]) -> str:
+    """How much of its memory is free."""
+    if gpu["free_bytes"] is None:
+        return "full or not accessible"
+    return f"{gpu['free_bytes'] / _GIB:.1f} of {gpu['total_bytes'] / _GIB:.1f} GiB free"
 
 
 def _supported(features: list[dict[str, Any]]) -> str:
@@ -206,7 +217,7 @@ def _memory(found: dict[str, Any]) -> Check:
     """Weights, and the K/V of one sequence of the model's full length, against what is free."""
     model = found["model"]
     gpus = found["gpus"] or []
-    free = max((gpu["free_bytes"] for gpu in gpus), default=found["free_bytes"])
+    free = max((gpu["free_bytes"] or 0 for gpu in gpus), default=found["free_bytes"])
     where = "of the GPU" if gpus else "of the machine"
     weights = model["weights_bytes"]
     text = f"{weights / _GIB:.2f} GiB of weights, {free / _GIB:.1f} GiB free {where}"

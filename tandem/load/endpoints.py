@@ -147,7 +147,8 @@ class OpenAiEndpoint:
             return bool(choice.text)
         # Many servers show what a model thinks apart from what it answers, as an extension.
         delta = choice.delta
-        thought = (delta.model_extra or {}).get("reasoning_content")
+        extension = delta.model_extra or {}
+        thought = extension.get("reasoning_content") or extension.get("reasoning")
         return bool(delta.content or delta.tool_calls or thought)
 
 

@@ -113,6 +113,7 @@ def description(**changed: Any) -> dict[str, Any]:
         "cpu_support": CPU_SUPPORT,
         "gpus": None,
         "gpu_software": None,
+        "gpu_decoder_refusal": None,
         "model": model,
         "error": None,
     }
@@ -146,17 +147,25 @@ def test_a_gpu_needs_its_driver_a_build_of_torch_and_compute_capability() -> Non
             {"field": "numerics", "value": "fast", "refusal": None},
         ],
     }
-    bare = {"driver": "570.86", "triton": None, "flash-attn": None}
+    software = {"driver": "570.86", "triton": "3.7", "flash-attn": None}
+    sound = {"gpu_software": software, "gpu_decoder_refusal": None}
+    bare = sound | {"gpu_decoder_refusal": "no C compiler is installed"}
+    hidden = new | {"free_bytes": None, "total_bytes": None}
     for changed, status in (
         ({"gpus": None}, Status.OK),
-        ({"gpus": [], "gpu_software": bare}, Status.WARN),
-        ({"gpus": [gpu], "gpu_software": bare}, Status.FAIL),
-        ({"gpus": [new], "gpu_software": bare}, Status.WARN),
-        ({"gpus": [new], "gpu_software": bare | {"triton": "3.7"}}, Status.OK),
+        ({"gpus": [], **sound}, Status.WARN),
+        ({"gpus": [gpu], **sound}, Status.FAIL),
+        ({"gpus": [new], **bare}, Status.WARN),
+        ({"gpus": [hidden], **sound}, Status.WARN),
+        ({"gpus": [new], **sound}, Status.OK),
     ):
         found = by_name(machine_checks.described(description(**changed)))
         assert found["gpu"].status is status
-        assert ("gpu support" in found) is (new in (changed["gpus"] or []))
+        runs = [new] == changed["gpus"] or [hidden] == changed["gpus"]
+        assert ("gpu support" in found) is runs
+        is_own = changed.get("gpu_decoder_refusal") is None
+        assert ("on the GPU" in found["decoder"].found) is (runs and is_own)
+        assert (found["decoder"].status is Status.OK) is (is_own or not runs)
     assert found["gpu"].found == (
         "G, compute capability 9.0, 2.0 of 3.0 GiB free; driver 570.86, triton 3.7, "
         "flash-attn absent"

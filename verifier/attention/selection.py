@@ -69,13 +69,20 @@ def choose_attention(
 
 
 def make_backend(choice: AttentionChoice, *, device: torch.device) -> AttentionBackend:
-    """The chosen backend; imports its package only here."""
+    """The chosen backend; imports its package only here.
+
+    Raises:
+        ConfigError: its package cannot be imported.
+    """
     if choice.name == "triton":
         from verifier.attention.triton_paged import TritonBackend
 
         return TritonBackend(device=device)
     if choice.name == "flash_attn":
-        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
+        try:
+            from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
+        except ImportError as error:  # a build for another torch
+            raise ConfigError(FLAG, f"flash_attn: cannot be imported: {error}") from error
 
         kernel = block_table.flash_attn_kernel(flash_attn_varlen_func)
         return block_table.BlockTableBackend(choice.name, kernel, device=device)

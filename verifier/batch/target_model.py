@@ -73,9 +73,7 @@ class TargetModel(Protocol):
 
 @runtime_checkable
 class HasRowTile(Protocol):
-    """A target model whose kernels compute rows in tiles, or whose steps are padded to buckets: so
-    the rest of a tile or bucket is cheap.
-    """
+    """A target model whose kernels compute rows in tiles: so the rest of a tile is cheap."""
 
-    # The most rows of a tile; the distance of small buckets.
+    # The most rows of one.
     row_tile: int

@@ -1,5 +1,7 @@
 """A step's layout on the device: arrays that stay where they are, and one copy per step.
 
+No step uses it yet (docs/gpu.md).
+
 The arrays are views of one allocation, so a captured graph finds each step's contents at the same
 addresses, and one host-to-device copy brings them all. Block tables stay on the device: a sequence
 keeps a row of `block_tables`, to which its new blocks are appended. The new blocks travel in the

@@ -1,5 +1,7 @@
 """Captured graphs of a step, by the number of tokens that it is padded to.
 
+No step uses it yet (docs/gpu.md).
+
 A decoder launches hundreds of kernels per step, which takes a host longer than a small step takes a
 device. A graph is captured once and replayed with one call; but it has fixed sizes and addresses.
 So a step is padded to a bucket, and reads its arrays where `device_batch.py` keeps them:

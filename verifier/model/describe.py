@@ -11,6 +11,8 @@ so:
     cpu_support           field, value and refusal (null: it works) of what is offered on CPUs
     gpus                  name, compute_capability, can_run, free_bytes, total_bytes, support of
                           each; null: torch is not asked, since there is no driver
+    gpu_decoder_refusal   why transformers computes every model on the GPU; null: it does not, or
+                          there is no GPU
     gpu_software          versions by name (null: not there); null: torch is not asked
     model                 architecture, decoder ("own" or "transformers"), reason (for the latter),
                           weights_bytes, kv_bytes_per_token and max_model_len (null if unknown)
@@ -54,8 +56,9 @@ def describe(folder: Path) -> dict[str, Any]:
         "cores": available_cores(),
         "free_bytes": free_memory_bytes(),
         "processor_refusal": unsupported_reason(),
-        "cpu_support": support.on_cpu(),
+        "cpu_support": support.on_cpu(unsupported_reason()),
         "gpus": list(support.gpus()) if has_driver else None,
+        "gpu_decoder_refusal": support.lack_of_triton() if has_driver else None,
         "gpu_software": support.gpu_software() if has_driver else None,
         "model": model,
         "error": error,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from servicekit.config import ConfigError
 from servicekit.logs import get_logger
 from verifier.attention.backend import AttentionBackend
 from verifier.attention.selection import (
@@ -88,7 +89,10 @@ def load_on_gpu(
     attention, backend = _attention(config, described, device)
     digest = begin_digest(config.model)
     exact, rounding = _reference(config.model, dtype, device)
-    weights = load_weights(described, dtype=config.dtype, device=device)
+    try:
+        weights = load_weights(described, dtype=config.dtype, device=device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError("--model", f"its weights do not fit on the GPU: {error}") from error
     check_decoder(weights, backend, block_size=attention.block_size, exact=exact, rounding=rounding)
     kv_shape = kv_shape_of(shape, dtype)
 
@@ -112,8 +116,14 @@ def load_on_gpu(
         room=num_kv_blocks * attention.block_size,
     )
     logger.info("gpu_decoder", device=str(device))
+    try:
+        model = assembled(num_kv_blocks)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "--num-kv-blocks", f"{num_kv_blocks} blocks do not fit on the GPU: {error}"
+        ) from error
     return ReadyModel(
-        model=assembled(num_kv_blocks),
+        model=model,
         numerics="fast",
         num_threads=torch.get_num_threads(),
         model_digest=digest.result(),

@@ -1,6 +1,6 @@
 """What the verifier offers on CPUs and on GPUs: the one source of docs/gpu.md and `tandem doctor`.
 
-Imports torch only to ask for a GPU's attention backends. A model may restrict these further.
+Imports torch only to ask for GPUs. A model may restrict these further.
 """
 
 import importlib.metadata
@@ -40,6 +40,8 @@ class Feature:
     gpu: Support
     # What the GPU must have at least.
     min_capability: tuple[int, int] = MIN_COMPUTE_CAPABILITY
+    # Whether on a CPU only the own decoder does it.
+    needs_own_decoder: bool = False
 
     def refusal(self, capability: tuple[int, int]) -> str | None:
         """Why it does not work on this machine's GPU of that compute capability; None: it does."""
@@ -58,6 +60,7 @@ FEATURES = (
         value="strict",
         cpu=Support(note="the own decoder"),
         gpu=Support(is_offered=False, note="the own decoder runs on CPUs"),
+        needs_own_decoder=True,
     ),
     Feature(
         field="numerics",
@@ -84,6 +87,7 @@ FEATURES = (
         value="int8",
         cpu=Support(note="strict"),
         gpu=Support(is_offered=False, note="the own decoder's, which runs on CPUs"),
+        needs_own_decoder=True,
     ),
     Feature(
         field="quantization",
@@ -131,10 +135,20 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def on_cpu() -> list[dict[str, str | None]]:
-    """Each feature's field, value and refusal (null: it works) on a CPU."""
+def on_cpu(processor_refusal: str | None = None) -> list[dict[str, str | None]]:
+    """Each feature's field, value and refusal (null: it works) on a CPU.
+
+    Args:
+        processor_refusal: why the own decoder cannot run on this one.
+    """
     return [
-        _told(feature, None if feature.cpu.is_offered else feature.cpu.note) for feature in FEATURES
+        _told(
+            feature,
+            (processor_refusal if feature.needs_own_decoder else None)
+            if feature.cpu.is_offered
+            else feature.cpu.note,
+        )
+        for feature in FEATURES
     ]
 
 
@@ -161,7 +175,7 @@ def gpus() -> Iterator[dict[str, Any]]:
 
     for index in range(torch.cuda.device_count()):
         capability = torch.cuda.get_device_capability(index)
-        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        free_bytes, total_bytes = _memory(index)
         yield {
             "name": torch.cuda.get_device_name(index),
             "compute_capability": _dotted(capability),
@@ -170,6 +184,23 @@ def gpus() -> Iterator[dict[str, Any]]:
             "total_bytes": total_bytes,
             "support": on_gpu(capability),
         }
+
+
+def _memory(gpu: int) -> tuple[int | None, int | None]:
+    """Free and total bytes; None where this process may not use the GPU, or nothing is free."""
+    import torch
+
+    try:
+        return torch.cuda.mem_get_info(gpu)
+    except RuntimeError:
+        return None, None
+
+
+def lack_of_triton() -> str | None:
+    """What the decoder for GPUs lacks here; None: nothing."""
+    from verifier.attention import selection
+
+    return selection.lack_of_triton()
 
 
 def driver_version(file: Path = _DRIVER_VERSION) -> str | None:

@@ -61,26 +61,23 @@ def _message(message: schema.Message, index: int) -> Mapping[str, Any]:
                 "type": call.type,
                 "function": {
                     "name": call.function.name,
-                    "arguments": _arguments(
-                        call.function.arguments, f"messages.{index}.tool_calls.{call_index}"
-                    ),
+                    "arguments": _arguments(call.function.arguments),
                 },
             }
-            for call_index, call in enumerate(message.tool_calls)
+            for call in message.tool_calls
         ]
     return given
 
 
-def _arguments(text: str, call: str) -> Any:
+def _arguments(text: str) -> Any:
+    """What they say; or the text itself, where a model's call was cut or is no sound JSON: clients
+    send it back as they got it.
+    """
     try:
         arguments = json.loads(text or "{}")
-        # Half of a surrogate pair is JSON, and no text.
-        json.dumps(arguments, ensure_ascii=False).encode()
+        # Half of a surrogate pair is JSON, and no text; a template would write a number that is too
+        # large as no JSON.
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
-        raise ApiError(
-            400,
-            f"{call}.function.arguments is not JSON",
-            param=f"{call}.function.arguments",
-            code="invalid_value",
-        ) from None
+        return text
     return arguments
