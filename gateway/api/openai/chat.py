@@ -34,14 +34,14 @@ def conversation(parsed: schema.ChatCompletionRequest, *, num_bytes: int) -> Con
                 code="invalid_value",
             )
     return Conversation(
-        messages=[_message(each, index) for index, each in enumerate(parsed.messages)],
+        messages=[_message(each) for each in parsed.messages],
         tools=[tool.model_dump() for tool in callable_tools(parsed)],
         variables=variables,
         num_bytes=num_bytes,
     )
 
 
-def _message(message: schema.Message, index: int) -> Mapping[str, Any]:
+def _message(message: schema.Message) -> Mapping[str, Any]:
     content = message.content
     given: dict[str, Any] = {
         # Templates know no developers: the role is the newer name of the same thing.
