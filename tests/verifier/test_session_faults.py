@@ -198,7 +198,7 @@ class TestOverload:
         # More than a slice, whose Rejecteds are more than the client may leave unread.
         messages = [[refused] * (2 * SLICE_COST // COMMAND_COST), [late], [late]]
         if in_one_message:
-            messages = [sum(messages, [])]
+            messages = [[each for commands in messages for each in commands]]
         num_read = 0
 
         async def requests() -> AsyncIterator[pb.SessionRequest]:
