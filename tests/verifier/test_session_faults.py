@@ -9,13 +9,16 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from tandem.v1 import sampling_pb2
 from tandem.v1 import verifier_pb2 as pb
 from tests.scripted_model import VOCAB_SIZE, continue_by, hashed
 from tests.verifier.running_engine import PATIENCE_S, RunningEngine, StartEngine
 from tests.verifier.running_verifier import StartVerifier
+from verifier.engine.messages import DetachSession
 from verifier.engine.observation import Fault
+from verifier.errors import OverloadedError
 from verifier.service import wire
-from verifier.service.command_flow import COMMAND_COST, WINDOW_COST
+from verifier.service.command_flow import COMMAND_COST, SLICE_COST, WINDOW_COST
 from verifier.service.sequence_spans import SequenceSpans
 from verifier.service.session import Session
 from verifier.service.wire import ServedModel
@@ -32,12 +35,23 @@ def served_by(running: RunningEngine) -> ServedModel:
         dtype="", device="", numerics="", attention_backend="", max_model_len=200, max_num_seqs=8,
         max_num_batched_tokens=64, max_num_speculative_tokens=7, vocab_size=VOCAB_SIZE,
         block_size=4, num_kv_blocks=64, eos_token_ids=frozenset(),
+        tokenizer_digest="digest",
     )  # fmt: skip
 
 
 def make_open(sequence_id: str = "a", **fields: Any) -> pb.Command:
     values: dict[str, Any] = {"token_ids": PROMPT, "max_new_tokens": 5}
     return pb.Command(open=pb.Open(sequence_id=sequence_id, **(values | fields)))
+
+
+def make_draft(sequence_id: str) -> pb.Command:
+    return pb.Command(draft=pb.Draft(sequence_id=sequence_id, token_ids=[1]))
+
+
+REGEX = sampling_pb2.SamplingParams(
+    structured_output=sampling_pb2.StructuredOutput(regex="a"),
+)
+LONG_DRAFT = make_draft("x" * 1000)
 
 
 class TestFlood:
@@ -159,14 +173,71 @@ class TestOwnFaults:
         assert running.observer.faults == [Fault.PUBLISH]
 
 
-def new_session(running: RunningEngine, spans: SequenceSpans | None = None) -> Session:
+class TestOverload:
+    """Its client does not read: `responses` is not called."""
+
+    @pytest.mark.parametrize("in_one_message", [True, False])
+    @pytest.mark.parametrize(
+        ("refused", "late"),
+        [
+            pytest.param(HELLO.commands[0], make_open("late"), id="open"),
+            pytest.param(HELLO.commands[0], make_open("late", sampling=REGEX), id="grammar"),
+            pytest.param(LONG_DRAFT, make_draft("late"), id="draft"),
+        ],
+    )
+    async def test_what_comes_after_the_overload_that_ends_a_session_is_not_handled(
+        self,
+        start_engine: StartEngine,
+        monkeypatch: pytest.MonkeyPatch,
+        refused: pb.Command,
+        late: pb.Command,
+        in_one_message: bool,
+    ) -> None:
+        running = start_engine()
+        session = new_session(running, max_event_bytes=2000)
+        # More than a slice, whose Rejecteds are more than the client may leave unread.
+        messages = [[refused] * (2 * SLICE_COST // COMMAND_COST), [late], [late]]
+        if in_one_message:
+            messages = [[each for commands in messages for each in commands]]
+        num_read = 0
+
+        async def requests() -> AsyncIterator[pb.SessionRequest]:
+            nonlocal num_read
+            yield HELLO
+            for commands in messages:
+                num_read += 1
+                yield pb.SessionRequest(commands=commands)
+
+        submitted: list[object] = []
+        submit = running.engine.submit
+
+        def record(command: Any) -> None:
+            submitted.append(command)
+            submit(command)
+
+        monkeypatch.setattr(running.engine, "submit", record)
+        async with asyncio.timeout(PATIENCE_S):
+            await session.read(requests())
+        assert [type(each) for each in submitted] == [DetachSession]
+        assert session.num_uncompiled == 0
+        # The second of three, to see that it is over.
+        assert num_read == min(2, len(messages))
+        with pytest.raises(OverloadedError, match="events are unread"):
+            async for _ in session.responses():
+                pass
+        session.close()
+
+
+def new_session(
+    running: RunningEngine, spans: SequenceSpans | None = None, *, max_event_bytes: int = 1 << 20
+) -> Session:
     return Session(
         running.engine,
         served_by(running),
         Grammars(Path("no tokenizer"), vocab_size=VOCAB_SIZE, end_token_ids=[0]),
         admits_drafter=lambda address: False,
         may_wait=lambda num_tokens: True,
-        max_event_bytes=1 << 20,
+        max_event_bytes=max_event_bytes,
         spans=spans,
     )
 

@@ -98,6 +98,9 @@ class Session:
         try:
             greeted = False
             async for request in requests:
+                if self._error is not None:
+                    # `responses` may be long in raising it: its client may not read.
+                    return
                 received_at_s = time.monotonic()
                 wire.SESSION_LIMITS.check_counts(request)
                 commands: Sequence[verifier_pb2.Command] = request.commands
@@ -232,6 +235,8 @@ class Session:
             if index % _COMMANDS_PER_SLICE == 0 and len(commands) > _COMMANDS_PER_SLICE:
                 # Also at index 0: parsing so large a message took long enough.
                 await asyncio.sleep(0)
+            if self._error is not None:
+                return
             if not command.HasField("draft"):
                 others.append(command)
                 continue
@@ -264,6 +269,8 @@ class Session:
         rejected: list[Event] = []
         cost = 0
         for command in commands:
+            if self._error is not None:
+                return
             cost += COMMAND_COST + len(command.open.token_ids)
             try:
                 self._submit_one(command)

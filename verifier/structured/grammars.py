@@ -12,10 +12,10 @@ Each sequence gets matchers of its own, because copies of one share what they co
 import contextlib
 import enum
 import json
-import queue
 import re
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -103,9 +103,11 @@ class Grammars:
         """
         self._on_compiled = on_compiled
         self._vocab_size = vocab_size
-        self._lock = threading.Lock()
-        self._num_waiting = 0
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        # Guards what follows, and tells the thread of a job or of the end.
+        self._changed = threading.Condition()
+        # Those that wait, oldest first. One that is cancelled leaves at once, with its tokens.
+        self._jobs: OrderedDict[Future[GrammarState], _Job] = OrderedDict()
+        self._is_closed = False
         # What compiles for too long, for as long as it does.
         self._endless: Grammar | None = None
         # A daemon: the process's end does not wait for a grammar that compiles.
@@ -134,31 +136,32 @@ class Grammars:
             InvalidRequestError: this grammar compiles for too long.
             OverloadedError: another one does, or too many wait to be compiled.
         """
-        with self._lock:
+        job = _Job(grammar, output_token_ids)
+        with self._changed:
             if self._endless is not None:
                 raise _too_long(grammar, self._endless)
-            if self._num_waiting >= _MAX_WAITING:
+            if len(self._jobs) >= _MAX_WAITING:
                 raise OverloadedError(
-                    f"{self._num_waiting} grammars wait to be compiled",
+                    f"{len(self._jobs)} grammars wait to be compiled",
                     field=grammar.field,
                     retry_after_ms=_RETRY_MS,
                 )
-            self._num_waiting += 1
-            job = _Job(grammar, output_token_ids)
-            # Also of one that is cancelled before its turn.
-            job.future.add_done_callback(self._on_done)
-            self._jobs.put(job)
+            self._jobs[job.future] = job
+            self._changed.notify()
+        job.future.add_done_callback(self._on_done)
         return job.future
 
     def close(self) -> None:
         """Ends the thread, after the grammar that it compiles; cancels those that wait."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
         for job in self._take_jobs():
             job.future.cancel()
-        self._jobs.put(None)
 
     def _run(self, path: Path, end_token_ids: Sequence[int]) -> None:
         tokenizer = _read_tokenizer(path, self._vocab_size, end_token_ids)
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next_job()) is not None:
             if not job.future.set_running_or_notify_cancel():
                 continue
             timer = threading.Timer(MAX_COMPILE_S, self._give_up, [job])
@@ -175,9 +178,15 @@ class Grammars:
             timer.join()
             self._endless = None
 
+    def _next_job(self) -> "_Job | None":
+        """Waits for it; None once it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._is_closed)
+            return None if self._is_closed else self._jobs.popitem(last=False)[1]
+
     def _give_up(self, job: "_Job") -> None:
         """Rejects what compiles for too long, and what waits behind it."""
-        with self._lock:
+        with self._changed:
             self._endless = job.grammar
         for each in (job, *self._take_jobs()):
             with contextlib.suppress(InvalidStateError):
@@ -185,17 +194,14 @@ class Grammars:
 
     def _take_jobs(self) -> list["_Job"]:
         """Those that wait."""
-        taken = []
-        with contextlib.suppress(queue.Empty):
-            while (job := self._jobs.get_nowait()) is not None:
-                taken.append(job)
-            # It is closed.
-            self._jobs.put(None)
+        with self._changed:
+            taken = list(self._jobs.values())
+            self._jobs.clear()
         return taken
 
-    def _on_done(self, _: "Future[GrammarState]") -> None:
-        with self._lock:
-            self._num_waiting -= 1
+    def _on_done(self, future: "Future[GrammarState]") -> None:
+        with self._changed:
+            self._jobs.pop(future, None)
 
     def _compile_observed(self, tokenizer: LLTokenizer | None, job: "_Job") -> GrammarState:
         start_s = time.perf_counter()

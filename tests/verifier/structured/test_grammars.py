@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -402,7 +403,7 @@ def held_thread(
 
 
 def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_WAITING", 3)
+    monkeypatch.setattr(module, "_MAX_WAITING", 2)
     with held_thread(monkeypatch) as (grammars, end):
         waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(2)]
         with pytest.raises(OverloadedError) as caught:
@@ -415,6 +416,37 @@ def test_only_so_many_grammars_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         end.set()
         last.result(timeout=60)
         waiting[1].result(timeout=60)
+
+
+class Output(list[int]):
+    """An output of which a test can see whether something still holds it."""
+
+
+def test_what_is_cancelled_while_it_waits_is_kept_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with held_thread(monkeypatch) as (grammars, end):
+        waits = Output([7])
+        kept = weakref.ref(waits)
+        cancelled = []
+        futures = []
+        for _ in range(5):
+            output = Output([7])
+            cancelled.append(weakref.ref(output))
+            futures.append(grammars.compile(Grammar(GrammarKind.REGEX, "a"), output))
+        first = grammars.compile(Grammar(GrammarKind.REGEX, "b"), waits)
+        last = grammars.compile(Grammar(GrammarKind.REGEX, "c"))
+        del output, waits
+        assert all(each.cancel() for each in futures)
+        assert [each() for each in cancelled] == [None] * 5
+        assert kept() == [7]
+        assert len(grammars._jobs) == 2
+        end.set()
+        # Those that still wait are compiled, in their order.
+        last.result(timeout=60)
+        assert first.done()
+        with contextlib.suppress(InvalidRequestError):
+            first.result(timeout=60)
 
 
 def test_what_waits_when_the_process_ends_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,7 +496,7 @@ def test_a_grammar_that_compiles_for_too_long_is_refused_and_holds_up_no_sequenc
             grammars.compile(Grammar(GrammarKind.REGEX, "held"))
         with pytest.raises(OverloadedError):
             grammars.compile(Grammar(GrammarKind.REGEX, "a"))
-        assert grammars._num_waiting == 0
+        assert not grammars._jobs
         end.set()
         # It tells nobody that it has left the grammar.
         while grammars._endless is not None:
