@@ -86,20 +86,33 @@ class InProcessEngine(EngineObserver):
         """Runs all tasks, `streams` at a time; `observe` is called with each decision, whose
         `sequence_id` is the task's index. `max_drafts`: per sequence and step; None: the limit of
         the verifier.
+
+        Raises:
+            Exception: the engine's, a rejected sequence's or `observe`'s.
+            TimeoutError: no task has ended for `PATIENCE_S`.
         """
         if max_drafts is None:
             max_drafts = self._loaded.served.max_num_speculative_tokens
         self._counts = Counts()
         drafting = _Drafting(self._engine, self._counts) if speculate else None
-        done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # For each task that has ended None, or what keeps the others from ending.
+        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         waiting = list(enumerate(tasks))[::-1]
         session_id = 0
         counts = self._counts
 
         def sink(events: list[Event], step: StepStats | None) -> None:
+            try:
+                publish(events)
+            except Exception as error:
+                done.put(error)
+                raise  # the engine drops the session
+
+        def publish(events: list[Event]) -> None:
             started_at_s = time.perf_counter()
-            rejected = [event.error for event in events if isinstance(event, Rejected)]
-            assert not rejected, rejected
+            for event in events:
+                if isinstance(event, Rejected):
+                    raise event.error
             decided = [event for event in events if isinstance(event, Decided)]
             for event in decided:
                 counts.num_tokens += len(event.token_ids)
@@ -127,11 +140,20 @@ class InProcessEngine(EngineObserver):
                 )
             )
 
+        stopped = self._engine.stopped
+        stopped.add_done_callback(
+            lambda _: done.put(stopped.exception() or RuntimeError("the engine was stopped"))
+        )
         session_id = self._engine.attach(sink)
         for _ in range(streams):
             open_next()
         for _ in tasks:
-            done.get(timeout=PATIENCE_S)
+            try:
+                error = done.get(timeout=PATIENCE_S)
+            except queue.Empty:
+                raise TimeoutError(f"no task has ended for {PATIENCE_S:g} s") from None
+            if error is not None:
+                raise error
         return counts
 
     def _opened(self, index: int, task: Task, speculate: bool, max_drafts: int) -> OpenSequence:

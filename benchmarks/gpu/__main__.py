@@ -28,6 +28,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -52,7 +53,7 @@ async def main(argv: Sequence[str] | None = None) -> int:
     started_at_s = time.monotonic()
     tests = None
     if not arguments.no_tests:
-        tests = run_tests(_TESTS_S)
+        tests = await run_tests(_TESTS_S)
         print(f"{tests}\n", flush=True)
     measures: list[Measure] = []
 
@@ -83,6 +84,25 @@ async def main(argv: Sequence[str] | None = None) -> int:
     if arguments.png and any(measure.value is not None for measure in measures):
         draw(measures, supervisor.machine, arguments.png)
     return 1 if supervisor.failed or (tests is not None and tests.failed) else 0
+
+
+async def _until_terminated() -> int:
+    """`main`, which SIGTERM cancels: processes that it started end, its temporary folder goes."""
+    running = asyncio.ensure_future(main())
+
+    def terminate() -> None:
+        # Another one would cancel the ending.
+        if not running.cancelling():
+            running.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # by SIGINT
+        return 128 + signal.SIGTERM
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -129,4 +149,4 @@ def _figures(
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(asyncio.run(_until_terminated()))

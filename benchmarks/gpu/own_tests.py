@@ -1,7 +1,7 @@
 """Runs `tests/gpu` before anything is measured: a wrong result needs no speed."""
 
+import asyncio
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from benchmarks.gpu.supervisor import end
 from benchmarks.services import REPOSITORY
 
 FOLDER = "tests/gpu"
@@ -35,37 +36,40 @@ class TestsRun:
         return "\n".join([*lines, *(f"- {each}" for each in self.failed)])
 
 
-def run_tests(limit_s: float, folder: str = FOLDER) -> TestsRun:
+async def run_tests(limit_s: float, folder: str = FOLDER) -> TestsRun:
     """Runs them all within the time; that there is no report is a failure, too.
 
     If pytest cannot start with the project's configuration, whose plugins may be missing on a
     machine that only serves, the tests run without it.
     """
     end_s = time.monotonic() + limit_s
-    run = _run((), folder, limit_s)
+    run = await _run((), folder, limit_s)
     if run.passed + run.skipped == 0:
-        run = _run(_BARE, folder, end_s - time.monotonic())
+        run = await _run(_BARE, folder, end_s - time.monotonic())
     return run
 
 
-def _run(options: Sequence[str], folder: str, limit_s: float) -> TestsRun:
+async def _run(options: Sequence[str], folder: str, limit_s: float) -> TestsRun:
     with tempfile.TemporaryDirectory() as kept:
         file = Path(kept) / "report.xml"
         command = [sys.executable, "-m", "pytest", folder, "-q", f"--junitxml={file}", *options]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=REPOSITORY,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                command,
-                cwd=REPOSITORY,
-                capture_output=True,
-                text=True,
-                timeout=max(0.0, limit_s),
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+            async with asyncio.timeout(max(0.0, limit_s)):
+                printed = b"".join(await process.communicate())
+        except TimeoutError:
             return _none("not done in time")
-        if done.returncode > 1 or not file.exists():
-            last = (f"{done.stdout}{done.stderr}".strip().splitlines() or ["no message"])[-1]
-            return _none(f"pytest ended with status {done.returncode}: {last}")
+        finally:
+            await end(process)
+        if process.returncode not in (0, 1) or not file.exists():
+            last = (printed.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+            return _none(f"pytest ended with status {process.returncode}: {last}")
         return read_report(file)
 
 

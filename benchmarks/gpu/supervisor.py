@@ -57,7 +57,7 @@ class Supervisor:
             try:
                 await self._follow(process, pending)
             finally:
-                await _end(process)
+                await end(process)
 
     async def _follow(self, process: asyncio.subprocess.Process, pending: list[str]) -> None:
         """Takes from `pending` what the process measures, until it cannot go on."""
@@ -65,7 +65,9 @@ class Supervisor:
         while pending:
             most_s = min(started_at_s + ROWS[pending[0]].most_s, self.end_s) - time.monotonic()
             try:
-                message = await asyncio.wait_for(_message(process), max(0.0, most_s))
+                # Unlike `wait_for`, it loses no cancellation that comes with the message.
+                async with asyncio.timeout(max(0.0, most_s)):
+                    message = await _message(process)
             except TimeoutError:
                 duration_s = time.monotonic() - started_at_s
                 self._give_up(pending.pop(0), f"not done after {duration_s:.0f} s")
@@ -116,10 +118,17 @@ async def _message(process: asyncio.subprocess.Process) -> dict[str, Any] | None
     return None
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ends the process and all that it has started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Ends the leader of a process group and all that it has started, even if cancelled."""
+    try:
+        await _end_by(process, signal.SIGTERM)
+    finally:
+        await _end_by(process, signal.SIGKILL)
+
+
+async def _end_by(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STOP_TIMEOUT_S):
+            await process.wait()

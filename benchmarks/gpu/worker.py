@@ -58,16 +58,17 @@ async def main(argv: Sequence[str] | None = None) -> None:
         try:
             async for measure in plan.load()(bench):
                 _tell({"row": name, "measure": asdict(measure)})
+            if device.type == "cuda":
+                # Here, since a kernel's error may come with it.
+                torch.cuda.empty_cache()
         except Exception as error:
             traceback.print_exc()
-            # Nothing runs on the device after such an error.
-            is_last = isinstance(error, torch.AcceleratorError)
+            # After some errors nothing runs on a GPU, and not all of them have a type of their own.
+            is_last = device.type == "cuda"
             error_told = f"{type(error).__name__}: {error}"
         _tell({"row": name, "error": error_told, "is_last": is_last})
         if is_last:
             return
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def _machine(device: "torch.device") -> str:  # type: ignore[name-defined]  # noqa: F821

@@ -3,11 +3,15 @@
 No figure here says anything about a GPU; the command has never run on one.
 """
 
+import asyncio
 import importlib.util
 import itertools
 import json
 import os
+import signal
+import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import supervisor, worker
+from benchmarks.gpu import steps, supervisor, worker
+from benchmarks.gpu.bench import ON_CPU, Bench
 from benchmarks.gpu.own_tests import run_tests
 from benchmarks.gpu.peers import of_one_length
 from benchmarks.gpu.rows import ROWS, RowPlan
@@ -25,6 +30,7 @@ from benchmarks.gpu.steps import step_layout
 from benchmarks.gpu.supervisor import Supervisor
 from benchmarks.gpu.texts import Text, all_texts, random_texts, replays
 from benchmarks.ratios import Interval
+from benchmarks.services import REPOSITORY
 from benchmarks.serving.turns import Goal, Measure
 from benchmarks.workloads import Task
 
@@ -71,7 +77,7 @@ def by_row(measure: dict[str, str]) -> str:
     return measure["row"]
 
 
-def test_the_tests_outcomes_are_told(tmp_path: Path) -> None:
+async def test_the_tests_outcomes_are_told(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
         "def test_good(): pass\n"
@@ -82,7 +88,7 @@ def test_the_tests_outcomes_are_told(tmp_path: Path) -> None:
         "def broken(): raise OSError('no device')\n"
         "def test_without_its_fixture(broken): pass\n"
     )
-    run = run_tests(60, str(tmp_path))
+    run = await run_tests(60, str(tmp_path))
     assert (run.passed, run.skipped) == (1, 1)
     assert [each.partition(":")[0] for each in run.failed] == [
         *("test_bad", "test_without_its_fixture"),
@@ -90,17 +96,17 @@ def test_the_tests_outcomes_are_told(tmp_path: Path) -> None:
     assert "no device" in str(run)
 
 
-def test_tests_that_take_too_long_or_cannot_start_are_a_failure(tmp_path: Path) -> None:
+async def test_tests_that_take_too_long_or_cannot_start_are_a_failure(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import time\ntime.sleep(60)\n")
-    assert run_tests(1.5, str(tmp_path)).failed == ["not done in time"]
-    [reason] = run_tests(60, str(tmp_path / "absent")).failed
+    assert (await run_tests(1.5, str(tmp_path))).failed == ["not done in time"]
+    [reason] = (await run_tests(60, str(tmp_path / "absent"))).failed
     assert reason.startswith("pytest ended with status 4: ")
 
 
-def test_tests_run_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
+async def test_tests_run_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("import a_plugin_that_is_missing\n")
     (tmp_path / "test_it.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
-    run = run_tests(60, str(tmp_path))
+    run = await run_tests(60, str(tmp_path))
     assert (run.passed, len(run.failed)) == (1, 1)
 
 
@@ -173,6 +179,52 @@ def is_running(pid: int) -> bool:
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+async def test_tests_that_are_cancelled_end(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    os.mkfifo(told)
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib, time\n"
+        "def test_slow():\n"
+        f"    pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+    )
+    running = asyncio.create_task(run_tests(600, str(tmp_path)))
+    pid = int(await asyncio.to_thread(told.read_text))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not is_running(pid)
+
+
+async def test_a_signal_to_terminate_leaves_neither_processes_nor_files(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.gpu"),
+        *("--device", "cpu", "--no-tests", "--rows", "decode", "verify", "sweep"),
+        cwd=REPOSITORY,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    while b"checkpoint" not in (line := await process.stderr.readline()):
+        assert line, "it ended before a worker began"
+    children = children_of(process.pid)
+    assert children
+    assert list_folder(tmp_path)
+    process.terminate()
+    await process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not any(is_running(child) for child in children)
+    assert not list_folder(tmp_path)
+
+
+def list_folder(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 async def test_no_row_begins_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = {"a": "hang", "b": "measure", "c": "measure"}
     _, kept = await supervise(tmp_path, monkeypatch, script, all_s=4)
@@ -193,6 +245,55 @@ async def test_a_row_that_raises_is_told(
     assert "cores" in machine["machine"]
     assert row["error"].startswith("AttributeError: ")
     assert row["is_last"] is False
+
+
+@pytest.mark.parametrize("where", ["the row", "what it left"])
+async def test_after_an_error_on_a_gpu_nothing_runs_in_its_process(
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("an illegal memory access")
+
+    async def measure(bench: Bench) -> AsyncIterator[Measure]:
+        yield bench.measure("decode", "x", 1, None)
+        if where == "the row":
+            fail()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", fail)
+    monkeypatch.setattr(worker, "_machine", lambda device: "a stand-in for a GPU")
+    monkeypatch.setattr(RowPlan, "load", lambda plan: measure)
+    argv = ["--folder", str(tmp_path), "--device", "cuda", "--rows", "decode", "verify"]
+    await worker.main(argv)
+    _, _, row = (
+        json.loads(line.removeprefix(worker.MARK)) for line in capsys.readouterr().out.splitlines()
+    )
+    assert row == {
+        "row": "decode",
+        "error": "RuntimeError: an illegal memory access",
+        "is_last": True,
+    }
+
+
+async def test_a_kernel_that_cannot_be_built_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose(*_: object, **__: object) -> object:
+        raise error
+
+    bench = Bench(device=CPU, size=ON_CPU, folder=tmp_path, say=lambda line: None)
+    monkeypatch.setattr(steps, "choose_attention", choose)
+    error: Exception = ImportError("no compiler")
+    [measure] = [measure async for measure in steps.measure_kernel(bench)]
+    assert measure.value is None
+    assert measure.note == "not measured: ImportError: no compiler"
+    # Nothing runs on the device after it.
+    error = torch.AcceleratorError("an illegal memory access")
+    with pytest.raises(torch.AcceleratorError):
+        await anext(steps.measure_kernel(bench))
 
 
 def test_checkpoints_are_written_once_and_load(tmp_path: Path) -> None:

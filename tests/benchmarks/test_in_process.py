@@ -1,0 +1,107 @@
+"""A run in process ends with the error that keeps its tasks from ending."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import in_process
+from benchmarks.gpu.bench import ON_CPU, Bench
+from benchmarks.gpu.shapes import TINY
+from benchmarks.in_process import InProcessEngine
+from benchmarks.workloads import Task
+from verifier.batch.target_model import TargetModel
+from verifier.build import LoadedModel
+from verifier.config import VerifierConfig
+from verifier.engine.messages import Decided
+from verifier.errors import OverloadedError
+
+TASKS = [Task(prompt_token_ids=[1, 2, 3], max_new_tokens=4)] * 3
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[VerifierConfig, LoadedModel]:
+    folder: Path = tmp_path_factory.mktemp("models")
+    bench = Bench(device=torch.device("cpu"), size=ON_CPU, folder=folder, say=lambda line: None)
+    return bench.loaded(TINY)
+
+
+@pytest.fixture
+def engine(built: tuple[VerifierConfig, LoadedModel]) -> Iterator[InProcessEngine]:
+    with InProcessEngine(*built).started() as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "PATIENCE_S", 60.0)
+
+
+def run(engine: InProcessEngine) -> int:
+    return engine.run(TASKS, streams=2, speculate=False).num_tokens
+
+
+def test_an_engine_that_fails_ends_the_run_with_its_error(
+    built: tuple[VerifierConfig, LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, loaded = built
+    error = torch.AcceleratorError("an illegal memory access")
+    failing = dataclasses.replace(loaded, model=_Failing(loaded.model, error))
+    with (
+        pytest.raises(torch.AcceleratorError, match="illegal") as raised,
+        InProcessEngine(config, failing).started() as engine,
+    ):
+        run(engine)
+    assert raised.value is error
+
+
+class _Failing:
+    """A model whose every step raises."""
+
+    def __init__(self, model: TargetModel, error: Exception) -> None:
+        self._model = model
+        self._error = error
+
+    def launch(self, *_: object) -> None:
+        raise self._error
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+
+def test_a_run_on_a_stopped_engine_is_refused(
+    built: tuple[VerifierConfig, LoadedModel],
+) -> None:
+    with InProcessEngine(*built).started() as engine:
+        run(engine)
+    with pytest.raises(RuntimeError, match="the engine was stopped"):
+        run(engine)
+
+
+def test_a_rejected_task_ends_the_run(built: tuple[VerifierConfig, LoadedModel]) -> None:
+    config, loaded = built
+    config = config.model_copy(update={"max_num_waiting": 1})
+    with InProcessEngine(config, loaded).started() as engine, pytest.raises(OverloadedError):
+        engine.run(TASKS * 100, streams=300, speculate=False)
+
+
+def test_an_observer_that_raises_ends_the_run_and_the_next_one_works(
+    engine: InProcessEngine,
+) -> None:
+    def observe(decided: Decided) -> None:
+        raise ValueError(decided.sequence_id)
+
+    with pytest.raises(ValueError, match="^0$"):
+        engine.run(TASKS, streams=1, speculate=False, observe=observe)
+    assert run(engine) == 12
+
+
+def test_an_engine_that_hangs_is_told(
+    engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_process, "PATIENCE_S", 0.0)
+    with pytest.raises(TimeoutError, match="no task has ended for 0 s"):
+        run(engine)
+    monkeypatch.undo()
