@@ -174,7 +174,7 @@ class TestOwnFaults:
 
 
 class TestOverload:
-    """Its client does not read: `responses` is not called."""
+    """Its client does not read: `responses` is not called before the end."""
 
     @pytest.mark.parametrize("in_one_message", [True, False])
     @pytest.mark.parametrize(
