@@ -3,13 +3,10 @@
 No figure here says anything about a GPU; the command has never run on one.
 """
 
-import asyncio
 import importlib.util
 import itertools
 import json
 import os
-import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +19,6 @@ from transformers import AutoModelForCausalLM
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import steps, supervisor, worker
 from benchmarks.gpu.bench import ON_CPU, Bench
-from benchmarks.gpu.own_tests import run_tests
 from benchmarks.gpu.peers import of_one_length
 from benchmarks.gpu.rows import ROWS, RowPlan
 from benchmarks.gpu.shapes import LLAMA_3_8B, QWEN3_0_6B, TINY, write_checkpoint
@@ -30,9 +26,9 @@ from benchmarks.gpu.steps import step_layout
 from benchmarks.gpu.supervisor import Supervisor
 from benchmarks.gpu.texts import Text, all_texts, random_texts, replays
 from benchmarks.ratios import Interval
-from benchmarks.services import REPOSITORY
 from benchmarks.serving.turns import Goal, Measure
 from benchmarks.workloads import Task
+from tests.benchmarks.processes import is_running
 
 CPU = torch.device("cpu")
 SCRIPTED = "tests.benchmarks.scripted_gpu_worker"
@@ -75,39 +71,6 @@ async def test_without_a_gpu_every_row_says_so(
 
 def by_row(measure: dict[str, str]) -> str:
     return measure["row"]
-
-
-async def test_the_tests_outcomes_are_told(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
-        "import pytest\n"
-        "def test_good(): pass\n"
-        "def test_bad(): assert 1 == 2\n"
-        "@pytest.mark.skip\n"
-        "def test_left_out(): pass\n"
-        "@pytest.fixture\n"
-        "def broken(): raise OSError('no device')\n"
-        "def test_without_its_fixture(broken): pass\n"
-    )
-    run = await run_tests(60, str(tmp_path))
-    assert (run.passed, run.skipped) == (1, 1)
-    assert [each.partition(":")[0] for each in run.failed] == [
-        *("test_bad", "test_without_its_fixture"),
-    ]
-    assert "no device" in str(run)
-
-
-async def test_tests_that_take_too_long_or_cannot_start_are_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("import time\ntime.sleep(60)\n")
-    assert (await run_tests(1.5, str(tmp_path))).failed == ["not done in time"]
-    [reason] = (await run_tests(60, str(tmp_path / "absent"))).failed
-    assert reason.startswith("pytest ended with status 4: ")
-
-
-async def test_tests_run_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text("import a_plugin_that_is_missing\n")
-    (tmp_path / "test_it.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
-    run = await run_tests(60, str(tmp_path))
-    assert (run.passed, len(run.failed)) == (1, 1)
 
 
 async def supervise(
@@ -171,58 +134,6 @@ async def test_a_row_that_hangs_is_ended_with_all_that_it_started(
     assert kept[2].value is not None
     child = int(capfd.readouterr().err.split()[-1])
     assert not is_running(child)
-
-
-def is_running(pid: int) -> bool:
-    state = Path(f"/proc/{pid}/stat")
-    # Nobody may have asked yet for the status of one that has ended.
-    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-async def test_tests_that_are_cancelled_end(tmp_path: Path) -> None:
-    told = tmp_path / "pid"
-    os.mkfifo(told)
-    (tmp_path / "test_it.py").write_text(
-        "import os, pathlib, time\n"
-        "def test_slow():\n"
-        f"    pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
-        "    time.sleep(600)\n"
-    )
-    running = asyncio.create_task(run_tests(600, str(tmp_path)))
-    pid = int(await asyncio.to_thread(told.read_text))
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert not is_running(pid)
-
-
-async def test_a_signal_to_terminate_leaves_neither_processes_nor_files(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.gpu"),
-        *("--device", "cpu", "--no-tests", "--rows", "decode", "verify", "sweep"),
-        cwd=REPOSITORY,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    while b"checkpoint" not in (line := await process.stderr.readline()):
-        assert line, "it ended before a worker began"
-    children = children_of(process.pid)
-    assert children
-    assert list_folder(tmp_path)
-    process.terminate()
-    await process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM
-    assert not any(is_running(child) for child in children)
-    assert not list_folder(tmp_path)
-
-
-def list_folder(folder: Path) -> list[Path]:
-    return list(folder.iterdir())
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def test_no_row_begins_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

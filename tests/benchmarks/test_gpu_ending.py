@@ -1,0 +1,88 @@
+"""The tests that benchmarks.gpu runs first, and that nothing it started outlives it."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu.own_tests import run_tests
+from benchmarks.services import REPOSITORY
+from tests.benchmarks.processes import children_of, is_running
+
+
+async def test_the_tests_outcomes_are_told(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert 1 == 2\n"
+        "@pytest.mark.skip\n"
+        "def test_left_out(): pass\n"
+        "@pytest.fixture\n"
+        "def broken(): raise OSError('no device')\n"
+        "def test_without_its_fixture(broken): pass\n"
+    )
+    run = await run_tests(60, str(tmp_path))
+    assert (run.passed, run.skipped) == (1, 1)
+    assert [each.partition(":")[0] for each in run.failed] == [
+        *("test_bad", "test_without_its_fixture"),
+    ]
+    assert "no device" in str(run)
+
+
+async def test_tests_that_take_too_long_or_cannot_start_are_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import time\ntime.sleep(60)\n")
+    assert (await run_tests(1.5, str(tmp_path))).failed == ["not done in time"]
+    [reason] = (await run_tests(60, str(tmp_path / "absent"))).failed
+    assert reason.startswith("pytest ended with status 4: ")
+
+
+async def test_tests_run_where_plugins_of_the_project_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import a_plugin_that_is_missing\n")
+    (tmp_path / "test_it.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
+    run = await run_tests(60, str(tmp_path))
+    assert (run.passed, len(run.failed)) == (1, 1)
+
+
+async def test_tests_that_are_cancelled_end(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    os.mkfifo(told)
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib, time\n"
+        "def test_slow():\n"
+        f"    pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+    )
+    running = asyncio.create_task(run_tests(600, str(tmp_path)))
+    pid = int(await asyncio.to_thread(told.read_text))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not is_running(pid)
+
+
+async def test_a_signal_to_terminate_leaves_neither_processes_nor_files(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.gpu"),
+        *("--device", "cpu", "--no-tests", "--rows", "decode", "verify", "sweep"),
+        cwd=REPOSITORY,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    while b"checkpoint" not in (line := await process.stderr.readline()):
+        assert line, "it ended before a worker began"
+    children = children_of(process.pid)
+    assert children
+    assert list_folder(tmp_path)
+    process.terminate()
+    await process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not any(is_running(child) for child in children)
+    assert not list_folder(tmp_path)
+
+
+def list_folder(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
