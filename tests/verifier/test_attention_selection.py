@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from servicekit.config import ConfigError
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU
-from verifier.attention.selection import AttentionChoice, choose_attention
+from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 
@@ -146,3 +147,10 @@ def test_the_flag_reaches_the_loading_of_a_model(name: str) -> None:
     )
     with pytest.raises(ConfigError, match=f"--attention-backend: {name}: runs on a GPU"):
         load_model(config)
+
+
+def test_a_package_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a build for another torch; the choice sees only that the package is there."""
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    with pytest.raises(ConfigError, match="--attention-backend: flash_attn: cannot be imported"):
+        make_backend(AttentionChoice(name="flash_attn", block_size=256), device=CUDA)

@@ -16,7 +16,15 @@ from verifier.attention.selection import choose_attention
 from verifier.config import VerifierConfig
 from verifier.model import support
 from verifier.model.describe import describe
-from verifier.model.support import ATTENTION, FEATURES, Feature, driver_version, gpus, on_gpu
+from verifier.model.support import (
+    ATTENTION,
+    FEATURES,
+    Feature,
+    driver_version,
+    gpus,
+    on_cpu,
+    on_gpu,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 HOPPER, TURING = (9, 0), (7, 5)
@@ -99,6 +107,32 @@ def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (old["free_bytes"], old["total_bytes"], old["can_run"]) == (6, 10, False)
     assert all(each["refusal"] for each in old["support"])
     assert described["gpu_software"].keys() == {"driver", "CUDA of torch", "triton", "flash-attn"}
+
+
+@pytest.mark.stand_in
+def test_a_gpu_whose_memory_cannot_be_asked_for_is_described_nevertheless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(index: int) -> None:
+        raise torch.OutOfMemoryError("no context")
+
+    answers = {
+        "device_count": lambda: 1,
+        "get_device_capability": lambda index: HOPPER,
+        "get_device_name": lambda index: "GPU",
+        "mem_get_info": failing,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    [gpu] = gpus()
+    assert (gpu["free_bytes"], gpu["total_bytes"], gpu["can_run"]) == (None, None, True)
+
+
+def test_a_processor_that_the_own_decoder_refuses_lacks_what_only_that_has() -> None:
+    refusals = {each["value"]: each["refusal"] for each in on_cpu("no AVX2")}
+    assert refusals["strict"] == refusals["int8"] == "no AVX2"
+    assert refusals["fast"] is refusals["fp8"] is refusals["sdpa"] is None
+    assert {each["value"]: each["refusal"] for each in on_cpu()}["strict"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The check against transformers: sound models pass once, wrong ones never."""
 
 import dataclasses
+import math
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER, load
 from tests.verifier.cpu.test_loader import save
@@ -15,6 +17,7 @@ from verifier.cpu import parity
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import ParityCheck, Subject
 from verifier.cpu.weights import DecoderWeights
+from verifier.model.parity_reference import rounding_distance
 
 
 def subject(folder: Path, dtype: str = "float32", quantization: str = "none") -> Subject:
@@ -132,3 +135,10 @@ def test_nan_is_never_a_match() -> None:
             parity.check_difference(logits, expected, 0.1)
         with pytest.raises(CheckpointError):
             parity.check_rounding(logits, expected, 1.0, 1.0)
+
+
+def test_rows_that_overflow_in_the_reference_do_not_count_as_rounding() -> None:
+    exact = torch.zeros(4, 2)
+    rounded = torch.tensor([[1.0, 1.0], [math.nan, 0.0], [math.inf, 0.0], [3.0, 3.0]])
+    assert rounding_distance(rounded, exact) == 1.0
+    assert math.isnan(rounding_distance(rounded[1:3], exact[1:3]))

@@ -9,6 +9,7 @@ import pytest
 import structlog
 import torch
 
+from servicekit.config import ConfigError
 from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from tests.verifier.cpu.test_loader import CONFIGS, save
 from tests.verifier.gpu.capped_attention import CappedBackend
@@ -137,6 +138,25 @@ def test_what_transformers_cannot_compute_is_refused(monkeypatch: pytest.MonkeyP
     described = find_on_gpu(config, GPU)
     assert described is not None
     with pytest.raises(CheckpointError, match=r"logits could not be computed: no kernel image"):
+        load_on_gpu(config, described, CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"), [("load_weights", "--model"), ("WrittenCache", "--num-kv-blocks: 4 blocks")]
+)
+def test_memory_that_is_short_is_refused_by_the_flag(
+    name: str, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(folder_of("llama"), device="cpu", num_kv_blocks=4)
+    described = find_on_gpu(config, CPU)
+    assert described is not None
+    monkeypatch.setattr(gpu_model, "check_decoder", lambda *_, **__: None)
+
+    def failing(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+
+    monkeypatch.setattr(gpu_model, name, failing)
+    with pytest.raises(ConfigError, match=f"{flag}.*9 GiB"):
         load_on_gpu(config, described, CPU)
 
 
