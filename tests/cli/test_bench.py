@@ -155,19 +155,23 @@ async def test_turns_go_on_where_the_last_one_ended(rate_per_s: float | None) ->
 
 @contextlib.contextmanager
 def serving(
-    usage: object, bodies: list[tuple[str, Any]] | None = None, host: str = "127.0.0.1"
+    usage: object,
+    bodies: list[tuple[str, Any]] | None = None,
+    host: str = "127.0.0.1",
+    output: str = "content",
 ) -> Iterator[str]:
     """The base URL of a server whose streams have one chunk with output, and this usage.
 
     Args:
         bodies: gets what is posted, with its path.
         host: of the URL; the server is on 127.0.0.1.
+        output: the field that a chat's output is in.
     """
     kinds: dict[str, list[dict[str, Any]]] = {
         "/v1/completions": [{"text": "a"}],
         "/v1/chat/completions": [
             {"delta": {"role": "assistant", "content": ""}},
-            {"delta": {"content": "a"}},
+            {"delta": {output: "a"}},
         ],
     }
 
@@ -243,6 +247,17 @@ def test_chat_sends_each_prompt_as_a_users_message_and_counts_chunks_with_conten
     assert sorted(each["content"] for [each] in messages) == prompts
     others = [sorted(json.dumps(body) for _, body in bodies) for bodies in sent.values()]
     assert others[0] == others[1], "all but the prompt is the same"
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_what_a_model_thinks_is_output(field: str, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    with serving({"completion_tokens": 1}, output=field) as url:
+        flags = ("--api", "chat", "--requests", "1", "--json", str(file))
+        assert main(["bench", "--url", url, *flags]) == 0
+    found = json.loads(file.read_text())["speculation"]["on"]
+    assert found["latency_ms"]["TTFT"]["p50"] is not None
 
 
 def test_chat_refuses_token_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
