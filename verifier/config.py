@@ -57,7 +57,7 @@ class VerifierConfig(
     quantization: Literal["none", "int8", "fp8"] = "none"
     """The weights of linear layers in a byte each, half the memory of bfloat16, a little accuracy
     lost: as integers with a scale per output channel (Tandem's own decoder only), or as 8-bit
-    floats."""
+    floats, by which a GPU also multiplies."""
 
     numerics: Literal["auto", "strict", "fast"] = "auto"
     """strict: a token's logits have the same bits whatever else is in the batch: Tandem's own
@@ -175,8 +175,8 @@ class VerifierConfig(
         return self
 
     @pydantic.model_validator(mode="after")
-    def _quantised_models_are_not_cut(self) -> "VerifierConfig":
-        if self.quantization != "none" and self.tensor_parallel_size > 1:
+    def _models_in_int8_are_not_cut(self) -> "VerifierConfig":
+        if self.quantization == "int8" and self.tensor_parallel_size > 1:
             raise ValueError(
                 f"--quantization {self.quantization} is not offered with --tensor-parallel-size "
                 f"{self.tensor_parallel_size}"

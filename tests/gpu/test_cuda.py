@@ -13,8 +13,8 @@ from tests.verifier.paged_model import PagedModel, make_small_model, some_tokens
 from verifier.attention.selection import AttentionChoice, make_backend
 from verifier.build import load_model
 from verifier.config import VerifierConfig
+from verifier.gpu.fp8 import FP8, widened
 from verifier.model.checkpoint import reference_logits
-from verifier.model.fp8_weights import FP8, widened
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU, and torch sees none here"

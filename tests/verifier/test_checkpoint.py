@@ -294,10 +294,10 @@ class TestParityProbe:
     def test_a_model_that_fails_with_wider_weights_is_compared_in_its_own_dtype(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(model: PreTrainedModel) -> None:
-            raise RuntimeError("expected bfloat16")
+        def fail(model: PreTrainedModel, dtype: torch.dtype, **_: object) -> None:
+            raise RuntimeError(f"expected bfloat16, not {dtype}")
 
-        monkeypatch.setattr("verifier.model.parity_probe.widened_weights", fail)
+        monkeypatch.setattr("verifier.model.parity_probe.computed_in", fail)
         assert load_model(config_for(MODEL_FOLDER, dtype="bfloat16")).served.dtype == "bfloat16"
         monkeypatch.setattr("verifier.attention.selection.SdpaBackend", broken_backend(scaling=1.0))
         with pytest.raises(CheckpointError, match="differ by"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks import fp8_accuracy
+from verifier.gpu.fp8 import FP8
 from verifier.model import fp8_weights
 
 FEW = ["--prompts", "1", "--max-new-tokens", "24", "--min-agreement", "0.9", "--dtype", "float32"]
@@ -23,7 +24,7 @@ def test_weights_with_swapped_channels_fail_the_check(
 
     def confused(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values, scale = quantised(weight)
-        return values.view(torch.uint8).roll(1, dims=0).view(fp8_weights.FP8), scale
+        return values.view(torch.uint8).roll(1, dims=0).view(FP8), scale
 
     monkeypatch.setattr(fp8_weights, "quantised", confused)
     assert fp8_accuracy.main(FEW) == 1

@@ -6,14 +6,9 @@ from torch.nn.functional import linear
 
 from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, NUM_BLOCKS, PagedModel, make_small_model, some_tokens
+from verifier.gpu.fp8 import FP8, quantised, widened
 from verifier.model.checkpoint import load_checkpoint, reference_logits
-from verifier.model.fp8_weights import (
-    FP8,
-    Fp8Linear,
-    quantise_linear_layers,
-    quantised,
-    widened,
-)
+from verifier.model.fp8_weights import Fp8Linear, quantise_linear_layers
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EVERY_VALUE = torch.arange(256, dtype=torch.uint8).view(FP8)

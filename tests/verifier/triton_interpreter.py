@@ -32,13 +32,39 @@ def interpreter() -> Iterator[Callable[..., None]]:
         yield call
 
 
+def replace_products() -> None:
+    """Of the interpreter, in this process."""
+    from triton.runtime import interpreter as its_module
+
+    its_module.InterpreterBuilder.create_dot = _create_dot
+
+
+def replace_fp8_conversion() -> None:
+    """From float32, of the interpreter in this process: its own does not round to even, and loses
+    the carry where it rounds up to a power of two.
+    """
+    import torch
+    import triton.language as tl
+    from triton.runtime import interpreter as its_module
+
+    own = its_module._convert_float
+
+    def convert(numbers: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if target != tl.float8e4nv:
+            return own(numbers, source, target, rounding)
+        assert source == tl.float32
+        converted = torch.from_numpy(np.ascontiguousarray(numbers)).to(torch.float8_e4m3fn)
+        return converted.view(torch.uint8).numpy()
+
+    its_module._convert_float = convert
+
+
 def _interpret() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     import torch
-    from triton.runtime import interpreter as its_module
 
     torch.set_num_threads(1)
-    its_module.InterpreterBuilder.create_dot = _create_dot
+    replace_products()
     # Rows of tiles that are no tokens, divided 0 by 0 and not stored; what is not finite, summed.
     warnings.filterwarnings("ignore", "invalid value encountered", RuntimeWarning)
 

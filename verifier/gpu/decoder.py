@@ -138,7 +138,7 @@ class GpuDecoder(DeviceModel):
     def _mlp(self, layer: Layer, normed: torch.Tensor) -> torch.Tensor:
         mlp, activation = layer.mlp, self._weights.config.activation
         if isinstance(mlp, Experts):
-            return mix_experts(mlp, normed, self._operations, activation)
+            return mix_experts(mlp, normed, activation)
         return mlp.down(self._operations.gate(mlp.gate_up(normed), activation))
 
     def _add_norm(

@@ -1,39 +1,74 @@
 """A mixture of experts: each token's MLP is the weighted sum of a few experts' MLPs.
 
-Tokens are grouped by expert, and each expert that has any computes them in two products. How many
-each has is copied to the host, so a layer waits for the device once.
+Shape legend: T tokens, J experts per token, E experts, H hidden size, I an expert's size.
 """
+
+from typing import Protocol
 
 import torch
 import torch.nn.functional
 
 from verifier.cpu.weights import Activation
-from verifier.gpu.operations import Operations
+from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import Experts
 
 
-def mix_experts(
-    experts: Experts, rows: torch.Tensor, operations: Operations, activation: Activation
-) -> torch.Tensor:
+class Mixture(Protocol):
+    """How the chosen experts are computed and added."""
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: Activation,
+    ) -> torch.Tensor:
+        """The weighted sums [T, H], added in float32 and rounded once.
+
+        Args:
+            rows: [T, H]. Contiguous, as are all others, and on one device.
+            chosen: [T, J] int64, the tokens' experts; different ones of a token.
+            weights: [T, J] float32.
+            gate_up: [E, 2 * I, H] of the dtype of rows: gate, then up.
+            down: [E, H, I], the same.
+        """
+        ...
+
+
+def mix_experts(experts: Experts, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
     """The weighted sums [T, H] of rows [T, H]; both of the model's dtype."""
-    per_token = experts.num_per_token
-    logits = torch.nn.functional.linear(rows, experts.router).float()
-    weights, chosen = logits.softmax(dim=-1).topk(per_token, dim=-1)
+    probs = experts.router(rows).float().softmax(dim=-1)
+    weights, chosen = probs.topk(experts.num_per_token, dim=-1)
     if experts.normalises:
         weights /= weights.sum(dim=-1, keepdim=True)
-    chosen = chosen.flatten()
-    # Places [T * per_token] in the order of their experts.
-    order = chosen.argsort(stable=True)
-    counts = chosen.bincount(minlength=len(experts.down)).tolist()
-    inputs = rows[order // per_token]
-    outputs = rows.new_empty(len(chosen), rows.shape[1])
-    start = 0
-    for expert, count in enumerate(counts):
-        if count == 0:
-            continue
-        gate_up = experts.gate_up[expert](inputs[start : start + count])
-        gated = operations.gate(gate_up, activation)
-        outputs[order[start : start + count]] = experts.down[expert](gated)
-        start += count
-    by_token = outputs.view(len(rows), per_token, -1).float()
-    return (by_token * weights[:, :, None]).sum(dim=1).to(rows.dtype)
+    mixture = mixture_for(rows.device)
+    return mixture(rows, chosen, weights, experts.gate_up, experts.down, activation)
+
+
+def mixture_for(device: torch.device) -> Mixture:
+    """Triton's on a GPU, torch's elsewhere."""
+    if device.type == "cuda":
+        from verifier.gpu.kernels.mixture import mix
+
+        return mix
+    return plain_mixture
+
+
+def plain_mixture(
+    rows: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Activation,
+) -> torch.Tensor:
+    """Expert by expert, for CPUs; the oracle of the kernels. Reads how many tokens each has."""
+    linear, operations = torch.nn.functional.linear, PlainOperations()
+    by_token = rows.new_zeros(*chosen.shape, rows.shape[1])
+    for expert in chosen.unique().tolist():
+        places = (chosen == expert).nonzero(as_tuple=True)
+        gated = operations.gate(linear(rows[places[0]], gate_up[expert]), activation)
+        by_token[places] = linear(gated, down[expert])
+    return (by_token.float() * weights[:, :, None]).sum(dim=1).to(rows.dtype)

@@ -4,14 +4,17 @@ A weight is read in pieces of some megabytes, and each piece's pages leave this 
 after it. So the host never holds the model, nor any whole tensor of it.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 from verifier.cpu.loading.loader import DecoderDescription
 from verifier.cpu.loading.model_config import LayerConfig, ModelConfig
 from verifier.cpu.loading.packing import pieces
 from verifier.cpu.loading.refusals import CheckpointError
-from verifier.cpu.loading.tensor_files import StoredTensor, TensorFiles
+from verifier.cpu.loading.tensor_files import TensorFiles
 from verifier.cpu.weights import WeightType
+from verifier.gpu.fp8 import FP8, ScaledLinear, quantised
 from verifier.gpu.weights import DenseLinear, Experts, GpuWeights, Layer, Linear, Mlp
 
 TORCH_DTYPES = {
@@ -21,11 +24,14 @@ TORCH_DTYPES = {
 }
 
 
-def load_weights(described: DecoderDescription, *, dtype: str, device: torch.device) -> GpuWeights:
+def load_weights(
+    described: DecoderDescription, *, dtype: str, device: torch.device, quantization: str = "none"
+) -> GpuWeights:
     """Reads all weights.
 
     Args:
         dtype: "auto", the checkpoint's own, or "float32", "bfloat16", "float16".
+        quantization: "none" or, of a model without experts, "fp8": of the layers' linear weights.
 
     Raises:
         CheckpointError: the files are not what they were when they were described.
@@ -33,7 +39,9 @@ def load_weights(described: DecoderDescription, *, dtype: str, device: torch.dev
     config = described.config
     torch_dtype = TORCH_DTYPES[described.other_type(dtype)]
     with TensorFiles(described.folder) as files:
-        loader = _Loader(files, config, dtype=torch_dtype, device=device)
+        loader = _Loader(
+            files, config, dtype=torch_dtype, device=device, is_fp8=quantization == "fp8"
+        )
         hidden, vocabulary = config.hidden_size, config.vocab_size
         embeddings = loader.matrix(["model.embed_tokens.weight"], (vocabulary, hidden))
         head = embeddings
@@ -55,12 +63,19 @@ class _Loader:
     """Reads parts of one checkpoint."""
 
     def __init__(
-        self, files: TensorFiles, config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+        self,
+        files: TensorFiles,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        is_fp8: bool,
     ) -> None:
         self._files = files
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._is_fp8 = is_fp8
 
     def layer(self, index: int, layer: LayerConfig) -> Layer:
         config, family = self._config, self._config.family
@@ -100,9 +115,12 @@ class _Loader:
 
     def linear(self, names: list[str], shape: tuple[int, int], *, has_bias: bool) -> Linear:
         """One layer whose outputs are those of the named modules, one after the other."""
-        weight = self.matrix([name + ".weight" for name in names], shape)
         bias = self.vector([name + ".bias" for name in names], shape[0]) if has_bias else None
-        return DenseLinear(weight=weight, bias=bias)
+        weights = [name + ".weight" for name in names]
+        if self._is_fp8:
+            weight, scale = self._quantised_matrix(weights, shape)
+            return ScaledLinear(weight=weight, scale=scale, bias=bias)
+        return DenseLinear(weight=self.matrix(weights, shape), bias=bias)
 
     def vector(self, names: list[str], size: int) -> torch.Tensor:
         return self.matrix(names, (size, 1)).view(size)
@@ -113,23 +131,51 @@ class _Loader:
         Raises:
             CheckpointError: a tensor is missing, or they do not fill the shape.
         """
-        filled = torch.empty(shape, dtype=self._dtype, device=self._device)
+        filled = self._empty(*shape)
+        self._fill(filled, names)
+        return filled
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def _fill(self, filled: torch.Tensor, names: list[str]) -> None:
+        for start, piece in self._pieces(names, (filled.shape[0], filled.shape[1])):
+            filled[start : start + len(piece)].copy_(piece)
+
+    def _quantised_matrix(
+        self, names: list[str], shape: tuple[int, int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `matrix`, then quantised: FP8 [N, K], and scales [N, 1] float32."""
+        weight = torch.empty(shape, dtype=FP8, device=self._device)
+        scale = torch.empty((shape[0], 1), dtype=torch.float32, device=self._device)
+        for start, piece in self._pieces(names, shape):
+            rows = slice(start, start + len(piece))
+            weight[rows], scale[rows] = quantised(piece.to(self._device, self._dtype))
+        return weight, scale
+
+    def _pieces(
+        self, names: list[str], shape: tuple[int, int]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """The rows of the named tensors, one after the other: each piece's first row in [N, K], and
+        its rows on the host, in the checkpoint's dtype.
+
+        Raises:
+            CheckpointError: a tensor is missing, or they do not fill the shape.
+        """
         end = 0
         for name in names:
             tensor = self._files.tensors.get(name)
             if tensor is None or tensor.shape[1:] not in (shape[1:], ()):
                 raise CheckpointError(f"{name} is missing or has changed")
-            start, end = end, end + tensor.shape[0]
-            self._fill(filled[start:end], tensor)
+            first, end = end, end + tensor.shape[0]
+            if end > shape[0]:
+                break
+            for start, piece in pieces(self._files, tensor, 0, tensor.shape[0]):
+                # A copy: the pages are read-only and leave memory, and torch warns of neither.
+                bits = torch.from_numpy(piece.copy())
+                yield first + start, bits.view(TORCH_DTYPES[tensor.type])
         if end != shape[0]:
             raise CheckpointError(f"{', '.join(names)}: {end} rows, not {shape[0]}")
-        return filled
-
-    def _fill(self, rows: torch.Tensor, tensor: StoredTensor) -> None:
-        for start, piece in pieces(self._files, tensor, 0, tensor.shape[0]):
-            # A copy: the pages are read-only and leave memory, and torch warns of neither.
-            bits = torch.from_numpy(piece.copy())
-            rows[start : start + len(piece)].copy_(bits.view(TORCH_DTYPES[tensor.type]))
 
     def _mlp(self, prefix: str) -> Mlp:
         config = self._config
@@ -148,21 +194,20 @@ class _Loader:
     def _experts(self, prefix: str) -> Experts:
         config, names = self._config, self._config.family.experts
         assert names is not None
+        assert not self._is_fp8, "a mixture of experts is not quantised"
         hidden, size = config.hidden_size, config.expert_size
-        experts = range(config.num_experts)
-        gate, up, down = (prefix + name for name in (names.gate, names.up, names.down))
+        num_experts = config.num_experts
+        gate, up, out = (prefix + name for name in (names.gate, names.up, names.down))
+        gate_up = self._empty(num_experts, 2 * size, hidden)
+        down = self._empty(num_experts, hidden, size)
+        for each in range(num_experts):
+            halves = [gate.format(expert=each), up.format(expert=each)]
+            self._fill(gate_up[each], [name + ".weight" for name in halves])
+            self._fill(down[each], [out.format(expert=each) + ".weight"])
         return Experts(
-            router=self.matrix([f"{prefix}{names.router}.weight"], (config.num_experts, hidden)),
-            gate_up=[
-                self.linear(
-                    [gate.format(expert=e), up.format(expert=e)], (2 * size, hidden), has_bias=False
-                )
-                for e in experts
-            ],
-            down=[
-                self.linear([down.format(expert=e)], (hidden, size), has_bias=False)
-                for e in experts
-            ],
+            router=self.linear([prefix + names.router], (num_experts, hidden), has_bias=False),
+            gate_up=gate_up,
+            down=down,
             num_per_token=config.num_experts_per_token,
             normalises=config.normalises_experts,
         )

@@ -44,9 +44,9 @@ class Mlp:
 class Experts:
     """A mixture of experts in place of an MLP."""
 
-    router: torch.Tensor  # [E, H]
-    gate_up: list[Linear]  # of each expert
-    down: list[Linear]
+    router: Linear  # E outputs
+    gate_up: torch.Tensor  # [E, 2 * I, H]: gate, then up; I an expert's
+    down: torch.Tensor  # [E, H, I]
     num_per_token: int
     # Whether the weights of a token's chosen experts are divided by their sum.
     normalises: bool

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from verifier.attention.kv_cache import KVShape
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.model.digests import begin_digest
-from verifier.model.fp8_weights import quantise_linear_layers
+from verifier.model.fp8_weights import multiplies_in_fp8, quantise_linear_layers
 from verifier.model.transformers_model import ATTENTION_NAME, register_attention
 
 SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -124,7 +124,8 @@ def load_checkpoint(
     if prepare is not None:
         prepare(model)
     if quantization == "fp8":
-        quantise_linear_layers(model, device)
+        rounds_rows = multiplies_in_fp8(device, quantization)
+        quantise_linear_layers(model, device, rounds_rows=rounds_rows)
     cast(torch.nn.Module, model).to(device)
     try:
         return describe(model, dtype=torch_dtype, model_digest=digest.result(), folder=folder)
@@ -251,15 +252,6 @@ def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tens
     finally:
         model.config = own_config
         model.set_attn_implementation(ATTENTION_NAME)
-
-
-def widened_weights(model: PreTrainedModel) -> contextlib.AbstractContextManager[None]:
-    """Within the context, the model computes in float32 with its own weights."""
-
-    def widened(_: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
-        return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
-
-    return replaced_weights(model, widened)
 
 
 @contextlib.contextmanager

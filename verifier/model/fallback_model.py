@@ -3,10 +3,11 @@
 import torch
 
 from verifier.config import VerifierConfig
+from verifier.model.fp8_weights import multiplies_in_fp8
 from verifier.model.gpu_model import find_on_gpu, load_on_gpu
 from verifier.model.model_part import assemble, choose_device, load_part, room_for_kv_blocks
 from verifier.model.parity_probe import check_parity
-from verifier.model.ready_model import ReadyModel, choose_max_model_len
+from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
 from verifier.tensor_parallel.leader import Leader
 
 
@@ -56,7 +57,11 @@ def load_fallback(config: VerifierConfig, leader: Leader | None) -> ReadyModel:
         # Bits depend on the batch.
         numerics_digest="",
         architecture=checkpoint.architecture,
-        dtype=_dtype_name(checkpoint.dtype, config.quantization),
+        dtype=dtype_name(
+            str(checkpoint.dtype).removeprefix("torch."),
+            config.quantization,
+            multiplies_in_fp8=multiplies_in_fp8(device, config.quantization),
+        ),
         device=device.type,
         attention_backend=part.attention.name,
         max_model_len=max_model_len,
@@ -66,8 +71,3 @@ def load_fallback(config: VerifierConfig, leader: Leader | None) -> ReadyModel:
         eos_token_ids=checkpoint.eos_token_ids,
         hidden_size=checkpoint.hidden_size,
     )
-
-
-def _dtype_name(dtype: torch.dtype, quantization: str) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return name if quantization == "none" else f"{name}, {quantization} weights"

@@ -28,6 +28,7 @@ from verifier.cpu.parity import (
     probe_text,
 )
 from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
+from verifier.gpu.fp8 import widening
 from verifier.gpu.loading import TORCH_DTYPES, load_weights
 from verifier.gpu.weights import GpuWeights
 from verifier.model.digests import begin_digest
@@ -39,8 +40,8 @@ from verifier.model.memory import (
     free_memory_bytes,
 )
 from verifier.model.parity_probe import ROUNDING_TOLERANCE, TOLERANCES
-from verifier.model.parity_reference import reference
-from verifier.model.ready_model import ReadyModel, choose_max_model_len
+from verifier.model.parity_reference import fp8_reference, reference
+from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
 
 logger = get_logger(__name__)
 
@@ -55,17 +56,18 @@ def find_on_gpu(config: VerifierConfig, device: torch.device) -> DecoderDescript
     reason = None
     if config.tensor_parallel_size > 1:
         reason = "--tensor-parallel-size"
-    elif config.quantization != "none":
-        reason = f"--quantization {config.quantization}"
     elif device.type == "cuda" and (lack := lack_of_triton()):
         reason = lack
     else:
         try:
             described = describe_decoder(config.model)
             _, backend = _attention(config, described, device)
-            if not described.config.attention_softcap or serves_softcap(backend):
+            if described.config.attention_softcap and not serves_softcap(backend):
+                reason = f"attention backend {backend.name} serves no softcap"
+            elif described.config.num_experts and config.quantization != "none":
+                reason = f"--quantization {config.quantization} of a mixture of experts"
+            else:
                 return described
-            reason = f"attention backend {backend.name} serves no softcap"
         except NotServedError as error:
             reason = str(error)
     logger.info("served_by_transformers", reason=reason)
@@ -88,12 +90,22 @@ def load_on_gpu(
     dtype = TORCH_DTYPES[described.other_type(config.dtype)]
     attention, backend = _attention(config, described, device)
     digest = begin_digest(config.model)
-    exact, rounding = _reference(config.model, dtype, device)
+    is_fp8 = config.quantization == "fp8"
+    exact, rounding, fp8_distance = _reference(config.model, dtype, is_fp8, device)
     try:
-        weights = load_weights(described, dtype=config.dtype, device=device)
+        weights = load_weights(
+            described, dtype=config.dtype, device=device, quantization=config.quantization
+        )
     except torch.OutOfMemoryError as error:
         raise ConfigError("--model", f"its weights do not fit on the GPU: {error}") from error
-    check_decoder(weights, backend, block_size=attention.block_size, exact=exact, rounding=rounding)
+    check_decoder(
+        weights,
+        backend,
+        block_size=attention.block_size,
+        exact=exact,
+        rounding=rounding,
+        fp8_distance=fp8_distance,
+    )
     kv_shape = kv_shape_of(shape, dtype)
 
     def assembled(num_blocks: int) -> GpuDecoder:
@@ -130,7 +142,11 @@ def load_on_gpu(
         # Bits depend on the batch.
         numerics_digest="",
         architecture=shape.architecture,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(
+            str(dtype).removeprefix("torch."),
+            config.quantization,
+            multiplies_in_fp8=is_fp8,
+        ),
         device=device.type,
         attention_backend=attention.name,
         max_model_len=max_model_len,
@@ -149,15 +165,39 @@ def check_decoder(
     block_size: int,
     exact: FloatArray,
     rounding: float,
+    fp8_distance: float | None = None,
 ) -> None:
     """Compares the decoder with transformers' logits [T, V] of the probe's text, computed in
     float32 and with shortened windows: in two chunks and a single token.
 
     Args:
         rounding: the distance that transformers has in the model's dtype.
+        fp8_distance: the distance that it has with products in FP8; None: the decoder has none.
+            Otherwise the decoder is compared as above by widened weights; then by its products.
 
     Raises:
         CheckpointError: they differ by more than rounding, or the decoder fails.
+    """
+    logits = _probed_logits(widening(weights), backend, block_size=block_size)
+    is_rounded = weights.dtype is not torch.float32
+    # Rounding may route a token to other experts, which changes its logits by any amount. The
+    # distance that follows is a median over tokens.
+    if not (is_rounded and weights.config.num_experts):
+        check_difference(logits, exact, TOLERANCES[weights.dtype])
+    if is_rounded:
+        check_rounding(logits, exact, rounding, ROUNDING_TOLERANCE)
+    if fp8_distance is not None:
+        logits = _probed_logits(weights, backend, block_size=block_size)
+        check_rounding(logits, exact, fp8_distance, ROUNDING_TOLERANCE)
+
+
+def _probed_logits(
+    weights: GpuWeights, backend: AttentionBackend, *, block_size: int
+) -> FloatArray:
+    """The decoder's logits [T, V] of the probe's text, with shortened windows.
+
+    Raises:
+        CheckpointError: the decoder fails.
     """
     text = probe_text(
         vocab_size=weights.config.vocab_size,
@@ -178,17 +218,10 @@ def check_decoder(
     decoder = GpuDecoder(dataclasses.replace(weights, layers=layers), backend=backend, cache=cache)
     cuts = sorted({len(text) // 2, len(text) - 1} - {0})
     try:
-        logits = paged_logits(decoder, text, cuts, block_size=block_size)
+        return paged_logits(decoder, text, cuts, block_size=block_size)
     except Exception as error:
         # Kernels are compiled and launched for the first time here.
         raise CheckpointError(f"the decoder for GPUs cannot compute it: {error}") from error
-    is_rounded = weights.dtype is not torch.float32
-    # Rounding may route a token to other experts, which changes its logits by any amount. The
-    # distance that follows is a median over tokens.
-    if not (is_rounded and weights.config.num_experts):
-        check_difference(logits, exact, TOLERANCES[weights.dtype])
-    if is_rounded:
-        check_rounding(logits, exact, rounding, ROUNDING_TOLERANCE)
 
 
 def serves_softcap(backend: AttentionBackend) -> bool:
@@ -198,14 +231,20 @@ def serves_softcap(backend: AttentionBackend) -> bool:
     return bool(getattr(backend, "caps_scores", False))
 
 
-def _reference(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[FloatArray, float]:
-    """Transformers' logits, and nothing of its model left on the device.
+def _reference(
+    folder: Path, dtype: torch.dtype, is_fp8: bool, device: torch.device
+) -> tuple[FloatArray, float, float | None]:
+    """What `check_decoder` takes, and nothing of transformers' model left on the device.
 
     Raises:
         CheckpointError: it could not compute them.
     """
     try:
-        exact, rounding = reference(folder, dtype=dtype, quantization="none", device=device)
+        fp8_distance = None
+        if is_fp8:
+            exact, rounding, fp8_distance = fp8_reference(folder, dtype=dtype, device=device)
+        else:
+            exact, rounding = reference(folder, dtype=dtype, quantization="none", device=device)
     except CheckpointError:
         raise
     except Exception as error:
@@ -216,7 +255,7 @@ def _reference(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[
         gc.collect()
         torch.cuda.empty_cache()
     logits: FloatArray = exact.cpu().numpy()
-    return logits, rounding
+    return logits, rounding, fp8_distance
 
 
 def _attention(

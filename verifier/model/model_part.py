@@ -16,6 +16,7 @@ from verifier.config import VerifierConfig
 from verifier.cpu.parity import probe_text
 from verifier.model import parity_probe
 from verifier.model.checkpoint import Checkpoint, load_checkpoint
+from verifier.model.fp8_weights import multiplies_in_fp8
 from verifier.model.gpu_memory import PROFILE_BLOCKS, free_for_kv_bytes
 from verifier.model.memory import (
     CPU_FRACTION,
@@ -42,6 +43,7 @@ class ModelPart:
     checkpoint: Checkpoint
     device: torch.device
     attention: AttentionChoice
+    quantization: str = "none"
     collectives: Collectives | None = None
     reference: parity_probe.Reference | None = None
 
@@ -55,6 +57,7 @@ class ModelPart:
             "--model": self.checkpoint.model_digest,
             "--device": self.device.type,
             "--dtype": str(self.checkpoint.dtype).removeprefix("torch."),
+            "--quantization": self.quantization,
             "--attention-backend": self.attention.name,
             "--block-size": str(self.block_size),
         }
@@ -90,6 +93,7 @@ def load_part(
             dtype=checkpoint.dtype,
             head_dim=checkpoint.kv_shape.head_dim,
         ),
+        quantization=config.quantization,
         collectives=collectives,
         reference=reference,
     )
@@ -207,10 +211,21 @@ def _load_cut(
                 vocab_size=int(model.config.vocab_size),
                 max_model_len=int(model.config.max_position_embeddings),
             )
-            reference = parity_probe.make_reference(model, token_ids)
+            reference = parity_probe.make_reference(
+                model,
+                token_ids,
+                quantization=config.quantization,
+                multiplies_in_fp8=multiplies_in_fp8(device, config.quantization),
+            )
         shard(model, collectives, device)
 
-    checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=device, prepare=cut)
+    checkpoint = load_checkpoint(
+        config.model,
+        dtype=config.dtype,
+        device=device,
+        quantization=config.quantization,
+        prepare=cut,
+    )
     num_kv_heads = num_local_kv_heads(
         checkpoint.model, checkpoint.kv_shape.num_kv_heads, collectives.size
     )

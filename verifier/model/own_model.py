@@ -25,7 +25,7 @@ from verifier.cpu.processor import TILES, unsupported_reason
 from verifier.cpu.weights import WeightType
 from verifier.model.digests import digest_of
 from verifier.model.memory import choose_num_kv_blocks, free_memory_bytes
-from verifier.model.ready_model import ReadyModel, choose_max_model_len
+from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
 from verifier.warm_up import compute_chunk, warm_up
 
 logger = get_logger(__name__)
@@ -115,7 +115,7 @@ def load_own(config: VerifierConfig, described: DecoderDescription) -> ReadyMode
         # Under rule `ratio`, samples depend on the drafts.
         numerics_digest=numerics_digest(weights) if config.acceptance_rule == "match" else "",
         architecture=shape.architecture,
-        dtype=dtype if config.quantization == "none" else f"{dtype}, {config.quantization} weights",
+        dtype=dtype_name(dtype, config.quantization),
         device="cpu",
         attention_backend="own",
         max_model_len=max_model_len,

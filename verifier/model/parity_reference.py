@@ -11,7 +11,6 @@ OUTPUT, in numpy's format: exact [T, V] float32, rounding (0 in float32).
 import argparse
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from verifier.cpu.loading.packing import dequantised
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import WINDOW_TOKENS, probe_text
-from verifier.model.checkpoint import DTYPES, replaced_weights
+from verifier.model.checkpoint import DTYPES
 from verifier.model.parity_probe import shortened_windows
+from verifier.model.quantised_values import computed_in
 
 _CPU = torch.device("cpu")
 
@@ -62,51 +61,24 @@ def reference(
     Raises:
         CheckpointError: weights are missing.
     """
-    transformers.logging.disable_progress_bar()
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype,
-        # The plainest code, and the only one that knows softcaps.
-        attn_implementation="eager",
-        device_map={"": device},
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
-    model: PreTrainedModel = loaded[0].eval().requires_grad_(False)
-    if missing := sorted(loaded[1]["missing_keys"]):
-        raise CheckpointError(f"weights are missing: {', '.join(missing[:3])}")
-    text = probe_text(
-        vocab_size=int(model.config.vocab_size),
-        max_model_len=int(model.config.max_position_embeddings),
-    )
-    quantised = set() if quantization == "none" else _quantised_modules(model)
+    model = _Model(folder, dtype=dtype, quantization=quantization, device=device)
+    exact = model.logits(torch.float32)
+    return exact, 0.0 if dtype is torch.float32 else rounding_distance(model.logits(dtype), exact)
 
-    def values_in(target: torch.dtype) -> Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]:
-        def value(module: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
-            if module not in quantised or weight.dim() < 2:
-                return weight.to(target)
-            rows = weight.float().reshape(-1, weight.shape[-1]).cpu().numpy()
-            values = torch.from_numpy(dequantised(rows, quantization))
-            return values.reshape(weight.shape).to(weight.device, target)
 
-        return value
+def fp8_reference(
+    folder: Path, *, dtype: torch.dtype, device: torch.device = _CPU
+) -> tuple[torch.Tensor, float, float]:
+    """As `reference`, by widened FP8 weights; and the distance that products in FP8 cost.
 
-    def logits_in(target: torch.dtype) -> torch.Tensor:
-        with (
-            shortened_windows(model, WINDOW_TOKENS),
-            replaced_weights(model, values_in(target)),
-            torch.inference_mode(),
-        ):
-            output = model(input_ids=torch.tensor([text], device=device), use_cache=False)
-        logits: torch.Tensor = output.logits[0].float()
-        return logits
-
-    exact = logits_in(torch.float32)
-    if dtype is torch.float32:
-        return exact, 0.0
-    return exact, rounding_distance(logits_in(dtype), exact)
+    Raises:
+        CheckpointError: weights are missing.
+    """
+    model = _Model(folder, dtype=dtype, quantization="fp8", device=device)
+    exact = model.logits(torch.float32)
+    rounding = 0.0 if dtype is torch.float32 else rounding_distance(model.logits(dtype), exact)
+    in_fp8 = model.logits(torch.float32, rounds_rows=True)
+    return exact, rounding, rounding_distance(in_fp8, exact)
 
 
 def rounding_distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
@@ -120,14 +92,51 @@ def rounding_distance(logits: torch.Tensor, exact: torch.Tensor) -> float:
     return float(finite.median()) if len(finite) else math.nan
 
 
-def _quantised_modules(model: PreTrainedModel) -> set[torch.nn.Module]:
-    """Linear layers except the output layer, and experts whose weights are [E, N, K]."""
-    return {
-        module
-        for module in model.modules()
-        if (isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings())
-        or any(p.dim() == 3 for p in module.parameters(recurse=False))
-    }
+class _Model:
+    """transformers' model, and the probe's text.
+
+    Raises:
+        CheckpointError: weights are missing.
+    """
+
+    def __init__(
+        self, folder: Path, *, dtype: torch.dtype, quantization: str, device: torch.device
+    ) -> None:
+        transformers.logging.disable_progress_bar()
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            # The plainest code, and the only one that knows softcaps.
+            attn_implementation="eager",
+            device_map={"": device},
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        model: PreTrainedModel = loaded[0].eval().requires_grad_(False)
+        if missing := sorted(loaded[1]["missing_keys"]):
+            raise CheckpointError(f"weights are missing: {', '.join(missing[:3])}")
+        text = probe_text(
+            vocab_size=int(model.config.vocab_size),
+            max_model_len=int(model.config.max_position_embeddings),
+        )
+        self._model = model
+        self._input_ids = torch.tensor([text], device=device)
+        self._quantization = quantization
+
+    def logits(self, dtype: torch.dtype, *, rounds_rows: bool = False) -> torch.Tensor:
+        """[T, V] float32, computed in `dtype`; `rounds_rows` as `computed_in` says."""
+        model: Any = self._model
+        quantization = self._quantization
+        with (
+            shortened_windows(model, WINDOW_TOKENS),
+            computed_in(model, dtype, quantization=quantization, rounds_rows=rounds_rows),
+            torch.inference_mode(),
+        ):
+            output = model(input_ids=self._input_ids, use_cache=False)
+        logits: torch.Tensor = output.logits[0].float()
+        return logits
 
 
 if __name__ == "__main__":

@@ -32,6 +32,13 @@ class ReadyModel:
     hidden_size: int
 
 
+def dtype_name(dtype: str, quantization: str, *, multiplies_in_fp8: bool = False) -> str:
+    """As clients are told it."""
+    if multiplies_in_fp8:
+        return f"{dtype}, fp8 weights and activations"
+    return dtype if quantization == "none" else f"{dtype}, {quantization} weights"
+
+
 def choose_max_model_len(config: VerifierConfig, *, model_limit: int, room: int) -> int:
     """The longest sequence that the model, the flag and the K/V cache all allow.
 

@@ -11,7 +11,6 @@ import re
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from servicekit.config import ConfigError
@@ -31,7 +30,7 @@ class RowParallelLinear(nn.Module):
 
     def __init__(self, whole: nn.Linear, collectives: Collectives, *, splits_input: bool) -> None:
         super().__init__()
-        self.weight = _parameter(_part(whole.weight, 1, collectives))
+        self.part = _linear(_part(whole.weight, 1, collectives), None)
         self.bias = whole.bias
         self._collectives = collectives
         self._splits_input = splits_input
@@ -42,7 +41,7 @@ class RowParallelLinear(nn.Module):
         """
         if self._splits_input:
             rows = _part(rows, -1, self._collectives)
-        summed = self._collectives.sum(linear(rows, self.weight))
+        summed = self._collectives.sum(self.part(rows))
         return summed if self.bias is None else summed + self.bias
 
 
@@ -51,12 +50,12 @@ class GatheredLinear(nn.Module):
 
     def __init__(self, whole: nn.Linear, collectives: Collectives) -> None:
         super().__init__()
-        self.weight = _parameter(_part(whole.weight, 0, collectives))
-        self.bias = None if whole.bias is None else _parameter(_part(whole.bias, 0, collectives))
+        bias = None if whole.bias is None else _part(whole.bias, 0, collectives)
+        self.part = _linear(_part(whole.weight, 0, collectives), bias)
         self._collectives = collectives
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._collectives.concatenate(linear(rows, self.weight, self.bias))
+        return self._collectives.concatenate(self.part(rows))
 
 
 def shard(model: PreTrainedModel, collectives: Collectives, device: torch.device) -> None:
@@ -180,6 +179,16 @@ def _part(tensor: torch.Tensor, dim: int, collectives: Collectives) -> torch.Ten
         raise _IndivisibleError(length)
     share = length // collectives.size
     return tensor.narrow(dim, collectives.rank * share, share)
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    """An ordinary layer of a part: what replaces the model's linear layers replaces it, too."""
+    outputs, inputs = weight.shape
+    linear = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    linear.weight = _parameter(weight)
+    if bias is not None:
+        linear.bias = _parameter(bias)
+    return linear
 
 
 def _parameter(part: torch.Tensor) -> nn.Parameter:

@@ -20,8 +20,14 @@ from verifier.gpu.weights import GpuWeights
 CPU = torch.device("cpu")
 
 
-def load(folder: Path, dtype: str = "auto", device: torch.device = CPU) -> GpuWeights:
-    return load_weights(describe_decoder(folder), dtype=dtype, device=device)
+def load(
+    folder: Path,
+    dtype: str = "auto",
+    device: torch.device = CPU,
+    quantization: str = "none",
+) -> GpuWeights:
+    described = describe_decoder(folder)
+    return load_weights(described, dtype=dtype, device=device, quantization=quantization)
 
 
 class RunningGpuDecoder:

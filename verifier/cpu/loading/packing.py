@@ -123,7 +123,7 @@ def _int8(rows: FloatArray) -> tuple[BitsArray, FloatArray]:
 
 def _fp8(rows: FloatArray) -> tuple[BitsArray, FloatArray]:
     """Nearest e4m3fn weights, and a factor per row: the smallest power of two at which its largest
-    weight fits. Same values as `verifier.model.fp8_weights`.
+    weight fits. Same values as `verifier.gpu.fp8`.
     """
     largest = np.maximum(np.abs(rows).max(axis=1), np.float32(_FP8_SMALLEST_CHANNEL))
     mantissa, exponent = np.frexp(largest / np.float32(_FP8_LARGEST))

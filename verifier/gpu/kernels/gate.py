@@ -5,6 +5,17 @@ import triton.language as tl
 
 
 @triton.jit
+def activated(gate, IS_SILU: tl.constexpr):
+    """SiLU, or GELU approximated by tanh, of float32 numbers."""
+    if IS_SILU:
+        inner = gate
+    else:
+        # (1 + tanh(z)) / 2 = sigmoid(2 z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate * tl.sigmoid(inner)
+
+
+@triton.jit
 def gate_kernel(
     gate_up,  # [T, 2 * size]: gate, then up
     gated,  # [T, size], written
@@ -17,10 +28,5 @@ def gate_kernel(
     inside = at < size
     gate = tl.load(gate_up + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * size + size + at, mask=inside, other=0.0).to(tl.float32)
-    if IS_SILU:
-        inner = gate
-    else:
-        # (1 + tanh(z)) / 2 = sigmoid(2 z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
-        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    result = gate * tl.sigmoid(inner) * up
+    result = activated(gate, IS_SILU) * up
     tl.store(gated + row * size + at, result.to(gated.dtype.element_ty), mask=inside)

@@ -1,0 +1,196 @@
+"""Checks of the kernels of experts and of FP8 rows against plain torch.
+
+Run in Triton's interpreter by `test_expert_kernels.py`, on a GPU by
+`tests/gpu/test_expert_kernels.py`.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.verifier.gpu.kernel_checks import DEVICE, TOLERANCES, numbers
+from tests.verifier.triton_interpreter import replace_fp8_conversion, replace_products
+from verifier.cpu.weights import Activation
+from verifier.gpu.experts import plain_mixture
+from verifier.gpu.fp8 import FP8, quantised
+from verifier.gpu.kernels.experts import find_tiles_kernel
+from verifier.gpu.kernels.mixture import TILE, max_num_tiles, mix
+from verifier.gpu.kernels.quantisation import quantise_rows
+
+ON_GPU = DEVICE.type == "cuda"
+if not ON_GPU:
+    replace_products()
+    replace_fp8_conversion()
+# The interpreter's bfloat16 is not a GPU's.
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * ON_GPU
+HIDDEN, SIZE = 48, 80  # neither fills its tiles
+
+
+def routing(kind: str, num_tokens: int, num_experts: int, per_token: int) -> torch.Tensor:
+    """[T, J] int64, different experts of each token."""
+    if kind == "random":
+        generator = torch.Generator().manual_seed(num_tokens)
+        order = torch.rand(num_tokens, num_experts, generator=generator).argsort(dim=1)
+    elif kind == "one":  # the same ones for every token; most have none
+        order = torch.arange(num_experts).roll(-2).expand(num_tokens, -1)
+    else:  # "ends": the first and the last
+        order = torch.arange(num_experts).roll(1).expand(num_tokens, -1)
+    return order[:, :per_token].contiguous().to(DEVICE)
+
+
+def problem(
+    kind: str,
+    num_tokens: int,
+    *,
+    num_experts: int = 6,
+    per_token: int = 2,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Any, ...]:
+    """What `Mixture` takes, but for the activation."""
+    return (
+        numbers(num_tokens, HIDDEN, seed=1, dtype=dtype),
+        routing(kind, num_tokens, num_experts, per_token),
+        numbers(num_tokens, per_token, seed=2).softmax(dim=-1),
+        (numbers(num_experts, 2 * SIZE, HIDDEN, seed=3) / HIDDEN**0.5).to(dtype),
+        (numbers(num_experts, HIDDEN, SIZE, seed=4) / SIZE**0.5).to(dtype),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("kind", "num_tokens", "num_experts", "per_token"),
+    [
+        ("random", 0, 6, 2),
+        ("random", 1, 6, 2),
+        ("random", 7, 6, 2),
+        ("random", 150, 3, 1),  # several tiles of an expert, ragged ends
+        ("random", 40, 20, 8),
+        ("one", 1, 6, 1),
+        ("one", TILE, 6, 2),
+        ("one", 2 * TILE + 1, 6, 2),
+        ("ends", 5, 8, 2),
+        ("random", 9, 4, 4),  # every expert of every token
+        ("random", 3, 1, 1),
+    ],
+)
+def test_mixture(
+    kind: str, num_tokens: int, num_experts: int, per_token: int, dtype: torch.dtype
+) -> None:
+    given = problem(kind, num_tokens, num_experts=num_experts, per_token=per_token, dtype=dtype)
+    got = mix(*given, Activation.SILU)
+    assert got.dtype is dtype
+    rows, chosen, weights, gate_up, down = given
+    floats = (rows.float(), chosen, weights, gate_up.float(), down.float())
+    expected = plain_mixture(*floats, Activation.SILU).to(dtype)
+    torch.testing.assert_close(got, expected, **TOLERANCES[dtype])
+
+
+def test_mixture_of_gelu() -> None:
+    given = problem("random", 5)
+    expected = plain_mixture(*given, Activation.GELU_TANH)
+    got = mix(*given, Activation.GELU_TANH)
+    torch.testing.assert_close(got, expected, **TOLERANCES[torch.float32])
+    assert not torch.allclose(got, mix(*given, Activation.SILU), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tokens_bits_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
+    """Alone; with others at its experts, before and behind it, in other tiles; in another order."""
+    rows, chosen, *others = problem("random", 100, num_experts=3, dtype=dtype)
+    weights, gate_up, down = others
+    all_of_them = mix(rows, chosen, *others, Activation.SILU)
+    for tokens in ([17], [99, 17], list(range(99, -1, -1)), [17] * 65):
+        some = mix(rows[tokens], chosen[tokens], weights[tokens], gate_up, down, Activation.SILU)
+        assert torch.equal(some, all_of_them[tokens])
+
+
+def test_a_token_that_is_not_finite_harms_no_other() -> None:
+    rows, *others = problem("one", 9)
+    sound = mix(rows, *others, Activation.SILU)
+    rows[4, 3] = torch.nan
+    harmed = mix(rows, *others, Activation.SILU)
+    assert harmed[4].isnan().all()
+    rest = [token for token in range(9) if token != 4]
+    assert torch.equal(harmed[rest], sound[rest])
+
+
+@pytest.mark.parametrize("num_experts", [1, 5, 128])
+@pytest.mark.parametrize("num_pairs", [1, 2, 15, 16, 17, 130])
+def test_tiles_of_sorted_pairs(num_pairs: int, num_experts: int) -> None:
+    """Against counting on the host: random experts, then all pairs of the first and last one."""
+    generator = torch.Generator().manual_seed(num_pairs)
+    random = torch.randint(num_experts, (num_pairs,), generator=generator).sort()[0]
+    first = torch.zeros(num_pairs, dtype=torch.int64)
+    tile_size = 16
+    num_tiles = (num_pairs + min(num_pairs, num_experts) * (tile_size - 1)) // tile_size
+    for experts in (random, first, first + num_experts - 1):
+        tiles = torch.full((num_tiles, 3), -1, dtype=torch.int32, device=DEVICE)
+        find_tiles_kernel[(1,)](
+            experts.to(DEVICE),
+            tiles,
+            num_pairs,
+            num_tiles,
+            num_pairs.bit_length(),
+            TILE=tile_size,
+            EXPERTS=1 << (num_experts - 1).bit_length(),
+            CHUNK=4,
+        )
+        expected, start = [], 0
+        for expert, count in enumerate(experts.bincount(minlength=num_experts).tolist()):
+            end = start + count
+            for row in range(start, end, tile_size):
+                expected.append([expert, row, min(row + tile_size, end)])
+            start = end
+        assert len(expected) <= num_tiles
+        expected += [[0, 0, 0]] * (num_tiles - len(expected))
+        assert tiles.tolist() == expected
+
+
+@pytest.mark.parametrize("num_experts", [1, 2, 7, 128])
+def test_the_bound_of_tiles_is_the_worst_case(num_experts: int) -> None:
+    for num_pairs in (1, 2, 63, 64, 65, 128, 129, 700):
+        # All experts but one have a single pair more than full tiles.
+        most, left = 0, num_pairs
+        for _ in range(min(num_experts, num_pairs)):
+            most, left = most + 1, left - 1
+        most += left // TILE
+        assert most <= max_num_tiles(num_pairs, num_experts)
+        assert max_num_tiles(num_pairs, num_experts) == most
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 64), (1, 16), (5, 40), (4, 2048), (3, 5000)])
+def test_quantised_rows_have_the_bits_of_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    rows = numbers(*shape, seed=1)
+    if len(rows):
+        rows *= torch.logspace(-3, 2, len(rows), device=DEVICE)[:, None]
+    rows = rows.to(dtype)
+    values, scale = quantise_rows(rows)
+    expected, expected_scale = quantised(rows)
+    assert (values.dtype, values.shape, scale.shape) == (FP8, shape, (shape[0], 1))
+    assert torch.equal(scale, expected_scale)
+    assert torch.equal(values.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_every_largest_number_has_torchs_scale() -> None:
+    edges = torch.tensor([448.0, 1.75, 0.4375, 1.0, 3.5e38 / 2, 2.0**-70, 0.0])
+    around = torch.stack((edges, edges.nextafter(edges * 0), edges.nextafter(edges * 0 + 3e38)))
+    rows = around.reshape(-1, 1).to(DEVICE) * torch.tensor([1.0, -0.3, 0.01, 0.0], device=DEVICE)
+    values, scale = quantise_rows(rows)
+    expected, expected_scale = quantised(rows)
+    assert torch.equal(scale, expected_scale)
+    assert torch.equal(values.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("quantise", [quantise_rows, quantised])
+def test_a_row_that_is_not_finite_is_nan(quantise: Any, bad: float) -> None:
+    rows = numbers(3, 24, seed=1)
+    sound, sound_scale = quantise(rows)
+    rows[1, 7] = bad
+    values, scale = quantise(rows)
+    assert (values.float() * scale)[1].isnan().all()
+    for row in (0, 2):
+        assert torch.equal(values[row].float(), sound[row].float())
+        assert torch.equal(scale[row], sound_scale[row])

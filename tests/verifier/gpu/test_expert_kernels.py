@@ -1,0 +1,132 @@
+"""Mixtures of experts on a GPU: their kernels, as `test_kernels.py` tests others; and that no
+launch waits for the device.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.verifier.gpu.running_decoder import RunningGpuDecoder, load
+from tests.verifier.gpu.test_decoder import TEXT, folder_of
+from tests.verifier.paged_model import Chunk
+from verifier.gpu import experts
+from verifier.gpu.plain import PlainOperations
+from verifier.gpu.weights import Experts
+
+CHECKS = Path(__file__).with_name("expert_kernel_checks.py")
+ROOT = Path(__file__).parents[3]
+META = torch.device("meta")
+
+
+def test_kernels_compute_what_plain_torch_computes() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    # `--noconftest`, since those of the folders above import half of the project.
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--noconftest", str(CHECKS)]
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+    assert " passed" in ran.stdout
+    assert "skipped" not in ran.stdout
+
+
+def test_kernels_compile_for_every_generation_of_gpus_that_is_served(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.verifier.gpu.compile_expert_kernels"]
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert len(ran.stdout.splitlines()) == 9
+
+
+class Launches:
+    """Stands in for a kernel: notes its grids, and launches nothing."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.grids.append(grid)
+        return lambda *arguments, **_: self._check(arguments)
+
+    def _check(self, arguments: tuple[Any, ...]) -> None:
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        assert tensors
+        assert all(each.device == META and each.is_contiguous() for each in tensors)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, Launches]:
+    """Mixtures launch these, whatever the device."""
+    from verifier.gpu.kernels import mixture
+
+    names = [name for name in vars(mixture) if name.endswith("_kernel")]
+    stand_ins = {name: Launches() for name in names}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(mixture, name, stand_in)
+    monkeypatch.setattr(experts, "mixture_for", lambda device: mixture.mix)
+    return stand_ins
+
+
+class ShapesOnly(PlainOperations):
+    """Stores no K/V: which is stored depends on values."""
+
+    def rotate_and_store(self, qkv: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return torch.empty_like(qkv)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_no_layer_waits_for_the_device(name: str, launches: dict[str, Launches]) -> None:
+    """Tensors of torch's `meta` device have no values: whatever would be read of one fails."""
+    weights = load(folder_of(name), device=META)
+    running = RunningGpuDecoder(weights, operations=ShapesOnly())
+    step = Chunk(token_ids=TEXT[:13], start=0, block_table=[3], num_rows=1)
+    running.decoder.forward_on_device(running.lay_out(step))
+    num_mixtures = sum(isinstance(layer.mlp, Experts) for layer in weights.layers)
+    assert num_mixtures
+    assert {name: len(each.grids) for name, each in launches.items()} == dict.fromkeys(
+        launches, num_mixtures
+    )
+    assert len(launches) == 4
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu])
+def test_a_read_of_a_device_without_values_fails(read: Any) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        read(torch.zeros(1, device=META) + 1)
+
+
+def test_the_plain_mixture_reads_how_many_tokens_each_expert_has() -> None:
+    """So the test of waiting can fail."""
+    weights = load(folder_of("mixtral"), device=META)
+    running = RunningGpuDecoder(weights, operations=ShapesOnly())
+    step = Chunk(token_ids=TEXT[:13], start=0, block_table=[3], num_rows=1)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        running.decoder.forward_on_device(running.lay_out(step))
+
+
+def test_grids_depend_on_the_number_of_tokens_only(launches: dict[str, Launches]) -> None:
+    from verifier.cpu.weights import Activation
+    from verifier.gpu.kernels.mixture import mix
+
+    empty = torch.empty
+    for num_tokens in (1, 64, 2048):
+        mix(
+            empty(num_tokens, 64, device=META),
+            empty(num_tokens, 8, dtype=torch.int64, device=META),
+            empty(num_tokens, 8, device=META),
+            empty(128, 2 * 96, 64, device=META),
+            empty(128, 64, 96, device=META),
+            Activation.SILU,
+        )
+    # 8 pairs in as many tiles; 512 and 16,384 pairs, each of the 128 experts with a ragged tile.
+    assert launches["gate_up_kernel"].grids == [(8, 2), (134, 2), (382, 2)]
+    assert launches["down_kernel"].grids == [(8, 1), (134, 1), (382, 1)]
+    assert launches["add_experts_kernel"].grids == [(1, 1), (64, 1), (2048, 1)]

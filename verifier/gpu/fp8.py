@@ -1,0 +1,179 @@
+"""FP8: values and scales of weights and activations, and linear layers of them.
+
+Format: Micikevicius et al., "FP8 Formats for Deep Learning", 2022: e4m3fn has 4 bits of exponent, 3
+of mantissa, no infinities; largest 448. Each output channel of a weight, and each row of
+activations, has one scale, a power of two: multiplying by it rounds nothing, and since the format
+has exponents of its own, finer scales would hardly be more exact.
+
+Two ways to multiply. `scaled_linear` quantises the rows, too, and multiplies in FP8: on a GPU by
+its matrix units; elsewhere, as their oracle, in float32. `widened_linear` widens the weights to the
+type of the rows, so that activations are not rounded.
+
+Shape legend: T rows, K inputs, N outputs.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional
+
+from verifier.gpu.weights import GpuWeights, Linear, Mlp
+
+FP8 = torch.float8_e4m3fn
+Quantised = tuple[torch.Tensor, torch.Tensor]
+"""Values [R, K] FP8 and scales [R, 1] float32."""
+
+_LARGEST = torch.finfo(FP8).max
+# A row of zeros gets a scale too.
+_SMALLEST_ROW = 2.0**-80
+
+# What cuBLAS's and CUTLASS's products of FP8 need of K and N.
+_MULTIPLE = 16
+
+# The bits of an FP8 value, sign extended to 16 and shifted to where another format has its sign,
+# exponent and mantissa: (shift, mask of the bits that count, factor that corrects the bias).
+_BFLOAT16_BITS = (4, 0x87F0 - (1 << 16), 2.0**120)
+_FLOAT16_BITS = (7, 0xBF80 - (1 << 16), 2.0**8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WidenedLinear:
+    """Implements `Linear` by `widened_linear`."""
+
+    weight: torch.Tensor  # [N, K] FP8
+    scale: torch.Tensor  # [N, 1] float32
+    bias: torch.Tensor | None = None  # [N], of the model's dtype
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return widened_linear(rows, self.weight, self.scale, self.bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledLinear:
+    """Implements `Linear` by `scaled_linear`."""
+
+    weight: torch.Tensor  # [N, K] FP8
+    scale: torch.Tensor  # [N, 1] float32
+    bias: torch.Tensor | None = None  # [N], of the model's dtype
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        quantise = _quantiser(rows.device)
+        return scaled_linear(rows, self.weight, self.scale, self.bias, quantise=quantise)
+
+
+def widening(weights: GpuWeights) -> GpuWeights:
+    """The same model, whose FP8 weights are widened."""
+
+    def widened_layer(linear: Linear) -> Linear:
+        if not isinstance(linear, ScaledLinear):
+            return linear
+        return WidenedLinear(weight=linear.weight, scale=linear.scale, bias=linear.bias)
+
+    layers = []
+    for layer in weights.layers:
+        mlp = layer.mlp
+        if isinstance(mlp, Mlp):
+            gate_up, down = widened_layer(mlp.gate_up), widened_layer(mlp.down)
+            mlp = Mlp(gate_up=gate_up, down=down)
+        qkv, output = widened_layer(layer.qkv), widened_layer(layer.output)
+        layers.append(dataclasses.replace(layer, qkv=qkv, output=output, mlp=mlp))
+    return dataclasses.replace(weights, layers=layers)
+
+
+def quantised(rows: torch.Tensor) -> Quantised:
+    """The nearest FP8 values of float rows [R, K], and their scales.
+
+    A row's scale is the smallest power of two at which its largest number fits; NaN if the row has
+    a number that is not finite, so that it cannot pass for one that has not.
+    """
+    floats = rows.float()
+    largest = floats.abs().amax(dim=1, keepdim=True)
+    # frexp: x = mantissa * 2 ** exponent with mantissa in [0.5, 1); exact at powers of two.
+    mantissa, exponent = torch.frexp(largest.clamp(min=_SMALLEST_ROW) / _LARGEST)
+    scale = torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).int())
+    scale.masked_fill_(~largest.isfinite(), torch.nan)
+    return (floats / scale).to(FP8), scale
+
+
+def widened(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Weight * scale in `dtype`: exact, except for numbers too small for float16.
+
+    Converts the bits, since torch's own conversion takes ten times as long on a CPU.
+    """
+    shift, mask, factor = _BFLOAT16_BITS if dtype is torch.bfloat16 else _FLOAT16_BITS
+    bits = weight.view(torch.int8).to(torch.int16)
+    bits = bits.bitwise_left_shift_(shift).bitwise_and_(mask)
+    values = bits.view(torch.bfloat16 if dtype is torch.bfloat16 else torch.float16)
+    # In one type: mixed types take torch's slow path. A power of two loses no precision.
+    return values.to(dtype).mul_((scale * factor).to(dtype))
+
+
+def widened_linear(
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Outputs [..., N] of rows [..., K], in their dtype, with the bits of ordinary weights that
+    have the same values.
+    """
+    return torch.nn.functional.linear(rows, widened(weight, scale, rows.dtype), bias)
+
+
+def scaled_linear(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    quantise: Callable[[torch.Tensor], Quantised] = quantised,
+) -> torch.Tensor:
+    """Outputs [..., N] of rows [..., K], in their dtype.
+
+    Products are rounded to bfloat16 whatever the dtype: all versions of torch and all GPUs with FP8
+    give that, and it is little beside the rounding of the rows.
+    """
+    values, row_scale = quantise(rows.reshape(-1, rows.shape[-1]))
+    multiply = _scaled_mm if _fits(weight) else plain_product
+    product = multiply(values, row_scale, weight, scale).to(rows.dtype)
+    if bias is not None:
+        product += bias
+    return product.view(*rows.shape[:-1], len(weight))
+
+
+def plain_product(
+    values: torch.Tensor, row_scale: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """[T, N] bfloat16 of quantised rows [T, K] and weights [N, K]: in float32, rounded once."""
+    rows = values.float() * row_scale
+    return (rows @ (weight.float() * scale).t()).to(torch.bfloat16)
+
+
+def _scaled_mm(
+    values: torch.Tensor, row_scale: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    """As `plain_product`, by the GPU's matrix units, which sum in float32.
+
+    What torch asks for: the left matrix row-major, the right one column-major, contiguous scales
+    [T, 1] and [1, N] in float32. Without `use_fast_accum`, which sums in fewer bits.
+    """
+    return torch._scaled_mm(
+        values,
+        weight.t(),
+        scale_a=row_scale,
+        scale_b=scale.t(),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=False,
+    )
+
+
+def _fits(weight: torch.Tensor) -> bool:
+    return weight.is_cuda and not any(size % _MULTIPLE for size in weight.shape)
+
+
+def _quantiser(device: torch.device) -> Callable[[torch.Tensor], Quantised]:
+    """Triton's on a GPU, torch's elsewhere."""
+    if device.type == "cuda":
+        from verifier.gpu.kernels.quantisation import quantise_rows
+
+        return quantise_rows
+    return quantised
