@@ -175,8 +175,8 @@ class VerifierConfig(
         return self
 
     @pydantic.model_validator(mode="after")
-    def _models_in_int8_are_not_cut(self) -> "VerifierConfig":
-        if self.quantization == "int8" and self.tensor_parallel_size > 1:
+    def _quantised_models_are_not_cut(self) -> "VerifierConfig":
+        if self.quantization != "none" and self.tensor_parallel_size > 1:
             raise ValueError(
                 f"--quantization {self.quantization} is not offered with --tensor-parallel-size "
                 f"{self.tensor_parallel_size}"

@@ -14,7 +14,9 @@ def test_the_bundled_model_keeps_its_tokens(capsys: pytest.CaptureFixture[str]) 
     assert fp8_accuracy.main(FEW) == 0
     table = capsys.readouterr().out
     assert "24 greedy tokens" in table
-    assert "| float32, fp8 weights | " in table
+    rows = {line.split(" | ")[0]: line for line in table.splitlines()}
+    weights, both = rows["| float32, fp8 weights"], rows["| float32, fp8 weights and activations"]
+    assert weights.split(" | ")[1:] != both.split(" | ")[1:]
 
 
 def test_weights_with_swapped_channels_fail_the_check(

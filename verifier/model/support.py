@@ -93,7 +93,7 @@ FEATURES = (
         field="quantization",
         value="fp8",
         cpu=Support(note="strict; fast: not mixtures of experts"),
-        gpu=Support(note="weights only, widened at each use; not mixtures of experts"),
+        gpu=Support(note="weights and activations; not mixtures of experts"),
         min_capability=MIN_FP8_COMPUTE_CAPABILITY,
     ),
     Feature(
