@@ -8,7 +8,8 @@ from tests.verifier.conftest import MODEL_FOLDER
 from tests.verifier.paged_model import CPU, NUM_BLOCKS, PagedModel, make_small_model, some_tokens
 from verifier.gpu.fp8 import FP8, quantised, widened
 from verifier.model.checkpoint import load_checkpoint, reference_logits
-from verifier.model.fp8_weights import Fp8Linear, quantise_linear_layers
+from verifier.model.fp8_weights import Fp8Linear, quantise_linear_layers, rounds_rows
+from verifier.model.parity_probe import make_reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EVERY_VALUE = torch.arange(256, dtype=torch.uint8).view(FP8)
@@ -76,3 +77,20 @@ def test_logits_are_those_of_transformers_own_attention(dtype: torch.dtype) -> N
     expected = reference_logits(model, token_ids)
     tolerance = (1e-5 if dtype is torch.float32 else 0.05) * expected.abs().max().item()
     torch.testing.assert_close(rows, expected, rtol=0, atol=tolerance)
+
+
+def test_a_model_that_multiplies_in_fp8_is_near_the_one_that_widens() -> None:
+    folder_model = load_checkpoint(MODEL_FOLDER, dtype="float32", device=CPU, quantization="fp8")
+    token_ids = some_tokens(40, folder_model.vocab_size)
+    widening = reference_logits(folder_model.model, token_ids)
+    for module in folder_model.model.modules():
+        if isinstance(module, Fp8Linear):
+            module.rounds_rows = True
+    assert rounds_rows(folder_model.model)
+    in_fp8 = make_reference(folder_model.model, token_ids, multiplies_in_fp8=True)
+    assert in_fp8.exact is not None
+    torch.testing.assert_close(torch.from_numpy(in_fp8.exact), widening, rtol=0, atol=1e-3)
+    apart = (torch.from_numpy(in_fp8.logits) - widening).abs().mean()
+    assert 0 < apart < 0.1 * widening.std()
+    # The context has left the layers as they were.
+    assert rounds_rows(folder_model.model)
