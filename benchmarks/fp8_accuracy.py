@@ -1,4 +1,5 @@
-"""Accuracy of FP8 weights, and of FP8 activations with them: logits and greedy output against the unquantised model.
+"""Accuracy of FP8: logits and greedy output against the model without quantization, of weights in
+FP8 and of activations with them.
 
     python -m benchmarks.fp8_accuracy [--model FOLDER] [--data FILE.jsonl] [--prompts 32]
                                       [--dtype bfloat16] [--max-new-tokens 128] [--json FILE]
