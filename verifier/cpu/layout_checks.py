@@ -54,7 +54,7 @@ def describe_step(
     layout: BatchLayout,
     steps: npt.NDArray[Any],
     is_finite: BoolArray,
-) -> tuple[npt.NDArray[Any], ...]:
+) -> list[npt.NDArray[Any]]:
     """Writes the addresses and lengths of a layout's arrays to `steps[0]`.
 
     Args:
@@ -76,7 +76,7 @@ def describe_step(
         tables = np.repeat(tables * pieces, pieces)
         tables += np.tile(np.arange(pieces, dtype=np.int32), len(blocks))
     table_offsets = np.empty(len(layout.seq_lens), dtype=np.int64)
-    arrays = tuple(
+    token_ids, positions, slots, rows, query_offsets, lengths = arrays = [
         np.ascontiguousarray(array, dtype=np.int64)
         for array in (
             layout.input_token_ids,
@@ -86,14 +86,15 @@ def describe_step(
             layout.cu_seqlens_q,
             layout.seq_lens,
         )
-    )
+    ]
     fault = _describe(
-        steps, *arrays, tables, table_offsets, is_finite, limits.max_num_tokens, limits.vocab_size,
-        limits.num_slots, limits.num_cache_blocks, block_size, pieces,
+        steps, token_ids, positions, slots, rows, query_offsets, lengths, tables, table_offsets,
+        is_finite, limits.max_num_tokens, limits.vocab_size, limits.num_slots,
+        limits.num_cache_blocks, block_size, pieces,
     )  # fmt: skip
     if fault:
         raise ValueError(f"the layout has {_FAULTS[fault]}")
-    return *arrays, tables, table_offsets
+    return [*arrays, tables, table_offsets]
 
 
 @kernel
