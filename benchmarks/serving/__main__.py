@@ -29,6 +29,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -118,7 +119,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=CACHE, help="environments of peers")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--png", type=Path, help="also draw the figures here")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.png and importlib.util.find_spec("matplotlib") is None:
+        # Now, not when all is measured.
+        parser.error("--png needs matplotlib, which the extra `docs` installs")
+    return arguments
 
 
 def _write(arguments: argparse.Namespace, results: Sequence[RowResult]) -> None:

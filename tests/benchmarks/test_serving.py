@@ -153,3 +153,12 @@ def test_an_echo_moves_as_many_bytes_as_a_batch_and_its_answer() -> None:
         there, back = batch_bytes(num_sequences)
         assert 40 * num_sequences < there < 120 * num_sequences
         assert 90 * num_sequences < back < 200 * num_sequences
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        command._parse(["--png", str(tmp_path / "figures.png")])
+    assert "needs matplotlib" in capsys.readouterr().err
