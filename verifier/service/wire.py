@@ -439,17 +439,22 @@ def _halves(event: verifier_pb2.Event) -> list[verifier_pb2.Event]:
 def _write_event(message: verifier_pb2.Event, event: Event) -> None:
     match event:
         case Decided():
+            # Hot path: what has its default is not set, which halves the time of most events.
             decided = message.decided
             decided.sequence_id = event.sequence_id
             decided.base_length = event.base_length
             decided.token_ids.extend(event.token_ids)
-            decided.num_draft_tokens = event.num_draft_tokens
-            decided.num_accepted_tokens = event.num_accepted_tokens
-            decided.num_wanted_draft_tokens = event.num_wanted_draft_tokens
-            decided.finish_reason = _FINISH_REASONS[event.finish_reason]
-            add_logprobs(decided.logprobs, event.logprobs)
-            decided.matched_ngram_length = event.matched_ngram_length
-            decided.source = drafter_pb2.Source.ValueType(event.source)
+            if event.num_wanted_draft_tokens:
+                decided.num_wanted_draft_tokens = event.num_wanted_draft_tokens
+            if event.num_draft_tokens:
+                decided.num_draft_tokens = event.num_draft_tokens
+                decided.num_accepted_tokens = event.num_accepted_tokens
+                decided.matched_ngram_length = event.matched_ngram_length
+                decided.source = drafter_pb2.Source.ValueType(event.source)
+            if event.finish_reason is not None:
+                decided.finish_reason = _FINISH_REASONS[event.finish_reason]
+            if event.logprobs:
+                add_logprobs(decided.logprobs, event.logprobs)
         case StepTraced():
             message.step_traced.sequence_id = event.sequence_id
             # The fields have the same names.
