@@ -123,3 +123,14 @@ def test_no_reported_text_has_a_broken_character(
         texts += output.feed(ids[start : start + step]).token_texts
     assert not any(REPLACEMENT in each for each in texts)
     assert "".join(texts) == tokenizer.decode(ids)
+
+
+def test_text_that_no_single_token_brings_is_the_last_ones() -> None:
+    vocabulary = SENTENCEPIECE._tokenizer.get_vocab()
+    # A whole character, the beginning of another one, and a letter.
+    ids = [vocabulary[each] for each in ("<0xE6>", "<0x97>", "<0xA5>", "<0xE6>", "a")]
+    singly = SENTENCEPIECE.detokenizer()
+    whole = OutputText(SENTENCEPIECE.detokenizer(), ()).feed(ids).text
+    assert "".join(singly.feed([token_id]) for token_id in ids) != whole
+    output = OutputText(SENTENCEPIECE.detokenizer(), (), reports_tokens=True)
+    assert output.feed(ids) == (whole, 5, ["", "", "", "", whole])
