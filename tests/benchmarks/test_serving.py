@@ -45,8 +45,8 @@ async def test_rows_that_share_a_stack_are_measured_in_one_run(
         streams=1,
     )
     assert [measure["row"] for measure in measures] == [
-        *("hop", "stack", "openvino", "http", "http", "spans", "structured", "structured"),
-        *("random", "delay", "delay", "delay", "simulation", "simulation"),
+        *("hop", "stack", "openvino", "http", "http", "spans", "spans", "structured"),
+        *("structured", "random", "delay", "delay", "delay", "simulation", "simulation"),
     ]
     for measure in measures:
         value = measure["value"]
@@ -61,10 +61,11 @@ async def test_rows_that_share_a_stack_are_measured_in_one_run(
     assert "| hop: awaited hop p50 / echo p50 | 1 | float32 |" in printed.out
     assert "starts the services: verifier behind a proxy" in printed.err
     assert "starts the services: verifier with spans" in printed.err
-    (spans,) = (measure for measure in measures if measure["row"] == "spans")
+    spans, processor_time = (measure for measure in measures if measure["row"] == "spans")
     num_kilobytes = re.search(r"([\d.]+) kB of spans per request", str(spans["note"]))
     assert num_kilobytes is not None
     assert float(num_kilobytes[1]) > 0
+    assert "ms per token" in str(processor_time["note"])
     assert printed.err.count("starts the services: verifier\n") == 1
 
 
