@@ -55,6 +55,7 @@ def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateReq
         "affinity_key",
         "priority",
         "trace",
+        "report_tokens",
     ):
         assign(wire, name, getattr(request, name))
     _sampling(wire.sampling, request.sampling)
@@ -259,6 +260,9 @@ def _to_chunk(chunk: gateway_pb2.Chunk) -> generation.Chunk:
         logprobs=tuple(_to_logprob(entry) for entry in chunk.logprobs),
         prompt_logprobs=tuple(_to_logprob(entry) for entry in chunk.prompt_logprobs),
         finish_reason=_finish_reason(chunk.finish_reason) if chunk.finish_reason else None,
+        reported_tokens=tuple(
+            to_value(generation.ReportedToken, entry) for entry in chunk.reported_tokens
+        ),
     )
 
 

@@ -9,6 +9,7 @@ Prints a table in Markdown; progress goes to standard error. The rows:
     openvino    the whole stack over OpenVINO GenAI with its best prompt lookup
     host        processor time of verifier and gateway for drafts, per step of 64 sequences
     http        the same requests over HTTP and over gRPC
+    spans       the same requests traced by OpenTelemetry, over not traced
     structured  JSON that echoes its input: a schema over none, and speculation on over off
     random      text that never repeats: speculation on over off
     delay       the drafter 0 to 100 ms late: speculation on over off, and the gain that is left
@@ -44,6 +45,7 @@ from benchmarks.serving import (
     http,
     load,
     simulation,
+    spans,
     structured,
     throughput,
 )
@@ -59,6 +61,7 @@ ROWS: Mapping[str, Callable[[Setting], Awaitable[RowResult]]] = {
     "openvino": throughput.measure_openvino,
     "host": host.measure,
     "http": http.measure,
+    "spans": spans.measure,
     "structured": structured.measure,
     "random": throughput.measure_random,
     "delay": throughput.measure_delayed,

@@ -1,6 +1,7 @@
 """Grammars: which tokens they allow, against brute force; what is refused; what is bounded."""
 
 import contextlib
+import itertools
 import json
 import random
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from tokenizers import Tokenizer
 
@@ -547,3 +548,31 @@ def test_it_reports_what_was_compiled_and_what_was_refused() -> None:
         grammars.compile(Grammar(GrammarKind.LARK, "start: (")).result(timeout=60)
     assert reported == [(GrammarKind.REGEX, True), (GrammarKind.LARK, False)]
     grammars.close()
+
+
+def test_the_librarys_copies_share_the_lexer_so_no_compiled_grammar_is_cached() -> None:
+    """Once this fails, copies are independent, and a cache of compiled grammars is sound."""
+    tokenizer = LLTokenizer(TOKENIZER.read_text(), n_vocab=VOCABULARY, eos_token=[END])
+    grammar = LLMatcher.grammar_from_regex("[a-z ]*a[a-z ]{14}")
+    limits = LLParserLimits(max_lexer_states=300, verbose_errors=False)
+
+    def compiled() -> LLMatcher:
+        return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+
+    def exhaust(matcher: LLMatcher) -> int:
+        """How many tokens it allows until it has too many states."""
+        draw = random.Random(4)
+        for count in itertools.count():
+            mask = np.zeros((1, VOCABULARY // 32), dtype=np.int32)
+            fill_next_token_bitmask(matcher, mask, 0)
+            if matcher.is_error():
+                return count
+            matcher.consume_token(draw.choice(sorted(tokens_of(mask) - {END})))
+        raise AssertionError("it never ends")
+
+    unused = compiled()
+    exhausted, other = unused.deep_copy(), unused.deep_copy()
+    alone = exhaust(compiled())
+    assert exhaust(exhausted) == alone > 5
+    assert exhaust(other) == exhaust(unused.deep_copy()) == 0
+    assert exhaust(compiled()) == alone, "what is compiled by itself is not concerned"
