@@ -30,11 +30,11 @@ if not HAS_GPU:
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 # numpy, which computes in the interpreter, warns of infinities; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-SUBJECTS = [(name, torch.float32) for name in ("llama_biases", "gemma2", "qwen3_moe")]
+SUBJECTS = [(name, torch.float32) for name in ("gemma2", "qwen3_moe")]
 if HAS_GPU:
     names = ("llama_biases", "mistral", "qwen3", "gemma2", "gemma3", "phi3", "mixtral", "qwen3_moe")
     SUBJECTS += [(name, dtype) for name in names for dtype in (torch.bfloat16, torch.float16)]
-NUM_TOKENS = 90 if HAS_GPU else 26
+NUM_TOKENS = 90 if HAS_GPU else 22
 TEXT = some_tokens(NUM_TOKENS, 97)
 BLOCKS = list(range(64))
 # Shorter than the text, so that attention adds up several.
@@ -78,7 +78,7 @@ def chunk(start: int, end: int, blocks: list[int], num_rows: int | None = None) 
     return Chunk(token_ids=TEXT[start:end], start=start, block_table=blocks, num_rows=rows)
 
 
-@pytest.mark.parametrize("sizes", [[18, 1, 1, 3], [9, 2]])
+@pytest.mark.parametrize("sizes", [[17, 1, 1], [5, 2]])
 def test_bits_do_not_depend_on_chunks(subject: Subject, sizes: list[int]) -> None:
     rows = subject.running().run_in_chunks(TEXT, sizes, BLOCKS[::-1])
     assert torch.equal(rows, subject.logits)
@@ -88,18 +88,18 @@ def test_bits_do_not_depend_on_chunks(subject: Subject, sizes: list[int]) -> Non
 def test_bits_do_not_depend_on_drafts(subject: Subject, is_expanded: bool) -> None:
     """Wrong drafts, which are dropped; then right ones."""
     decoder = subject.running()
-    decoder.run(chunk(0, 6, BLOCKS, 1))
-    for start in (6, 16):
+    decoder.run(chunk(0, 4, BLOCKS, 1))
+    for start in (4, 13):
         wrong = [TEXT[start], *((token + 1) % 97 for token in TEXT[start + 1 : start + 6])]
         tried = Chunk(token_ids=wrong, start=start, block_table=BLOCKS, num_rows=6)
         [rows] = decoder.run(tried, is_expanded=is_expanded)
         assert torch.equal(rows[0], subject.logits[start])
-        end = start + 10
+        end = start + 9
         [rows] = decoder.run(chunk(start, end, BLOCKS), is_expanded=is_expanded)
         assert torch.equal(rows, subject.logits[start:end])
 
 
-@pytest.mark.parametrize("num_sequences", [2, 7, 33] if HAS_GPU else [2, 5])
+@pytest.mark.parametrize("num_sequences", [2, 7, 33] if HAS_GPU else [4])
 def test_bits_do_not_depend_on_the_batch(subject: Subject, num_sequences: int) -> None:
     """Decodes, drafts and chunks at any place of the text; few rows that need logits, or many."""
     decoder = subject.running()

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
-CHECKS = ("kernel_checks.py", "product_checks.py", "strict_checks.py")
+CHECKS = (
+    "kernel_checks.py",
+    *(pytest.param(f"{name}_checks.py", marks=pytest.mark.slow) for name in ("product", "strict")),
+)
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("checks", CHECKS)
 def test_kernels_compute_what_they_shall(checks: str) -> None:
     file = Path(__file__).with_name(checks)
