@@ -21,7 +21,7 @@ async def measure(bench: Bench) -> AsyncIterator[Measure]:
     """Products of a layer of the large model; then engines without drafts. Strict over fast."""
     # No product of torch is strict on a CPU.
     if bench.device.type == "cuda":
-        async for each in _measure_products(bench):
+        async for each in measure_products(bench):
             yield each
     async for each in _measure_engines(bench):
         yield each
@@ -49,7 +49,7 @@ async def _measure_engines(bench: Bench) -> AsyncIterator[Measure]:
             yield bench.ratio("strict", "strict / fast, speculation off", above, below)
 
 
-async def _measure_products(bench: Bench) -> AsyncIterator[Measure]:
+async def measure_products(bench: Bench) -> AsyncIterator[Measure]:
     """Weights read per second, as if a product read each once."""
     weights = _weights(bench)
     for num_rows in _NUM_ROWS:

@@ -18,11 +18,8 @@ from tests.verifier.gpu.test_decoder import transformers_logits
 from tests.verifier.paged_model import Chunk, some_tokens
 from tests.verifier.triton_interpreter import replace_products
 from verifier.attention.triton_paged import Splitting, TritonBackend
-from verifier.cpu.loading.refusals import CheckpointError
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.weights import GpuWeights
-from verifier.model.gpu_model import check_decoder
-from verifier.model.parity_reference import reference
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
@@ -113,26 +110,3 @@ def test_bits_do_not_depend_on_the_batch(subject: Subject, num_sequences: int) -
             chunks.append(chunk(start, start + size, BLOCKS, draw.choice([1, size])))
         for each, rows in zip(chunks, decoder.run(*chunks), strict=True):
             assert torch.equal(rows, subject.logits[each.end - len(rows) : each.end])
-
-
-class OnlyCallsItselfStrict(TritonOperations):
-    """Its products depend on the number of rows."""
-
-    def linear(
-        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return super().linear(rows, weight, bias) * (1.0 + 2.0**-20 * (len(rows) == 1))
-
-
-def test_a_model_whose_bits_depend_on_chunks_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
-    save(tmp_path, "mistral")
-    exact, rounding = reference(tmp_path, dtype=torch.float32, quantization="none")
-    for operations in (TritonOperations, OnlyCallsItselfStrict):
-        weights = load(tmp_path, device=DEVICE, operations=operations(is_strict=True))
-        backend = TritonBackend(device=DEVICE, splitting=SPLITTING)
-        exact_rows = exact.cpu().numpy()
-        if operations is TritonOperations:
-            check_decoder(weights, backend, block_size=16, exact=exact_rows, rounding=rounding)
-            continue
-        with pytest.raises(CheckpointError, match="strict: the bits of logits depend on chunks"):
-            check_decoder(weights, backend, block_size=16, exact=exact_rows, rounding=rounding)

@@ -303,3 +303,24 @@ def in_one_piece(
 def test_there_are_no_strict_operations_for_a_cpu() -> None:
     with pytest.raises(ValueError, match="no strict operations for cpu"):
         operations_for(CPU, is_strict=True)
+
+
+class OnlyCallsItselfStrict(CallsItselfStrict):
+    """A single row's product is another one, by a rounding of its dtype."""
+
+    def linear(
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return super().linear(rows, weight, bias) * (
+            1.0 + torch.finfo(rows.dtype).eps * (len(rows) == 1)
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_strict_decoder_whose_bits_depend_on_chunks_is_refused(
+    dtype: str, tmp_path: Path
+) -> None:
+    save(tmp_path, "mistral", getattr(torch, dtype))
+    weights = load(tmp_path, operations=OnlyCallsItselfStrict())
+    with pytest.raises(CheckpointError, match="strict: the bits of logits depend on chunks"):
+        check(weights, tmp_path)
