@@ -35,12 +35,18 @@ def interpreter() -> Iterator[Callable[..., None]]:
 def _interpret() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     import torch
-    from triton.runtime import interpreter as its_module
 
     torch.set_num_threads(1)
-    its_module.InterpreterBuilder.create_dot = _create_dot
+    replace_products()
     # Rows of tiles that are no tokens, divided 0 by 0 and not stored; what is not finite, summed.
     warnings.filterwarnings("ignore", "invalid value encountered", RuntimeWarning)
+
+
+def replace_products() -> None:
+    """In this process, whose Triton interprets."""
+    from triton.runtime import interpreter as its_module
+
+    its_module.InterpreterBuilder.create_dot = _create_dot
 
 
 def _call(function: str, arguments: tuple[Any, ...]) -> None:

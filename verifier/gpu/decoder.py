@@ -1,4 +1,4 @@
-"""A target model of a GPU: products by torch, attention by a backend, the rest by `Operations`.
+"""A target model of a GPU: attention by a backend, all else by `Operations`.
 
 The residual stream is float32, so that nothing overflows in it in float16; all else is of the
 model's dtype.
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional
 
 from verifier.attention.backend import AttentionBackend, StepAttention, to_device
 from verifier.attention.kv_cache import KVCache, KVShape
@@ -20,7 +19,7 @@ from verifier.cpu.loading.model_config import ModelConfig
 from verifier.gpu.current_device import current_device
 from verifier.gpu.device_model import DeviceModel, as_floats
 from verifier.gpu.experts import mix_experts
-from verifier.gpu.operations import Operations, operations_for
+from verifier.gpu.operations import Operations
 from verifier.gpu.weights import Experts, GpuWeights, Layer
 
 
@@ -54,12 +53,12 @@ class GpuDecoder(DeviceModel):
         cache: WrittenCache,
         operations: Operations | None = None,
     ) -> None:
-        """`operations`: None: those of the weights' device."""
+        """`operations`: None: the weights'. `Linear` layers have their own in any case."""
         super().__init__(vocab_size=weights.config.vocab_size, device=weights.device)
         self._weights = weights
         self._backend = backend
         self._cache = cache
-        self._operations = operations or operations_for(weights.device)
+        self._operations = operations or weights.operations
         # Attention of a family without a softcap never gets the argument.
         softcap = weights.config.attention_softcap
         self._attention_arguments: dict[str, Any] = {"softcap": softcap} if softcap else {}
@@ -102,7 +101,7 @@ class GpuDecoder(DeviceModel):
         if len(layout.hidden_state_indices):
             scored = to_device(layout.scored_logits_indices, weights.device)
             self.hidden_states = as_floats(last[scored])
-        logits = torch.nn.functional.linear(last, weights.head)
+        logits = self._operations.linear(last, weights.head)
         if config.logits_softcap:
             capped = torch.tanh(logits.float() / config.logits_softcap) * config.logits_softcap
             logits = capped.to(logits.dtype)

@@ -5,7 +5,6 @@ each has is copied to the host, so a layer waits for the device once.
 """
 
 import torch
-import torch.nn.functional
 
 from verifier.cpu.weights import Activation
 from verifier.gpu.operations import Operations
@@ -17,7 +16,7 @@ def mix_experts(
 ) -> torch.Tensor:
     """The weighted sums [T, H] of rows [T, H]; both of the model's dtype."""
     per_token = experts.num_per_token
-    logits = torch.nn.functional.linear(rows, experts.router).float()
+    logits = operations.linear(rows, experts.router).float()
     weights, chosen = logits.softmax(dim=-1).topk(per_token, dim=-1)
     if experts.normalises:
         weights /= weights.sum(dim=-1, keepdim=True)

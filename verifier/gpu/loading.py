@@ -12,6 +12,7 @@ from verifier.cpu.loading.packing import pieces
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.loading.tensor_files import StoredTensor, TensorFiles
 from verifier.cpu.weights import WeightType
+from verifier.gpu.operations import Operations, operations_for
 from verifier.gpu.weights import DenseLinear, Experts, GpuWeights, Layer, Linear, Mlp
 
 TORCH_DTYPES = {
@@ -21,19 +22,27 @@ TORCH_DTYPES = {
 }
 
 
-def load_weights(described: DecoderDescription, *, dtype: str, device: torch.device) -> GpuWeights:
+def load_weights(
+    described: DecoderDescription,
+    *,
+    dtype: str,
+    device: torch.device,
+    operations: Operations | None = None,
+) -> GpuWeights:
     """Reads all weights.
 
     Args:
         dtype: "auto", the checkpoint's own, or "float32", "bfloat16", "float16".
+        operations: that will compute with the weights; None: the device's, not strict.
 
     Raises:
         CheckpointError: the files are not what they were when they were described.
     """
     config = described.config
     torch_dtype = TORCH_DTYPES[described.other_type(dtype)]
+    operations = operations or operations_for(device)
     with TensorFiles(described.folder) as files:
-        loader = _Loader(files, config, dtype=torch_dtype, device=device)
+        loader = _Loader(files, config, dtype=torch_dtype, device=device, operations=operations)
         hidden, vocabulary = config.hidden_size, config.vocab_size
         embeddings = loader.matrix(["model.embed_tokens.weight"], (vocabulary, hidden))
         head = embeddings
@@ -41,6 +50,7 @@ def load_weights(described: DecoderDescription, *, dtype: str, device: torch.dev
             head = loader.matrix(["lm_head.weight"], (vocabulary, hidden))
         return GpuWeights(
             config=config,
+            operations=operations,
             dtype=torch_dtype,
             device=device,
             embeddings=embeddings,
@@ -55,12 +65,19 @@ class _Loader:
     """Reads parts of one checkpoint."""
 
     def __init__(
-        self, files: TensorFiles, config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+        self,
+        files: TensorFiles,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        operations: Operations,
     ) -> None:
         self._files = files
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._operations = operations
 
     def layer(self, index: int, layer: LayerConfig) -> Layer:
         config, family = self._config, self._config.family
@@ -102,7 +119,7 @@ class _Loader:
         """One layer whose outputs are those of the named modules, one after the other."""
         weight = self.matrix([name + ".weight" for name in names], shape)
         bias = self.vector([name + ".bias" for name in names], shape[0]) if has_bias else None
-        return DenseLinear(weight=weight, bias=bias)
+        return DenseLinear(operations=self._operations, weight=weight, bias=bias)
 
     def vector(self, names: list[str], size: int) -> torch.Tensor:
         return self.matrix(names, (size, 1)).view(size)

@@ -29,6 +29,8 @@ from verifier.cpu.parity import (
 )
 from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
 from verifier.gpu.loading import TORCH_DTYPES, load_weights
+from verifier.gpu.numerics_digest import numerics_digest
+from verifier.gpu.operations import operations_for
 from verifier.gpu.weights import GpuWeights
 from verifier.model.digests import begin_digest
 from verifier.model.gpu_memory import PROFILE_BLOCKS, free_for_kv_bytes
@@ -42,6 +44,9 @@ from verifier.model.parity_probe import ROUNDING_TOLERANCE, TOLERANCES
 from verifier.model.parity_reference import reference
 from verifier.model.ready_model import ReadyModel, choose_max_model_len
 
+STRICT_ATTENTION = "triton"
+"""The only backend whose rows do not depend on the batch."""
+
 logger = get_logger(__name__)
 
 
@@ -50,7 +55,8 @@ def find_on_gpu(config: VerifierConfig, device: torch.device) -> DecoderDescript
 
     Raises:
         CheckpointError: the folder holds no sound checkpoint.
-        ConfigError: the flags ask for an attention backend that cannot run.
+        ConfigError: the flags ask for an attention backend that cannot run, or for strict numerics
+            of what this decoder does not serve.
     """
     reason = None
     if config.tensor_parallel_size > 1:
@@ -63,11 +69,16 @@ def find_on_gpu(config: VerifierConfig, device: torch.device) -> DecoderDescript
         try:
             described = describe_decoder(config.model)
             _, backend = _attention(config, described, device)
-            if not described.config.attention_softcap or serves_softcap(backend):
+            reason = _attention_lacks(config, described, backend)
+            if reason is None:
                 return described
-            reason = f"attention backend {backend.name} serves no softcap"
         except NotServedError as error:
             reason = str(error)
+    if config.numerics == "strict":
+        raise ConfigError(
+            "--numerics",
+            f"strict: on a GPU is the decoder for GPUs', which does not serve this: {reason}",
+        )
     logger.info("served_by_transformers", reason=reason)
     return None
 
@@ -75,7 +86,8 @@ def find_on_gpu(config: VerifierConfig, device: torch.device) -> DecoderDescript
 def load_on_gpu(
     config: VerifierConfig, described: DecoderDescription, device: torch.device
 ) -> ReadyModel:
-    """Loads and checks a model that `find_on_gpu` has found; on a CPU, too, in plain torch.
+    """Loads and checks a model that `find_on_gpu` has found; on a CPU, too, in plain torch,
+    which is not strict.
 
     transformers' model is on the device first, for its logits, and has left it when the weights
     are loaded: the device never holds both.
@@ -85,12 +97,14 @@ def load_on_gpu(
         ConfigError: the flags ask for more than the machine has.
     """
     shape = described.config
+    is_strict = config.numerics == "strict"
+    operations = operations_for(device, is_strict=is_strict)
     dtype = TORCH_DTYPES[described.other_type(config.dtype)]
     attention, backend = _attention(config, described, device)
     digest = begin_digest(config.model)
     exact, rounding = _reference(config.model, dtype, device)
     try:
-        weights = load_weights(described, dtype=config.dtype, device=device)
+        weights = load_weights(described, dtype=config.dtype, device=device, operations=operations)
     except torch.OutOfMemoryError as error:
         raise ConfigError("--model", f"its weights do not fit on the GPU: {error}") from error
     check_decoder(weights, backend, block_size=attention.block_size, exact=exact, rounding=rounding)
@@ -124,11 +138,13 @@ def load_on_gpu(
         ) from error
     return ReadyModel(
         model=model,
-        numerics="fast",
+        numerics="strict" if is_strict else "fast",
         num_threads=torch.get_num_threads(),
         model_digest=digest.result(),
-        # Bits depend on the batch.
-        numerics_digest="",
+        # Else bits depend on the batch or, under rule `ratio`, samples on the drafts.
+        numerics_digest=numerics_digest(weights, block_size=attention.block_size)
+        if is_strict and config.acceptance_rule == "match"
+        else "",
         architecture=shape.architecture,
         dtype=str(dtype).removeprefix("torch."),
         device=device.type,
@@ -151,13 +167,15 @@ def check_decoder(
     rounding: float,
 ) -> None:
     """Compares the decoder with transformers' logits [T, V] of the probe's text, computed in
-    float32 and with shortened windows: in two chunks and a single token.
+    float32 and with shortened windows: in two chunks and a single token. If the decoder is strict,
+    the bits must not depend on these pieces either.
 
     Args:
         rounding: the distance that transformers has in the model's dtype.
 
     Raises:
-        CheckpointError: they differ by more than rounding, or the decoder fails.
+        CheckpointError: they differ by more than rounding, the bits depend on the pieces though the
+            decoder is strict, or it fails.
     """
     text = probe_text(
         vocab_size=weights.config.vocab_size,
@@ -177,11 +195,17 @@ def check_decoder(
     )
     decoder = GpuDecoder(dataclasses.replace(weights, layers=layers), backend=backend, cache=cache)
     cuts = sorted({len(text) // 2, len(text) - 1} - {0})
+    # Strict: whole and in small pieces, too, which may have other tiles.
+    other_cuts = [[], list(range(1, len(text), 5))] if weights.operations.is_strict else []
     try:
-        logits = paged_logits(decoder, text, cuts, block_size=block_size)
+        logits, *others = [
+            paged_logits(decoder, text, each, block_size=block_size) for each in (cuts, *other_cuts)
+        ]
     except Exception as error:
         # Kernels are compiled and launched for the first time here.
         raise CheckpointError(f"the decoder for GPUs cannot compute it: {error}") from error
+    if any(other.tobytes() != logits.tobytes() for other in others):
+        raise CheckpointError("--numerics strict: the bits of logits depend on chunks on this GPU")
     is_rounded = weights.dtype is not torch.float32
     # Rounding may route a token to other experts, which changes its logits by any amount. The
     # distance that follows is a median over tokens.
@@ -189,6 +213,17 @@ def check_decoder(
         check_difference(logits, exact, TOLERANCES[weights.dtype])
     if is_rounded:
         check_rounding(logits, exact, rounding, ROUNDING_TOLERANCE)
+
+
+def _attention_lacks(
+    config: VerifierConfig, described: DecoderDescription, backend: AttentionBackend
+) -> str | None:
+    """Why the model, or strict numerics, need another attention backend; None: they do not."""
+    if described.config.attention_softcap and not serves_softcap(backend):
+        return f"attention backend {backend.name} serves no softcap"
+    if config.numerics == "strict" and backend.name != STRICT_ATTENTION:
+        return f"attention backend {backend.name}, whose bits depend on the batch"
+    return None
 
 
 def serves_softcap(backend: AttentionBackend) -> bool:

@@ -20,8 +20,13 @@ from verifier.gpu.weights import GpuWeights
 CPU = torch.device("cpu")
 
 
-def load(folder: Path, dtype: str = "auto", device: torch.device = CPU) -> GpuWeights:
-    return load_weights(describe_decoder(folder), dtype=dtype, device=device)
+def load(
+    folder: Path,
+    dtype: str = "auto",
+    device: torch.device = CPU,
+    operations: Operations | None = None,
+) -> GpuWeights:
+    return load_weights(describe_decoder(folder), dtype=dtype, device=device, operations=operations)
 
 
 class RunningGpuDecoder:
