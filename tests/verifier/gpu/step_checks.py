@@ -313,9 +313,6 @@ def requests_of(vocab_size: int) -> list[dict[str, Any]]:
             "max_new_tokens": 14,
             "num_speculative_tokens": MAX_DRAFTS,
             "stop_token_ids": frozenset({1, 2}) if sampling.min_new_tokens else frozenset(),
-            "rows_to_score": range(length - 1)
-            if sampling.prompt_logprobs is not None
-            else range(0),
         }
         for nth, (length, sampling) in enumerate(zip(lengths, parameters, strict=True))
     ]
@@ -358,11 +355,14 @@ def test_sessions_get_the_tokens_of_the_host(name: str, rule: AcceptanceRule) ->
 
 
 def test_sessions_that_are_preempted_get_the_tokens_of_the_host() -> None:
-    """And by batch expansion."""
-    requests = requests_of(97)
+    """And by batch expansion. All begin with one block, and need three."""
+    requests = [
+        {**each, "token_ids": TEXT[nth : nth + 14], "max_new_tokens": 20}
+        for nth, each in enumerate(requests_of(97)[1:6])
+    ]
     with running("qwen3") as world:
         plain, _ = serve(world.engine, requests)
-    with running("qwen3", num_blocks=9, verification=ScoringMethod.BATCH_EXPANSION) as world:
+    with running("qwen3", num_blocks=7, verification=ScoringMethod.BATCH_EXPANSION) as world:
         drafted, _ = serve(world.engine, requests, spoiled(plain, 97))
     assert world.scheduler.counts.num_preemptions > 0
     assert world.observer.num_drafts_scheduled > 0
