@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from verifier.attention.block_table import tables_of
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
 pytestmark = pytest.mark.skipif(
@@ -86,7 +85,7 @@ def attend(
     dtype: torch.dtype, *, head_dim: int, longest: int, window: int | None, num_sequences: int = 2
 ) -> None:
     """Compiles what a step needs, for indices that lie as those of a real step."""
-    from verifier.attention.triton_paged import Splitting, paged_attention, write
+    from verifier.attention.triton_paged import Splitting, device_tables, paged_attention, write
 
     layout = lay_out(
         [
@@ -100,7 +99,7 @@ def attend(
         * num_sequences,
         block_size=16,
     )
-    tables = tables_of(layout, torch.device("cpu"))
+    tables = device_tables(layout, torch.device("cpu"))
     queries = torch.empty((32, num_sequences, head_dim), dtype=dtype, device=META)
     keys = torch.empty((8, num_sequences, head_dim), dtype=dtype, device=META)
     blocks = torch.empty((100, 16, 8, head_dim), dtype=dtype, device=META)

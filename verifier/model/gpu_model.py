@@ -4,12 +4,13 @@ import dataclasses
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
-from verifier.attention.backend import AttentionBackend
+from verifier.attention.backend import AttendsToTables, AttentionBackend
 from verifier.attention.selection import (
     AttentionChoice,
     choose_attention,
@@ -27,7 +28,9 @@ from verifier.cpu.parity import (
     paged_logits,
     probe_text,
 )
-from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
+from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
+from verifier.gpu.device_batch import BatchLimits
+from verifier.gpu.graph_pool import CudaCapture, GraphLimits
 from verifier.gpu.loading import TORCH_DTYPES, load_weights
 from verifier.gpu.numerics_digest import numerics_digest
 from verifier.gpu.operations import operations_for
@@ -43,6 +46,15 @@ from verifier.model.memory import (
 from verifier.model.parity_probe import ROUNDING_TOLERANCE, TOLERANCES
 from verifier.model.parity_reference import reference
 from verifier.model.ready_model import ReadyModel, choose_max_model_len
+from verifier.sampling.rejection_sampler import AcceptanceRule
+
+if TYPE_CHECKING:
+    from verifier.gpu.device_step import StepSampler
+
+_GRAPH_BYTES = 1 << 30
+"""For the graphs of a model, beside its largest step."""
+
+_MAX_CAPTURE_S = 60.0
 
 STRICT_ATTENTION = "triton"
 """The only backend whose rows do not depend on the batch."""
@@ -109,12 +121,28 @@ def load_on_gpu(
         raise ConfigError("--model", f"its weights do not fit on the GPU: {error}") from error
     check_decoder(weights, backend, block_size=attention.block_size, exact=exact, rounding=rounding)
     kv_shape = kv_shape_of(shape, dtype)
+    longest = min(
+        config.max_model_len or shape.max_position_embeddings, shape.max_position_embeddings
+    )
+    limits = BatchLimits(
+        max_num_tokens=config.max_num_batched_tokens,
+        max_num_tables=config.max_num_seqs,
+        max_table_blocks=-(-longest // attention.block_size),
+    )
+    try:
+        # Before the memory is measured, so that it counts.
+        sampler = sampler_for(config, vocab_size=shape.vocab_size, device=device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError("--max-num-seqs", f"its sampler does not fit: {error}") from error
+    graphs = _graphs_for(backend, device)
 
     def assembled(num_blocks: int) -> GpuDecoder:
         cache = WrittenCache(
             kv_shape, num_blocks=num_blocks, block_size=attention.block_size, device=device
         )
-        return GpuDecoder(weights, backend=backend, cache=cache)
+        return GpuDecoder(
+            weights, backend=backend, cache=cache, limits=limits, sampler=sampler, graphs=graphs
+        )
 
     num_kv_blocks = _room_for_kv_blocks(
         config,
@@ -123,6 +151,8 @@ def load_on_gpu(
         model_limit=shape.max_position_embeddings,
         block_size=attention.block_size,
         block_bytes=kv_shape.block_bytes(attention.block_size),
+        vocab_size=shape.vocab_size,
+        graph_bytes=0 if graphs is None else graphs.limits.max_bytes,
     )
     max_model_len = choose_max_model_len(
         config,
@@ -136,6 +166,11 @@ def load_on_gpu(
         raise ConfigError(
             "--num-kv-blocks", f"{num_kv_blocks} blocks do not fit on the GPU: {error}"
         ) from error
+    try:
+        model.warm_up()
+    except Exception as error:
+        # Kernels of the sampler are compiled here, and graphs captured.
+        raise CheckpointError(f"the decoder for GPUs cannot run a step: {error}") from error
     return ReadyModel(
         model=model,
         numerics="strict" if is_strict else "fast",
@@ -193,7 +228,14 @@ def check_decoder(
         block_size=block_size,
         device=weights.device,
     )
-    decoder = GpuDecoder(dataclasses.replace(weights, layers=layers), backend=backend, cache=cache)
+    decoder = GpuDecoder(
+        dataclasses.replace(weights, layers=layers),
+        backend=backend,
+        cache=cache,
+        limits=BatchLimits(
+            max_num_tokens=len(text), max_num_tables=1, max_table_blocks=-(-len(text) // block_size)
+        ),
+    )
     cuts = sorted({len(text) // 2, len(text) - 1} - {0})
     # Strict: whole and in small pieces, too, which may have other tiles.
     other_cuts = [[], list(range(1, len(text), 5))] if weights.operations.is_strict else []
@@ -231,6 +273,37 @@ def serves_softcap(backend: AttentionBackend) -> bool:
     softcap * tanh(s / softcap) before they are masked.
     """
     return bool(getattr(backend, "caps_scores", False))
+
+
+def sampler_for(
+    config: VerifierConfig, *, vocab_size: int, device: torch.device
+) -> "StepSampler | None":
+    """The sampler of every step within the flags' limits; None: on a CPU, the host samples."""
+    if device.type != "cuda":
+        return None
+    # Imports Triton, which a CPU needs not have.
+    from verifier.gpu.device_step import StepSampler
+    from verifier.gpu.sampling.sampler import DeviceSampler
+
+    most_rows = config.max_num_seqs * (config.max_num_speculative_tokens + 1)
+    return StepSampler(
+        DeviceSampler(
+            device=device,
+            vocab_size=vocab_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_drafts=config.max_num_speculative_tokens,
+            max_num_rows=min(config.max_num_batched_tokens, most_rows),
+            rule=AcceptanceRule(config.acceptance_rule),
+        )
+    )
+
+
+def _graphs_for(backend: AttentionBackend, device: torch.device) -> Graphs | None:
+    """None: every kernel is launched."""
+    if device.type != "cuda" or not isinstance(backend, AttendsToTables):
+        return None
+    limits = GraphLimits(max_bytes=_GRAPH_BYTES, max_prepare_s=_MAX_CAPTURE_S)
+    return Graphs(capture=CudaCapture(device), limits=limits)
 
 
 def _reference(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[FloatArray, float]:
@@ -275,6 +348,8 @@ def _room_for_kv_blocks(
     model_limit: int,
     block_size: int,
     block_bytes: int,
+    vocab_size: int,
+    graph_bytes: int,
 ) -> int:
     """K/V blocks: the flag's, or as many as can be used and as memory has room for."""
     if config.num_kv_blocks is not None:
@@ -288,7 +363,9 @@ def _room_for_kv_blocks(
             model_limit=model_limit,
             block_size=block_size,
             block_bytes=block_bytes,
+            vocab_size=vocab_size,
         )
+        free_bytes = max(0, free_bytes - graph_bytes)
     else:
         fraction, free_bytes = CPU_FRACTION, free_memory_bytes()
     return choose_num_kv_blocks(
