@@ -101,7 +101,8 @@ def to_error(error: grpc.RpcError) -> generation.TandemError:
         if detail.Unpack(violations) and violations.field_violations:
             field = violations.field_violations[0].field
         elif detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+            # Any server's words: a timedelta would overflow, and no pause is negative.
+            retry_after_s = max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
     # A server may name the field in its message too; str(TandemError) would repeat it.
     text = text.removeprefix(f"{field}: ") if field else text
     return generation.TandemError(failed.code(), text, field=field, retry_after_s=retry_after_s)

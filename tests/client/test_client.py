@@ -302,6 +302,16 @@ async def test_overload_carries_the_retry_advice(gateway: StandInGateway, connec
     assert caught.value.retry_after_s == 0.25
 
 
+@pytest.mark.parametrize(("asked_ms", "told_s"), [(-250, 0.0), (10**21, 1e18)])
+async def test_absurd_retry_advice_is_an_overload_too(
+    gateway: StandInGateway, connect: Any, asked_ms: int, told_s: float
+) -> None:
+    gateway.failure = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_ms=asked_ms)
+    with pytest.raises(TandemError) as caught:
+        await generation_of(connect, gateway.address, REQUEST)
+    assert caught.value.retry_after_s == told_s
+
+
 async def test_a_failure_without_details_is_an_error_without_field(
     gateway: StandInGateway, connect: Any
 ) -> None:

@@ -451,6 +451,7 @@ def test_what_is_cancelled_while_it_waits_is_kept_no_longer(
 
 
 def test_what_waits_when_the_process_ends_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LAST_COMPILE_S", 0.0)
     with held_thread(monkeypatch) as (grammars, _):
         waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(20)]
         grammars.close()
@@ -472,6 +473,33 @@ grammars = Grammars(Path({str(TOKENIZER)!r}), vocab_size={VOCABULARY}, end_token
 grammars.compile(Grammar(GrammarKind.REGEX, "a"))
 assert began.wait(60)
 grammars.close()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_grammar_that_compiles_while_the_interpreter_ends_crashes_nothing(
+    is_closed: bool,
+) -> None:
+    script = f"""
+import json, time
+from pathlib import Path
+from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+class SlowEnd:
+    def __del__(self, sleep=time.sleep):
+        sleep(2.0)
+slow_end = SlowEnd()
+grammars = Grammars(Path({str(TOKENIZER)!r}), vocab_size={VOCABULARY}, end_token_ids=[{END}])
+# A part of a second, most of it in the library.
+text = json.dumps([f"{{i:015}}" for i in range(20_000)])
+compiling = grammars.compile(Grammar(GrammarKind.CHOICES, text))
+while not compiling.running():
+    time.sleep(0.001)
+time.sleep(0.05)
+assert not compiling.done()
+if {is_closed}:
+    grammars.close()
+    assert compiling.done()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
