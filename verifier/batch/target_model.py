@@ -80,3 +80,11 @@ class HasRowTile(Protocol):
 
     # The most rows of one.
     row_tile: int
+
+
+@runtime_checkable
+class ComputesAtLaunch(Protocol):
+    """A target model that may compute beside its caller."""
+
+    # Whether a step is computed from its launch on; False: when it is waited for.
+    computes_at_launch: bool

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
-from verifier.batch.target_model import TargetModel
+from verifier.batch.target_model import ComputesAtLaunch, TargetModel
 from verifier.drafters.drafters import Drafters
 from verifier.drafts.draft_wait import DraftWaitEstimates, WaitOutcome
 from verifier.engine.commit import Committer
@@ -112,6 +112,7 @@ class Engine:
             self._table, drafters=drafters, faults=self._faults, observer=observer
         )
         self._masks = MasksAhead()
+        self._computes_at_launch = isinstance(model, ComputesAtLaunch) and model.computes_at_launch
         self._session_ids = itertools.count(1)
         self._step_id = 0
         # Of the last step, until its events are handed out.
@@ -136,6 +137,8 @@ class Engine:
         self._drafters.flush()
         self._flush()
         self._masks.begin(batch.grammars)
+        if self._computes_at_launch:
+            ranged("masks", self._masks.finish)
         self._inbox.computing_since_s = time.monotonic()
         ranged("forward", handle.wait)
         clock.end("forward")

@@ -1,9 +1,10 @@
 """Computes the masks of a step's grammars while its forward pass runs.
 
-A CPU's forward pass runs on the engine's thread, without the interpreter lock, so the masks have a
-thread of their own. It may come late, where other processes have the processors: what it has not
-begun when the forward pass is over, the engine's thread computes. So a step waits for no more than
-the mask that is being computed.
+A device computes beside the engine's thread, which computes the masks then. A CPU's forward pass
+runs on the engine's thread, without the interpreter lock, so the masks have a thread of their own.
+It may come late, where other processes have the processors: what it has not begun when the forward
+pass is over, the engine's thread computes. So a step waits for no more than the masks of one
+sequence.
 """
 
 import contextlib
@@ -16,6 +17,9 @@ from verifier.structured.grammar_state import GrammarState
 
 # A sequence's state, and the drafts that the step verifies.
 Asked = tuple[GrammarState, SequenceOf[int]]
+
+# To wake the thread costs the caller more than one mask.
+_LEAST_ASKED = 2
 
 
 class MasksAhead:
@@ -36,12 +40,12 @@ class MasksAhead:
         self._thread: threading.Thread | None = None
 
     def begin(self, asked: Iterable[Asked]) -> None:
-        """Lets the thread compute the masks that are not there yet. The first call that needs it
-        starts it.
+        """Lets the thread compute the masks that are not there yet, unless that saves no time. The
+        first call that needs the thread starts it.
         """
         assert not self._asked, "the last step was not finished"
         self._asked += [each for each in asked if not each[0].has_masks(each[1])]
-        if not self._asked:
+        if len(self._asked) < _LEAST_ASKED:
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="masks", daemon=True)

@@ -138,9 +138,9 @@ def test_what_the_thread_has_not_begun_the_caller_computes(ahead: MasksAhead) ->
 
 
 def test_the_caller_waits_for_the_mask_that_the_thread_has_begun(ahead: MasksAhead) -> None:
-    held = Watched()
+    held, other = Watched(), Watched()
     held.may_end.clear()
-    begin(ahead, held)
+    begin(ahead, held, other)
     assert held.is_asked.wait(PATIENCE_S)
     finishing = threading.Thread(target=ahead.finish)
     finishing.start()
@@ -148,13 +148,11 @@ def test_the_caller_waits_for_the_mask_that_the_thread_has_begun(ahead: MasksAhe
     assert finishing.is_alive()
     held.may_end.set()
     finishing.join(PATIENCE_S)
-    assert held.num_computed == 1
+    assert held.num_computed == other.num_computed == 1
 
 
 @pytest.mark.parametrize("error", [InvalidRequestError("too complex"), BaseException("a panic")])
-def test_what_raises_leaves_the_others_their_masks(
-    ahead: MasksAhead, error: BaseException
-) -> None:
+def test_what_raises_leaves_the_others_their_masks(ahead: MasksAhead, error: BaseException) -> None:
     wrong, other = Watched(error=error), Watched()
     for _ in range(3):
         begin(ahead, wrong, other)
@@ -164,15 +162,19 @@ def test_what_raises_leaves_the_others_their_masks(
         other.take_in([], 0)
 
 
-def test_masks_that_are_there_wake_nobody(ahead: MasksAhead) -> None:
-    watched = Watched()
-    watched.allowed([])
-    ahead.begin([])
+def test_the_thread_is_woken_for_two_sequences_whose_masks_are_not_there(ahead: MasksAhead) -> None:
+    has_masks, asked = Watched(), Watched()
+    has_masks.allowed([])
+    begin(ahead)
     ahead.finish()
-    begin(ahead, watched)
+    begin(ahead, has_masks, asked, has_masks)
     ahead.finish()
     assert ahead._thread is None
-    assert len(watched.asked_by) == 1
+    own = threading.current_thread().name
+    assert [each.asked_by for each in (has_masks, asked)] == [[own], [own]]
+    begin(ahead, Watched(), Watched())
+    assert ahead._thread is not None
+    ahead.finish()
 
 
 def test_no_grammar_is_in_two_threads_and_none_is_left_out(ahead: MasksAhead) -> None:
@@ -191,10 +193,10 @@ def test_a_close_may_come_first_and_twice() -> None:
     ahead = MasksAhead()
     ahead.close()
     ahead.close()
-    watched = Watched()
-    begin(ahead, watched)
+    watched = [Watched(), Watched()]
+    begin(ahead, *watched)
     ahead.finish()
-    assert watched.num_computed == 1
+    assert [each.num_computed for each in watched] == [1, 1]
     assert ahead._thread is not None
     ahead._thread.join(PATIENCE_S)
     assert not ahead._thread.is_alive()
@@ -206,20 +208,45 @@ def test_an_engine_computes_masks_during_the_forward_pass() -> None:
     model = GatedModel(running.model)
     with running.held():
         running.engine._model = model
-    session, grammar = running.attach(), Watched(running.model.vocab_size)
-    sequence_id = session.open(PROMPT, sampling=GREEDY, grammar=grammar, max_new_tokens=2)
+    session = running.attach()
+    grammars = [Watched(running.model.vocab_size) for _ in range(2)]
+    with running.held():
+        first, second = (
+            session.open(PROMPT, sampling=GREEDY, grammar=each, max_new_tokens=2)
+            for each in grammars
+        )
     # The pass may not end yet.
-    assert grammar.is_asked.wait(PATIENCE_S)
-    assert grammar.asked_by == ["masks"]
+    assert all(each.is_asked.wait(PATIENCE_S) for each in grammars)
+    assert [each.asked_by for each in grammars] == [["masks"]] * 2
     # A close finds the step under way, and is handled after it.
-    session.close(sequence_id)
+    session.close(first)
     model.may_end.release(9)
-    session.wait_end(sequence_id)
+    session.wait_end(first)
+    session.wait_end(second)
+    assert session.output(second) == continue_by(hashed, PROMPT, 2)
     running.stop()
     thread = running.engine._masks._thread
     assert thread is not None
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+@pytest.mark.stand_in
+def test_an_engine_computes_a_mask_itself_while_a_device_computes_the_step() -> None:
+    running = start_engine_with()
+    model = GatedModel(running.model)
+    with running.held():
+        running.engine._model = model
+        running.engine._computes_at_launch = True
+    session, grammar = running.attach(), Watched(running.model.vocab_size)
+    grammar.may_end.clear()
+    sequence_id = session.open(PROMPT, sampling=GREEDY, grammar=grammar, max_new_tokens=1)
+    assert grammar.is_asked.wait(PATIENCE_S)
+    assert (grammar.asked_by, model.calls) == (["engine"], ["launch"])
+    grammar.may_end.set()
+    model.may_end.release()
+    session.wait_end(sequence_id)
+    running.stop()
 
 
 @pytest.mark.stand_in
@@ -235,9 +262,7 @@ def test_a_grammar_that_fails_ends_its_own_sequence(
         wrong = session.open(
             PROMPT, sampling=GREEDY, grammar=Watched(vocab_size, error), max_new_tokens=9
         )
-        other = session.open(
-            PROMPT, sampling=GREEDY, grammar=Watched(vocab_size), max_new_tokens=9
-        )
+        other = session.open(PROMPT, sampling=GREEDY, grammar=Watched(vocab_size), max_new_tokens=9)
     rejected = session.wait_end(wrong)
     assert isinstance(rejected, Rejected)
     is_own = not isinstance(error, InvalidRequestError)
