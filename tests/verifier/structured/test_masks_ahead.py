@@ -125,10 +125,13 @@ def test_what_the_thread_has_not_begun_the_caller_computes(ahead: MasksAhead) ->
     held.may_end.clear()
     begin(ahead, held, *others)
     assert held.is_asked.wait(PATIENCE_S)
+
     # Once the last one is computed the caller waits for the one that the thread has begun.
-    let_go = threading.Thread(
-        target=lambda: others[-1].is_asked.wait(PATIENCE_S) and held.may_end.set()
-    )
+    def let_go_at_the_end() -> None:
+        others[-1].is_asked.wait(PATIENCE_S)
+        held.may_end.set()
+
+    let_go = threading.Thread(target=let_go_at_the_end)
     let_go.start()
     ahead.finish()
     let_go.join()
@@ -172,9 +175,11 @@ def test_the_thread_is_woken_for_two_sequences_whose_masks_are_not_there(ahead: 
     assert ahead._thread is None
     own = threading.current_thread().name
     assert [each.asked_by for each in (has_masks, asked)] == [[own], [own]]
-    begin(ahead, Watched(), Watched())
-    assert ahead._thread is not None
+    pair = [Watched(), Watched()]
+    begin(ahead, *pair)
+    assert all(each.is_asked.wait(PATIENCE_S) for each in pair)
     ahead.finish()
+    assert [each.asked_by for each in pair] == [["masks"]] * 2
 
 
 def test_no_grammar_is_in_two_threads_and_none_is_left_out(ahead: MasksAhead) -> None:
