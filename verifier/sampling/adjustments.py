@@ -33,7 +33,8 @@ class Adjusting(NamedTuple):
     frequency_penalty: float
     presence_penalty: float
     # The first `num_seen`: the distinct tokens of prompt and output, ascending, and how often each
-    # is in the output. There is room for one more per row: a kernel adds the draft after it.
+    # is in the output. There is room for one more per row: a kernel adds the draft after it. Empty
+    # where no penalty counts them.
     seen_token_ids: IntArray
     counts: IntArray
     num_seen: int
@@ -117,9 +118,11 @@ class Adjustments:
         """For a row that follows all counted tokens, and a row after each draft."""
         sampling, num_seen = self._sampling, self._num_seen
         num_rows = len(draft_token_ids) + 1
-        seen, counts = np.empty((2, num_seen + num_rows), dtype=np.int64)
-        seen[:num_seen] = self._seen[:num_seen]
-        counts[:num_seen] = self._counts[:num_seen]
+        seen = counts = _NO_IDS
+        if self._counts_tokens:
+            seen, counts = np.empty((2, num_seen + num_rows), dtype=np.int64)
+            seen[:num_seen] = self._seen[:num_seen]
+            counts[:num_seen] = self._counts[:num_seen]
         return Adjusting(
             repetition_penalty=float(sampling.repetition_penalty),
             frequency_penalty=float(sampling.frequency_penalty),
@@ -206,7 +209,7 @@ def adjust(
 def add_draft(adjusting: Adjusting, num_seen: int, token_id: int) -> int:
     """Adds the draft after a row as an output token; returns the number of distinct ones."""
     if num_seen == len(adjusting.seen_token_ids):
-        return num_seen  # of `NO_ADJUSTING`, or after the last row
+        return num_seen  # none are counted, or after the last row
     return _add_token(adjusting.seen_token_ids, adjusting.counts, num_seen, token_id, 1)
 
 

@@ -604,3 +604,52 @@ def test_the_librarys_copies_share_the_lexer_so_no_compiled_grammar_is_cached() 
     assert exhaust(exhausted) == alone > 5
     assert exhaust(other) == exhaust(unused.deep_copy()) == 0
     assert exhaust(compiled()) == alone, "what is compiled by itself is not concerned"
+
+
+def test_the_text_that_must_come_is_asked_for_once_in_a_step(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When drafts are chosen, and again for the masks: also where there is a choice."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    state = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
+    num_asked = 0
+
+    def count(matcher: LLMatcher) -> list[int]:
+        nonlocal num_asked
+        num_asked += 1
+        return forced_by(matcher)
+
+    forced_by = grammar_state._forced_by
+    monkeypatch.setattr(grammar_state, "_forced_by", count)
+    output: list[int] = []
+    for steps, letter in enumerate("abcd", start=1):
+        output += tokenizer.encode(letter).ids
+        state.take_in(output, 0)
+        assert state.forced(8) == []
+        assert len(tokens_of(state.allowed([])[0])) > 1
+        assert num_asked == steps
+
+
+def test_output_is_consumed_when_something_is_asked(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that taking it in costs the engine's thread nothing."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    a, b = (tokenizer.encode(each).ids[0] for each in "ab")
+    state = state_of(grammars, GrammarKind.REGEX, "a[bc]d")
+    state.take_in([7, a], 1)
+    assert not state.has_masks([])
+    assert state.forced(0) == []
+    assert state._num_taken == 0
+    state.take_in([7, a, b], 1)
+    assert "d" in {tokenizer.decode([each]) for each in tokens_of(state.allowed([])[0])}
+    assert state._num_taken == 2
+    assert state.has_masks([])
+    assert not state.has_masks([b])
+    # What does not follow the grammar is known when it is asked for.
+    wrong = state_of(grammars, GrammarKind.REGEX, "a[bc]d")
+    wrong.take_in([b], 0)
+    assert wrong.error is not None
+    assert wrong.num_possible([a]) == 0
+    with pytest.raises(InvalidRequestError):
+        wrong.allowed([])
