@@ -1,5 +1,6 @@
 """The rows with hardly any load on real services, and the report."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -165,7 +166,7 @@ def test_an_echo_moves_as_many_bytes_as_a_batch_and_its_answer() -> None:
 def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         command._parse(["--png", str(tmp_path / "figures.png")])
     assert "needs matplotlib" in capsys.readouterr().err
