@@ -21,6 +21,10 @@ DEPLOY_TOOLS := buildah podman runc conmon catatonit netavark aardvark-dns iptab
 PYTEST := $(BIN)/python -m pytest
 TWO_PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
+# Tests start hundreds of processes. Those keep compiled bytecode, also where the environment says no:
+# to Python, an empty variable is an unset one.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-long test-deploy check fix kernels protos clean
 .DELETE_ON_ERROR:

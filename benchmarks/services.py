@@ -53,6 +53,7 @@ def running_stack(
     serves_text: bool = True,
     delays_drafter: bool = False,
     cores: Mapping[str, int] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
     """One drafter, one gateway, and verifiers, of which `Stack` has the first; stopped on exit.
 
@@ -62,6 +63,7 @@ def running_stack(
         delays_drafter: whether `benchmarks.delay_proxy` stands before the drafter;
             `Stack.drafter` is then its address.
         cores: the core of each service by its name; the others run where they like.
+        variables: of the services' environment, beside this process's.
 
     Raises:
         ServiceError: one of them ended before it was ready.
@@ -70,7 +72,9 @@ def running_stack(
     with contextlib.ExitStack() as stack:
 
         def start(name: str, module: str, *flags: str) -> Service:
-            return stack.enter_context(running_process(module, *flags, core=cores.get(name)))
+            return stack.enter_context(
+                running_process(module, *flags, core=cores.get(name), variables=variables)
+            )
 
         services = {"drafter": start("drafter", "drafter")}
         drafter = services["drafter"].address
@@ -119,6 +123,7 @@ def running_process(
     metrics_listen: str | None = None,
     log: Path | None = None,
     log_level: str = "warning",
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Service]:
     """Runs a module that prints a ready line; stopped on exit.
 
@@ -126,6 +131,7 @@ def running_process(
         core: runs on this core alone; where it likes if None.
         listen, metrics_listen: its addresses; a free port each by default.
         log: the file that its stderr is appended to; this process's stderr if None.
+        variables: of its environment, beside this process's.
 
     Raises:
         ServiceError: it ended before it was ready.
@@ -140,7 +146,7 @@ def running_process(
                 *("--metrics-listen", metrics, "--log-level", log_level, *flags),
             ],
             cwd=REPOSITORY,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

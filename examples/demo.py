@@ -7,6 +7,7 @@ NO_COLOR set, they stand between « and ».
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -19,7 +20,6 @@ if not __package__:  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from examples.demo_model.dataset import MODEL_FOLDER, read_heldout
-from examples.token_text import TokenText
 from tandem.client import (
     Chunk,
     Finished,
@@ -70,11 +70,6 @@ class Run:
     def tokens_per_s(self) -> float:
         return len(self.token_ids) / self.duration_s
 
-    @property
-    def num_joined_steps(self) -> int:
-        """Steps that share a chunk, because this client read slower than the model wrote."""
-        return sum(chunk.num_steps for chunk in self.chunks if chunk.num_steps > 1)
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -105,7 +100,7 @@ def main() -> int:
             for _ in range(ROUNDS):
                 plain.append(timed(client, task["prompt"], speculation=False))
                 fast.append(timed(client, task["prompt"], speculation=True))
-            show(min(fast, key=lambda run: run.num_joined_steps), marks)
+            show(fast[0], marks)
             exact = fast[0].text == task["reference"]
             print(f"the edit is {'exactly' if exact else 'not exactly'} the expected one\n")
             compare(plain, fast)
@@ -119,12 +114,12 @@ def main() -> int:
 def show(run: Run, marks: Marks) -> None:
     """Prints the output with the accepted tokens marked."""
     print(f"the edited snippet; tokens that were drafted and accepted are {marks.name}:\n")
-    token_text = TokenText(MODEL_FOLDER)
     for chunk in run.chunks:
-        # A chunk of several steps does not say which of its tokens were drafts.
-        num_marked = chunk.num_accepted_tokens if chunk.num_steps == 1 else 0
-        print(marked(token_text.add(chunk.token_ids[:num_marked]), marks), end="")
-        print(token_text.add(chunk.token_ids[num_marked:]), end="")
+        for accepted, tokens in itertools.groupby(
+            chunk.reported_tokens, lambda each: each.accepted
+        ):
+            text = "".join(token.text for token in tokens)
+            print(marked(text, marks) if accepted else text, end="")
     print("\n")
 
 
@@ -154,7 +149,9 @@ def timed(client: TandemClient, prompt: str, *, speculation: bool) -> Run:
     usage = Usage()
     started = time.perf_counter()
     request = GenerationRequest(
-        prompt=prompt, speculation=SpeculationParams(enabled=None if speculation else False)
+        prompt=prompt,
+        speculation=SpeculationParams(enabled=None if speculation else False),
+        report_tokens=True,
     )
     for event in client.stream(request):
         if isinstance(event, Chunk):

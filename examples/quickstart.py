@@ -25,7 +25,6 @@ if not __package__:  # run as a file: the repository's root is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from examples.demo_model.dataset import MODEL_FOLDER, read_heldout
-from examples.token_text import TokenText
 from tandem.cli.flag_groups import with_flag_groups
 from tandem.cli.speculation_flags import SpeculationFlags
 from tandem.client import (
@@ -79,8 +78,9 @@ def main(
                     request_for(model, prompt, max_new_tokens),
                     speculation=speculation.params(),
                     trace=trace,
+                    report_tokens=True,
                 )
-                show_flow(client, request, model)
+                show_flow(client, request)
     except (LocalTandemError, TandemError) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(1) from None
@@ -102,8 +102,7 @@ def request_for(model: Path, prompt: str | None, max_new_tokens: int | None) -> 
     return GenerationRequest(prompt=prompt, max_new_tokens=max_new_tokens)
 
 
-def show_flow(client: TandemClient, request: GenerationRequest, model: Path) -> None:
-    token_text = TokenText(model)
+def show_flow(client: TandemClient, request: GenerationRequest) -> None:
     trace_text = TraceText()
     step = 0
     output = ""
@@ -117,11 +116,11 @@ def show_flow(client: TandemClient, request: GenerationRequest, model: Path) -> 
                 print(trace_text.step(event.step))
             case Chunk() if request.trace:
                 output += event.text
-                print(f"  {'text':<14}{texts(event, token_text)}", flush=True)
+                print(f"  {'text':<14}{texts(event)}", flush=True)
             case Chunk():
                 first, step = step + 1, step + event.num_steps
                 output += event.text
-                print(f"{numbered(first, step):>9}  {flow(event, token_text)}", flush=True)
+                print(f"{numbered(first, step):>9}  {flow(event)}", flush=True)
             case Finished():
                 print(f"\nthe output:\n{output}")
                 show_summary(event)
@@ -151,17 +150,17 @@ def numbered(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def flow(chunk: Chunk, token_text: TokenText) -> str:
+def flow(chunk: Chunk) -> str:
     counts = f"{chunk.num_draft_tokens:>7}  {chunk.num_accepted_tokens:>8}"
-    return f"{counts}  {texts(chunk, token_text)}"
+    return f"{counts}  {texts(chunk)}"
 
 
-def texts(chunk: Chunk, token_text: TokenText) -> str:
+def texts(chunk: Chunk) -> str:
     if chunk.num_steps > 1:
-        return repr(token_text.add(chunk.token_ids))
+        return repr(chunk.text)
     # One step's tokens: the accepted drafts, then the recovered or bonus token.
-    accepted = token_text.add(chunk.token_ids[: chunk.num_accepted_tokens])
-    appended = token_text.add(chunk.token_ids[chunk.num_accepted_tokens :])
+    accepted = "".join(token.text for token in chunk.reported_tokens if token.accepted)
+    appended = chunk.text.removeprefix(accepted)
     return f"{accepted!r} + {appended!r}" if accepted else repr(appended)
 
 

@@ -22,6 +22,9 @@ from servicekit.errors import ErrorTable, RequestError, code_number, find_code
 #: When a client that was refused for lack of room or of a verifier should retry.
 RETRY_AFTER_MS = 1_000
 
+# A verifier that asks for more, whatever is wrong with it, would get no requests for weeks.
+_MAX_RETRY_AFTER_MS = 30_000
+
 
 class InvalidRequestError(RequestError):
     """The field's value is not acceptable."""
@@ -101,13 +104,13 @@ def from_verifier(*, code: int, message: str, field: str, retry_after_ms: int) -
         code: a google.rpc.Code number; one that this table does not know is a VerifierError.
         message: the verifier's own, which is written for clients.
         field: a path in the verifier's Open.
-        retry_after_ms: 0: none.
+        retry_after_ms: 0: none; at most half a minute counts.
     """
     error = _ERROR_BY_CODE.get(code, VerifierError)
     return error(
         message,
         field=client_field(field),
-        retry_after_ms=retry_after_ms or None,
+        retry_after_ms=min(retry_after_ms, _MAX_RETRY_AFTER_MS) or None,
     )
 
 

@@ -148,6 +148,8 @@ class GenerationRequest:
     """Higher first."""
     trace: bool = False
     """Adds a `Traced` event for every step of the model; the servers must allow it."""
+    report_tokens: bool = False
+    """Adds `reported_tokens` to chunks: the text of each token, and whether it was drafted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +162,16 @@ class TokenLogprob:
     """1 is the likeliest."""
     top: tuple["TokenLogprob", ...] = ()
     """The n likeliest tokens, in order of rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedToken:
+    """The text of one token of the output, and where the token comes from."""
+
+    text: str
+    """What became certain with it; empty while a character or a stop sequence is incomplete."""
+    accepted: bool
+    """Whether it was drafted and accepted; else the step of the model made it itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +311,9 @@ class Chunk:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     """Why the choice ended, on its last chunk."""
+    reported_tokens: tuple[ReportedToken, ...] = ()
+    """One per token, if `report_tokens` is set; joined, their texts are `text`. A text without
+    tokens has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +340,7 @@ class Choice:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """Of the first choice only: one per prompt token, the first of them empty (rank 0)."""
+    reported_tokens: tuple[ReportedToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,4 +453,5 @@ class EventCollector:
             usage=self._finished[index].usage,
             logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
             prompt_logprobs=tuple(entry for chunk in chunks for entry in chunk.prompt_logprobs),
+            reported_tokens=tuple(entry for chunk in chunks for entry in chunk.reported_tokens),
         )

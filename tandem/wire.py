@@ -55,6 +55,7 @@ def to_request(request: generation.GenerationRequest) -> gateway_pb2.GenerateReq
         "affinity_key",
         "priority",
         "trace",
+        "report_tokens",
     ):
         assign(wire, name, getattr(request, name))
     _sampling(wire.sampling, request.sampling)
@@ -100,7 +101,8 @@ def to_error(error: grpc.RpcError) -> generation.TandemError:
         if detail.Unpack(violations) and violations.field_violations:
             field = violations.field_violations[0].field
         elif detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+            # Any server's words: a timedelta would overflow, and no pause is negative.
+            retry_after_s = max(0.0, retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
     # A server may name the field in its message too; str(TandemError) would repeat it.
     text = text.removeprefix(f"{field}: ") if field else text
     return generation.TandemError(failed.code(), text, field=field, retry_after_s=retry_after_s)
@@ -259,6 +261,9 @@ def _to_chunk(chunk: gateway_pb2.Chunk) -> generation.Chunk:
         logprobs=tuple(_to_logprob(entry) for entry in chunk.logprobs),
         prompt_logprobs=tuple(_to_logprob(entry) for entry in chunk.prompt_logprobs),
         finish_reason=_finish_reason(chunk.finish_reason) if chunk.finish_reason else None,
+        reported_tokens=tuple(
+            to_value(generation.ReportedToken, entry) for entry in chunk.reported_tokens
+        ),
     )
 
 

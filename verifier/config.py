@@ -61,8 +61,8 @@ class VerifierConfig(
 
     numerics: Literal["auto", "strict", "fast"] = "auto"
     """strict: a token's logits have the same bits whatever else is in the batch: Tandem's own
-    decoder, on CPU; fast: on a GPU, or transformers computes; auto is strict where that decoder
-    serves the model on a CPU."""
+    decoder on a CPU, the decoder for GPUs with attention backend triton on a GPU; fast: on a GPU,
+    or transformers computes; auto is strict where the own decoder serves the model on a CPU."""
 
     attention_backend: Literal["auto", "sdpa", "triton", "flash_attn", "torch_varlen"] = "auto"
     """How attention is computed on a GPU, and with transformers; auto is, on a GPU, the first of

@@ -150,7 +150,7 @@ class VerifierServer:
         return engine
 
     def close(self) -> None:
-        """Ends the thread that compiles grammars; idempotent."""
+        """Ends the thread that compiles grammars; idempotent. Blocks, as `Grammars.close` does."""
         if self._grammars is not None:
             self._grammars.close()
 
@@ -227,8 +227,8 @@ async def _serve(config: VerifierConfig, leader: "Leader | None", spans: "Spans 
     finally:
         watching.cancel()
         resolving.cancel()
-        verifier.close()
         engine.stop()
+        await asyncio.to_thread(verifier.close)
         # The process would abort if the interpreter ended during a step.
         await asyncio.wait([stopped], timeout=_LAST_STEP_TIMEOUT_S)
 

@@ -246,6 +246,7 @@ def _generate(draw: random.Random, _index: int) -> Message:
     if draw.random() < 0.5:
         request.text = draw.choice(("def add(", "x = 1\n" * 6, "é\N{SNOWMAN}"))
         request.stop_sequences.extend(draw.choice(([], ["\n"], ["a", "bc"])))
+        request.report_tokens = draw.random() < 0.3
     else:
         request.tokens.token_ids.extend(_tokens(draw))
     if draw.random() < 0.2:

@@ -14,7 +14,7 @@ model computes all it must, and then the recorded text's next token is made the 
     host          time of a step of 64 sequences outside the model's forward pass
     random        replayed text that never repeats: speculation on over off
     stack         services over gRPC over the engine in process
-    strict        numerics strict over fast, where strict is offered
+    strict        numerics strict over fast: engines, and products alone
     sweep         every attention backend at several sizes
     transformers  the engine without drafts over transformers' continuous batching and generate
 

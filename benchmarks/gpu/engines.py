@@ -8,7 +8,6 @@ from benchmarks.gpu.texts import Text, random_texts, replays
 from benchmarks.ratios import median_interval
 from benchmarks.serving.turns import Goal, Measure
 from benchmarks.workloads import Task
-from servicekit.config import ConfigError
 
 SPECULATION_GOAL = 2.5
 RANDOM_GOAL = 0.98
@@ -68,29 +67,6 @@ async def measure_host(bench: Bench) -> AsyncIterator[Measure]:
         goal=Goal(value=HOST_GOAL_MS, is_most=True),
         note=", ".join(f"{phase} {ms:.3g}" for phase, ms in medians.items()) + f" ms; {REPLAYED}",
     )
-
-
-async def measure_strict(bench: Bench) -> AsyncIterator[Measure]:
-    """Numerics strict over fast, without drafts."""
-    shape = bench.size.small
-    try:
-        bench.loaded(shape, numerics="strict")
-    except ConfigError as error:
-        note = f"not offered: {' '.join(str(error).split())}"
-        yield bench.measure("strict", "strict / fast", 1, None, note=note)
-        return
-    with (
-        bench.engine(shape, replays=False, numerics="strict") as strict,
-        bench.engine(shape, replays=False, numerics="fast") as fast,
-    ):
-        for streams in bench.size.streams[:2]:
-            tasks = tasks_for(replays(bench.size.max_new_tokens), streams)
-            above, below = (
-                bench.generating(name, engine, tasks, streams, speculate=False)
-                for name, engine in (("strict", strict), ("fast", fast))
-            )
-            await bench.compare(above, below)
-            yield bench.ratio("strict", "strict / fast, speculation off", above, below)
 
 
 async def _on_over_off(

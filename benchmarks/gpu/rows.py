@@ -36,7 +36,7 @@ ROWS: Mapping[str, RowPlan] = {
     "host": RowPlan(module="engines", function="measure_host", enough_s=10, most_s=40),
     "random": RowPlan(module="engines", function="measure_random", enough_s=40, most_s=70),
     "stack": RowPlan(module="services", function="measure", enough_s=50, most_s=90),
-    "strict": RowPlan(module="engines", function="measure_strict", enough_s=20, most_s=60),
+    "strict": RowPlan(module="strict", function="measure", enough_s=30, most_s=70),
     "sweep": RowPlan(module="steps", function="measure_sweep", enough_s=20, most_s=60),
     # Compilation takes what is left.
     "transformers": RowPlan(module="peers", function="measure", enough_s=60, most_s=180),

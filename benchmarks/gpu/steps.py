@@ -1,9 +1,10 @@
-"""Single steps: the model's forward pass, and one layer's attention."""
+"""Single steps, as the engine launches them, and one layer's attention."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+import numpy as np
 import torch
 
 from benchmarks.gpu.bench import Bench, variant
@@ -12,8 +13,11 @@ from benchmarks.serving.turns import Goal, Measure, Variant
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.selection import AttentionChoice, choose_attention, make_backend
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
-from verifier.batch.host_step import ComputesLogits
+from verifier.batch.target_model import StepSampling
 from verifier.config import VerifierConfig
+from verifier.sampling import Sampling
+from verifier.sampling.logits_processing import History
+from verifier.sampling.rejection_sampler import AcceptanceRule, JudgedSequence
 
 DECODE_GOAL = 1.25
 VERIFY_GOALS = {1: 1.1, 8: 1.2, 32: 1.6}
@@ -193,10 +197,11 @@ def step_layout(
 ) -> BatchLayout:
     """A step of sequences, each with its length and its rows, the first its token, others drafts.
 
-    Their blocks are apart as long as there are enough.
+    Their blocks are apart as long as there are enough. A model knows the block tables of a layout
+    from another one whose sequences have the same lengths.
     """
     scheduled, used = [], 0
-    for length, rows in sequences:
+    for table_id, (length, rows) in enumerate(sequences, start=1):
         needed = -(-length // block_size)
         scheduled.append(
             ScheduledTokens(
@@ -204,6 +209,7 @@ def step_layout(
                 draft_token_ids=[2 + row % 7 for row in range(rows - 1)],
                 num_computed_tokens=length - rows,
                 block_table=[(used + block) % num_blocks for block in range(needed)],
+                table_id=table_id,
             )
         )
         used += needed
@@ -211,15 +217,25 @@ def step_layout(
 
 
 def _step(bench: Bench, name: str, layout: BatchLayout) -> Variant:
-    """The large model's forward pass with logits on the CPU; seconds."""
+    """A step of the large model, with greedy verification of its drafts; seconds."""
     model = bench.loaded(bench.size.large)[1].model
-    assert isinstance(model, ComputesLogits)
-    return variant(
-        name,
-        len(layout.seq_lens),
-        lambda: bench.seconds(lambda: model.forward(layout)),
-        unit="s",
-    )
+    drafts = np.split(layout.draft_token_ids, np.cumsum(layout.num_draft_tokens)[:-1])
+    sequences = [
+        JudgedSequence(
+            sampling=Sampling(),
+            history=History(draft_token_ids=own.tolist()),
+            first_position=int(length) - len(own),
+        )
+        for own, length in zip(drafts, layout.seq_lens, strict=True)
+    ]
+    sampling = StepSampling(sequences=sequences, rule=AcceptanceRule.MATCH)
+
+    def step() -> None:
+        handle = model.launch(layout, sampling)
+        handle.wait()
+        handle.result()
+
+    return variant(name, len(layout.seq_lens), lambda: bench.seconds(step), unit="s")
 
 
 def _kv_shape(config: object, num_layers: int, dtype: torch.dtype) -> KVShape:

@@ -9,6 +9,7 @@ Prints a table in Markdown; progress goes to standard error. The rows:
     openvino    the whole stack over OpenVINO GenAI with its best prompt lookup
     host        processor time of verifier and gateway for drafts, per step of 64 sequences
     http        the same requests over HTTP and over gRPC
+    spans       the same requests traced by OpenTelemetry, over not traced
     structured  JSON that echoes its input: a schema over none, and speculation on over off
     random      text that never repeats: speculation on over off
     delay       the drafter 0 to 100 ms late: speculation on over off, and the gain that is left
@@ -29,6 +30,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -43,6 +45,7 @@ from benchmarks.serving import (
     http,
     load,
     simulation,
+    spans,
     structured,
     throughput,
 )
@@ -58,6 +61,7 @@ ROWS: Mapping[str, Callable[[Setting], Awaitable[RowResult]]] = {
     "openvino": throughput.measure_openvino,
     "host": host.measure,
     "http": http.measure,
+    "spans": spans.measure,
     "structured": structured.measure,
     "random": throughput.measure_random,
     "delay": throughput.measure_delayed,
@@ -118,7 +122,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=CACHE, help="environments of peers")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--png", type=Path, help="also draw the figures here")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.png and importlib.util.find_spec("matplotlib") is None:
+        # Now, not when all is measured.
+        parser.error("--png needs matplotlib, which the extra `docs` installs")
+    return arguments
 
 
 def _write(arguments: argparse.Namespace, results: Sequence[RowResult]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from benchmarks.client_load import run_tasks
 from benchmarks.ratios import median_interval
 from benchmarks.serving.setting import Setting
-from benchmarks.serving.turns import Measure, RowResult, Variant, by_turns
+from benchmarks.serving.turns import CurvePoint, Measure, RowResult, Variant, by_turns
 from benchmarks.workloads import Task
 from tandem.client import AsyncTandemClient, Chunk, GenerationRequest, SpeculationParams
 from tandem.load.run import poisson_arrivals_s
@@ -59,6 +59,7 @@ async def measure(setting: Setting) -> RowResult:
             [variant for variant, _ in pair.values()], setting.amount.load_rounds, setting.say
         )
         for speculate, (variant, turns) in pair.items():
+            state = "on" if speculate else "off"
             variants.append(variant)
             for name in LATENCIES:
                 # The first turn warmed up.
@@ -67,12 +68,13 @@ async def measure(setting: Setting) -> RowResult:
                 measures.append(
                     Measure(
                         row="load",
-                        what=f"{name} p50 at {fraction:.0%}, {'on' if speculate else 'off'}",
+                        what=f"{name} p50 at {fraction:.0%}, {state}",
                         streams=STREAMS,
                         dtype=setting.dtype,
                         value=median_interval(medians),
                         unit="ms",
                         note=f"p99 {last:.3g} ms, {capacity * fraction:.1f} requests/s",
+                        point=CurvePoint(f"{name} p50", f"speculation {state}", 100 * fraction),
                     )
                 )
     return RowResult(measures=measures, variants=variants)

@@ -20,6 +20,8 @@ from tandem.client import AsyncTandemClient, SpeculationParams, StructuredOutput
 PINNED = {"verifier": 0, "gateway": 1, "drafter": 1, "proxy": 1, "echo": 1}
 _CLIENT_CORE = 1
 _MODEL_CORE = 0
+# How often services send their spans. It is 5 s by default: the next turn would pay for them.
+EXPORT_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +102,18 @@ class Setting:
         num_verifiers: int = 1,
         serves_text: bool = True,
         delays_drafter: bool = False,
+        spans_to: str = "",
     ) -> tuple[Stack, AsyncTandemClient]:
-        """The services with so many of this verifier, and a client of theirs."""
+        """The services with so many of this verifier, and a client of theirs.
+
+        Args:
+            spans_to: the address of an OTLP receiver; "": no service makes spans.
+        """
         key = f"{verifier_module}{' behind a proxy' if delays_drafter else ''}"
         if num_verifiers > 1:
             key += f", {num_verifiers} of it"
+        if spans_to:
+            key += " with spans"
         if key not in self._running:
             self.say(f"starts the services: {key}")
             stack = self.exits.enter_context(
@@ -118,6 +127,7 @@ class Setting:
                     ],
                     serves_text=serves_text,
                     delays_drafter=delays_drafter,
+                    variables=_span_variables(spans_to) if spans_to else {},
                     cores=PINNED if self.pins else None,
                 )
             )
@@ -203,6 +213,13 @@ class Setting:
             with pinned(_MODEL_CORE if self.pins else None):
                 worker = stack.enter_context(running_worker(python, module, options, log))
             yield worker
+
+
+def _span_variables(receiver: str) -> dict[str, str]:
+    return {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{receiver}",
+        "OTEL_BSP_SCHEDULE_DELAY": f"{EXPORT_INTERVAL_S * 1e3:.0f}",
+    }
 
 
 @contextlib.contextmanager

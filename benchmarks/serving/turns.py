@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from benchmarks.ratios import Interval
 
@@ -66,6 +67,16 @@ class Goal:
         return f"{'≤' if self.is_most else '≥'} {self.value:g}"
 
 
+class CurvePoint(NamedTuple):
+    """Where a measure stands among those that are drawn as one curve."""
+
+    # One panel each.
+    figure: str
+    # One curve each.
+    series: str
+    at: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
     """One line of the table."""
@@ -80,6 +91,8 @@ class Measure:
     unit: str = ""
     goal: Goal | None = None
     note: str = ""
+    # None: drawn as a bar.
+    point: CurvePoint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

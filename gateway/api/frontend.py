@@ -356,8 +356,14 @@ class Frontend:
         if not request.stop_sequences:
             # The last tokens suffice.
             last = [*prompt[-CONTEXT_TOKENS:], *given[-CONTEXT_TOKENS:]]
-            return OutputText(text.tokenizer.detokenizer(last), ())
-        output_text = OutputText(text.tokenizer.detokenizer(prompt), request.stop_sequences)
+            return OutputText(
+                text.tokenizer.detokenizer(last), (), reports_tokens=request.report_tokens
+            )
+        output_text = OutputText(
+            text.tokenizer.detokenizer(prompt),
+            request.stop_sequences,
+            reports_tokens=request.report_tokens,
+        )
         await self._threads.run(len(given) * _CHARACTERS_PER_TOKEN, output_text.skip, given)
         if output_text.stopped:
             raise InvalidRequestError(

@@ -6,7 +6,9 @@ further APIs are more routes around the same `Frontend`.
 """
 
 import contextlib
+import functools
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 
 import structlog
@@ -22,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.http_connection import ConnectionLimits, bounded
 from gateway.api.openai.errors import http_error
+from gateway.api.tls_acceptor import TlsAcceptor
 from gateway.api.unread_watch import UnreadWatch
 from gateway.errors import OverloadedError
 from servicekit.address import Address, parse_address
@@ -99,11 +102,10 @@ class HttpListener:
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             timeout_keep_alive=_IDLE_TIMEOUT_S,
             timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
-            ssl_context_factory=None
-            if certificate is None
-            else lambda _config, _default: server_context(options, certificate),
         )
-        self._server = _Server(config)
+        self._server: uvicorn.Server = _Server(config)
+        if certificate is not None:
+            self._server = _TlsServer(config, limits, server_context(options, certificate))
 
     async def run(self) -> None:
         """Serves until cancelled; then requests in flight get `_SHUTDOWN_TIMEOUT_S` to end."""
@@ -200,6 +202,34 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _TlsServer(_Server):
+    """One whose connections are counted before their handshake."""
+
+    def __init__(
+        self, config: uvicorn.Config, limits: ConnectionLimits, context: ssl.SSLContext
+    ) -> None:
+        super().__init__(config)
+        self._limits = limits
+        self._context = context
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        make_connection = functools.partial(
+            bounded(self._limits),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        self.servers = [
+            # What uvicorn asks of a server is to close.
+            TlsAcceptor(
+                each, context=self._context, limits=self._limits, make_connection=make_connection
+            )  # type: ignore[misc]
+            for each in sockets or ()
+        ]
+        self.started = True
 
 
 def _bind(address: Address) -> socket.socket:

@@ -2,13 +2,14 @@
 
 uvicorn bounds the size of a request's head and how long a connection may stay idle between two
 requests, but lets a client take forever for its first request, or for the head of any. Owns these
-timers, and which connection goes when there is no room for a new one. Knows no request.
+timers, and which connection goes when there is no room for a new one; one whose TLS handshake is
+not done counts, too. Knows no request.
 """
 
 import asyncio
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -27,8 +28,19 @@ class Connection:
     certificate_names: tuple[str, ...]
 
 
+class Waiting(Protocol):
+    """A connection that answers no request."""
+
+    def give_up(self) -> None:
+        """Closes it at once. It makes room for another."""
+
+
 class ConnectionLimits:
-    """The bounds of one listener, and its connections that answer no request."""
+    """The bounds of one listener, and its connections that answer no request.
+
+    Attributes:
+        waiting: those, oldest first; one whose handshake is done begins anew.
+    """
 
     def __init__(self, *, max_connections: int, head_timeout_s: float) -> None:
         """Begins without connections.
@@ -37,17 +49,36 @@ class ConnectionLimits:
             max_connections: the most at a time. One more closes the one that has waited longest
                 for a request; if all are answering, itself.
             head_timeout_s: how long the head of a request may take, from its first byte; of the
-                first one, from the connection's beginning.
+                first one, from the connection's beginning, and from that of TLS within it; so long
+                may the handshake take as well.
         """
         self.max_connections = max_connections
         self.head_timeout_s = head_timeout_s
-        self.waiting: dict[BoundedConnection, None] = {}  # oldest first
+        self.waiting: dict[Waiting, None] = {}
+        self._open: set[Waiting] = set()
+
+    def open(self, connection: Waiting) -> None:
+        """A connection is there, and waits. If there are too many, one goes."""
+        self._open.add(connection)
+        self.waiting[connection] = None
+        if len(self._open) > self.max_connections:
+            next(iter(self.waiting)).give_up()
+
+    def close(self, connection: Waiting) -> None:
+        """A connection is gone; idempotent."""
+        self._open.discard(connection)
+        self.waiting.pop(connection, None)
 
 
 class BoundedConnection(H11Protocol):
-    """One connection of a listener with `limits`, which `bounded` sets."""
+    """One connection of a listener with `limits`, which `bounded` sets.
+
+    Attributes:
+        handshake: what counted as the connection until its TLS handshake was done.
+    """
 
     limits: ConnectionLimits
+    handshake: Waiting | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,12 +90,11 @@ class BoundedConnection(H11Protocol):
             abort=transport.abort, certificate_names=_certificate_names(transport)
         )
         self.app_state = {**self.app_state, "connection": connection}
-        self._await_head()
-        if len(self.connections) > self.limits.max_connections:
-            longest = next(iter(self.limits.waiting))
-            # It is lost in a later iteration; the next one of a burst must find another.
-            longest._stop_waiting()
-            longest.transport.abort()
+        if self.handshake is not None:
+            self.limits.close(self.handshake)
+        self.limits.open(self)
+        if self in self.limits.waiting:
+            self._await_head()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -84,8 +114,15 @@ class BoundedConnection(H11Protocol):
                 # The next head has begun.
                 self._await_head()
 
+    def give_up(self) -> None:
+        """Closes it at once."""
+        # It is lost in a later iteration; the next one of a burst must find another.
+        self._stop_waiting()
+        self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self.limits.close(self)
         super().connection_lost(exc)
 
     @property

@@ -71,6 +71,7 @@ def generate_request_from_proto(message: gateway_pb2.GenerateRequest) -> Generat
         adapter_id=message.adapter_id,
         has_media=bool(message.media),
         trace=message.trace,
+        report_tokens=message.report_tokens,
     )
 
 
@@ -88,6 +89,10 @@ def event_to_proto(event: GenerateEvent) -> gateway_pb2.GenerateResponse:
             chunk.num_accepted_tokens = event.num_accepted_tokens
             chunk.num_steps = event.num_steps
             chunk.finish_reason = sampling_pb2.FinishReason.ValueType(event.finish_reason)
+            for step in event.steps:
+                for index, text in enumerate(step.token_texts):
+                    accepted = index < step.num_accepted_tokens
+                    chunk.reported_tokens.add(text=text, accepted=accepted)
             for logprob in event.logprobs:
                 chunk.logprobs.add().MergeFromString(logprob)
             for logprob in event.prompt_logprobs:

@@ -34,7 +34,7 @@ from gateway.messages.response import (
 )
 from gateway.messages.sizes import FIELD_BYTES, MAX_STEP_BYTES, NUMBER_BYTES
 from gateway.messages.verifier import Decided, PromptScored
-from gateway.text.output_text import OutputText
+from gateway.text.output_text import OutputText, Shown
 
 # At most, of one token's logprob or of one of its alternatives.
 _LOGPROB_BYTES = 3 * NUMBER_BYTES + FIELD_BYTES + 3
@@ -232,9 +232,8 @@ class Generation:
                 self._end(FinishReason.STOP)
                 return steps
         if self._decided_finish_reason is not FinishReason.UNFINISHED:
-            tail = self._output_text.finish()
-            if tail:
-                self._unread.show(Step(0, 0, 0, text=tail))
+            if tail := self._output_text.finish():
+                self._show_tail(tail, steps)
             self._end(self._decided_finish_reason)
         elif decided:
             self.changed.set()
@@ -277,15 +276,28 @@ class Generation:
             # The verifier ends with the stop token: a token of the output, no part of its text.
             shown = self._output_text.feed(token_ids[:-1])
             if not self._output_text.stopped:
-                shown = shown._replace(num_tokens=len(token_ids))
+                texts = [*shown.token_texts, ""] if self.request.report_tokens else ()
+                shown = Shown(shown.text, len(token_ids), texts)
         else:
             shown = self._output_text.feed(token_ids)
         step.num_tokens = shown.num_tokens
         step.num_accepted_tokens = min(step.num_accepted_tokens, shown.num_tokens)
         step.text = shown.text
+        step.token_texts = shown.token_texts
         self._num_shown += step.num_tokens
         self._unread.show(step)
         self._usage.count(step)
+
+    def _show_tail(self, tail: str, steps: Sequence[Step]) -> None:
+        """Shows text that was held back to the end, with the last token if that is not read."""
+        if not steps:
+            texts = (tail,) if self.request.report_tokens else ()
+            self._unread.show(Step(0, 0, 0, text=tail, token_texts=texts))
+            return
+        last = steps[-1]
+        last.text += tail
+        if last.token_texts:
+            last.token_texts = [*last.token_texts[:-1], last.token_texts[-1] + tail]
 
     def _impossible(self, decided: Decided) -> VerifierError:
         if self._num_scored != self._num_to_score:

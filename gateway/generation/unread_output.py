@@ -14,6 +14,9 @@ from gateway.messages.sizes import FIELD_BYTES, MAX_CHUNK_BYTES, MAX_UNREAD_STEP
 # Charged at least for an unread trace, however small it is.
 _MIN_TRACE_BYTES = 32
 
+# At most, of a reported token beside its text: two tags with lengths, and a flag.
+_REPORT_BYTES = 2 * FIELD_BYTES + 2
+
 
 class UnreadOutput:
     """Owned by one `Generation`.
@@ -138,6 +141,8 @@ class UnreadOutput:
     def _max_bytes(self, step: Step, first: int) -> int:
         """The most bytes that a step adds to a chunk; its logprobs begin at `first`."""
         text_bytes = len(step.text) if step.text.isascii() else len(step.text.encode())
+        if step.token_texts:
+            text_bytes = 2 * text_bytes + _REPORT_BYTES * len(step.token_texts)
         logprobs = self.logprobs[first : first + step.num_tokens]
         return (
             TOKEN_BYTES * step.num_tokens

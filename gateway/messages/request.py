@@ -149,6 +149,7 @@ class GenerateRequest:
     adapter_id: str = ""
     has_media: bool = False
     trace: bool = False
+    report_tokens: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +193,7 @@ class AcceptedRequest:
         priority: higher first.
         cache_salt: only requests with equal salts share cached prefixes.
         trace: whether the client gets a trace of every step of the model.
+        report_tokens: whether it gets the text of each token.
         trace_parent: the span that verifiers are told of; "": none.
     """
 
@@ -216,6 +218,7 @@ class AcceptedRequest:
     cache_salt: str = ""
     pool_keep_cancelled: bool = False
     trace: bool = False
+    report_tokens: bool = False
     trace_parent: str = ""
 
     @property

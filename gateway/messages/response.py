@@ -67,6 +67,7 @@ class Step:
         matched_ngram_length: length of the drafts' match, in tokens; 64: 64 or more.
         source: where the drafts were copied from; the wire's number, known or not.
         text: that became final with this step.
+        token_texts: its parts, one per token, if the request asked for them.
     """
 
     num_tokens: int
@@ -75,6 +76,7 @@ class Step:
     matched_ngram_length: int = 0
     source: int = 0
     text: str = ""
+    token_texts: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,7 @@ def check_has_no_text(request: GenerateRequest, *, model: Model) -> None:
     for field, is_used in (
         ("text", request.text is not None or request.conversation is not None),
         ("stop_sequences", bool(request.stop_sequences)),
+        ("report_tokens", request.report_tokens),
     ):
         if is_used:
             raise UnsupportedFieldError(
@@ -173,6 +174,7 @@ def accept(
         cache_salt=cache_salt(tenant),
         pool_keep_cancelled=speculation.pool_keep_cancelled,
         trace=request.trace,
+        report_tokens=request.report_tokens,
         trace_parent=trace_parent,
     )
 

@@ -45,6 +45,8 @@ def check_request(
             "max_new_tokens must be at least 1, not 0", field="max_new_tokens"
         )
     _check_stops(request, has_tokenizer=has_tokenizer)
+    if request.report_tokens and not has_tokenizer:
+        raise UnsupportedFieldError("this server has no tokenizer", field="report_tokens")
     if request.num_choices is not None and not 1 <= request.num_choices <= MAX_CHOICES:
         raise InvalidRequestError(
             f"n must be from 1 to {MAX_CHOICES}, not {request.num_choices}", field="n"

@@ -13,10 +13,18 @@ _SKIPPED_AT_ONCE = 4096
 
 
 class Shown(NamedTuple):
-    """The text that became final with some tokens, and how many of them belong to the output."""
+    """What some tokens brought.
+
+    Attributes:
+        text: that became final with them.
+        num_tokens: how many of them belong to the output.
+        token_texts: the parts of the text, one for each of these tokens, if they are reported:
+            empty while a character or a possible stop string is incomplete.
+    """
 
     text: str
     num_tokens: int
+    token_texts: Sequence[str] = ()
 
 
 class OutputText:
@@ -25,14 +33,28 @@ class OutputText:
     Owned by one `Generation`. Without a detokenizer there is no text, and no stop string.
     """
 
-    def __init__(self, detokenizer: Detokenizer | None, stop_sequences: Sequence[str]) -> None:
-        assert detokenizer is not None or not stop_sequences
+    def __init__(
+        self,
+        detokenizer: Detokenizer | None,
+        stop_sequences: Sequence[str],
+        *,
+        reports_tokens: bool = False,
+    ) -> None:
+        """Args:
+        reports_tokens: whether the text of each token is told; the whole text is the same.
+        """
+        assert detokenizer is not None or not (stop_sequences or reports_tokens)
         self._detokenizer = detokenizer
         self._stops = StopStrings(stop_sequences) if stop_sequences else None
+        self._reports_tokens = reports_tokens
 
     def copy(self) -> "OutputText":
         """An independent one in the same state: for another choice of the same request."""
-        copy = OutputText(None if self._detokenizer is None else self._detokenizer.copy(), ())
+        copy = OutputText(
+            None if self._detokenizer is None else self._detokenizer.copy(),
+            (),
+            reports_tokens=self._reports_tokens,
+        )
         copy._stops = None if self._stops is None else self._stops.copy()
         return copy
 
@@ -64,13 +86,16 @@ class OutputText:
         if self._detokenizer is None:
             return Shown("", len(token_ids))
         if self._stops is None:
-            return Shown(self._detokenizer.feed(token_ids), len(token_ids))
-        parts = []
-        for num_tokens, token_id in enumerate(token_ids, start=1):
-            parts.append(self._stops.feed(self._detokenizer.feed((token_id,))))
+            before = self._detokenizer.copy() if self._reports_tokens else None
+            text = self._detokenizer.feed(token_ids)
+            token_texts = () if before is None else _token_texts(before, token_ids, text)
+            return Shown(text, len(token_ids), token_texts)
+        texts = []
+        for token_id in token_ids:
+            texts.append(self._stops.feed(self._detokenizer.feed((token_id,))))
             if self._stops.stopped:
-                return Shown("".join(parts), num_tokens)
-        return Shown("".join(parts), len(token_ids))
+                break
+        return Shown("".join(texts), len(texts), texts if self._reports_tokens else ())
 
     def finish(self) -> str:
         """Ends an output without a stop string: returns all text that was held back."""
@@ -81,3 +106,12 @@ class OutputText:
             return tail
         shown = self._stops.feed(tail)
         return shown if self._stops.stopped else shown + self._stops.finish()
+
+
+def _token_texts(before: Detokenizer, token_ids: Sequence[int], text: str) -> Sequence[str]:
+    """The parts of the text that the tokens bring at once, one for each."""
+    texts = [before.feed((token_id,)) for token_id in token_ids]
+    if "".join(texts) == text:
+        return texts
+    # Bytes that are no text: where a decoder looks at neighbours, it depends on how they come.
+    return [*[""] * (len(token_ids) - 1), text]

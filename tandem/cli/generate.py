@@ -5,6 +5,7 @@ Owns the flags of a request and the output of results and errors.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import sys
 import time
@@ -82,7 +83,6 @@ class _Shown:
 
     as_json: bool
     trace: bool
-    drafts: bool
     summary: bool
 
 
@@ -120,8 +120,8 @@ def command(
         bool,
         typer.Option(
             "--show-drafts",
-            help="print text in bold green where a step accepted drafts; the last token of each "
-            "such piece is the model's own. Plain where stdout is no terminal or NO_COLOR is set",
+            help="print accepted drafts in bold green and all else plain; everything is plain "
+            "where stdout is no terminal or NO_COLOR is set",
         ),
     ] = False,
     summary: Annotated[
@@ -140,6 +140,7 @@ def command(
 
     Without other flags it is greedy, with speculation, up to the model's limit.
     """
+    colours = show_drafts and not (as_json or trace) and has_colour(sys.stdout)
     request = GenerationRequest(
         prompt=_prompt(prompt, token_ids),
         model_id=model_id,
@@ -147,13 +148,13 @@ def command(
         stop_sequences=stop or (),
         priority=priority,
         trace=trace,
+        report_tokens=colours,
         sampling=sampling.params(),
         speculation=speculation.params(),
     )
     shown = _Shown(
         as_json=as_json,
         trace=trace,
-        drafts=show_drafts,
         summary=is_live(sys.stderr) if summary is None else summary,
     )
     try:
@@ -210,8 +211,7 @@ def _show(events: Generator[Event, None, None], request: GenerationRequest, show
     steps: list[StepTrace] = []
     trace_text = TraceText(() if isinstance(request.prompt, str) else request.prompt)
     streams_text = not (shown.as_json or shown.trace)
-    colours = shown.drafts and has_colour(sys.stdout)
-    makes_safe = is_live(sys.stdout)
+    in_terminal = is_live(sys.stdout)
     streamed = False
     started_at_s = time.perf_counter()
     with contextlib.closing(events):
@@ -220,9 +220,7 @@ def _show(events: Generator[Event, None, None], request: GenerationRequest, show
                 collector.add(event)
                 if isinstance(event, Chunk) and event.text and streams_text:
                     streamed = True
-                    text = printable(event.text) if makes_safe else event.text
-                    if colours and event.num_accepted_tokens:
-                        text = f"{_DRAFTED}{text}{_PLAIN}"
+                    text = _for_terminal(event) if in_terminal else event.text
                     print(text, end="", flush=True)
                 elif isinstance(event, Traced):
                     if shown.as_json:
@@ -243,6 +241,17 @@ def _show(events: Generator[Event, None, None], request: GenerationRequest, show
         print(f"\n{generation.text}\n\n{summary_text(generation.usage)}", flush=True)
     if shown.summary:
         print(_summary_line(generation.usage, seconds), file=sys.stderr, flush=True)
+
+
+def _for_terminal(chunk: Chunk) -> str:
+    """The text for a terminal; with reported tokens, accepted drafts have a colour."""
+    if not chunk.reported_tokens:
+        return printable(chunk.text)
+    parts = []
+    for accepted, tokens in itertools.groupby(chunk.reported_tokens, lambda token: token.accepted):
+        text = printable("".join([token.text for token in tokens]))
+        parts.append(f"{_DRAFTED}{text}{_PLAIN}" if accepted and text else text)
+    return "".join(parts)
 
 
 def _summary_line(usage: Usage, seconds: float) -> str:

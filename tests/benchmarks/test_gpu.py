@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import steps, supervisor, worker
+from benchmarks.gpu import steps, strict, supervisor, worker
 from benchmarks.gpu.bench import ON_CPU, Bench
 from benchmarks.gpu.peers import of_one_length
 from benchmarks.gpu.rows import ROWS, RowPlan
@@ -29,6 +29,7 @@ from benchmarks.ratios import Interval
 from benchmarks.serving.turns import Goal, Measure
 from benchmarks.workloads import Task
 from tests.benchmarks.processes import is_running
+from verifier.gpu.plain import PlainOperations
 
 CPU = torch.device("cpu")
 SCRIPTED = "tests.benchmarks.scripted_gpu_worker"
@@ -270,3 +271,25 @@ def test_drawing_without_matplotlib_is_refused_before_anything_is_measured(
     with pytest.raises(SystemExit):
         command._parse(["--png", os.devnull])
     assert "needs matplotlib" in capsys.readouterr().err
+
+
+async def test_strict_products_are_measured_against_those_of_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is a GPU; plain operations stand in for its own here."""
+    asked: list[bool] = []
+
+    def operations_for(device: torch.device, *, is_strict: bool) -> PlainOperations:
+        asked.append(is_strict)
+        return PlainOperations()
+
+    monkeypatch.setattr(strict, "operations_for", operations_for)
+    bench = Bench(device=CPU, size=ON_CPU, folder=tmp_path, say=lambda line: None)
+    measures = [each async for each in strict.measure_products(bench)]
+    assert asked == [True, False] * len(measures)
+    assert [measure.what for measure in measures] == [
+        f"products of a layer of tiny, {num_rows} rows: strict / fast"
+        for num_rows in (1, 16, 64, 512)
+    ]
+    assert all(measure.value is not None and measure.value.median > 0 for measure in measures)
+    assert all("bytes/s (strict; fast)" in measure.note for measure in measures)

@@ -1,6 +1,8 @@
 """The rows with hardly any load on real services, and the report."""
 
+import importlib.util
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +41,13 @@ async def test_rows_that_share_a_stack_are_measured_in_one_run(
     monkeypatch.setattr(throughput, "DELAYS_MS", (0, 5))
     measures = await run(
         tmp_path,
-        *("hop", "stack", "openvino", "http", "structured"),
+        *("hop", "stack", "openvino", "http", "spans", "structured"),
         *("random", "delay", "simulation"),
         streams=1,
     )
     assert [measure["row"] for measure in measures] == [
-        *("hop", "stack", "openvino", "http", "http", "structured", "structured", "random"),
-        *("delay", "delay", "delay", "simulation", "simulation"),
+        *("hop", "stack", "openvino", "http", "http", "spans", "spans", "structured"),
+        *("structured", "random", "delay", "delay", "delay", "simulation", "simulation"),
     ]
     for measure in measures:
         value = measure["value"]
@@ -59,6 +61,12 @@ async def test_rows_that_share_a_stack_are_measured_in_one_run(
     printed = capsys.readouterr()
     assert "| hop: awaited hop p50 / echo p50 | 1 | float32 |" in printed.out
     assert "starts the services: verifier behind a proxy" in printed.err
+    assert "starts the services: verifier with spans" in printed.err
+    spans, processor_time = (measure for measure in measures if measure["row"] == "spans")
+    num_kilobytes = re.search(r"([\d.]+) kB of spans per request", str(spans["note"]))
+    assert num_kilobytes is not None
+    assert float(num_kilobytes[1]) > 0
+    assert "ms per token" in str(processor_time["note"])
     assert printed.err.count("starts the services: verifier\n") == 1
 
 
@@ -153,3 +161,12 @@ def test_an_echo_moves_as_many_bytes_as_a_batch_and_its_answer() -> None:
         there, back = batch_bytes(num_sequences)
         assert 40 * num_sequences < there < 120 * num_sequences
         assert 90 * num_sequences < back < 200 * num_sequences
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        command._parse(["--png", str(tmp_path / "figures.png")])
+    assert "needs matplotlib" in capsys.readouterr().err

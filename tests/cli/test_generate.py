@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import pytest
 
 from tandem.cli import main
 from tandem.v1 import drafter_pb2, gateway_pb2, sampling_pb2
+from tests.cli.pseudo_terminal import pseudo_terminal
 from tests.client.stand_in_gateway import StandInGateway, refusal, stand_in_gateway
 
 pytestmark = pytest.mark.stand_in
@@ -329,3 +331,53 @@ async def started(gateway: StandInGateway, *options: str) -> asyncio.subprocess.
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+
+
+async def generate_in_terminal(gateway: StandInGateway, *options: str, **environ: str) -> str:
+    """What a process shows in a terminal, without the summary."""
+    with pseudo_terminal() as terminal:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tandem", "generate", "--target", gateway.address),
+            *("--no-summary", *options),
+            stdout=terminal.descriptor,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "TERM": "xterm", "NO_COLOR": "", **environ},
+        )
+        _, errors = await process.communicate()
+    assert (process.returncode, errors) == (0, b"")
+    return terminal.shown.replace("\r\n", "\n")
+
+
+REPORTED = [("w\n", True), ("", True), ("na\x1bme", False)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "shown"),
+    [
+        (["--show-drafts"], {}, "né\x1b[1;32mw\n\x1b[0mna\\x1bme\n"),
+        ([], {}, "néw\nna\\x1bme\n"),
+        (["--show-drafts"], {"NO_COLOR": "1"}, "néw\nna\\x1bme\n"),
+    ],
+    ids=["colours", "no flag", "no colour"],
+)
+async def test_accepted_drafts_have_a_colour_token_by_token(
+    gateway: StandInGateway, flags: list[str], environ: dict[str, str], shown: str
+) -> None:
+    """The stand-in reports tokens to whoever asks for it, as gateways do."""
+    for response, tokens in zip(gateway.script[1:3], [[("né", False)], REPORTED], strict=True):
+        response.chunk.text = "".join(text for text, _ in tokens)
+        if flags and not environ:
+            for text, accepted in tokens:
+                response.chunk.reported_tokens.add(text=text, accepted=accepted)
+    assert await generate_in_terminal(gateway, "ren", *flags, **environ) == shown
+    assert gateway.requests[0].report_tokens is ("1b[1" in repr(shown))
+
+
+async def test_a_gateway_that_reports_no_tokens_shows_plain_text(gateway: StandInGateway) -> None:
+    assert await generate_in_terminal(gateway, "ren", "--show-drafts") == "néw\nname\n"
+
+
+async def test_no_tokens_are_reported_where_no_colour_is_shown(gateway: StandInGateway) -> None:
+    for flags in (["--show-drafts"], ["--show-drafts", "--json"], ["--show-drafts", "--trace"]):
+        assert await generate(gateway, "ren", *flags) == 0
+    assert not any(request.report_tokens for request in gateway.requests)

@@ -94,9 +94,14 @@ def _choice(request: GenerationRequest, seed: int, index: int) -> Generation:
         sampling=SamplingParams(
             logprobs=request.sampling.logprobs, prompt_logprobs=request.sampling.prompt_logprobs
         ),
+        report_tokens=request.report_tokens,
     )
     assert len(accepted.output_token_ids) < accepted.max_new_tokens, "a gateway refuses it"
-    text = OutputText(TOKENIZER.detokenizer(accepted.prompt_token_ids), accepted.stop_sequences)
+    text = OutputText(
+        TOKENIZER.detokenizer(accepted.prompt_token_ids),
+        accepted.stop_sequences,
+        reports_tokens=accepted.report_tokens,
+    )
     text.skip(accepted.output_token_ids)
     assert not text.stopped, "a gateway refuses it"
     generation = Generation(
@@ -161,5 +166,6 @@ def _apart(chunk: Chunk) -> Iterator[Chunk]:
             logprobs=(),
             prompt_logprobs=scored[first : first + 2],
             finish_reason=FinishReason.UNFINISHED,
+            steps=(),
         )
     yield dataclasses.replace(chunk, prompt_logprobs=())

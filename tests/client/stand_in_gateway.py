@@ -142,7 +142,8 @@ def refusal(code: grpc.StatusCode, message: str, *, field: str = "", retry_ms: i
             )
         if retry_ms:
             delay = duration_pb2.Duration()
-            delay.FromMilliseconds(retry_ms)
+            delay.seconds, rest_ms = divmod(retry_ms, 1000)  # also what no Duration may be
+            delay.nanos = 1_000_000 * rest_ms
             status.details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
         await context.abort_with_status(rpc_status.to_status(status))
 

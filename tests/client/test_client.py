@@ -21,6 +21,7 @@ from tandem.client import (
     FinishReason,
     Generation,
     GenerationRequest,
+    ReportedToken,
     RetryPolicy,
     SamplingParams,
     SpeculationParams,
@@ -88,6 +89,23 @@ async def test_a_stream_yields_started_chunks_and_finished_in_order(
     )
     assert isinstance(finished, Finished)
     assert finished.usage.accepted_per_position == (1, 1, 0)
+
+
+async def test_reported_tokens_come_with_chunks_and_with_the_result(
+    gateway: StandInGateway, connect: Any
+) -> None:
+    tokens = [("n", False), ("", True), ("é", True)]
+    for response in gateway.script[1:3]:
+        for text, accepted in tokens:
+            response.chunk.reported_tokens.add(text=text, accepted=accepted)
+    request = GenerationRequest(prompt="ren", report_tokens=True)
+    _, first, _, _ = await events_of(connect, gateway.address, request)
+    expected = tuple(ReportedToken(text=text, accepted=accepted) for text, accepted in tokens)
+    assert isinstance(first, Chunk)
+    assert first.reported_tokens == expected
+    generation = await generation_of(connect, gateway.address, request)
+    assert generation.choices[0].reported_tokens == expected * 2
+    assert all(each.report_tokens for each in gateway.requests)
 
 
 async def test_generate_joins_the_stream(gateway: StandInGateway, connect: Any) -> None:
@@ -171,6 +189,7 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, connect: An
             affinity_key="user",
             priority=-1,
             trace=True,
+            report_tokens=True,
         ),
     )
     expected = gateway_pb2.GenerateRequest(
@@ -219,6 +238,7 @@ async def test_every_field_reaches_the_wire(gateway: StandInGateway, connect: An
         affinity_key="user",
         priority=-1,
         trace=True,
+        report_tokens=True,
     )
     assert gateway.requests == [expected]
     unset = {field.name for field in expected.DESCRIPTOR.fields} - {
@@ -280,6 +300,16 @@ async def test_overload_carries_the_retry_advice(gateway: StandInGateway, connec
         await generation_of(connect, gateway.address, REQUEST)
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert caught.value.retry_after_s == 0.25
+
+
+@pytest.mark.parametrize(("asked_ms", "told_s"), [(-250, 0.0), (10**21, 1e18)])
+async def test_absurd_retry_advice_is_an_overload_too(
+    gateway: StandInGateway, connect: Any, asked_ms: int, told_s: float
+) -> None:
+    gateway.failure = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_ms=asked_ms)
+    with pytest.raises(TandemError) as caught:
+        await generation_of(connect, gateway.address, REQUEST)
+    assert caught.value.retry_after_s == told_s
 
 
 async def test_a_failure_without_details_is_an_error_without_field(

@@ -54,6 +54,9 @@ REQUESTS = {
     "given output": GenerationRequest(
         prompt=PROMPT, max_new_tokens=1000, output_token_ids=[1, 2], n=2
     ),
+    "reported tokens": GenerationRequest(
+        prompt=PROMPT, max_new_tokens=1000, stop_sequences=["endless"], report_tokens=True, n=2
+    ),
 }
 each_request = pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
 
@@ -146,6 +149,9 @@ def test_a_stream_cut_again_and_again_gives_the_same_result(
 
 def test_the_scripts_hold_what_is_hard_to_resume() -> None:
     """So that the tests above test something."""
+    (choice, _) = generation_of(run(REQUESTS["reported tokens"])).choices
+    assert "".join(each.text for each in choice.reported_tokens) == choice.text
+    assert {each.accepted for each in choice.reported_tokens} == {True, False}
     chunks = [event for event in run(REQUESTS["choices"]) if isinstance(event, Chunk)]
     assert any(each.token_ids and not each.text for each in chunks), "a character in two chunks"
     choices = generation_of(run(REQUESTS["choices"])).choices

@@ -47,7 +47,9 @@ def make_generation(
 ) -> Generation:
     request = make_request(prompt, **fields)
     output_text = OutputText(
-        None if tokenizer is None else tokenizer.detokenizer(), request.stop_sequences
+        None if tokenizer is None else tokenizer.detokenizer(),
+        request.stop_sequences,
+        reports_tokens=request.report_tokens,
     )
     output_text.feed(request.output_token_ids)
     return Generation(

@@ -1,5 +1,6 @@
 """One choice's state: shown output, usage, and cuts at stop strings."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Never
 
@@ -16,6 +17,7 @@ from gateway.messages.verifier import Decided, PromptScored
 from gateway.text.output_text import OutputText, Shown
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.factories import append_step, encoded_logprob, make_generation, read_chunk
+from tests.gateway.test_tokenizer import BUNDLED
 
 
 def chunk(**fields: object) -> Chunk:
@@ -259,17 +261,17 @@ def test_however_it_is_published_and_read_every_token_comes_once_and_in_order(
 
 @pytest.mark.parametrize("num_tops", [None, 0, 20])
 @pytest.mark.parametrize("text", ["x", "\N{SNOWMAN}" * 300])
+@pytest.mark.parametrize("reports_tokens", [False, True])
 def test_a_slow_client_gets_chunks_of_bounded_bytes(
-    num_tops: int | None, text: str, monkeypatch: pytest.MonkeyPatch
+    num_tops: int | None, text: str, reports_tokens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generation = make_generation(
         [1, 2, 3],
         sampling=SamplingParams(logprobs=num_tops, prompt_logprobs=num_tops),
         max_new_tokens=6_000,
     )
-    monkeypatch.setattr(
-        generation._output_text, "feed", lambda token_ids: Shown(text, len(token_ids))
-    )
+    texts = [text, *[""] * 7] if reports_tokens else ()
+    monkeypatch.setattr(generation._output_text, "feed", lambda ids: Shown(text, len(ids), texts))
     if num_tops is not None:
         generation.append_prompt_logprobs(
             PromptScored(
@@ -335,3 +337,117 @@ def test_more_alternatives_than_requested_are_an_error_of_the_verifier() -> None
     with pytest.raises(VerifierError):
         generation.append(Decided("sequence", 3, [1], 0, 0, FinishReason.UNFINISHED, logprobs))
     assert generation.token_ids == [1, 2, 3]
+
+
+def reported(part: Chunk) -> list[tuple[str, bool]]:
+    """A chunk's tokens as the client gets them: the text of each, and whether it was drafted."""
+    tokens = wire.event_to_proto(part).chunk.reported_tokens
+    return [(token.text, token.accepted) for token in tokens]
+
+
+def test_the_tokens_of_merged_steps_are_reported_each_by_its_own_step(
+    tokenizer: Tokenizer,
+) -> None:
+    generation = make_generation(tokenizer=tokenizer, report_tokens=True)
+    ids = [tokenizer.encode(character)[0] for character in "abcde"]
+    append_step(generation, ids[:2], drafts=7, accepted=1)
+    append_step(generation, ids[2:3])
+    generation.publish()
+    append_step(generation, [*ids[3:], 0], drafts=7, accepted=3, finish=FinishReason.STOP)
+    generation.publish()
+    part = read_chunk(generation)
+    assert part is not None
+    assert part.text == "abcde"
+    assert reported(part) == [
+        ("a", True), ("b", False), ("c", False), ("d", True), ("e", True), ("", True)
+    ]  # fmt: skip
+
+
+def test_without_the_request_no_token_is_reported(tokenizer: Tokenizer) -> None:
+    generation = make_generation(tokenizer=tokenizer)
+    append_step(generation, tokenizer.encode("ab"))
+    generation.publish()
+    part = read_chunk(generation)
+    assert part is not None
+    assert part.text == "ab"
+    assert reported(part) == []
+
+
+def test_text_held_back_to_the_end_is_the_last_tokens(tokenizer: Tokenizer) -> None:
+    generation = make_generation(
+        tokenizer=tokenizer, stop_sequences=["abc"], report_tokens=True, max_new_tokens=100
+    )
+    ids = [tokenizer.encode(character)[0] for character in "xab"]
+    append_step(generation, ids, finish=FinishReason.LENGTH)
+    generation.publish()
+    part = read_chunk(generation)
+    assert part is not None
+    assert reported(part) == [("x", False), ("", False), ("ab", False)]
+
+
+def test_text_held_back_to_an_end_without_tokens_is_reported_alone(tokenizer: Tokenizer) -> None:
+    generation = make_generation(
+        tokenizer=tokenizer, stop_sequences=["abc"], report_tokens=True, max_new_tokens=100
+    )
+    append_step(generation, [tokenizer.encode("a")[0]])
+    generation.publish()
+    part = read_chunk(generation)
+    assert part is not None
+    assert (part.text, reported(part)) == ("", [("", False)])
+    append_step(generation, [], finish=FinishReason.LENGTH)
+    generation.publish()
+    part = read_chunk(generation)
+    assert part is not None
+    assert (part.token_ids, part.text, reported(part)) == ([], "a", [("a", False)])
+
+
+@given(
+    text=st.text(alphabet="ab é日\N{GRINNING FACE}", max_size=16),
+    cuts=st.lists(st.integers(1, 4), min_size=1),
+    published=st.sets(st.integers(0, 12)),
+    taken=st.sets(st.integers(0, 12)),
+    stop=st.sampled_from([(), ("b ",), ("日é", "ab")]),
+    finish=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
+)
+def test_reports_cover_every_chunk_and_change_no_text(
+    text: str,
+    cuts: list[int],
+    published: set[int],
+    taken: set[int],
+    stop: tuple[str, ...],
+    finish: FinishReason,
+) -> None:
+    ids = [*BUNDLED.encode(text), 0]
+    told, plain = (
+        make_generation(
+            tokenizer=BUNDLED, stop_sequences=stop, max_new_tokens=200, report_tokens=reports
+        )
+        for reports in (True, False)
+    )
+    chunks: list[tuple[Chunk | None, Chunk | None]] = []
+    first = 0
+    for index, cut in enumerate(itertools.cycle(cuts)):
+        step = ids[first : first + cut]
+        first += cut
+        reason = finish if first >= len(ids) else FinishReason.UNFINISHED
+        for generation in (told, plain):
+            append_step(generation, step, drafts=4, accepted=len(step) - 1, finish=reason)
+            if index in published:
+                generation.publish()
+        if index in taken:
+            chunks.append((read_chunk(told), read_chunk(plain)))
+        if first >= len(ids) or told.is_over:
+            break
+    for generation in (told, plain):
+        generation.publish()
+    while (last := (read_chunk(told), read_chunk(plain))) != (None, None):
+        chunks.append(last)
+    for part, without in chunks:
+        assert part == without
+        if part is not None:
+            tokens = reported(part)
+            assert "".join(token for token, _ in tokens) == part.text
+            assert len(tokens) == len(part.token_ids)
+            assert sum(accepted for _, accepted in tokens) == part.num_accepted_tokens
+    assert told.token_ids == plain.token_ids
+    assert told.usage() == plain.usage()

@@ -123,6 +123,10 @@ async def test_text_for_a_model_of_another_tokenizer_is_refused_and_token_ids_ar
             {"tokens": gateway_pb2.TokenIds(token_ids=[1]), "stop_sequences": ["x"]},
             "stop_sequences",
         ),
+        (
+            {"tokens": gateway_pb2.TokenIds(token_ids=[1]), "report_tokens": True},
+            "report_tokens",
+        ),
     ):
         error = await error_of(running.call(model_id="model-1", **fields))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED

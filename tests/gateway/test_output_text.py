@@ -1,17 +1,19 @@
 """Tokens to text, up to a stop string."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.text.detokenizer import REPLACEMENT
 from gateway.text.output_text import OutputText
 from gateway.text.tokenizer import Tokenizer
-from tests.gateway.test_tokenizer import BUNDLED
+from tests.gateway.test_tokenizer import ADDED, BUNDLED, METASPACE, SENTENCEPIECE
 
 
 def test_the_tokens_after_a_stop_string_do_not_count(tokenizer: Tokenizer) -> None:
     ids = [tokenizer.encode(character)[0] for character in "abcdef"]
     text = OutputText(tokenizer.detokenizer(), ["cd"])
-    assert text.feed(ids) == ("ab", 4)
+    assert text.feed(ids) == ("ab", 4, ())
     assert text.stopped
 
 
@@ -33,7 +35,7 @@ def test_where_the_output_ends_does_not_depend_on_the_steps(
         num_tokens += part.num_tokens
         if stepwise.stopped:
             break
-    assert (shown, num_tokens) == expected
+    assert (shown, num_tokens) == expected[:2]
     assert stepwise.stopped == whole.stopped == (stop in text)
 
 
@@ -45,5 +47,90 @@ def test_held_back_text_is_shown_at_the_end(tokenizer: Tokenizer) -> None:
 
 def test_without_a_tokenizer_there_are_tokens_and_no_text() -> None:
     text = OutputText(None, ())
-    assert text.feed([1, 2, 3]) == ("", 3)
+    assert text.feed([1, 2, 3]) == ("", 3, ())
     assert text.finish() == ""
+
+
+def held_back(text: str, stops: list[str]) -> int:
+    """How many characters at the text's end may begin a stop string."""
+    sizes = range(min(len(text), max(map(len, stops), default=1) - 1), 0, -1)
+    return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in stops)), 0)
+
+
+@given(
+    text=st.text(alphabet="ab é日\N{GRINNING FACE}", max_size=20),
+    stops=st.lists(st.text(alphabet="ab é日", min_size=1, max_size=4), max_size=2),
+    step=st.integers(1, 6),
+)
+def test_each_token_has_the_text_that_is_certain_since_it(
+    text: str, stops: list[str], step: int
+) -> None:
+    ids = BUNDLED.encode(text)
+    output = OutputText(BUNDLED.detokenizer(), stops, reports_tokens=True)
+    texts: list[str] = []
+    for start in range(0, len(ids), step):
+        texts += output.feed(ids[start : start + step]).token_texts
+        if output.stopped:
+            break
+    for index in range(len(texts)):
+        known = b"".join(map(BUNDLED.token_bytes, ids[: index + 1]))
+        # Without the bytes of a character that is not whole.
+        certain = known.decode(errors="ignore")
+        ends = [certain.find(stop) + len(stop) for stop in stops if stop in certain]
+        if ends:
+            first = min(ends)
+            longest = max(len(stop) for stop in stops if certain[:first].endswith(stop))
+            certain = certain[: first - longest]
+        else:
+            certain = certain[: len(certain) - held_back(certain, stops)]
+        assert "".join(texts[: index + 1]) == certain
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, ADDED, SENTENCEPIECE, *METASPACE])
+@given(data=st.data())
+def test_reported_texts_join_to_the_text_without_reports(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    size = tokenizer._tokenizer.get_vocab_size()
+    # Also bytes that are no text.
+    ids = data.draw(st.lists(st.integers(0, size - 1), max_size=40))
+    stops = data.draw(st.lists(st.text(alphabet="the cats", min_size=1, max_size=3), max_size=2))
+    step = data.draw(st.integers(1, 9))
+    told = OutputText(tokenizer.detokenizer(), stops, reports_tokens=True)
+    plain = OutputText(tokenizer.detokenizer(), stops)
+    for start in range(0, len(ids), step):
+        shown = told.feed(ids[start : start + step])
+        assert shown._replace(token_texts=()) == plain.feed(ids[start : start + step])
+        assert "".join(shown.token_texts) == shown.text
+        assert len(shown.token_texts) == shown.num_tokens
+        if told.stopped:
+            break
+        told, plain = told.copy(), plain.copy()
+    assert told.stopped == plain.stopped
+    if not told.stopped:
+        assert told.finish() == plain.finish()
+
+
+@pytest.mark.parametrize("tokenizer", [BUNDLED, ADDED, SENTENCEPIECE])
+@given(text=st.text(max_size=20), step=st.integers(1, 6))
+def test_no_reported_text_has_a_broken_character(
+    tokenizer: Tokenizer, text: str, step: int
+) -> None:
+    ids = tokenizer.encode(text.replace(REPLACEMENT, ""))
+    output = OutputText(tokenizer.detokenizer(), (), reports_tokens=True)
+    texts: list[str] = []
+    for start in range(0, len(ids), step):
+        texts += output.feed(ids[start : start + step]).token_texts
+    assert not any(REPLACEMENT in each for each in texts)
+    assert "".join(texts) == tokenizer.decode(ids)
+
+
+def test_text_that_no_single_token_brings_is_the_last_ones() -> None:
+    vocabulary = SENTENCEPIECE._tokenizer.get_vocab()
+    # A whole character, the beginning of another one, and a letter.
+    ids = [vocabulary[each] for each in ("<0xE6>", "<0x97>", "<0xA5>", "<0xE6>", "a")]
+    singly = SENTENCEPIECE.detokenizer()
+    whole = OutputText(SENTENCEPIECE.detokenizer(), ()).feed(ids).text
+    assert "".join(singly.feed([token_id]) for token_id in ids) != whole
+    output = OutputText(SENTENCEPIECE.detokenizer(), (), reports_tokens=True)
+    assert output.feed(ids) == (whole, 5, ["", "", "", "", whole])

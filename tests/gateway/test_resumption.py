@@ -390,19 +390,22 @@ async def test_a_refused_request_goes_to_another_verifier(
         assert len(full.commands("open")) == 1
 
 
-async def test_if_all_refuse_the_client_gets_the_last_refusal(start_fleet: StartFleet) -> None:
+@pytest.mark.parametrize(("asked_ms", "told_ms"), [(700, 700), (2**32 - 1, 30_000)])
+async def test_if_all_refuse_the_client_gets_the_last_refusal(
+    start_fleet: StartFleet, asked_ms: int, told_ms: int
+) -> None:
     fleet = await start_fleet(2)
     call = fleet.running.call(1)
     for count in (1, 2):
         verifier, opened = await fleet.owner(count)
         verifier.send(
             verifier.rejected(
-                opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=700
+                opened.sequence_id, code=RESOURCE_EXHAUSTED, message="full", retry_after_ms=asked_ms
             )
         )
     error = await error_of(call)
     assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-    assert retry_after_ms(error) == 700
+    assert retry_after_ms(error) == told_ms
 
 
 async def test_refusals_do_not_use_up_a_displaced_choices_moves(start_fleet: StartFleet) -> None:

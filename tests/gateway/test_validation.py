@@ -161,10 +161,11 @@ def test_values_at_the_limits_are_accepted(made: GenerateRequest) -> None:
     accepted(made)
 
 
-def test_text_and_stop_sequences_need_a_tokenizer() -> None:
+def test_whatever_concerns_text_needs_a_tokenizer() -> None:
     for field, made in (
         ("text", GenerateRequest(text="hello")),
         ("stop_sequences", request(stop_sequences=["x"])),
+        ("report_tokens", request(report_tokens=True)),
     ):
         check_request(made, has_tokenizer=True)
         with pytest.raises(UnsupportedFieldError) as caught:

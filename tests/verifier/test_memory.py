@@ -29,6 +29,7 @@ from verifier.model.gpu_memory import (
 from verifier.model.memory import GPU_FRACTION, choose_num_kv_blocks, free_memory_bytes
 from verifier.model.model_part import ModelPart, room_for_kv_blocks
 from verifier.model.transformers_model import TransformersModel
+from verifier.sampling.scored_rows import max_rows_per_step
 
 MIB = 1 << 20
 GPU = torch.device("cuda")
@@ -145,7 +146,7 @@ def test_the_measured_steps_reach_the_flags_limits_and_not_beyond(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_speculative_tokens=max_drafts,
     )
-    one, many = largest_steps(config, longest=longest, block_size=16)
+    one, many = largest_steps(config, longest=longest, block_size=16, vocab_size=100)
     assert one.num_tokens == one.num_rows == min(max_num_batched_tokens, longest)
     assert one.seq_lens.tolist() == [longest]
     assert one.positions[-1] == longest - 1
@@ -155,6 +156,18 @@ def test_the_measured_steps_reach_the_flags_limits_and_not_beyond(
     assert longest - max_num_seqs < many.seq_lens.sum() <= longest
     for layout in (one, many):
         assert max(block for table in layout.block_tables for block in table) < PROFILE_BLOCKS
+
+
+def test_a_measured_step_has_no_more_logits_than_a_step_can_have() -> None:
+    config = config_with(
+        max_num_seqs=4, max_num_batched_tokens=8192, max_num_speculative_tokens=7, max_logprobs=20
+    )
+    one, many = largest_steps(config, longest=20_000, block_size=16, vocab_size=150_000)
+    num_scored = max_rows_per_step(vocab_size=150_000, max_logprobs=20)
+    assert (one.num_tokens, one.num_rows) == (8192, 4 * 8 + num_scored)
+    assert one.logits_indices[-1] == 8191
+    assert one.positions[-1] == 19_999
+    assert many.num_tokens == many.num_rows == 4 * 8
 
 
 def test_a_model_runs_the_measured_steps_over_its_few_blocks() -> None:
@@ -172,7 +185,7 @@ def test_a_model_runs_the_measured_steps_over_its_few_blocks() -> None:
         device=torch.device("cpu"),
     )
     config = config_with(max_num_seqs=4, max_num_batched_tokens=64)
-    for layout in largest_steps(config, longest=100, block_size=16):
+    for layout in largest_steps(config, longest=100, block_size=16, vocab_size=paged.vocab_size):
         assert model.forward(layout).shape == (layout.num_rows, paged.vocab_size)
         assert model.kv_is_finite is not None
         assert model.kv_is_finite.all()
@@ -248,6 +261,7 @@ def free_for_kv(
         model_limit=4096,
         block_size=16,
         block_bytes=64,
+        vocab_size=10,
     )
 
 

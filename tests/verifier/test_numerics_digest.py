@@ -1,12 +1,18 @@
 """What the numerics digest covers, and when it is empty."""
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.gpu.running_decoder import load
 from verifier.build import load_model
 from verifier.config import VerifierConfig
+from verifier.gpu import kernels
+from verifier.gpu.numerics_digest import numerics_digest
 
 
 def digest_of_loaded(**options: Any) -> str:
@@ -29,3 +35,23 @@ def test_of_the_own_decoder_depends_on_types_alone() -> None:
     assert len({first, *others}) == 3
     config = VerifierConfig(model=MODEL_FOLDER, device="cpu", threads=2, num_kv_blocks=40)
     assert load_model(config).served.numerics_digest == first
+
+
+def test_of_the_decoder_for_gpus_depends_on_type_blocks_and_capability(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = load(MODEL_FOLDER)
+    first = numerics_digest(weights, block_size=16)
+    assert first == numerics_digest(load(MODEL_FOLDER), block_size=16)
+    digests = {first, numerics_digest(weights, block_size=32)}
+    digests.add(numerics_digest(load(MODEL_FOLDER, "float16"), block_size=16))
+    on_gpu = dataclasses.replace(weights, device=torch.device("cuda", 1))
+    for capability in ((8, 9), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", {on_gpu.device: capability}.get)
+        digests.add(numerics_digest(on_gpu, block_size=16))
+    assert len(digests) == 5
+    # Another kernel may have another order of sums.
+    source = Path(kernels.__file__).with_name("product.py")
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == source))
+    assert numerics_digest(weights, block_size=16) != first

@@ -19,6 +19,7 @@ from verifier.engine.observation import Fault
 from verifier.errors import OverloadedError
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, WINDOW_COST
+from verifier.service.named_drafters import NamedDrafters
 from verifier.service.sequence_spans import SequenceSpans
 from verifier.service.session import Session
 from verifier.service.wire import ServedModel
@@ -288,6 +289,7 @@ def test_a_law_is_passed_on_without_what_this_version_does_not_know(
     opened.ngram.pool_id = "p"
     assert len(opened.ngram.SerializeToString()) > 1 << 20
     running = start_engine()
-    sequence = wire.open_sequence(opened, served_by(running), admits_drafter=lambda address: True)
+    drafters = NamedDrafters(lambda address: True)
+    sequence = wire.open_sequence(opened, served_by(running), drafters=drafters)
     assert sequence.drafted_by is not None
     assert len(sequence.drafted_by.encoded_params) < 10

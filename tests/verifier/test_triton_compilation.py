@@ -4,13 +4,13 @@ tests/gpu/ runs them.
 """
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from verifier.attention.block_table import tables_of
 from verifier.batch.batch_layout import ScheduledTokens, lay_out
 
 pytestmark = pytest.mark.skipif(
@@ -18,6 +18,8 @@ pytestmark = pytest.mark.skipif(
     reason="needs the package triton (extra dev), and it is not installed here",
 )
 META = torch.device("meta")
+UNITS = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma", 100: "tcgen05.mma"}
+"""Instructions of products of 16-bit matrices, by compute capability."""
 SMALLEST_SHARED_MEMORY = 99 << 10
 """Bytes that a thread block may have, of all GPUs from compute capability 8.0 on."""
 
@@ -73,11 +75,17 @@ def compile_for(capability: int) -> None:
     driver.set_active(Target(capability))
 
 
+def instructions_of_sums(ptx: str) -> frozenset[str]:
+    """Those that add products up, but for how many columns each computes."""
+    found = re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|fma\.rn\.f32)\S*", ptx)
+    return frozenset(re.sub(r"(\.m\d+)n\d+(k\d+)", r"\1\2", each) for each in found)
+
+
 def attend(
     dtype: torch.dtype, *, head_dim: int, longest: int, window: int | None, num_sequences: int = 2
 ) -> None:
     """Compiles what a step needs, for indices that lie as those of a real step."""
-    from verifier.attention.triton_paged import Splitting, paged_attention, write
+    from verifier.attention.triton_paged import Splitting, device_tables, paged_attention, write
 
     layout = lay_out(
         [
@@ -91,7 +99,7 @@ def attend(
         * num_sequences,
         block_size=16,
     )
-    tables = tables_of(layout, torch.device("cpu"))
+    tables = device_tables(layout, torch.device("cpu"))
     queries = torch.empty((32, num_sequences, head_dim), dtype=dtype, device=META)
     keys = torch.empty((8, num_sequences, head_dim), dtype=dtype, device=META)
     blocks = torch.empty((100, 16, 8, head_dim), dtype=dtype, device=META)
@@ -135,8 +143,7 @@ def test_kernels_compile_and_fit(
     assert all(kernel.metadata.shared <= SMALLEST_SHARED_MEMORY for kernel in kernels.values())
     code = kernels["attend"].asm["ptx"]
     if dtype is not torch.float32:
-        unit = {80: "mma.sync", 89: "mma.sync", 90: "wgmma.mma", 100: "tcgen05.mma"}[capability]
-        assert unit in code
+        assert UNITS[capability] in code
         # Folding rounds each product and sum, in every kernel.
         assert not any("fma.rn" in kernel.asm["ptx"] for kernel in kernels.values())
 
@@ -167,3 +174,37 @@ def test_no_later_step_waits_for_the_compiler(compiled: Compiled) -> None:
                     num_sequences=num_sequences,
                 )
     assert len(compiled.different) == different
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+def test_strict_products_compile_and_fit_and_all_use_one_instruction(
+    compiled: Compiled, capability: int, dtype: torch.dtype
+) -> None:
+    """Of a few rows and of many, with a bias or without; and no other number of rows compiles."""
+    from verifier.gpu.kernels.operations import TritonOperations
+    from verifier.gpu.kernels.product import PRODUCT_TILES
+
+    def multiply(num_rows: int, num_outputs: int, *, has_bias: bool) -> None:
+        rows, weight, bias = (
+            torch.empty(size, dtype=dtype, device=META)
+            for size in ((num_rows, 4096), (num_outputs, 4096), (num_outputs,))
+        )
+        TritonOperations(is_strict=True).linear(rows, weight, bias if has_bias else None)
+
+    compile_for(capability)
+    units = set()
+    for num_rows in (1, 17):
+        for has_bias in (False, True):
+            multiply(num_rows, 6144, has_bias=has_bias)
+            kernel = compiled.kernels["product_kernel"]
+            assert kernel.metadata.shared <= SMALLEST_SHARED_MEMORY
+            units.add(instructions_of_sums(kernel.asm["ptx"]))
+    [used] = units
+    [instruction] = used
+    unit = "fma.rn.f32" if dtype is torch.float32 else UNITS[capability]
+    assert instruction.startswith(unit)
+    assert len(compiled.different) == 2 * len(PRODUCT_TILES[dtype])
+    for num_rows in (2, 3, 15, 16, 18, 64, 65, 130, 2048):
+        multiply(num_rows, 4096, has_bias=False)
+    assert len(compiled.different) == 2 * len(PRODUCT_TILES[dtype])

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from tests.verifier.paged_model import Chunk, PagedModel, make_small_model, some_tokens
-from verifier.attention.backend import AttentionBackend
-from verifier.attention.block_table import StepTables, tables_of
+from verifier.attention.backend import AttentionBackend, DeviceTables
 from verifier.attention.kv_cache import KVCache, KVShape
 from verifier.attention.sdpa import SdpaBackend
-from verifier.attention.triton_paged import Splitting, TritonBackend, TritonStep
+from verifier.attention.triton_paged import Splitting, TritonBackend, device_tables
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.model.checkpoint import reference_logits
 
@@ -334,7 +333,9 @@ def row_alone(
 
 
 def padding_changes_no_bit(dtype: torch.dtype, device: str = "cpu") -> None:
-    """Rows past the last sequence, sequences without queries, entries of tables past their end."""
+    """Rows past the last sequence, sequences without queries, entries of tables past their end;
+    tables in rows of their own order, between others.
+    """
     sizes = Sizes(head_dim=40, dtype=dtype, device=device)
     entries = [Entry(num_queries=1, length=70), Entry(num_queries=5, length=80)]
     plain = World(sizes, entries)
@@ -343,27 +344,23 @@ def padding_changes_no_bit(dtype: torch.dtype, device: str = "cpu") -> None:
     for filling in (torch.nan, torch.inf, 3.0):
         for splitting in (TOGETHER, APART):
             world = World(sizes, entries)
-            tables = tables_of(world.layout, world.device)
             num_rows = int(world.layout.cu_seqlens_q[-1])
-            padded_table = torch.full((5, 20), 1 << 30, dtype=torch.int32, device=device)
-            for row, blocks in zip(padded_table, world.tables, strict=False):
-                row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+            padded_table = torch.full((7, 20), 1 << 30, dtype=torch.int32, device=device)
+            table_rows = [4, 2, 1 << 30, 1 << 30, 1 << 30]
+            for row, blocks in zip(table_rows, world.tables, strict=False):
+                padded_table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
             offsets = [*world.layout.cu_seqlens_q.tolist(), num_rows, num_rows, num_rows]
-            tables = StepTables(
+            slots = [*world.layout.slot_mapping.tolist(), *[-1] * num_padded]
+            tables = DeviceTables(
                 cu_seqlens_q=torch.tensor(offsets, dtype=torch.int32, device=device),
-                cu_seqlens_k=tables.cu_seqlens_k,
                 seq_lens=torch.tensor([70, 80, 0, 0, 0], dtype=torch.int32, device=device),
-                block_table=padded_table,
-                longest_q=9,
+                table_rows=torch.tensor(table_rows, dtype=torch.int32, device=device),
+                block_tables=padded_table,
+                slot_mapping=torch.tensor(slots, device=device),
                 longest_k=300,
             )
-            slots = [*world.layout.slot_mapping.tolist(), *[-1] * num_padded]
-            step = TritonStep(
-                TritonBackend(device=world.device, splitting=splitting),
-                world.cache,
-                slot_mapping=torch.tensor(slots, device=device),
-                tables=tables,
-            )
+            backend = TritonBackend(device=world.device, splitting=splitting)
+            step = backend.prepare_tables(tables, world.cache)
             before = [blocks.clone() for blocks in world.cache.blocks(0)]
             rows = [
                 torch.cat((each, each.new_full((len(each), num_padded, 40), filling)), dim=1)
@@ -388,26 +385,32 @@ def a_step_reads_its_indices_at_every_launch(device: str = "cpu") -> None:
             sizes,
             [Entry(num_queries=6, length=140, seed=1), Entry(num_queries=2, length=35, seed=1)],
         )
-        tables = dataclasses.replace(
-            tables_of(world.layout, world.device),
-            block_table=torch.zeros((2, 10), dtype=torch.int32, device=device),
-            longest_k=160,
-        )
-        slots = torch.zeros(8, dtype=torch.int64, device=device)
+        tables = _tables_to_fill(world)
         for each in (world, other, world):
-            _fill(tables, slots, each)
+            _fill(tables, each)
             backend = TritonBackend(device=each.device, splitting=splitting)
-            step = TritonStep(backend, each.cache, slot_mapping=slots, tables=tables)
+            step = backend.prepare_tables(tables, each.cache)
             each.check(step.attend(1, *each.rows(), scaling=0.3, sliding_window=None))
 
 
-def _fill(tables: StepTables, slots: torch.Tensor, world: World) -> None:
+def _tables_to_fill(world: World) -> DeviceTables:
+    """Of a step of 8 tokens of two sequences, whose tables are in rows 2 and 1."""
+    tables = device_tables(world.layout, world.device)
+    return dataclasses.replace(
+        tables,
+        table_rows=2 - tables.table_rows,
+        block_tables=torch.zeros((3, 10), dtype=torch.int32, device=world.device),
+        longest_k=160,
+    )
+
+
+def _fill(tables: DeviceTables, world: World) -> None:
     """Overwrites a step's indices with those of a world's step."""
-    new = tables_of(world.layout, world.device)
+    new = device_tables(world.layout, world.device)
     tables.cu_seqlens_q.copy_(new.cu_seqlens_q)
     tables.seq_lens.copy_(new.seq_lens)
-    tables.block_table[:, : new.block_table.shape[1]] = new.block_table
-    slots.copy_(torch.from_numpy(world.layout.slot_mapping))
+    tables.block_tables[tables.table_rows, : new.block_tables.shape[1]] = new.block_tables
+    tables.slot_mapping.copy_(new.slot_mapping)
 
 
 def a_captured_step_is_replayed(dtype: torch.dtype, device: str) -> None:
@@ -418,24 +421,19 @@ def a_captured_step_is_replayed(dtype: torch.dtype, device: str) -> None:
     for splitting in (TOGETHER, APART):
         world, other, fresh = (World(sizes, each) for each in (entries, others, others))
         expected = fresh.attend(splitting)
-        tables = dataclasses.replace(
-            tables_of(world.layout, world.device),
-            block_table=torch.zeros((2, 10), dtype=torch.int32, device=device),
-            longest_k=160,
-        )
-        slots = torch.zeros(8, dtype=torch.int64, device=device)
+        tables = _tables_to_fill(world)
         rows = [each.clone() for each in world.rows()]
-        _fill(tables, slots, world)
+        _fill(tables, world)
         # Two caches of the same size: the capture's, which the replay must find as `other` has it.
         backend = TritonBackend(device=world.device, splitting=splitting)
-        step = TritonStep(backend, world.cache, slot_mapping=slots, tables=tables)
+        step = backend.prepare_tables(tables, world.cache)
         step.attend(1, *rows, scaling=0.3, sliding_window=None)  # compiles
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             attended = step.attend(1, *rows, scaling=0.3, sliding_window=None)
         for blocks, past in zip(world.cache.blocks(1), other.cache.blocks(1), strict=True):
             blocks[: len(past)] = past
-        _fill(tables, slots, other)
+        _fill(tables, other)
         for row, new in zip(rows, other.rows(), strict=True):
             row.copy_(new)
         graph.replay()

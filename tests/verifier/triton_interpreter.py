@@ -32,13 +32,6 @@ def interpreter() -> Iterator[Callable[..., None]]:
         yield call
 
 
-def replace_products() -> None:
-    """Of the interpreter, in this process."""
-    from triton.runtime import interpreter as its_module
-
-    its_module.InterpreterBuilder.create_dot = _create_dot
-
-
 def replace_fp8_conversion() -> None:
     """From float32, of the interpreter in this process: its own does not round to even, and loses
     the carry where it rounds up to a power of two.
@@ -67,6 +60,13 @@ def _interpret() -> None:
     replace_products()
     # Rows of tiles that are no tokens, divided 0 by 0 and not stored; what is not finite, summed.
     warnings.filterwarnings("ignore", "invalid value encountered", RuntimeWarning)
+
+
+def replace_products() -> None:
+    """Of the interpreter, in this process."""
+    from triton.runtime import interpreter as its_module
+
+    its_module.InterpreterBuilder.create_dot = _create_dot
 
 
 def _call(function: str, arguments: tuple[Any, ...]) -> None:

@@ -3,9 +3,13 @@
 Once per step, a backend prepares a `StepAttention` from the layout: everything that all layers
 share (masks, slots, ranges). Once per layer, the model's attention function passes it the new
 queries, keys and values.
+
+A backend that `AttendsToTables` prepares it from arrays that are on the device, too, and its
+launches depend on nothing else: so they can be captured once and replayed for other steps.
 """
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 import torch
@@ -46,6 +50,31 @@ class AttentionBackend(Protocol):
     name: str
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> StepAttention: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTables:
+    """What a step's E entries attend to: int32, on the device. Entries without queries read
+    nothing; rows past the last entry's are padding.
+    """
+
+    cu_seqlens_q: torch.Tensor  # [E + 1]
+    seq_lens: torch.Tensor  # [E]
+    table_rows: torch.Tensor  # [E], each entry's row of `block_tables`
+    block_tables: torch.Tensor  # [tables, blocks]
+    slot_mapping: torch.Tensor  # [T] int64; under zero: padding, whose K/V is not stored
+    longest_k: int  # no entry of `seq_lens` is larger
+
+
+@runtime_checkable
+class AttendsToTables(Protocol):
+    """An `AttentionBackend` whose kernels read a step's indices on the device."""
+
+    def prepare_tables(self, tables: DeviceTables, cache: KVCache) -> StepAttention:
+        """The contents of the tables may change until the step is computed, and between replays of
+        a captured one.
+        """
+        ...
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

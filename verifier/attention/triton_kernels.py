@@ -65,12 +65,13 @@ def write_kv(
 _INDICES = ["cu_seqlens_q", "seq_lens", "num_sequences", "window", "num_splits"]
 
 
-@triton.jit(do_not_specialize=[*_INDICES, "block_table", "table_stride"])
+@triton.jit(do_not_specialize=[*_INDICES, "block_tables", "table_rows", "table_stride"])
 def attend(
     queries,  # [H, T, D]
     cached_keys,  # [num_blocks, BLOCK_SIZE, G, D], contiguous
     cached_values,  # [num_blocks, BLOCK_SIZE, G, D], contiguous
-    block_table,  # [B, table_stride] int32
+    block_tables,  # [tables, table_stride] int32
+    table_rows,  # [B] int32, each sequence's row of `block_tables`
     cu_seqlens_q,  # [B + 1] int32
     seq_lens,  # [B] int32
     output,  # [T, H, D], out unless IS_SPLIT
@@ -138,7 +139,7 @@ def attend(
         mask=is_value,
         other=0.0,
     )
-    table = block_table + sequence.to(tl.int64) * table_stride
+    table = block_tables + tl.load(table_rows + sequence).to(tl.int64) * table_stride
     # Softmax over the keys so far: the largest score, the sum of exponentials relative to it, and
     # that of values weighted by them.
     top = tl.full([ROWS], float("-inf"), tl.float32)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from verifier.attention import triton_kernels
-from verifier.attention.backend import to_device
-from verifier.attention.block_table import StepTables, tables_of
+from verifier.attention.backend import DeviceTables, to_device
+from verifier.attention.block_table import tables_of
 from verifier.attention.kv_cache import KVCache
 from verifier.batch.batch_layout import BatchLayout
 
@@ -65,12 +65,11 @@ class TritonBackend:
 
     def prepare(self, layout: BatchLayout, cache: KVCache) -> "TritonStep":
         """Rows of the layout past its last sequence are padding, and so are slots under zero."""
-        return TritonStep(
-            self,
-            cache,
-            slot_mapping=to_device(layout.slot_mapping, self.device),
-            tables=tables_of(layout, self.device),
-        )
+        return TritonStep(self, cache, device_tables(layout, self.device))
+
+    def prepare_tables(self, tables: DeviceTables, cache: KVCache) -> "TritonStep":
+        """See `AttendsToTables`."""
+        return TritonStep(self, cache, tables)
 
     def compile(
         self,
@@ -90,12 +89,12 @@ class TritonBackend:
         split_tokens = self.splitting.split_tokens
         one = torch.ones(1, dtype=torch.int32, device=queries.device)
         offsets = torch.arange(2, dtype=torch.int32, device=queries.device)
-        tables = StepTables(
+        tables = DeviceTables(
             cu_seqlens_q=offsets,
-            cu_seqlens_k=offsets,
             seq_lens=one,
-            block_table=torch.zeros_like(one)[None],
-            longest_q=1,
+            table_rows=torch.zeros_like(one),
+            block_tables=torch.zeros_like(one)[None],
+            slot_mapping=torch.zeros_like(one),
             longest_k=split_tokens + 1,
         )
         for enough_programs in (0, sys.maxsize):
@@ -113,22 +112,11 @@ class TritonBackend:
 
 
 class TritonStep:
-    """Attention of one step. Its tensors may be filled anew between replays of a captured step, as
-    long as `tables.longest_k` bounds every sequence's length.
-    """
+    """Attention of one step."""
 
-    def __init__(
-        self,
-        backend: TritonBackend,
-        cache: KVCache,
-        *,
-        slot_mapping: torch.Tensor,
-        tables: StepTables,
-    ) -> None:
-        """`slot_mapping`: [T] int64."""
+    def __init__(self, backend: TritonBackend, cache: KVCache, tables: DeviceTables) -> None:
         self._backend = backend
         self._cache = cache
-        self._slot_mapping = slot_mapping
         self._tables = tables
 
     def attend(
@@ -148,7 +136,7 @@ class TritonStep:
         with torch.cuda.device(queries.device) if queries.is_cuda else contextlib.nullcontext():
             if self._cache.is_written_by_attention:
                 self._cache.add_row_sums(
-                    write(keys, values, self._slot_mapping, cached_keys, cached_values)
+                    write(keys, values, self._tables.slot_mapping, cached_keys, cached_values)
                 )
             self._backend.compile(
                 queries,
@@ -167,6 +155,19 @@ class TritonStep:
                 softcap=softcap,
                 splitting=self._backend.splitting,
             )
+
+
+def device_tables(layout: BatchLayout, device: torch.device) -> DeviceTables:
+    """A layout's tables, a row for each of its entries."""
+    tables = tables_of(layout, device)
+    return DeviceTables(
+        cu_seqlens_q=tables.cu_seqlens_q,
+        seq_lens=tables.seq_lens,
+        table_rows=torch.arange(len(tables.seq_lens), dtype=torch.int32, device=device),
+        block_tables=tables.block_table,
+        slot_mapping=to_device(layout.slot_mapping, device),
+        longest_k=tables.longest_k,
+    )
 
 
 def write(
@@ -213,7 +214,7 @@ def paged_attention(
     queries: torch.Tensor,
     cached_keys: torch.Tensor,
     cached_values: torch.Tensor,
-    tables: StepTables,
+    tables: DeviceTables,
     *,
     scaling: float,
     sliding_window: int | None,
@@ -261,7 +262,8 @@ def paged_attention(
         queries,
         cached_keys,
         cached_values,
-        tables.block_table,
+        tables.block_tables,
+        tables.table_rows,
         tables.cu_seqlens_q,
         tables.seq_lens,
         output,
@@ -270,7 +272,7 @@ def paged_attention(
         sums,
         queries.stride(0),
         queries.stride(1),
-        tables.block_table.stride(0),
+        tables.block_tables.stride(0),
         num_sequences,
         # With a softcap, of the argument of tanh.
         scaling / softcap if softcap else scaling * math.log2(math.e),

@@ -30,7 +30,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from servicekit.kernels.jit import kernel
+
 IntArray = npt.NDArray[np.int64]
+
+# Of each sequence, as `_fill` reads them.
+_NUM_NUMBERS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,79 +104,142 @@ def lay_out(
 
     Args:
         wants_hidden_states: whether the last layer's output of the scored rows is requested.
+
+    Raises:
+        ValueError: a block table is shorter than its sequence.
     """
-    num_scheduled = np.array([s.num_scheduled_tokens for s in scheduled], dtype=np.int64)
-    num_computed = np.array([s.num_computed_tokens for s in scheduled], dtype=np.int64)
-    num_drafts = np.array([len(s.draft_token_ids) for s in scheduled], dtype=np.int64)
-    cu_seqlens_q = np.zeros(len(scheduled) + 1, dtype=np.int64)
-    np.cumsum(num_scheduled, out=cu_seqlens_q[1:])
-    num_tokens = int(cu_seqlens_q[-1])
-
+    numbers: list[int] = []
     token_ids: list[int] = []
-    draft_token_ids: list[int] = []
-    for sequence in scheduled:
-        token_ids += sequence.token_ids
-        token_ids += sequence.draft_token_ids
-        draft_token_ids += sequence.draft_token_ids
-
-    positions = np.arange(num_tokens) + np.repeat(num_computed - cu_seqlens_q[:-1], num_scheduled)
-
-    is_sampled = np.array([s.is_sampled for s in scheduled], dtype=np.bool_)
-    num_sampled = np.where(is_sampled, num_drafts + 1, 0)
-    logits = _last_of_each(cu_seqlens_q[1:], num_sampled)
-    bonus = np.cumsum(num_sampled)[is_sampled] - 1
-    is_target = np.ones(len(logits), dtype=np.bool_)
-    is_target[bonus] = False
+    written_blocks: list[int] = []
+    num_drafts = num_rows = num_sampled = num_written_blocks = 0
+    for s in scheduled:
+        drafts = s.draft_token_ids
+        count = len(s.token_ids) + len(drafts)
+        # Only the part of the table that is written to: tables may be long.
+        first = s.num_computed_tokens // block_size
+        end = (s.num_computed_tokens + count - 1) // block_size + 1
+        numbers += (
+            count, len(drafts), s.num_computed_tokens, s.is_sampled, s.table_id,
+            s.num_expanded_tokens, end - first,
+        )  # fmt: skip
+        token_ids += s.token_ids
+        token_ids += drafts
+        written_blocks += s.block_table[first:end]
+        num_written_blocks += end - first
+        num_drafts += len(drafts)
+        if s.is_sampled:
+            num_sampled += 1
+            num_rows += len(drafts) + 1
+    if len(written_blocks) != num_written_blocks:
+        raise ValueError("a block table is shorter than its sequence")
+    num_sequences, num_tokens = len(scheduled), len(token_ids)
+    # All in one conversion, and all arrays in one piece of memory.
+    values = np.array(numbers + token_ids + written_blocks, dtype=np.int64)
+    each, tokens = values[: len(numbers)], values[len(numbers) : len(numbers) + num_tokens]
+    sizes = (
+        num_tokens, num_tokens, num_sequences + 1, num_sequences, num_sequences, num_rows,
+        num_sequences, num_rows - num_sampled, num_sampled, num_drafts, num_sequences,
+        num_sequences,
+    )  # fmt: skip
+    (
+        positions, slots, cu_seqlens_q, seq_lens, table_ids, logits, num_sampled_tokens, targets,
+        bonus, draft_token_ids, num_draft_tokens, num_expanded_tokens,
+    ) = arrays = _parts(np.empty(sum(sizes), dtype=np.int64), sizes)  # fmt: skip
+    _fill(
+        each.reshape(num_sequences, _NUM_NUMBERS), tokens, values[len(numbers) + num_tokens :],
+        block_size, *arrays,
+    )  # fmt: skip
     scored = scored_only = np.zeros(0, dtype=np.int64)
     if any(s.scored_offsets for s in scheduled):
         scored, scored_only = _scored(logits, scheduled, cu_seqlens_q)
         logits = np.concatenate((logits, scored_only))
     return BatchLayout(
-        input_token_ids=np.array(token_ids, dtype=np.int64),
+        input_token_ids=tokens,
         positions=positions,
-        slot_mapping=slots_of(
-            [s.block_table for s in scheduled], positions, num_scheduled, block_size
-        ),
+        slot_mapping=slots,
         cu_seqlens_q=cu_seqlens_q,
-        seq_lens=num_computed + num_scheduled,
+        seq_lens=seq_lens,
         block_tables=[s.block_table for s in scheduled],
-        table_ids=np.array([s.table_id for s in scheduled], dtype=np.int64),
+        table_ids=table_ids,
         logits_indices=logits,
-        num_sampled_tokens=num_sampled,
-        target_logits_indices=np.flatnonzero(is_target),
+        num_sampled_tokens=num_sampled_tokens,
+        target_logits_indices=targets,
         bonus_logits_indices=bonus,
-        draft_token_ids=np.array(draft_token_ids, dtype=np.int64),
-        num_draft_tokens=num_drafts,
-        num_expanded_tokens=np.array([s.num_expanded_tokens for s in scheduled], dtype=np.int64),
+        draft_token_ids=draft_token_ids,
+        num_draft_tokens=num_draft_tokens,
+        num_expanded_tokens=num_expanded_tokens,
         scored_logits_indices=scored,
         scored_only_indices=scored_only,
         hidden_state_indices=scored if wants_hidden_states else scored[:0],
     )
 
 
-def slots_of(
-    block_tables: SequenceOf[SequenceOf[int]],
-    positions: IntArray,
-    num_scheduled: IntArray,
-    block_size: int,
-) -> IntArray:
-    """KV slots of `positions` [T]: block_table[position // block_size] * block_size plus
-    position % block_size.
+def _parts(whole: IntArray, sizes: SequenceOf[int]) -> list[IntArray]:
+    """Arrays of these sizes, one behind the other."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(whole[start : start + size])
+        start += size
+    return parts
 
-    Each sequence's positions must be consecutive; its blocks need not be.
+
+@kernel
+def _fill(
+    numbers: IntArray,
+    token_ids: IntArray,
+    written_blocks: IntArray,
+    block_size: int,
+    positions: IntArray,
+    slots: IntArray,
+    cu_seqlens_q: IntArray,
+    seq_lens: IntArray,
+    table_ids: IntArray,
+    logits_indices: IntArray,
+    num_sampled_tokens: IntArray,
+    target_logits_indices: IntArray,
+    bonus_logits_indices: IntArray,
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+    num_expanded_tokens: IntArray,
+) -> None:
+    """Fills the arrays of `BatchLayout`, but for rows that are only scored.
+
+    Args:
+        numbers: [B, 7]: tokens and drafts, drafts, tokens computed before, whether it is sampled,
+            table id, expanded tokens, blocks written to.
+        token_ids: [T].
+        written_blocks: sequence after sequence.
     """
-    ends = np.cumsum(num_scheduled)
-    logical = positions // block_size
-    firsts, lasts = logical[ends - num_scheduled], logical[ends - 1]
-    # Only the part of each table that is written to: tables may be long.
-    used: list[int] = []
-    for table, first, last in zip(block_tables, firsts.tolist(), lasts.tolist(), strict=True):
-        used += table[first : last + 1]
-    num_used = lasts - firsts + 1
-    offsets = np.cumsum(num_used) - num_used - firsts
-    blocks: IntArray = np.array(used, dtype=np.int64)[logical + np.repeat(offsets, num_scheduled)]
-    slots: IntArray = blocks * block_size + positions % block_size
-    return slots
+    token = block = row = target = bonus = draft = 0
+    cu_seqlens_q[0] = 0
+    for i in range(len(numbers)):
+        count, num_drafts, num_computed = numbers[i, 0], numbers[i, 1], numbers[i, 2]
+        end, first_block = token + count, num_computed // block_size
+        for position in range(num_computed, num_computed + count):
+            positions[token] = position
+            place = written_blocks[block + position // block_size - first_block]
+            slots[token] = place * block_size + position % block_size
+            token += 1
+        block += numbers[i, 6]
+        cu_seqlens_q[i + 1] = end
+        seq_lens[i] = num_computed + count
+        num_sampled_tokens[i] = 0
+        if numbers[i, 3]:
+            num_sampled_tokens[i] = num_drafts + 1
+            for j in range(num_drafts + 1):
+                logits_indices[row] = end - num_drafts - 1 + j
+                if j < num_drafts:
+                    target_logits_indices[target] = row
+                    target += 1
+                row += 1
+            bonus_logits_indices[bonus] = row - 1
+            bonus += 1
+        for j in range(num_drafts):
+            draft_token_ids[draft] = token_ids[end - num_drafts + j]
+            draft += 1
+        num_draft_tokens[i] = num_drafts
+        table_ids[i] = numbers[i, 4]
+        num_expanded_tokens[i] = numbers[i, 5]
 
 
 def _scored(
@@ -191,10 +259,3 @@ def _scored(
     place = np.zeros(int(cu_seqlens_q[-1]), dtype=np.int64)
     place[both] = np.arange(len(both))
     return place[hidden_rows], appended
-
-
-def _last_of_each(ends: IntArray, counts: IntArray) -> IntArray:
-    """The last counts[i] indices before ends[i], for each i, concatenated."""
-    starts_in_output = np.cumsum(counts) - counts
-    offsets: IntArray = np.repeat(ends - counts - starts_in_output, counts)
-    return np.arange(int(counts.sum())) + offsets

@@ -45,7 +45,10 @@ class StepResult(NamedTuple):
 
 
 class StepHandle(Protocol):
-    """A step under way. First `wait` is called, then `result`, each once."""
+    """A step under way. First `wait` is called, then `result`, each once.
+
+    During `wait` another thread computes the masks of grammars: it must not ask for any.
+    """
 
     def wait(self) -> None:
         """Returns when the forward pass is over. A host computes it here. An exception leaves the
@@ -77,3 +80,11 @@ class HasRowTile(Protocol):
 
     # The most rows of one.
     row_tile: int
+
+
+@runtime_checkable
+class ComputesAtLaunch(Protocol):
+    """A target model that may compute beside its caller."""
+
+    # Whether a step is computed from its launch on; False: when it is waited for.
+    computes_at_launch: bool

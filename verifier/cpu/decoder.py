@@ -13,7 +13,7 @@ from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import SampledOnHost
 from verifier.cpu.attention import MAX_TASK_ROWS
 from verifier.cpu.forward import NUM_OTHER_PHASES, NUM_PHASES_PER_LAYER, forward
-from verifier.cpu.layout_checks import Limits, check_layout
+from verifier.cpu.layout_checks import Limits, describe_step
 from verifier.cpu.processor import TILES
 from verifier.cpu.records import LAYER, MATRIX, MODEL, STEP
 from verifier.cpu.threads import CONTROL_BYTES, MARK_BYTES, announce, await_round
@@ -67,12 +67,14 @@ class CpuDecoder(SampledOnHost):
         self.hidden_states: FloatArray | None = None
         self._weights = weights
         self._num_threads = num_threads
-        self._pieces_per_block = block_size // BLOCK_SIZE
+        pieces_per_block = block_size // BLOCK_SIZE
         self._limits = Limits(
             max_num_tokens=max_num_tokens,
             vocab_size=weights.vocab_size,
             num_slots=num_blocks * block_size,
-            num_cache_blocks=num_blocks * self._pieces_per_block,
+            num_cache_blocks=num_blocks * pieces_per_block,
+            block_size=block_size,
+            pieces_per_block=pieces_per_block,
         )
         self._linear = np.empty(0, dtype=weights.linear_type.value)
         self._other = np.empty(0, dtype=weights.other_type.value)
@@ -83,7 +85,7 @@ class CpuDecoder(SampledOnHost):
         self._hidden_stride = _stride(weights.hidden_size)
         self._logits = np.empty((0, weights.head.num_blocks * LANES), dtype=np.float32)
         self._last_hidden = np.empty((0, self._hidden_stride), dtype=np.float32)
-        self._describe_layers(num_blocks * self._pieces_per_block)
+        self._describe_layers(num_blocks * pieces_per_block)
         self._describe_model(max_num_tokens, num_blocks * block_size)
         self._is_closed = False
         self._threads = _Threads(
@@ -100,30 +102,14 @@ class CpuDecoder(SampledOnHost):
         """
         if self._is_closed:
             raise RuntimeError("the decoder was closed")
-        num_tokens, num_rows = len(layout.input_token_ids), len(layout.logits_indices)
-        table_offsets, tables = self._tables(layout)
-        read = {
-            "token_ids": layout.input_token_ids,
-            "positions": layout.positions,
-            "slots": layout.slot_mapping,
-            "rows": layout.logits_indices,
-            "query_offsets": layout.cu_seqlens_q,
-            "lengths": layout.seq_lens,
-        }
-        read = {name: np.ascontiguousarray(each, dtype=np.int64) for name, each in read.items()}
-        check_layout(self._limits, **read, tables=tables)
-        self._make_room(num_rows)
-        step = self._steps[0]
-        is_finite = np.empty(num_tokens, dtype=np.bool_)
-        for name, array in read.items():
-            step[name] = address_of(array)
-        step["tables"], step["table_offsets"] = address_of(tables), address_of(table_offsets)
-        step["is_finite"] = address_of(is_finite)
-        step["num_tokens"], step["num_rows"] = num_tokens, num_rows
-        step["num_sequences"] = len(layout.seq_lens)
+        is_finite = np.empty(layout.num_tokens, dtype=np.bool_)
+        # Alive as long as kernels read them.
+        arrays = describe_step(self._limits, layout, self._steps, is_finite)
+        self._make_room(layout.num_rows)
         self._marks[:] = 0
         self._threads.start()
         forward(self._linear, self._other, self._models, self._layers, self._steps, 0)
+        del arrays
         self.kv_is_finite = is_finite
         self.hidden_states = None
         if len(layout.hidden_state_indices):
@@ -137,21 +123,6 @@ class CpuDecoder(SampledOnHost):
         """Ends the threads. Idempotent."""
         self._is_closed = True
         self._threads.stop()
-
-    def _tables(self, layout: BatchLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Each sequence's first place in the concatenated block tables, and these."""
-        num_each = -(-layout.seq_lens // self.block_size)
-        flat: list[int] = []
-        for table, count in zip(layout.block_tables, num_each.tolist(), strict=True):
-            flat += table[:count]
-        if len(flat) != num_each.sum():
-            raise ValueError("the layout has a block table that is shorter than its sequence")
-        tables = np.array(flat, dtype=np.int32)
-        pieces = self._pieces_per_block
-        if pieces > 1:
-            tables = np.repeat(tables * pieces, pieces)
-            tables += np.tile(np.arange(pieces, dtype=np.int32), len(flat))
-        return (np.cumsum(num_each) - num_each) * pieces, tables
 
     def _make_room(self, num_rows: int) -> None:
         if num_rows > len(self._logits):

@@ -1,4 +1,6 @@
-"""What a layout must keep to, so that kernels read and write nothing outside their buffers."""
+"""Passes a layout to the kernels, after checking what it must keep to, so that they read and write
+nothing outside their buffers.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from servicekit.kernels.jit import kernel
-from verifier.cpu.weights import BitsArray
+from verifier.batch.batch_layout import BatchLayout, IntArray
 
-IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +21,16 @@ class Limits:
     Attributes:
         num_slots: of the cache; also the most tokens of a sequence.
         num_cache_blocks: as kernels see them.
+        block_size: tokens per block, as layouts have them.
+        pieces_per_block: how many blocks that is for kernels.
     """
 
     max_num_tokens: int
     vocab_size: int
     num_slots: int
     num_cache_blocks: int
+    block_size: int
+    pieces_per_block: int
 
 
 # By the number that `_fault` returns.
@@ -39,41 +45,72 @@ _FAULTS = (
     "query offsets that do not rise from 0 up to the number of tokens",
     "a sequence that is longer than the cache, or shorter than its queries",
     "a block outside the cache",
+    "a block table that is shorter than its sequence",
 )
 
 
-def check_layout(
+def describe_step(
     limits: Limits,
-    *,
-    token_ids: IntArray,
-    positions: IntArray,
-    slots: IntArray,
-    rows: IntArray,
-    query_offsets: IntArray,
-    lengths: IntArray,
-    tables: BitsArray,
-) -> None:
-    """Arrays as in `verifier.cpu.records.STEP`; `tables` has all blocks of all `lengths`.
+    layout: BatchLayout,
+    steps: npt.NDArray[Any],
+    is_finite: BoolArray,
+) -> list[npt.NDArray[Any]]:
+    """Writes the addresses and lengths of a layout's arrays to `steps[0]`.
+
+    Args:
+        steps: of `verifier.cpu.records.STEP`.
+        is_finite: [T], which the forward pass fills.
+
+    Returns:
+        The arrays, which must be kept as long as `steps` is used.
 
     Raises:
         ValueError: a kernel would leave its buffers.
     """
-    fault = _fault(
-        token_ids, positions, slots, rows, query_offsets, lengths, tables, limits.max_num_tokens,
-        limits.vocab_size, limits.num_slots, limits.num_cache_blocks,
+    block_size, pieces = limits.block_size, limits.pieces_per_block
+    blocks: list[int] = []
+    for table, length in zip(layout.block_tables, layout.seq_lens.tolist(), strict=True):
+        blocks += table[: -(-length // block_size)]
+    tables = np.array(blocks, dtype=np.int32)
+    if pieces > 1:
+        tables = np.repeat(tables * pieces, pieces)
+        tables += np.tile(np.arange(pieces, dtype=np.int32), len(blocks))
+    table_offsets = np.empty(len(layout.seq_lens), dtype=np.int64)
+    token_ids, positions, slots, rows, query_offsets, lengths = arrays = [
+        np.ascontiguousarray(array, dtype=np.int64)
+        for array in (
+            layout.input_token_ids,
+            layout.positions,
+            layout.slot_mapping,
+            layout.logits_indices,
+            layout.cu_seqlens_q,
+            layout.seq_lens,
+        )
+    ]
+    fault = _describe(
+        steps, token_ids, positions, slots, rows, query_offsets, lengths, tables, table_offsets,
+        is_finite, limits.max_num_tokens, limits.vocab_size, limits.num_slots,
+        limits.num_cache_blocks, block_size, pieces,
     )  # fmt: skip
     if fault:
         raise ValueError(f"the layout has {_FAULTS[fault]}")
+    return [*arrays, tables, table_offsets]
 
 
 @kernel
-def _fault(
-    token_ids: IntArray, positions: IntArray, slots: IntArray, rows: IntArray,
-    query_offsets: IntArray, lengths: IntArray, tables: Any, max_num_tokens: int, vocab_size: int,
-    num_slots: int, num_cache_blocks: int,
+def _describe(
+    steps: Any, token_ids: IntArray, positions: IntArray, slots: IntArray, rows: IntArray,
+    query_offsets: IntArray, lengths: IntArray, tables: Any, table_offsets: IntArray,
+    is_finite: BoolArray, max_num_tokens: int, vocab_size: int, num_slots: int,
+    num_cache_blocks: int, block_size: int, pieces: int,
 ) -> int:  # fmt: skip
     """The place in `_FAULTS` of the first thing that is wrong; 0: nothing is."""
-    num_tokens, num_sequences = len(token_ids), len(lengths)
+    num_tokens, num_sequences, num_blocks = len(token_ids), len(lengths), 0
+    for sequence in range(num_sequences):
+        table_offsets[sequence] = num_blocks
+        num_blocks += (lengths[sequence] + block_size - 1) // block_size * pieces
+    if num_blocks != len(tables):
+        return 10
     if not 0 < num_tokens <= max_num_tokens or len(rows) > max_num_tokens:
         return 1
     if len(positions) != num_tokens or len(slots) != num_tokens:
@@ -101,4 +138,11 @@ def _fault(
     for block in tables:
         if not 0 <= block < num_cache_blocks:
             return 9
+    step = steps[0]
+    step.num_tokens, step.num_rows, step.num_sequences = num_tokens, len(rows), num_sequences
+    step.token_ids, step.positions = token_ids.ctypes.data, positions.ctypes.data
+    step.slots, step.rows = slots.ctypes.data, rows.ctypes.data
+    step.query_offsets, step.lengths = query_offsets.ctypes.data, lengths.ctypes.data
+    step.tables, step.table_offsets = tables.ctypes.data, table_offsets.ctypes.data
+    step.is_finite = is_finite.ctypes.data
     return 0

@@ -30,9 +30,14 @@ from verifier.scheduling.sequence import Sequence
 
 logger = get_logger(__name__)
 
-# Ended sequences whose Close is awaited: how long, and how many.
+# How long the Close of an ended sequence is awaited.
 _HELD_S = 30.0
-_MAX_HELD = 4_096
+# How long a text that a pool keeps may wait for a drafter that is not connected.
+_UNSENT_S = 30.0
+# Of all drafters together: ended sequences whose Close is awaited or whose text is to be sent, and
+# their tokens, some 40 bytes each.
+_MAX_ENDED = 4_096
+_MAX_ENDED_TOKENS = 2 << 20
 
 # How often idle drafters and held sequences are looked for.
 _TICK_S = 1.0
@@ -154,15 +159,16 @@ class Drafters:
         if drafted_by is None or fed is None:
             return
         if by_itself and drafted_by.has_pool and drafted_by.keep is Keep.UNSPECIFIED:
-            fed.feed.hold(sequence.sequence_id)
-            if len(self._held) >= _MAX_HELD:
+            while self._held and not self._has_room():
                 self.decide(*next(iter(self._held)))
-            until_s = self._clock() + _HELD_S
-            self._held[sequence.session_id, sequence.sequence_id] = _Held(fed, sequence, until_s)
-        else:
-            keep = drafted_by.keep if by_itself else Keep.NOTHING
-            fed.feed.remove(sequence.sequence_id, keep=keep)
-        sequence.drafter = None
+            if self._has_room():
+                fed.feed.hold(sequence.sequence_id)
+                sequence.drafter = None
+                until_s = self._clock() + _HELD_S
+                held = _Held(fed, sequence, until_s)
+                self._held[sequence.session_id, sequence.sequence_id] = held
+                return
+        self._leave(sequence, drafted_by.keep if by_itself else Keep.NOTHING)
 
     def close(self, sequence: Sequence, keep: Keep, length: int) -> None:
         """The sequence is closed, and its pool keeps this part of its text."""
@@ -174,7 +180,13 @@ class Drafters:
         """The Close of a sequence that is over; unknown ones are ignored."""
         held = self._held.pop((session_id, sequence_id), None)
         if held is not None:
-            held.drafter.feed.remove(sequence_id, keep=keep, length=length, only=held.sequence)
+            held.drafter.feed.remove(
+                sequence_id,
+                keep=keep,
+                length=length,
+                until_s=self._clock() + _UNSENT_S,
+                only=held.sequence,
+            )
 
     def detach(self, session_id: int) -> None:
         """A session is over, and decides nothing more."""
@@ -183,8 +195,21 @@ class Drafters:
 
     def _leave(self, sequence: Sequence, keep: Keep = Keep.NOTHING, length: int = 0) -> None:
         if (fed := _fed(sequence)) is not None:
-            fed.feed.remove(sequence.sequence_id, keep=keep, length=length)
+            fed.feed.remove(
+                sequence.sequence_id,
+                keep=keep if self._has_room() else Keep.NOTHING,
+                length=length,
+                until_s=self._clock() + _UNSENT_S,
+            )
             sequence.drafter = None
+
+    def _has_room(self) -> bool:
+        """Whether one more ended sequence may wait for its Close, or for its drafter."""
+        feeds = [drafter.feed for drafter in self._by_address.values()]
+        return (
+            sum(feed.num_ended for feed in feeds) < _MAX_ENDED
+            and sum(feed.num_ended_tokens for feed in feeds) < _MAX_ENDED_TOKENS
+        )
 
     def _find(self, address: str) -> FedDrafter | None:
         drafter = self._by_address.get(address)
@@ -314,6 +339,7 @@ class Drafters:
         for key in [key for key, held in self._held.items() if held.until_s <= now_s]:
             self.decide(*key)
         for drafter in self.in_use:
+            drafter.feed.expire(now_s)
             if not drafter.feed.is_idle:
                 drafter.used_at_s = now_s
             elif now_s >= drafter.used_at_s + self._idle_timeout_s:

@@ -8,6 +8,7 @@ that is slow or gone costs one number per sequence, and gets everything merged w
 import collections
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
@@ -158,6 +159,7 @@ class _History:
         end: of a sequence that is over, the length of its text; else None.
         keep: of a sequence that is over: what its pool gets once all of it was sent.
         is_held: whether it is over, and what its pool keeps is not decided yet.
+        until_s: when its pool gets nothing if it was not sent by then.
         rewound_at: first batch after the last rewind; OUT_OF_SYNC of earlier ones is outdated.
     """
 
@@ -167,6 +169,7 @@ class _History:
     end: int | None = None
     keep: Keep = Keep.NOTHING
     is_held: bool = False
+    until_s: float = math.inf
     rewound_at: int = 0
     num_rewinds: int = 0
 
@@ -204,7 +207,7 @@ class DraftFeed:
 
     Invariants: a sequence is in at most one of `_urgent` and `_backlog`, and, unless it is over, in
     one of them whenever a draft is to be requested, or nothing of it was sent; both are within
-    `_histories`.
+    `_histories`, and so is `_ended`: the sequences that are over.
     """
 
     def __init__(self) -> None:
@@ -212,6 +215,7 @@ class DraftFeed:
         # Sequences with unsent tokens: those whose next draft a step may wait for, and the others.
         self._urgent: dict[str, _History] = {}
         self._backlog: dict[str, _History] = {}
+        self._ended: dict[str, _History] = {}
         self._releases: dict[str, Release] = {}
         self._in_flight: collections.deque[_BatchInFlight] = collections.deque()
         self._next_batch_id = 1
@@ -222,8 +226,11 @@ class DraftFeed:
     def add(self, sequence: Sequence, drafted_by: DraftedBy) -> bool:
         """Begins to feed a sequence, with the tokens that it has; False: its id is taken."""
         sequence_id = sequence.sequence_id
-        if sequence_id in self._histories:
-            return False
+        if (known := self._histories.get(sequence_id)) is not None:
+            if known.end is None or known.num_sent:
+                return False
+            # It is over, and its drafter has none of it.
+            self._drop(sequence_id, known)
         # What the last sequence with this id left there is not part of this one's text.
         self._releases.pop(sequence_id, None)
         history = _History(sequence, drafted_by)
@@ -242,14 +249,16 @@ class DraftFeed:
         *,
         keep: Keep = Keep.NOTHING,
         length: int = 0,
+        until_s: float = math.inf,
         only: Sequence | None = None,
     ) -> None:
         """The sequence is over: the drafter may forget it, and its pool keeps this part of it.
 
-        Text that is kept is sent to its end first.
+        Text that is kept is sent to its end first, also to a drafter that is not connected yet.
 
         Args:
             length: where the text ends; 0: with the last token.
+            until_s: when text that was not sent is given up, by the clock of `expire`.
             only: nothing happens if another sequence has the id by now.
         """
         history = self._histories.get(sequence_id)
@@ -258,10 +267,11 @@ class DraftFeed:
         num_tokens = len(history.sequence.token_ids)
         history.end = min(length, num_tokens) or num_tokens
         history.is_held = False
-        is_kept = keep in (Keep.OUTPUT, Keep.ALL) and history.drafted_by.has_pool
-        if is_kept and history.num_sent:
+        if keep in (Keep.OUTPUT, Keep.ALL) and history.drafted_by.has_pool:
             history.keep = keep
             if history.num_sent < history.end:
+                history.until_s = until_s
+                self._ended[sequence_id] = history
                 self._enqueue(sequence_id, history)
                 return
         self._drop(sequence_id, history)
@@ -272,22 +282,29 @@ class DraftFeed:
         if history is not None:
             history.end = len(history.sequence.token_ids)
             history.is_held = True
+            self._ended[sequence_id] = history
             self._urgent.pop(sequence_id, None)
             self._backlog.pop(sequence_id, None)
 
-    def restart(self) -> None:
-        """The drafter may have lost everything: sends every live sequence again."""
-        self._in_flight.clear()
-        # A sequence that is over is not replayed.
-        for sequence_id, history in list(self._histories.items()):
-            if history.end is not None:
+    def expire(self, now_s: float) -> None:
+        """Gives up the texts that no drafter has taken in time."""
+        for sequence_id, history in list(self._ended.items()):
+            if history.until_s <= now_s:
+                history.keep = Keep.NOTHING
                 self._drop(sequence_id, history)
+
+    def restart(self) -> None:
+        """The drafter may have lost everything: sends every sequence again, and those that are over
+        and kept, too.
+        """
+        self._in_flight.clear()
         self._releases.clear()
+        self._urgent.clear()
         for sequence_id, history in self._histories.items():
             history.num_sent = 0
             history.num_rewinds = 0
-            self._backlog[sequence_id] = history
-        self._urgent.clear()
+            if not history.is_held:
+                self._backlog[sequence_id] = history
 
     @property
     def num_expected(self) -> int:
@@ -298,6 +315,16 @@ class DraftFeed:
     def num_unanswered(self) -> int:
         """Batches in flight."""
         return len(self._in_flight)
+
+    @property
+    def num_ended(self) -> int:
+        """Sequences that are over, and whose text is held or still to be sent."""
+        return len(self._ended)
+
+    @property
+    def num_ended_tokens(self) -> int:
+        """Of those sequences."""
+        return sum(history.length for history in self._ended.values())
 
     @property
     def is_idle(self) -> bool:
@@ -465,6 +492,7 @@ class DraftFeed:
         del self._histories[sequence_id]
         self._urgent.pop(sequence_id, None)
         self._backlog.pop(sequence_id, None)
+        self._ended.pop(sequence_id, None)
         if history.num_sent:
             length = history.length if history.num_sent > history.length else 0
             self._releases[sequence_id] = Release(sequence_id, history.keep, length)

@@ -33,7 +33,8 @@ _NO_DRAFT_PERIOD_STEPS = 64
 _PLAIN_PERIOD_STEPS = 8
 # The columns of a candidate's numbers; the last two are its sequence's correction.
 _SOURCE, _MATCH, _PLACE, _LIMIT, _LOG_ODDS, _VARIANCE = range(6)
-_NO_NUMBERS = np.zeros((0, 6))
+_NUM_COLUMNS = 6
+_NO_NUMBERS = np.zeros((0, _NUM_COLUMNS))
 _NO_OUTCOMES = np.zeros((0, 3), dtype=np.int64)
 
 
@@ -147,13 +148,13 @@ class DepthPolicy:
         if not candidates:
             return []
         self._count_step()
-        self._numbers = np.array(
-            [
-                (source, match_length, place, len(token_ids), record.log_odds, record.variance)
-                for record, source, match_length, place, token_ids in candidates
-            ],
-            dtype=np.float64,
-        )
+        # A flat list becomes an array in half the time of a nested one.
+        flat: list[float] = []
+        for record, source, match_length, place, token_ids in candidates:
+            flat += (
+                source, match_length, place, len(token_ids), record.log_odds, record.variance
+            )  # fmt: skip
+        self._numbers = np.array(flat).reshape(len(candidates), _NUM_COLUMNS)
         depths = np.empty(len(candidates), dtype=np.int64)
         _choose(
             self._acceptance.trials, self._numbers, self._max_depth, max_drafts,
@@ -200,14 +201,13 @@ class DepthPolicy:
         candidates, self._candidates = self._candidates, ()
         numbers, outcomes = _NO_NUMBERS, _NO_OUTCOMES
         if candidates:
-            next_token_ids = [
-                c.token_ids[depth] if depth < len(c.token_ids) else _NO_TOKEN
-                for c, depth in zip(candidates, num_draft_tokens, strict=True)
-            ]
             numbers = self._numbers
-            outcomes = np.array(
-                [num_draft_tokens, entries, next_token_ids], dtype=np.int64
-            ).T.copy()
+            flat: list[int] = []
+            for (*_, token_ids), depth, entry in zip(
+                candidates, num_draft_tokens, entries, strict=True
+            ):
+                flat += depth, entry, token_ids[depth] if depth < len(token_ids) else _NO_TOKEN
+            outcomes = np.array(flat, dtype=np.int64).reshape(len(candidates), 3)
         expected, num_accepted, expected_s, plain_s = _learn(
             self._acceptance.trials, numbers, outcomes, num_accepted_tokens, output_token_ids,
             *self._cost.state, *shape, *(plain_shape or NO_STEP), duration_s,

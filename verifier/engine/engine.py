@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, lay_out
-from verifier.batch.target_model import TargetModel
+from verifier.batch.target_model import ComputesAtLaunch, TargetModel
 from verifier.drafters.drafters import Drafters
 from verifier.drafts.draft_wait import DraftWaitEstimates, WaitOutcome
 from verifier.engine.commit import Committer
@@ -52,6 +52,7 @@ from verifier.errors import IdleError
 from verifier.sampling.rejection_sampler import AcceptanceRule
 from verifier.scheduling.scheduler import ScheduledSequence, Scheduler
 from verifier.scheduling.sequence import ScoringMethod, Sequence
+from verifier.structured.masks_ahead import MasksAhead
 
 Result = TypeVar("Result")
 
@@ -110,6 +111,8 @@ class Engine:
         self._committer = Committer(
             self._table, drafters=drafters, faults=self._faults, observer=observer
         )
+        self._masks = MasksAhead()
+        self._computes_at_launch = isinstance(model, ComputesAtLaunch) and model.computes_at_launch
         self._session_ids = itertools.count(1)
         self._step_id = 0
         # Of the last step, until its events are handed out.
@@ -133,9 +136,13 @@ class Engine:
         # A device computes meanwhile.
         self._drafters.flush()
         self._flush()
+        self._masks.begin(batch.grammars)
+        if self._computes_at_launch:
+            ranged("masks", self._masks.finish)
         self._inbox.computing_since_s = time.monotonic()
         ranged("forward", handle.wait)
         clock.end("forward")
+        ranged("masks", self._masks.finish)
         result = ranged("verify", handle.result)
         clock.end("verify")
         batch.reject_failed(self._table, layout, result, fail)
@@ -219,6 +226,8 @@ class Engine:
             self.stopped.set_exception(error)
         else:
             self.stopped.set_result(None)
+        finally:
+            self._masks.close()
 
     def _admit(self) -> None:
         """Lets waiting sequences run while there is room."""

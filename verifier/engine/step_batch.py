@@ -33,6 +33,7 @@ from verifier.sampling.scored_rows import (
 )
 from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import ScoringMethod, Sequence
+from verifier.structured.masks_ahead import Asked
 
 # Ends a sequence that raised an exception.
 Fail = Callable[[Sequence, Fault, Exception], None]
@@ -78,6 +79,15 @@ class StepBatch:
         # By index among `sampled`, of those whose sampling could not be prepared.
         self._failures: dict[int, Exception] = {}
         self.entries = [self._entry(item) for item in self.scheduled]
+
+    @property
+    def grammars(self) -> list[Asked]:
+        """The grammars that `sampled` follow, and the drafts that they verify."""
+        return [
+            (item.sequence.grammar, item.draft_token_ids)
+            for item in self.sampled
+            if item.sequence.grammar is not None
+        ]
 
     def sampling(self, rule: AcceptanceRule) -> StepSampling:
         """What `sampled` are verified with. A sequence that makes this raise takes part in the step

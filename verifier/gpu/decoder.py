@@ -1,4 +1,10 @@
-"""A target model of a GPU: products by torch, attention by a backend, the rest by `Operations`.
+"""A target model of a GPU: attention by a backend, all else by `Operations`.
+
+A step is one copy of its layout to the device (`device_batch.py`), one replay of a graph
+(`graph_pool.py`) or, if it is large or the backend reads no tables on the device, a launch of every
+kernel; then the product with the head, for the rows that need logits only, and sampling
+(`device_step.py`), which are queued while the device computes the layers. Without a sampler, logits
+come to the host.
 
 The residual stream is float32, so that nothing overflows in it in float16; all else is of the
 model's dtype.
@@ -6,22 +12,37 @@ model's dtype.
 Shape legend: T tokens of the step, R rows that need logits, H hidden size, V vocabulary.
 """
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
-import torch.nn.functional
 
-from verifier.attention.backend import AttentionBackend, StepAttention, to_device
+from verifier.attention.backend import (
+    AttendsToTables,
+    AttentionBackend,
+    DeviceTables,
+    StepAttention,
+    to_device,
+)
 from verifier.attention.kv_cache import KVCache, KVShape
-from verifier.batch.batch_layout import BatchLayout
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.target_model import StepHandle, StepSampling
 from verifier.cpu.loading.model_config import ModelConfig
 from verifier.gpu.current_device import current_device
-from verifier.gpu.device_model import DeviceModel, as_floats
+from verifier.gpu.device_batch import BatchLimits, DeviceArrays, DeviceBatch
+from verifier.gpu.device_model import DeviceModel, ForwardOutput, as_floats
 from verifier.gpu.experts import mix_experts
-from verifier.gpu.operations import Operations, operations_for
+from verifier.gpu.graph_pool import ROW_TILE, Capture, GraphLimits, GraphPool
+from verifier.gpu.operations import Operations
 from verifier.gpu.weights import Experts, GpuWeights, Layer
+from verifier.sampling.logits_processing import History
+from verifier.sampling.parameters import Sampling
+from verifier.sampling.rejection_sampler import JudgedSequence
+
+if TYPE_CHECKING:
+    # Imports Triton, which a CPU needs not have.
+    from verifier.gpu.device_step import StepSampler
 
 
 class WrittenCache(KVCache):
@@ -43,8 +64,30 @@ class WrittenCache(KVCache):
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graphs:
+    """How a decoder's steps are captured."""
+
+    capture: Capture
+    limits: GraphLimits
+
+
+class _Hidden(NamedTuple):
+    """What the layers leave, of which a head makes logits."""
+
+    rows: torch.Tensor  # [R, H], of the model's dtype, normalised
+    is_bad: torch.Tensor  # [T] int32, as in `Operations.rotate_and_store`
+    is_bad_row: torch.Tensor  # [R], of the rows' tokens
+
+
 class GpuDecoder(DeviceModel):
-    """The decoder of all families that `verifier.cpu.loading` describes."""
+    """The decoder of all families that `verifier.cpu.loading` describes.
+
+    Attributes:
+        row_tile: as in `HasRowTile`: what steps are padded to, mostly.
+    """
+
+    row_tile = ROW_TILE
 
     def __init__(
         self,
@@ -52,42 +95,145 @@ class GpuDecoder(DeviceModel):
         *,
         backend: AttentionBackend,
         cache: WrittenCache,
+        limits: BatchLimits,
+        sampler: "StepSampler | None" = None,
+        graphs: Graphs | None = None,
         operations: Operations | None = None,
     ) -> None:
-        """`operations`: None: those of the weights' device."""
+        """Args:
+        limits: of every step.
+        sampler: None: logits come to the host, and are sampled there.
+        graphs: None: every kernel is launched; so, too, where the backend is none that
+            `AttendsToTables`.
+        operations: None: the weights'. `Linear` layers have their own in any case.
+        """
         super().__init__(vocab_size=weights.config.vocab_size, device=weights.device)
         self._weights = weights
         self._backend = backend
         self._cache = cache
-        self._operations = operations or operations_for(weights.device)
+        self._operations = operations or weights.operations
+        self._sampler = sampler
+        self._batch = DeviceBatch(limits, device=weights.device)
         # Attention of a family without a softcap never gets the argument.
         softcap = weights.config.attention_softcap
         self._attention_arguments: dict[str, Any] = {"softcap": softcap} if softcap else {}
+        self._graphs: GraphPool[_Hidden] | None = None
+        if graphs is not None and isinstance(backend, AttendsToTables):
+            buckets = tuple(b for b in graphs.limits.buckets if b <= limits.max_num_tokens)
+            graph_limits = dataclasses.replace(graphs.limits, buckets=buckets)
+            self._graphs = GraphPool(
+                self._compute_bucket, capture=graphs.capture, limits=graph_limits
+            )
+            # What every graph leaves its results in.
+            largest = max(buckets, default=0)
+            self._kept = _Hidden(
+                rows=weights.embeddings.new_empty(largest, weights.config.hidden_size),
+                is_bad=torch.zeros(largest, dtype=torch.int32, device=weights.device),
+                is_bad_row=torch.zeros(largest, dtype=torch.int32, device=weights.device),
+            )
+
+    def warm_up(self) -> None:
+        """Captures graphs, and computes a step of one sampled token, which overwrites the first
+        block of K/V: so requests wait for no compiler.
+        """
+        if self._graphs is not None:
+            with torch.inference_mode(), current_device(self._weights.device):
+                self._graphs.prepare()
+        if self._sampler is None:
+            return
+        scheduled = ScheduledTokens(
+            token_ids=[0], draft_token_ids=[], num_computed_tokens=0, block_table=[0]
+        )
+        sequence = JudgedSequence(
+            sampling=Sampling(temperature=1.0), history=History(), first_position=1
+        )
+        step = self.launch(
+            lay_out([scheduled], block_size=self._cache.block_size),
+            StepSampling(sequences=[sequence], rule=self._sampler.device_sampler.rule),
+        )
+        step.wait()
+        step.result()
+
+    def launch(self, layout: BatchLayout, sampling: StepSampling) -> StepHandle:
+        if self._sampler is None:
+            return super().launch(layout, sampling)
+        with torch.inference_mode(), current_device(self._weights.device):
+            hidden = self._hidden(layout)
+            output = ForwardOutput(
+                rows=hidden.rows,
+                logits=self._logits(hidden.rows),
+                is_bad=hidden.is_bad,
+                is_bad_row=hidden.is_bad_row,
+            )
+            return self._sampler.begin(layout, sampling, output)
 
     def forward_on_device(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.inference_mode(), current_device(self._weights.device):
-            return self._forward(layout)
+            rows, is_bad, _ = self._hidden(layout)
+            self.hidden_states = None
+            if len(layout.hidden_state_indices):
+                scored = to_device(layout.scored_logits_indices, self._weights.device)
+                self.hidden_states = as_floats(rows[scored])
+            return self._logits(rows), is_bad == 0
 
-    def _forward(self, layout: BatchLayout) -> tuple[torch.Tensor, torch.Tensor]:
+    def _hidden(self, layout: BatchLayout) -> _Hidden:
+        """Of a step, without its padding; valid until the next one."""
+        bucket = None if self._graphs is None else self._graphs.bucket_of(layout.num_tokens)
+        arrays = self._batch.load(layout, num_padded_tokens=bucket)
+        if bucket is not None:
+            assert self._graphs is not None
+            rows, is_bad, is_bad_row = self._graphs.run(bucket)
+            num_tokens, num_rows = layout.num_tokens, layout.num_rows
+            return _Hidden(rows[:num_rows], is_bad[:num_tokens], is_bad_row[:num_rows])
+        slots = arrays.slot_mapping.long()
+        if isinstance(self._backend, AttendsToTables):
+            attention = self._attention(arrays, slots, longest_k=int(layout.seq_lens.max()))
+        else:
+            attention = self._backend.prepare(layout, self._cache)
+        return self._compute(arrays, slots, attention)
+
+    def _compute_bucket(self, num_tokens: int) -> _Hidden:
+        """A step of so many tokens, whatever is loaded; leaves its results in `_kept`."""
+        arrays = self._batch.arrays(num_tokens, num_tokens, num_tokens)
+        slots = arrays.slot_mapping.long()
+        limits = self._batch.limits
+        longest_k = limits.max_table_blocks * self._cache.block_size
+        attention = self._attention(arrays, slots, longest_k=longest_k)
+        computed = self._compute(arrays, slots, attention)
+        kept = _Hidden(*(each[:num_tokens] for each in self._kept))
+        for to, made in zip(kept, computed, strict=True):
+            to.copy_(made)
+        return kept
+
+    def _attention(
+        self, arrays: DeviceArrays, slots: torch.Tensor, *, longest_k: int
+    ) -> StepAttention:
+        assert isinstance(self._backend, AttendsToTables)
+        tables = DeviceTables(
+            cu_seqlens_q=arrays.cu_seqlens_q,
+            seq_lens=arrays.seq_lens,
+            table_rows=arrays.table_rows,
+            block_tables=arrays.block_tables,
+            slot_mapping=slots,
+            longest_k=longest_k,
+        )
+        return self._backend.prepare_tables(tables, self._cache)
+
+    def _compute(
+        self, arrays: DeviceArrays, slots: torch.Tensor, attention: StepAttention
+    ) -> _Hidden:
+        """Launches all layers. A graph captures this: it must not wait for the device, nor depend
+        on what lies there.
+        """
         weights, config = self._weights, self._weights.config
-        # Backends that note sums of rows note them for this step only.
-        self._cache.begin_step()
-        # In one copy to the device.
-        arrays = (
-            layout.input_token_ids,
-            layout.positions,
-            layout.slot_mapping,
-            layout.logits_indices,
-        )
-        indices = to_device(np.concatenate(arrays), weights.device)
-        token_ids, positions, slot_mapping, rows = indices.split([len(a) for a in arrays])
+        num_tokens = len(arrays.token_ids)
         step = _Step(
-            attention=self._backend.prepare(layout, self._cache),
-            turns=self._turns(positions),
-            slot_mapping=slot_mapping,
-            is_bad=torch.zeros(len(token_ids), dtype=torch.int32, device=weights.device),
+            attention=attention,
+            turns=self._turns(arrays.positions),
+            slot_mapping=slots,
+            is_bad=torch.zeros(num_tokens, dtype=torch.int32, device=weights.device),
         )
-        residual = weights.embeddings[token_ids].float()
+        residual = weights.embeddings[arrays.token_ids].float()
         if config.embedding_scale != 1.0:
             residual.mul_(config.embedding_scale)
         update = update_norm = None
@@ -97,16 +243,16 @@ class GpuDecoder(DeviceModel):
             normed = self._add_norm(residual, update, layer.attention_output_norm, layer.mlp_norm)
             update, update_norm = self._mlp(layer, normed), layer.mlp_output_norm
         assert update is not None, "a model has layers"
+        rows = arrays.logits_indices
         last = self._add_norm(residual[rows], update[rows], update_norm, weights.final_norm)
-        self.hidden_states = None
-        if len(layout.hidden_state_indices):
-            scored = to_device(layout.scored_logits_indices, weights.device)
-            self.hidden_states = as_floats(last[scored])
-        logits = torch.nn.functional.linear(last, weights.head)
-        if config.logits_softcap:
-            capped = torch.tanh(logits.float() / config.logits_softcap) * config.logits_softcap
-            logits = capped.to(logits.dtype)
-        return logits, step.is_bad == 0
+        return _Hidden(last, step.is_bad, step.is_bad[rows])
+
+    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """[R, V] of normalised rows [R, H]."""
+        logits = self._operations.linear(rows, self._weights.head)
+        if softcap := self._weights.config.logits_softcap:
+            logits = (torch.tanh(logits.float() / softcap) * softcap).to(logits.dtype)
+        return logits
 
     def _attend(
         self, index: int, layer: Layer, normed: torch.Tensor, step: "_Step"

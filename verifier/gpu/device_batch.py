@@ -1,7 +1,5 @@
 """A step's layout on the device: arrays that stay where they are, and one copy per step.
 
-No step uses it yet (docs/gpu.md).
-
 The arrays are views of one allocation, so a captured graph finds each step's contents at the same
 addresses, and one host-to-device copy brings them all. Block tables stay on the device: a sequence
 keeps a row of `block_tables`, to which its new blocks are appended. The new blocks travel in the
@@ -10,18 +8,18 @@ same copy, and are then scattered to their places.
 A step may be padded to more tokens than it has. What the padding holds then:
 
     token_ids, positions   what an earlier step left there: valid ids and positions, of no meaning
-    slot_mapping           the trash slot: padding writes K/V nowhere else
+    slot_mapping           -1: padding writes no K/V
     cu_seqlens_q           the number of tokens: entries after the last one have no queries
     seq_lens               0
     table_rows             0: an entry without queries reads no row
     logits_indices         0: a row that exists; its logits are not used
 
-Worked example: 2 sequences with tokens 9 4 5 and 3, padded to 8, after a step of 6 tokens 1 to 6,
-with a trash slot of 99 (numbers as in `batch_expansion.py`, tables A and B in rows 1 and 0):
+Worked example: 2 sequences with tokens 9 4 5 and 3, padded to 8, after a step of 6 tokens 1 to 6
+(numbers as in `batch_expansion.py`, tables A and B in rows 1 and 0):
 
     token_ids      9 4 5 3 5 6 0 0        cu_seqlens_q   0 3 4 4 4 4 4 4 4
     positions      2 3 4 0 4 5 0 0        seq_lens       5 1 0 0 0 0 0 0
-    slot_mapping   . . . . 99 99 99 99    table_rows     1 0 0 0 0 0 0 0
+    slot_mapping   . . . . -1 -1 -1 -1    table_rows     1 0 0 0 0 0 0 0
     (the first step's sixth token was 6, at position 5: what is left of it is stale)
 
 Knows nothing of the model. On a CPU device, staging is ordinary memory. (So far it has run on a CPU
@@ -40,6 +38,8 @@ from verifier.batch.batch_layout import BatchLayout, IntArray
 
 # Each array begins at a multiple of this many bytes, as vector loads require.
 _ALIGNMENT = 256
+# Of padding: kernels do not store K/V there.
+_NO_SLOT = -1
 # Room for new blocks beside those that a step's tokens can need: of prefixes from the cache.
 _SPARE_UPDATES = 1024
 
@@ -52,13 +52,11 @@ class BatchLimits:
         max_num_tokens: of a step, padding included.
         max_num_tables: distinct block tables of a step; as many stay on the device.
         max_table_blocks: of one block table.
-        trash_slot: a K/V slot that belongs to no sequence.
     """
 
     max_num_tokens: int
     max_num_tables: int
     max_table_blocks: int
-    trash_slot: int
 
 
 class DeviceArrays(NamedTuple):
@@ -103,6 +101,9 @@ class DeviceBatch:
         staged = self._staging.numpy()
         self._staged = {name: staged[span] for name, span in spans.items()}
         self._arrays = {name: self._on_device[span] for name, span in spans.items()}
+        # Before the first step, all of it is padding.
+        for slots in (self._staged["slot_mapping"], self._arrays["slot_mapping"]):
+            slots[:] = _NO_SLOT
 
     def load(self, layout: BatchLayout, *, num_padded_tokens: int | None = None) -> DeviceArrays:
         """Queues the copy of a step's layout to the device.
@@ -129,7 +130,7 @@ class DeviceBatch:
         table_rows, places, blocks = self._rows.assign(layout)
         staged["token_ids"][:num_tokens] = layout.input_token_ids
         staged["positions"][:num_tokens] = layout.positions
-        _fill(staged["slot_mapping"], layout.slot_mapping, num_padded, self.limits.trash_slot)
+        _fill(staged["slot_mapping"], layout.slot_mapping, num_padded, _NO_SLOT)
         _fill(staged["cu_seqlens_q"], layout.cu_seqlens_q, num_padded + 1, num_tokens)
         _fill(staged["seq_lens"], layout.seq_lens, num_padded, 0)
         _fill(staged["table_rows"], table_rows, num_padded, 0)

@@ -5,12 +5,22 @@ for (`verifier/batch/host_step.py`).
 """
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 
 from verifier.batch.batch_layout import BatchLayout
 from verifier.batch.host_step import HostLogits, HostStep
 from verifier.batch.target_model import BoolArray, FloatArray, StepHandle, StepSampling
+
+
+class ForwardOutput(NamedTuple):
+    """What a forward pass leaves on the device, until the next one."""
+
+    rows: torch.Tensor  # [R, H], what logits are computed from
+    logits: torch.Tensor  # [R, V], of the model's dtype
+    is_bad: torch.Tensor  # [T] int32, 1 where K or V is not finite
+    is_bad_row: torch.Tensor  # [R], of the rows' tokens
 
 
 class DeviceModel(ABC):

@@ -6,7 +6,6 @@ Shape legend: T tokens, J experts per token, E experts, H hidden size, I an expe
 from typing import Protocol
 
 import torch
-import torch.nn.functional
 
 from verifier.cpu.weights import Activation
 from verifier.gpu.plain import PlainOperations
@@ -39,8 +38,8 @@ class Mixture(Protocol):
 
 def mix_experts(experts: Experts, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
     """The weighted sums [T, H] of rows [T, H]; both of the model's dtype."""
-    probs = experts.router(rows).float().softmax(dim=-1)
-    weights, chosen = probs.topk(experts.num_per_token, dim=-1)
+    logits = experts.router(rows).float()
+    weights, chosen = logits.softmax(dim=-1).topk(experts.num_per_token, dim=-1)
     if experts.normalises:
         weights /= weights.sum(dim=-1, keepdim=True)
     mixture = mixture_for(rows.device)

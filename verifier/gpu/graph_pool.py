@@ -1,7 +1,5 @@
 """Captured graphs of a step, by the number of tokens that it is padded to.
 
-No step uses it yet (docs/gpu.md).
-
 A decoder launches hundreds of kernels per step, which takes a host longer than a small step takes a
 device. A graph is captured once and replayed with one call; but it has fixed sizes and addresses.
 So a step is padded to a bucket, and reads its arrays where `device_batch.py` keeps them:
@@ -14,8 +12,9 @@ Buckets are close together, so that any number of drafts per sequence finds one 
 padded to the depth of another. Large steps need no graph, since the device is the slower side.
 
 The first run of a bucket is eager, which has kernels compiled and chosen. Graphs are captured when
-the model is loaded, within a stated time, and later for buckets that are used often. Over a stated
-memory, the least used ones are given up.
+the model is loaded, within a stated time, and later for buckets that are used often; all within a
+stated memory. None is given up for another: what it has taken of the memory that all graphs share
+would not come back.
 
 Knows neither layout nor model. `CudaCapture` has never run: there was no GPU at hand.
 """
@@ -37,8 +36,6 @@ BUCKETS: tuple[int, ...] = (1, 2, 4, *range(ROW_TILE, 65, ROW_TILE), *range(96, 
 # Runs without a graph until one is captured while others wait: a capture takes as long as many
 # steps.
 _RUNS_BEFORE_CAPTURE = 16
-# After so many runs all counts are halved, so that old habits do not count for ever.
-_RUNS_BEFORE_HALVING = 4096
 
 logger = get_logger(__name__)
 
@@ -68,7 +65,7 @@ class GraphLimits:
 
     Attributes:
         buckets: ascending numbers of tokens.
-        max_bytes: of all graphs together.
+        max_bytes: of all graphs together; the last one captured may exceed it.
         max_prepare_s: for capturing when the model is loaded.
     """
 
@@ -81,7 +78,7 @@ class GraphLimits:
 class _Bucket(Generic[Output]):
     graph: CapturedGraph[Output] | None = None
     num_runs: int = 0
-    # No graph: capturing it failed, or it needs more than all the memory.
+    # No graph: capturing it failed.
     is_refused: bool = False
 
 
@@ -106,7 +103,6 @@ class GraphPool(Generic[Output]):
         self._limits = limits
         self._clock = clock
         self._buckets: dict[int, _Bucket[Output]] = {size: _Bucket() for size in limits.buckets}
-        self._num_runs = 0
 
     @property
     def num_bytes(self) -> int:
@@ -149,8 +145,8 @@ class GraphPool(Generic[Output]):
 
     def run(self, bucket: int) -> Output:
         """Runs a step that was loaded with this padding."""
-        self._count(bucket)
         mine = self._buckets[bucket]
+        mine.num_runs += 1
         if mine.graph is not None:
             return mine.graph.replay()
         output = self._compute(bucket)
@@ -158,46 +154,22 @@ class GraphPool(Generic[Output]):
             self._capture_bucket(bucket)
         return output
 
-    def _count(self, bucket: int) -> None:
-        self._buckets[bucket].num_runs += 1
-        self._num_runs += 1
-        if self._num_runs % _RUNS_BEFORE_HALVING == 0:
-            for each in self._buckets.values():
-                each.num_runs //= 2
-
     def _deserves_graph(self, bucket: _Bucket[Output]) -> bool:
-        """Whether it is used often and, if there is no memory left, more than some that has one."""
-        if bucket.is_refused or bucket.num_runs < _RUNS_BEFORE_CAPTURE:
-            return False
-        if self.num_bytes < self._limits.max_bytes:
-            return True
-        # Twice as much, so that two do not take turns.
-        return bool(self.captured) and bucket.num_runs > 2 * self._least_used().num_runs
-
-    def _least_used(self) -> _Bucket[Output]:
-        """Of those with a graph."""
-        with_graph = [each for each in self._buckets.values() if each.graph is not None]
-        return min(with_graph, key=lambda each: each.num_runs)
+        """Whether it is used often, and there is memory."""
+        is_used = bucket.num_runs >= _RUNS_BEFORE_CAPTURE
+        return is_used and not bucket.is_refused and self.num_bytes < self._limits.max_bytes
 
     def _capture_bucket(self, size: int) -> None:
-        """Captures a graph, and gives others up for it. Without one, the bucket is not used again.
+        """Captures a graph. Without one, the bucket is not used again.
 
         A failed capture is survived: the device has computed nothing in it.
         """
         bucket = self._buckets[size]
         try:
-            graph = self._capture(lambda: self._compute(size))
+            bucket.graph = self._capture(lambda: self._compute(size))
         except RuntimeError as error:  # out of memory, too
             logger.warning("graph_not_captured", bucket=size, reason=str(error))
             bucket.is_refused = True
-            return
-        if graph.num_bytes > self._limits.max_bytes:
-            logger.warning("graph_not_captured", bucket=size, reason=f"{graph.num_bytes} bytes")
-            bucket.is_refused = True
-            return
-        while self.num_bytes + graph.num_bytes > self._limits.max_bytes:
-            self._least_used().graph = None
-        bucket.graph = graph
 
 
 class CudaCapture:

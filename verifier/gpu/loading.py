@@ -15,6 +15,7 @@ from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.loading.tensor_files import TensorFiles
 from verifier.cpu.weights import WeightType
 from verifier.gpu.fp8 import FP8, ScaledLinear, quantised
+from verifier.gpu.operations import Operations, operations_for
 from verifier.gpu.weights import DenseLinear, Experts, GpuWeights, Layer, Linear, Mlp
 
 TORCH_DTYPES = {
@@ -25,12 +26,18 @@ TORCH_DTYPES = {
 
 
 def load_weights(
-    described: DecoderDescription, *, dtype: str, device: torch.device, quantization: str = "none"
+    described: DecoderDescription,
+    *,
+    dtype: str,
+    device: torch.device,
+    operations: Operations | None = None,
+    quantization: str = "none",
 ) -> GpuWeights:
     """Reads all weights.
 
     Args:
         dtype: "auto", the checkpoint's own, or "float32", "bfloat16", "float16".
+        operations: that will compute with the weights; None: the device's, not strict.
         quantization: "none" or, of a model without experts, "fp8": of the layers' linear weights.
 
     Raises:
@@ -38,9 +45,15 @@ def load_weights(
     """
     config = described.config
     torch_dtype = TORCH_DTYPES[described.other_type(dtype)]
+    operations = operations or operations_for(device)
     with TensorFiles(described.folder) as files:
         loader = _Loader(
-            files, config, dtype=torch_dtype, device=device, is_fp8=quantization == "fp8"
+            files,
+            config,
+            dtype=torch_dtype,
+            device=device,
+            operations=operations,
+            is_fp8=quantization == "fp8",
         )
         hidden, vocabulary = config.hidden_size, config.vocab_size
         embeddings = loader.matrix(["model.embed_tokens.weight"], (vocabulary, hidden))
@@ -49,6 +62,7 @@ def load_weights(
             head = loader.matrix(["lm_head.weight"], (vocabulary, hidden))
         return GpuWeights(
             config=config,
+            operations=operations,
             dtype=torch_dtype,
             device=device,
             embeddings=embeddings,
@@ -69,12 +83,14 @@ class _Loader:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        operations: Operations,
         is_fp8: bool,
     ) -> None:
         self._files = files
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._operations = operations
         self._is_fp8 = is_fp8
 
     def layer(self, index: int, layer: LayerConfig) -> Layer:
@@ -120,7 +136,9 @@ class _Loader:
         if self._is_fp8:
             weight, scale = self._quantised_matrix(weights, shape)
             return ScaledLinear(weight=weight, scale=scale, bias=bias)
-        return DenseLinear(weight=self.matrix(weights, shape), bias=bias)
+        return DenseLinear(
+            operations=self._operations, weight=self.matrix(weights, shape), bias=bias
+        )
 
     def vector(self, names: list[str], size: int) -> torch.Tensor:
         return self.matrix(names, (size, 1)).view(size)

@@ -1,4 +1,4 @@
-"""What the decoder computes besides products and attention: the interface, and which code does it.
+"""What the decoder computes besides attention: the interface, and which code does it.
 
 Shape legend: T rows, H hidden size, I intermediate size, D head_dim, P pairs of a rotary embedding.
 """
@@ -11,7 +11,29 @@ from verifier.cpu.weights import Activation
 
 
 class Operations(Protocol):
-    """Computed in float32 and rounded once. Tensors are contiguous, on one device."""
+    """Computed in float32 and rounded once. Tensors are contiguous, on one device.
+
+    Attributes:
+        is_strict: whether a row's bits depend on that row alone. Tensors must begin at a multiple
+            of 16 bytes, as torch's and their rows do: where a row begins may decide how a kernel
+            adds it up.
+    """
+
+    @property
+    def is_strict(self) -> bool: ...
+
+    def linear(
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Rows @ weight.T + bias.
+
+        Args:
+            rows, weight, bias: [T, K], [N, K] and [N] of one dtype.
+
+        Returns:
+            [T, N] of that dtype.
+        """
+        ...
 
     def add_norm(
         self,
@@ -71,12 +93,18 @@ class Operations(Protocol):
         ...
 
 
-def operations_for(device: torch.device) -> Operations:
-    """Triton's on a GPU, torch's elsewhere."""
+def operations_for(device: torch.device, *, is_strict: bool = False) -> Operations:
+    """Triton's on a GPU, torch's elsewhere.
+
+    Raises:
+        ValueError: there are no strict ones for that device.
+    """
     if device.type == "cuda":
         from verifier.gpu.kernels.operations import TritonOperations
 
-        return TritonOperations()
+        return TritonOperations(is_strict=is_strict)
+    if is_strict:
+        raise ValueError(f"no strict operations for {device}")
     from verifier.gpu.plain import PlainOperations
 
     return PlainOperations()

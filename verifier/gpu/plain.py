@@ -7,7 +7,16 @@ from verifier.cpu.weights import Activation
 
 
 class PlainOperations:
-    """Implements `Operations`."""
+    """Implements `Operations`; a row's bits may depend on the others."""
+
+    @property
+    def is_strict(self) -> bool:
+        return False
+
+    def linear(
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return torch.nn.functional.linear(rows, weight, bias)
 
     def add_norm(
         self,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional
 
 from verifier.cpu.loading.model_config import ModelConfig
+from verifier.gpu.operations import Operations
 
 
 class Linear(Protocol):
@@ -25,11 +25,12 @@ class Linear(Protocol):
 class DenseLinear:
     """Weight [N, K] and bias [N] of the model's dtype."""
 
+    operations: Operations
     weight: torch.Tensor
     bias: torch.Tensor | None = None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(rows, self.weight, self.bias)
+        return self.operations.linear(rows, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +75,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuWeights:
-    """A whole decoder, all of it on one device. `dtype` is that of activations and K/V."""
+    """A whole decoder, all of it on one device. `dtype` is that of activations and K/V;
+    `operations` compute with it.
+    """
 
     config: ModelConfig
+    operations: Operations
     dtype: torch.dtype
     device: torch.device
     embeddings: torch.Tensor  # [V, H]

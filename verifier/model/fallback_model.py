@@ -25,6 +25,7 @@ def load_fallback(config: VerifierConfig, leader: Leader | None) -> ReadyModel:
     device = choose_device(config, rank=0)
     if device.type == "cuda" and (described := find_on_gpu(config, device)) is not None:
         return load_on_gpu(config, described, device)
+    assert config.numerics != "strict", "refused by find_own or find_on_gpu"
     if leader is None:
         part = load_part(config, device=device, collectives=None)
         num_kv_blocks = room_for_kv_blocks(config, part)

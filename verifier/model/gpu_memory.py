@@ -16,6 +16,7 @@ from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.batch.host_step import ComputesLogits
 from verifier.config import VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
+from verifier.sampling.scored_rows import max_rows_per_step
 
 PROFILE_BLOCKS = 2
 """K/V blocks of the model that is measured."""
@@ -31,6 +32,7 @@ def free_for_kv_bytes(
     model_limit: int,
     block_size: int,
     block_bytes: int,
+    vocab_size: int,
 ) -> int:
     """Bytes of the GPU that are free beside the largest step, at least 0.
 
@@ -44,7 +46,9 @@ def free_for_kv_bytes(
     """
     free_bytes = int(torch.cuda.mem_get_info(device)[0])
     longest = min(config.max_model_len or model_limit, free_bytes // block_bytes * block_size)
-    layouts = list(largest_steps(config, longest=max(1, longest), block_size=block_size))
+    layouts = list(
+        largest_steps(config, longest=max(1, longest), block_size=block_size, vocab_size=vocab_size)
+    )
     try:
         taken_bytes = step_bytes(device, make_model, layouts)
     except torch.OutOfMemoryError as error:
@@ -66,22 +70,28 @@ def free_for_kv_bytes(
 
 
 def largest_steps(
-    config: VerifierConfig, *, longest: int, block_size: int
+    config: VerifierConfig, *, longest: int, block_size: int, vocab_size: int
 ) -> Iterator[BatchLayout]:
     """The steps that take most memory within the flags' limits.
 
-    One sequence fills a step with rows at the end of the longest text; and as many sequences as may
-    run, which have that many tokens of K/V together, verify drafts. Every row needs logits.
+    One sequence fills a step with tokens at the end of the longest text, of which as many need
+    logits as may in a step: those of all drafts, and rows that are scored. And as many sequences as
+    may run, which have that many tokens of K/V together, verify drafts.
 
     Args:
         longest: tokens of the longest sequence, and of all together.
     """
-    num_rows = min(config.max_num_batched_tokens, longest)
-    yield _step(1, num_rows, longest, block_size)
+    num_tokens = min(config.max_num_batched_tokens, longest)
+    num_scored = max_rows_per_step(
+        vocab_size=vocab_size, max_logprobs=config.max_logprobs if config.logprobs else 0
+    )
+    num_rows = config.max_num_seqs * (1 + config.max_num_speculative_tokens) + num_scored
+    yield _step(1, num_tokens, min(num_tokens, num_rows), longest, block_size)
     num_sequences = min(config.max_num_seqs, longest)
     share = longest // num_sequences
-    most = 1 + min(config.max_num_speculative_tokens, num_rows // num_sequences - 1)
-    yield _step(num_sequences, max(1, min(most, share)), share, block_size)
+    most = 1 + min(config.max_num_speculative_tokens, num_tokens // num_sequences - 1)
+    each = max(1, min(most, share))
+    yield _step(num_sequences, each, each, share, block_size)
 
 
 def step_bytes(
@@ -99,15 +109,19 @@ def step_bytes(
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _step(num_sequences: int, num_rows: int, length: int, block_size: int) -> BatchLayout:
-    """Sequences of one length with so many rows each, the first its last token, the rest drafts."""
+def _step(
+    num_sequences: int, num_tokens: int, num_rows: int, length: int, block_size: int
+) -> BatchLayout:
+    """Sequences of one length with so many tokens each, of which the last ones need logits: the
+    first of these is its last token, the rest are drafts.
+    """
     num_blocks = -(-length // block_size)
     return lay_out(
         [
             ScheduledTokens(
-                token_ids=[0],
+                token_ids=[0] * (num_tokens - num_rows + 1),
                 draft_token_ids=[0] * (num_rows - 1),
-                num_computed_tokens=length - num_rows,
+                num_computed_tokens=length - num_tokens,
                 block_table=[block % PROFILE_BLOCKS for block in range(num_blocks)],
             )
             for _ in range(num_sequences)

@@ -4,12 +4,13 @@ import dataclasses
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from servicekit.config import ConfigError
 from servicekit.logs import get_logger
-from verifier.attention.backend import AttentionBackend
+from verifier.attention.backend import AttendsToTables, AttentionBackend
 from verifier.attention.selection import (
     AttentionChoice,
     choose_attention,
@@ -27,9 +28,13 @@ from verifier.cpu.parity import (
     paged_logits,
     probe_text,
 )
-from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
+from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
+from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.fp8 import widening
+from verifier.gpu.graph_pool import CudaCapture, GraphLimits
 from verifier.gpu.loading import TORCH_DTYPES, load_weights
+from verifier.gpu.numerics_digest import numerics_digest
+from verifier.gpu.operations import operations_for
 from verifier.gpu.weights import GpuWeights
 from verifier.model.digests import begin_digest
 from verifier.model.gpu_memory import PROFILE_BLOCKS, free_for_kv_bytes
@@ -42,6 +47,18 @@ from verifier.model.memory import (
 from verifier.model.parity_probe import ROUNDING_TOLERANCE, TOLERANCES
 from verifier.model.parity_reference import fp8_reference, reference
 from verifier.model.ready_model import ReadyModel, choose_max_model_len, dtype_name
+from verifier.sampling.rejection_sampler import AcceptanceRule
+
+if TYPE_CHECKING:
+    from verifier.gpu.device_step import StepSampler
+
+_GRAPH_BYTES = 1 << 30
+"""For the graphs of a model, beside its largest step."""
+
+_MAX_CAPTURE_S = 60.0
+
+STRICT_ATTENTION = "triton"
+"""The only backend whose rows do not depend on the batch."""
 
 logger = get_logger(__name__)
 
@@ -51,7 +68,8 @@ def find_on_gpu(config: VerifierConfig, device: torch.device) -> DecoderDescript
 
     Raises:
         CheckpointError: the folder holds no sound checkpoint.
-        ConfigError: the flags ask for an attention backend that cannot run.
+        ConfigError: the flags ask for an attention backend that cannot run, or for strict numerics
+            of what this decoder does not serve.
     """
     reason = None
     if config.tensor_parallel_size > 1:
@@ -62,14 +80,16 @@ def find_on_gpu(config: VerifierConfig, device: torch.device) -> DecoderDescript
         try:
             described = describe_decoder(config.model)
             _, backend = _attention(config, described, device)
-            if described.config.attention_softcap and not serves_softcap(backend):
-                reason = f"attention backend {backend.name} serves no softcap"
-            elif described.config.num_experts and config.quantization != "none":
-                reason = f"--quantization {config.quantization} of a mixture of experts"
-            else:
+            reason = _lacks(config, described, backend)
+            if reason is None:
                 return described
         except NotServedError as error:
             reason = str(error)
+    if config.numerics == "strict":
+        raise ConfigError(
+            "--numerics",
+            f"strict: on a GPU is the decoder for GPUs', which does not serve this: {reason}",
+        )
     logger.info("served_by_transformers", reason=reason)
     return None
 
@@ -77,7 +97,8 @@ def find_on_gpu(config: VerifierConfig, device: torch.device) -> DecoderDescript
 def load_on_gpu(
     config: VerifierConfig, described: DecoderDescription, device: torch.device
 ) -> ReadyModel:
-    """Loads and checks a model that `find_on_gpu` has found; on a CPU, too, in plain torch.
+    """Loads and checks a model that `find_on_gpu` has found; on a CPU, too, in plain torch,
+    which is not strict.
 
     transformers' model is on the device first, for its logits, and has left it when the weights
     are loaded: the device never holds both.
@@ -87,6 +108,8 @@ def load_on_gpu(
         ConfigError: the flags ask for more than the machine has.
     """
     shape = described.config
+    is_strict = config.numerics == "strict"
+    operations = operations_for(device, is_strict=is_strict)
     dtype = TORCH_DTYPES[described.other_type(config.dtype)]
     attention, backend = _attention(config, described, device)
     digest = begin_digest(config.model)
@@ -94,7 +117,11 @@ def load_on_gpu(
     exact, rounding, fp8_distance = _reference(config.model, dtype, is_fp8, device)
     try:
         weights = load_weights(
-            described, dtype=config.dtype, device=device, quantization=config.quantization
+            described,
+            dtype=config.dtype,
+            device=device,
+            operations=operations,
+            quantization=config.quantization,
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError("--model", f"its weights do not fit on the GPU: {error}") from error
@@ -107,12 +134,28 @@ def load_on_gpu(
         fp8_distance=fp8_distance,
     )
     kv_shape = kv_shape_of(shape, dtype)
+    longest = min(
+        config.max_model_len or shape.max_position_embeddings, shape.max_position_embeddings
+    )
+    limits = BatchLimits(
+        max_num_tokens=config.max_num_batched_tokens,
+        max_num_tables=config.max_num_seqs,
+        max_table_blocks=-(-longest // attention.block_size),
+    )
+    try:
+        # Before the memory is measured, so that it counts.
+        sampler = sampler_for(config, vocab_size=shape.vocab_size, device=device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError("--max-num-seqs", f"its sampler does not fit: {error}") from error
+    graphs = _graphs_for(backend, device)
 
     def assembled(num_blocks: int) -> GpuDecoder:
         cache = WrittenCache(
             kv_shape, num_blocks=num_blocks, block_size=attention.block_size, device=device
         )
-        return GpuDecoder(weights, backend=backend, cache=cache)
+        return GpuDecoder(
+            weights, backend=backend, cache=cache, limits=limits, sampler=sampler, graphs=graphs
+        )
 
     num_kv_blocks = _room_for_kv_blocks(
         config,
@@ -121,6 +164,8 @@ def load_on_gpu(
         model_limit=shape.max_position_embeddings,
         block_size=attention.block_size,
         block_bytes=kv_shape.block_bytes(attention.block_size),
+        vocab_size=shape.vocab_size,
+        graph_bytes=0 if graphs is None else graphs.limits.max_bytes,
     )
     max_model_len = choose_max_model_len(
         config,
@@ -134,13 +179,20 @@ def load_on_gpu(
         raise ConfigError(
             "--num-kv-blocks", f"{num_kv_blocks} blocks do not fit on the GPU: {error}"
         ) from error
+    try:
+        model.warm_up()
+    except Exception as error:
+        # Kernels of the sampler are compiled here, and graphs captured.
+        raise CheckpointError(f"the decoder for GPUs cannot run a step: {error}") from error
     return ReadyModel(
         model=model,
-        numerics="fast",
+        numerics="strict" if is_strict else "fast",
         num_threads=torch.get_num_threads(),
         model_digest=digest.result(),
-        # Bits depend on the batch.
-        numerics_digest="",
+        # Else bits depend on the batch or, under rule `ratio`, samples on the drafts.
+        numerics_digest=numerics_digest(weights, block_size=attention.block_size)
+        if is_strict and config.acceptance_rule == "match"
+        else "",
         architecture=shape.architecture,
         dtype=dtype_name(
             str(dtype).removeprefix("torch."),
@@ -168,7 +220,8 @@ def check_decoder(
     fp8_distance: float | None = None,
 ) -> None:
     """Compares the decoder with transformers' logits [T, V] of the probe's text, computed in
-    float32 and with shortened windows: in two chunks and a single token.
+    float32 and with shortened windows: in two chunks and a single token. If the decoder is strict,
+    the bits must not depend on these pieces either.
 
     Args:
         rounding: the distance that transformers has in the model's dtype.
@@ -176,7 +229,8 @@ def check_decoder(
             Otherwise the decoder is compared as above by widened weights; then by its products.
 
     Raises:
-        CheckpointError: they differ by more than rounding, or the decoder fails.
+        CheckpointError: they differ by more than rounding, the bits depend on the pieces though the
+            decoder is strict, or it fails.
     """
     logits = _probed_logits(widening(weights), backend, block_size=block_size)
     is_rounded = weights.dtype is not torch.float32
@@ -194,10 +248,11 @@ def check_decoder(
 def _probed_logits(
     weights: GpuWeights, backend: AttentionBackend, *, block_size: int
 ) -> FloatArray:
-    """The decoder's logits [T, V] of the probe's text, with shortened windows.
+    """The decoder's logits [T, V] of the probe's text, with shortened windows; of a strict one, cut
+    in three ways.
 
     Raises:
-        CheckpointError: the decoder fails.
+        CheckpointError: the decoder fails, or it is strict and the bits depend on the pieces.
     """
     text = probe_text(
         vocab_size=weights.config.vocab_size,
@@ -215,13 +270,42 @@ def _probed_logits(
         block_size=block_size,
         device=weights.device,
     )
-    decoder = GpuDecoder(dataclasses.replace(weights, layers=layers), backend=backend, cache=cache)
+    decoder = GpuDecoder(
+        dataclasses.replace(weights, layers=layers),
+        backend=backend,
+        cache=cache,
+        limits=BatchLimits(
+            max_num_tokens=len(text), max_num_tables=1, max_table_blocks=-(-len(text) // block_size)
+        ),
+    )
     cuts = sorted({len(text) // 2, len(text) - 1} - {0})
+    # Strict: whole and in small pieces, too, which may have other tiles.
+    other_cuts = [[], list(range(1, len(text), 5))] if weights.operations.is_strict else []
     try:
-        return paged_logits(decoder, text, cuts, block_size=block_size)
+        logits, *others = [
+            paged_logits(decoder, text, each, block_size=block_size) for each in (cuts, *other_cuts)
+        ]
     except Exception as error:
         # Kernels are compiled and launched for the first time here.
         raise CheckpointError(f"the decoder for GPUs cannot compute it: {error}") from error
+    if any(other.tobytes() != logits.tobytes() for other in others):
+        raise CheckpointError("--numerics strict: the bits of logits depend on chunks on this GPU")
+    return logits
+
+
+def _lacks(
+    config: VerifierConfig, described: DecoderDescription, backend: AttentionBackend
+) -> str | None:
+    """Why this decoder does not serve the model by these flags; None: it does."""
+    if config.quantization != "none" and config.numerics == "strict":
+        return f"--quantization {config.quantization}"
+    if config.quantization != "none" and described.config.num_experts:
+        return f"--quantization {config.quantization} of a mixture of experts"
+    if described.config.attention_softcap and not serves_softcap(backend):
+        return f"attention backend {backend.name} serves no softcap"
+    if config.numerics == "strict" and backend.name != STRICT_ATTENTION:
+        return f"attention backend {backend.name}, whose bits depend on the batch"
+    return None
 
 
 def serves_softcap(backend: AttentionBackend) -> bool:
@@ -229,6 +313,37 @@ def serves_softcap(backend: AttentionBackend) -> bool:
     softcap * tanh(s / softcap) before they are masked.
     """
     return bool(getattr(backend, "caps_scores", False))
+
+
+def sampler_for(
+    config: VerifierConfig, *, vocab_size: int, device: torch.device
+) -> "StepSampler | None":
+    """The sampler of every step within the flags' limits; None: on a CPU, the host samples."""
+    if device.type != "cuda":
+        return None
+    # Imports Triton, which a CPU needs not have.
+    from verifier.gpu.device_step import StepSampler
+    from verifier.gpu.sampling.sampler import DeviceSampler
+
+    most_rows = config.max_num_seqs * (config.max_num_speculative_tokens + 1)
+    return StepSampler(
+        DeviceSampler(
+            device=device,
+            vocab_size=vocab_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_drafts=config.max_num_speculative_tokens,
+            max_num_rows=min(config.max_num_batched_tokens, most_rows),
+            rule=AcceptanceRule(config.acceptance_rule),
+        )
+    )
+
+
+def _graphs_for(backend: AttentionBackend, device: torch.device) -> Graphs | None:
+    """None: every kernel is launched."""
+    if device.type != "cuda" or not isinstance(backend, AttendsToTables):
+        return None
+    limits = GraphLimits(max_bytes=_GRAPH_BYTES, max_prepare_s=_MAX_CAPTURE_S)
+    return Graphs(capture=CudaCapture(device), limits=limits)
 
 
 def _reference(
@@ -279,6 +394,8 @@ def _room_for_kv_blocks(
     model_limit: int,
     block_size: int,
     block_bytes: int,
+    vocab_size: int,
+    graph_bytes: int,
 ) -> int:
     """K/V blocks: the flag's, or as many as can be used and as memory has room for."""
     if config.num_kv_blocks is not None:
@@ -292,7 +409,9 @@ def _room_for_kv_blocks(
             model_limit=model_limit,
             block_size=block_size,
             block_bytes=block_bytes,
+            vocab_size=vocab_size,
         )
+        free_bytes = max(0, free_bytes - graph_bytes)
     else:
         fraction, free_bytes = CPU_FRACTION, free_memory_bytes()
     return choose_num_kv_blocks(

@@ -187,6 +187,7 @@ def room_for_kv_blocks(config: VerifierConfig, part: ModelPart) -> int:
             model_limit=model_limit,
             block_size=part.block_size,
             block_bytes=block_bytes,
+            vocab_size=part.checkpoint.vocab_size,
         )
     return choose_num_kv_blocks(
         config,

@@ -32,7 +32,8 @@ logger = get_logger(__name__)
 
 
 def find_own(config: VerifierConfig) -> DecoderDescription | None:
-    """The model as the own decoder computes it; None: transformers shall compute it.
+    """The model as the own decoder computes it; None: torch shall compute it, on a GPU
+    or in transformers.
 
     Raises:
         CheckpointError: the folder holds no sound checkpoint.
@@ -44,7 +45,8 @@ def find_own(config: VerifierConfig) -> DecoderDescription | None:
             return describe_decoder(config.model)
         except NotServedError as error:
             reason = str(error)
-    if config.numerics == "strict":
+    runs_on_gpu = _runs_on_gpu(config)
+    if config.numerics == "strict" and not runs_on_gpu:
         raise ConfigError(
             "--numerics", f"strict: is Tandem's own decoder's, which does not serve this: {reason}"
         )
@@ -53,7 +55,7 @@ def find_own(config: VerifierConfig) -> DecoderDescription | None:
             "--quantization",
             f"int8: is Tandem's own decoder's, which does not serve this: {reason}",
         )
-    if not _runs_on_gpu(config):
+    if not runs_on_gpu:
         logger.info("served_by_transformers", reason=reason)
     return None
 

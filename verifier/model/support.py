@@ -42,6 +42,8 @@ class Feature:
     min_capability: tuple[int, int] = MIN_COMPUTE_CAPABILITY
     # Whether on a CPU only the own decoder does it.
     needs_own_decoder: bool = False
+    # Whether on a GPU it needs the package triton, and what that needs.
+    needs_triton: bool = False
 
     def refusal(self, capability: tuple[int, int]) -> str | None:
         """Why it does not work on this machine's GPU of that compute capability; None: it does."""
@@ -49,6 +51,8 @@ class Feature:
             return self.gpu.note
         if capability < self.min_capability:
             return f"needs compute capability {_dotted(self.min_capability)}"
+        if self.needs_triton:
+            return lack_of_triton()
         return _attention_refusal(self.value) if self.field == ATTENTION else None
 
 
@@ -59,8 +63,9 @@ FEATURES = (
         field="numerics",
         value="strict",
         cpu=Support(note="the own decoder"),
-        gpu=Support(is_offered=False, note="the own decoder runs on CPUs"),
+        gpu=Support(note="the decoder for GPUs, with the attention backend triton"),
         needs_own_decoder=True,
+        needs_triton=True,
     ),
     Feature(
         field="numerics",

@@ -229,21 +229,73 @@ def accept(
 
     Example: samples 5 6 7 | 8, drafts 5 9, counts 2 0: outputs 5 6 -1 | 8 -1 -1, accepted 1 0.
     """
+    is_usable = np.ones(len(sampled_token_ids), np.bool_) if is_usable is None else is_usable
+    return accept_rows(sampled_token_ids, draft_token_ids, num_draft_tokens, is_usable)[:2]
+
+
+def accept_rows(
+    sampled_token_ids: IntArray,
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+    is_usable: BoolArray,
+) -> tuple[IntArray, IntArray, BoolArray]:
+    """`accept`, and whether the row after each sequence's accepted drafts is usable, [B].
+
+    Raises:
+        ValueError: the arrays' lengths contradict each other.
+    """
     num_sequences = len(num_draft_tokens)
     width = int(num_draft_tokens.max(initial=0)) + 1
-    columns = np.arange(width)
-    is_draft_row = columns < num_draft_tokens[:, None]
-    is_row = columns <= num_draft_tokens[:, None]
-    sampled = np.full((num_sequences, width), PADDING, dtype=np.int64)
-    sampled[is_row] = sampled_token_ids
-    drafts = np.full((num_sequences, width), PADDING, dtype=np.int64)
-    drafts[is_draft_row] = draft_token_ids
-    is_match = is_draft_row & (sampled == drafts)
-    if is_usable is not None and not is_usable.all():
-        is_match[is_row] &= is_usable
-        sampled[is_row] = np.where(is_usable, sampled_token_ids, PADDING)
-    num_accepted = np.logical_and.accumulate(is_match, axis=1).sum(axis=1)
-    return np.where(columns <= num_accepted[:, None], sampled, PADDING), num_accepted
+    output_token_ids = np.empty((num_sequences, width), dtype=np.int64)
+    num_accepted = np.empty(num_sequences, dtype=np.int64)
+    last_is_usable = np.empty(num_sequences, dtype=np.bool_)
+    if not _accept_rows(
+        sampled_token_ids, draft_token_ids, num_draft_tokens, is_usable, output_token_ids,
+        num_accepted, last_is_usable,
+    ):  # fmt: skip
+        raise ValueError("sampled tokens, drafts and their numbers have different lengths")
+    return output_token_ids, num_accepted, last_is_usable
+
+
+@kernel
+def _accept_rows(
+    sampled_token_ids: IntArray,
+    draft_token_ids: IntArray,
+    num_draft_tokens: IntArray,
+    is_usable: BoolArray,
+    output_token_ids: IntArray,
+    num_accepted: IntArray,
+    last_is_usable: BoolArray,
+) -> bool:
+    """Fills the last three; False: the lengths contradict each other."""
+    num_drafts, num_sequences = 0, len(num_draft_tokens)
+    for count in num_draft_tokens:
+        if count < 0:
+            return False
+        num_drafts += count
+    num_rows = num_drafts + num_sequences
+    if not len(sampled_token_ids) == len(is_usable) == num_rows:
+        return False
+    if len(draft_token_ids) != num_drafts:
+        return False
+    row = draft = 0
+    for i in range(num_sequences):
+        count = num_draft_tokens[i]
+        output = output_token_ids[i]
+        output[:] = PADDING
+        stood = 0
+        while stood < count and is_usable[row + stood]:
+            if sampled_token_ids[row + stood] != draft_token_ids[draft + stood]:
+                break
+            output[stood] = sampled_token_ids[row + stood]
+            stood += 1
+        last_is_usable[i] = is_usable[row + stood]
+        if last_is_usable[i]:
+            output[stood] = sampled_token_ids[row + stood]
+        num_accepted[i] = stood
+        row += count + 1
+        draft += count
+    return True
 
 
 def _accepted(

@@ -33,7 +33,8 @@ class Adjusting(NamedTuple):
     frequency_penalty: float
     presence_penalty: float
     # The first `num_seen`: the distinct tokens of prompt and output, ascending, and how often each
-    # is in the output. There is room for one more per row: a kernel adds the draft after it.
+    # is in the output. There is room for one more per row: a kernel adds the draft after it. Empty
+    # where no penalty counts them.
     seen_token_ids: IntArray
     counts: IntArray
     num_seen: int
@@ -51,6 +52,10 @@ class Adjustments:
     """Of one sequence. Owned by the thread that verifies it.
 
     Invariant: the first `_num_seen` of `_seen` are distinct, ascending.
+
+    Attributes:
+        token_ids: those that were counted last, the caller's own; all tokens, drafts excluded.
+        prompt_length, stop_token_ids, constraint: as given.
     """
 
     def __init__(
@@ -66,9 +71,11 @@ class Adjustments:
         Args:
             constraint: the grammar that the output follows; it is told of the tokens elsewhere.
         """
+        self.token_ids: SequenceOf[int] = ()
+        self.prompt_length = prompt_length
+        self.stop_token_ids = stop_token_ids
+        self.constraint = constraint
         self._sampling = sampling
-        self._constraint = constraint
-        self._prompt_length = prompt_length
         self._num_counted = 0
         self._counts_tokens = (
             sampling.repetition_penalty != 1.0
@@ -89,6 +96,7 @@ class Adjustments:
             token_ids: all tokens of the sequence, drafts excluded: those counted before, then
                 further ones.
         """
+        self.token_ids = token_ids
         start, self._num_counted = self._num_counted, len(token_ids)
         if not self._counts_tokens or start == len(token_ids):
             return
@@ -102,7 +110,7 @@ class Adjustments:
             more = np.empty(room + len(self._seen), dtype=np.int64)
             self._seen = np.concatenate((self._seen, more))
             self._counts = np.concatenate((self._counts, more))
-        num_prompt = max(0, min(self._prompt_length - start, len(added)))
+        num_prompt = max(0, min(self.prompt_length - start, len(added)))
         for tokens, weight in ((added[:num_prompt], 0), (added[num_prompt:], 1)):
             self._num_seen = _add_tokens(self._seen, self._counts, self._num_seen, tokens, weight)
 
@@ -110,9 +118,11 @@ class Adjustments:
         """For a row that follows all counted tokens, and a row after each draft."""
         sampling, num_seen = self._sampling, self._num_seen
         num_rows = len(draft_token_ids) + 1
-        seen, counts = np.empty((2, num_seen + num_rows), dtype=np.int64)
-        seen[:num_seen] = self._seen[:num_seen]
-        counts[:num_seen] = self._counts[:num_seen]
+        seen = counts = _NO_IDS
+        if self._counts_tokens:
+            seen, counts = np.empty((2, num_seen + num_rows), dtype=np.int64)
+            seen[:num_seen] = self._seen[:num_seen]
+            counts[:num_seen] = self._counts[:num_seen]
         return Adjusting(
             repetition_penalty=float(sampling.repetition_penalty),
             frequency_penalty=float(sampling.frequency_penalty),
@@ -123,17 +133,17 @@ class Adjustments:
             bias_token_ids=self._bias_token_ids,
             biases=self._biases,
             stop_token_ids=self._stop_token_ids,
-            num_masked=sampling.min_new_tokens - (self._num_counted - self._prompt_length),
+            num_masked=sampling.min_new_tokens - (self._num_counted - self.prompt_length),
             allowed=_NO_MASK
-            if self._constraint is None
-            else self._constraint.allowed(draft_token_ids),
+            if self.constraint is None
+            else self.constraint.allowed(draft_token_ids),
         )
 
     def _count_all(self, token_ids: SequenceOf[int]) -> None:
         tokens = np.array(token_ids, dtype=np.int64)
         self._seen, places = np.unique(tokens, return_inverse=True)
         self._num_seen = len(self._seen)
-        self._counts = np.bincount(places[self._prompt_length :], minlength=self._num_seen)
+        self._counts = np.bincount(places[self.prompt_length :], minlength=self._num_seen)
 
 
 _NO_IDS, _NO_BIASES = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
@@ -199,7 +209,7 @@ def adjust(
 def add_draft(adjusting: Adjusting, num_seen: int, token_id: int) -> int:
     """Adds the draft after a row as an output token; returns the number of distinct ones."""
     if num_seen == len(adjusting.seen_token_ids):
-        return num_seen  # of `NO_ADJUSTING`, or after the last row
+        return num_seen  # none are counted, or after the last row
     return _add_token(adjusting.seen_token_ids, adjusting.counts, num_seen, token_id, 1)
 
 

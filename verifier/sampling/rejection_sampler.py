@@ -11,7 +11,7 @@ point mass, and two rules keep the output's distribution the target model's:
   decoding", ICML 2023, with a point mass as the draft's distribution.)
 
 Both sample one token per row (`acceptance_rules.py`), and keep each sequence's tokens up to and
-including the first that differs from its draft (`accept`).
+including the first that differs from its draft (`accept_rows`).
 
 Shape legend: B sequences, K_i drafts of sequence i, P = sum K_i, R = P + B rows: each sequence's
 K_i draft rows, then its bonus row. V vocabulary.
@@ -29,7 +29,7 @@ from verifier.sampling.acceptance_rules import (
     PADDING,
     BoolArray,
     IntArray,
-    accept,
+    accept_rows,
     sample_by_ratio,
     win_race,
 )
@@ -50,6 +50,9 @@ from verifier.sampling.logits_processing import (
 )
 from verifier.sampling.logprobs import TokenLogprob, token_logprobs
 from verifier.sampling.parameters import Sampling
+
+# All rows may be used.
+_ALL = np.ones(0, dtype=np.bool_)
 
 
 class AcceptanceRule(enum.Enum):
@@ -99,36 +102,40 @@ def verify(
         num_draft_tokens: [B].
         is_usable: [R]; False: the row must not be used, whatever its logits. None: all may be.
     """
-    num_rows_each = num_draft_tokens + 1
-    starts = np.cumsum(num_rows_each) - num_rows_each
-    sampled, is_finite = _likeliest_of_rows(logits)
-    is_usable = is_finite if is_usable is None else is_finite & is_usable
-    for start, end, sequence in zip(
-        starts.tolist(), (starts + num_rows_each).tolist(), sequences, strict=True
+    # The lowest id of the likeliest ones.
+    sampled = logits.argmax(axis=-1)
+    is_usable = _finite_rows(logits, sampled, _ALL if is_usable is None else is_usable)
+    start = 0
+    # Sequences whose tokens' logprobs are reported, and their first rows.
+    reported: list[tuple[int, int]] = []
+    for i, (sequence, num_drafts) in enumerate(
+        zip(sequences, num_draft_tokens.tolist(), strict=True)
     ):
-        if sequence.sampling.adjusts_logits or not sequence.sampling.is_greedy:
+        sampling, end = sequence.sampling, start + num_drafts + 1
+        if not sampling.is_greedy or sampling.adjusts_logits:
             _sample_rows(
                 logits[start:end],
                 is_usable[start:end],
                 sequence.history.drafts,
                 sequence.history.adjusting,
-                parameters_of(sequence.sampling),
-                np.uint64(sequence.sampling.seed),
+                parameters_of(sampling),
+                np.uint64(sampling.seed),
                 sequence.first_position,
                 rule is AcceptanceRule.RATIO,
                 sampled[start:end],
             )
-    output_token_ids, num_accepted_tokens = accept(
+        if sampling.logprobs is not None:
+            reported.append((i, start))
+        start = end
+    output_token_ids, num_accepted_tokens, last_is_usable = accept_rows(
         sampled, draft_token_ids, num_draft_tokens, is_usable
     )
-    last_is_usable = is_usable[starts + num_accepted_tokens]
-    num_emitted = num_accepted_tokens + last_is_usable
     logprobs = {}
-    for i, sequence in enumerate(sequences):
-        if sequence.sampling.logprobs is not None and num_emitted[i]:
-            emitted = output_token_ids[i, : num_emitted[i]]
-            own = logits[starts[i] : starts[i] + len(emitted)]
-            logprobs[i] = _logprobs(own, sequence, emitted)
+    for i, start in reported:
+        num_emitted = num_accepted_tokens[i] + last_is_usable[i]
+        if num_emitted:
+            emitted = output_token_ids[i, :num_emitted]
+            logprobs[i] = _logprobs(logits[start : start + num_emitted], sequences[i], emitted)
     return Verdict(
         output_token_ids=output_token_ids,
         num_accepted_tokens=num_accepted_tokens,
@@ -202,12 +209,20 @@ def verify_isolating_faults(
     )
 
 
-def _likeliest_of_rows(logits: FloatArray) -> tuple[IntArray, BoolArray]:
-    """The likeliest token of each row, the lowest id of equals, and whether the row is finite: it
-    has no NaN, and its largest logit is finite.
+@kernel
+def _finite_rows(logits: FloatArray, likeliest: IntArray, is_usable: BoolArray) -> BoolArray:
+    """Which rows can be used: finite ones, which have no NaN, and whose largest logit is finite.
+
+    Args:
+        logits: [R, V]. likeliest: [R]; of a row with a NaN, that.
+        is_usable: [R], which can be used if they are finite; or []: all.
     """
-    likeliest = logits.argmax(axis=-1)
-    return likeliest, np.isfinite(logits[np.arange(len(logits)), likeliest])
+    is_finite = np.empty(len(likeliest), dtype=np.bool_)
+    for row in range(len(likeliest)):
+        is_finite[row] = np.isfinite(logits[row, likeliest[row]])
+        if len(is_usable):
+            is_finite[row] &= is_usable[row]
+    return is_finite
 
 
 @kernel

@@ -37,6 +37,7 @@ from verifier.errors import (
 from verifier.scheduling.sequence import FinishReason, OpenSequence
 from verifier.service import wire
 from verifier.service.command_flow import COMMAND_COST, SLICE_COST, CommandFlow
+from verifier.service.named_drafters import NamedDrafters
 from verifier.service.sequence_spans import SequenceSpans
 from verifier.structured.grammar_state import GrammarState
 from verifier.structured.grammars import Grammar, Grammars
@@ -78,7 +79,7 @@ class Session:
         self._grammars = grammars
         # By sequence id.
         self._uncompiled: dict[str, _Uncompiled] = {}
-        self._admits_drafter = admits_drafter
+        self._drafters = NamedDrafters(admits_drafter)
         self._may_wait = may_wait
         self._max_event_bytes = max_event_bytes
         self._loop = asyncio.get_running_loop()
@@ -306,9 +307,7 @@ class Session:
                     raise InvalidRequestError("is open already", field="sequence_id")
                 if self._is_draining:
                     raise DrainingError("the verifier is shutting down", retry_after_ms=1000)
-                sequence = wire.open_sequence(
-                    command.open, self._served, admits_drafter=self._admits_drafter
-                )
+                sequence = wire.open_sequence(command.open, self._served, drafters=self._drafters)
                 grammar = wire.grammar_of(command.open, self._served)
                 if self._spans is not None:
                     sequence = self._spans.begin(sequence, command.open.trace_parent)
@@ -328,9 +327,7 @@ class Session:
                     self._engine.submit(close)
             case "update":
                 wire.COMMAND_LIMITS.check(command)
-                update = wire.update(
-                    command.update, session_id, admits_drafter=self._admits_drafter
-                )
+                update = wire.update(command.update, session_id, drafters=self._drafters)
                 if uncompiled := self._uncompiled.get(update.sequence_id):
                     uncompiled.update(update)
                 else:

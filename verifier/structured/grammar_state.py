@@ -11,15 +11,18 @@ from verifier.errors import InvalidRequestError
 
 
 class GrammarState:
-    """Implements `Constraint`. Owned by one thread at a time.
+    """Implements `Constraint`. Owned by one thread at a time: the engine's, and that of
+    `MasksAhead` during a forward pass.
 
     The output must be taken in before anything is asked. Where it does not follow the grammar, or
-    the grammar is too complex, nothing is drafted, and `allowed` raises.
+    the grammar is too complex, nothing is drafted, and `allowed` raises. Matchers go on by the
+    output when they are first asked, since that takes them as long as a part of a mask.
 
     An error of a matcher is for ever. So drafts are tried by another one: where the grammar is too
     complex after a draft, the sequence gets no more drafts, and goes on.
 
-    Invariant: from `_run_start` on, the output follows `_run`, a text that must come.
+    Invariant: from `_run_start` on, the output follows `_run`, a text that must come. An empty one
+    that starts at the present output says that there is a choice.
     """
 
     def __init__(
@@ -35,10 +38,12 @@ class GrammarState:
         self._draft_matcher = draft_matcher
         self._num_words = (vocab_size + 31) // 32
         self._field = field
+        # Of the output: how many tokens the matchers have consumed, and those that they have not.
         self._num_taken = 0
+        self._new: list[int] = []
         # The library writes such a text as tokens as a whole: once, and not again for each token.
         self._run: list[int] = []
-        self._run_start = 0
+        self._run_start = -1
         # Of the drafts that were asked for last, after the present output.
         self._masked_drafts: list[int] = []
         self._masks: npt.NDArray[np.int32] | None = None
@@ -46,23 +51,20 @@ class GrammarState:
     @property
     def error(self) -> InvalidRequestError | None:
         """Why the output cannot go on, if it cannot."""
+        self._go_on()
         return self._error_of(self._matcher)
 
     def take_in(self, token_ids: SequenceOf[int], prompt_length: int) -> None:
-        """Goes on by the output tokens that are new.
+        """Takes in the output tokens that are new.
 
         Args:
             token_ids: all of the sequence, prompt included, drafts excluded.
         """
-        new = list(token_ids[prompt_length + self._num_taken :])
-        if new:
-            self._num_taken += len(new)
-            self._masks = None
-            self._matcher.consume_tokens(new)
-            self._draft_matcher.consume_tokens(new)
+        self._new += token_ids[prompt_length + self._num_taken + len(self._new) :]
 
     def num_possible(self, draft_token_ids: SequenceOf[int]) -> int:
         """How many drafts, from the first on, the grammar allows."""
+        self._go_on()
         if not draft_token_ids or self._draft_matcher.is_error():
             return 0
         return self._draft_matcher.validate_tokens(list(draft_token_ids))
@@ -78,15 +80,24 @@ class GrammarState:
         """At most `limit` tokens: the text that must come, as the tokenizer writes it. Other tokens
         are not allowed for it.
         """
-        if limit <= 0 or self._draft_matcher.is_error():
+        if limit <= 0:
+            return []
+        self._go_on()
+        if self._draft_matcher.is_error():
             return []
         start = self._find_run()
         return self._run[start : start + limit]
 
+    def has_masks(self, draft_token_ids: SequenceOf[int]) -> bool:
+        """Whether `allowed` has nothing to compute for these drafts."""
+        if self._new or self._masks is None:
+            return False
+        return self._masked_drafts[: len(draft_token_ids)] == list(draft_token_ids)
+
     def allowed(self, draft_token_ids: SequenceOf[int]) -> npt.NDArray[np.int32]:
         """See `Constraint`."""
         num_drafts = len(draft_token_ids)
-        if self._masks is None or self._masked_drafts[:num_drafts] != list(draft_token_ids):
+        if not self.has_masks(draft_token_ids):
             self._mask(draft_token_ids)
         if (error := self.error) is not None:
             raise error
@@ -102,12 +113,13 @@ class GrammarState:
         """Computes the masks of the present output and after the drafts, up to one that is not
         allowed or after which the grammar is too complex.
         """
+        self._go_on()
         masks = np.zeros((len(draft_token_ids) + 1, self._num_words), dtype=np.int32)
         matcher, num_masked, num_tried = self._matcher, 0, 0
         place = self._find_run()
         run = self._run
         for row, draft in enumerate((*draft_token_ids, None)):
-            if place == len(run):
+            if row and place == len(run):
                 run, place = _forced_by(matcher), 0
             if place < len(run):
                 word, bit = divmod(run[place], 32)
@@ -133,10 +145,19 @@ class GrammarState:
         self._masked_drafts = list(draft_token_ids[: max(0, num_masked - 1)])
         self._masks = masks[:num_masked]
 
+    def _go_on(self) -> None:
+        """The matchers consume the output."""
+        if self._new:
+            new, self._new = self._new, []
+            self._num_taken += len(new)
+            self._masks = None
+            self._matcher.consume_tokens(new)
+            self._draft_matcher.consume_tokens(new)
+
     def _find_run(self) -> int:
         """Finds the text that must come now; returns the place in `_run` where it begins."""
         place = self._num_taken - self._run_start
-        if place < len(self._run):
+        if place == 0 or place < len(self._run):
             return place
         self._run, self._run_start = _forced_by(self._matcher), self._num_taken
         return 0

@@ -9,6 +9,7 @@ drafts. So an operator says whether clients may send grammars at all.
 Each sequence gets matchers of its own, because copies of one share what they count, and its errors.
 """
 
+import atexit
 import contextlib
 import enum
 import json
@@ -43,6 +44,8 @@ _MAX_WAITING = 1024
 # Schemas of 20,000 strings take 0.1 s.
 MAX_COMPILE_S = 10.0
 _RETRY_MS = 1000
+# How long the end waits for a grammar that compiles.
+_LAST_COMPILE_S = 5.0
 # A text in Lark as its lexer reads it: what may hold any character, repetitions ("a"~3), and the
 # two operators whose automata double with each step of a regex. What is not closed is no Lark; it
 # is taken as a whole, or a search for its end would begin at each of its characters.
@@ -110,7 +113,7 @@ class Grammars:
         self._is_closed = False
         # What compiles for too long, for as long as it does.
         self._endless: Grammar | None = None
-        # A daemon: the process's end does not wait for a grammar that compiles.
+        # A daemon: the process's end does not wait for ever for a grammar that compiles.
         self._thread = threading.Thread(
             target=self._run,
             args=(tokenizer, end_token_ids),
@@ -123,6 +126,7 @@ class Grammars:
             self._thread.start()
         finally:
             threading.stack_size(before)
+        atexit.register(self.close)
 
     def compile(
         self, grammar: Grammar, output_token_ids: Sequence[int] = ()
@@ -152,12 +156,18 @@ class Grammars:
         return job.future
 
     def close(self) -> None:
-        """Ends the thread, after the grammar that it compiles; cancels those that wait."""
+        """Ends the thread, after the grammar that it compiles; cancels those that wait.
+
+        Blocks for that grammar, up to `_LAST_COMPILE_S`. Idempotent; the process's end calls it.
+        """
         with self._changed:
             self._is_closed = True
             self._changed.notify()
         for job in self._take_jobs():
             job.future.cancel()
+        # The process would crash if the library returned while the interpreter ends.
+        self._thread.join(_LAST_COMPILE_S)
+        atexit.unregister(self.close)
 
     def _run(self, path: Path, end_token_ids: Sequence[int]) -> None:
         tokenizer = _read_tokenizer(path, self._vocab_size, end_token_ids)

@@ -389,7 +389,7 @@ class TestKeeping:
     def test_without_a_close_in_time_nothing_is_kept(
         self, world: World, how: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(drafters_module, "_MAX_HELD", 1)
+        monkeypatch.setattr(drafters_module, "_MAX_ENDED", 1)
         link = self.ended(world)
         if how == "too late":
             world.pass_s(30.1)
@@ -417,14 +417,63 @@ class TestKeeping:
         world.settle(link)
         assert released(link) == [("s", pb.KEEP_ALL, 2)]
 
-    def test_what_a_lost_drafter_held_is_not_kept(self, world: World) -> None:
+    def test_what_a_lost_drafter_held_is_sent_again_to_be_kept(self, world: World) -> None:
         link = self.ended(world)
         link.down()
         link.up()
+        world.settle(link)
+        assert len(link.sent) == 1, "not before the decision"
         world.drafters.decide(1, "s", Keep.ALL)
         world.settle(link)
-        assert released(link) == []
-        world.drafters.check_integrity()
+        assert list(link.sent[1].sequences[0].token_ids) == [1, 2, 3]
+        assert released(link) == [("s", pb.KEEP_ALL, 0)]
+
+    @pytest.mark.parametrize("how", ["end", "close", "decide"])
+    def test_a_text_that_ends_before_its_drafter_is_connected_is_kept(
+        self, world: World, how: str
+    ) -> None:
+        keep = Keep.UNSPECIFIED if how == "decide" else Keep.OUTPUT
+        sequence = world.sequence("s", pool_id="p", keep=keep)
+        if how == "close":
+            world.drafters.close(sequence, Keep.OUTPUT, 0)
+        else:
+            world.drafters.end(sequence, by_itself=True)
+        if how == "decide":
+            world.drafters.decide(1, "s", Keep.OUTPUT)
+        world.pass_s(29.0)
+        link = world.up()
+        world.settle(link)
+        assert released(link) == [("s", pb.KEEP_OUTPUT, 0)]
+        assert list(link.sent[0].sequences[0].token_ids) == [1, 2, 3]
+
+    def test_a_text_waits_for_its_drafter_for_a_while_only(self, world: World) -> None:
+        sequence = world.sequence("s", pool_id="p", keep=Keep.OUTPUT)
+        world.drafters.end(sequence, by_itself=True)
+        world.pass_s(30.1)
+        link = world.up()
+        assert link.sent == []
+        world.pass_s(IDLE_TIMEOUT_S)
+        assert link.is_closed, "nothing needs it"
+
+    @pytest.mark.parametrize("limit", ["_MAX_ENDED", "_MAX_ENDED_TOKENS"])
+    @pytest.mark.parametrize("keep", [Keep.OUTPUT, Keep.UNSPECIFIED])
+    def test_no_more_than_so_much_waits_for_all_drafters_together(
+        self, world: World, limit: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # One sequence has three tokens.
+        monkeypatch.setattr(drafters_module, limit, 2 if limit == "_MAX_ENDED" else 6)
+        for name, address in (("a", A), ("b", B), ("c", A), ("d", B)):
+            sequence = world.sequence(name, address, pool_id="p", keep=keep)
+            world.drafters.end(sequence, by_itself=True)
+        for name in "abcd":
+            world.drafters.decide(1, name, Keep.OUTPUT)
+        links = [world.up(A), world.up(B)]
+        for link in links:
+            world.settle(link)
+        names = [name for link in links for name, _, _ in released(link)]
+        # A Close that does not come gives way.
+        assert sorted(names) == (["a", "b"] if keep is Keep.OUTPUT else ["c", "d"])
+        world.pass_s(0.0)
 
 
 class TestFaults:

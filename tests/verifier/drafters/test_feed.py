@@ -274,19 +274,24 @@ class TestLoss:
         assert hints == [hint_of(sequence, 9)]
 
     @pytest.mark.parametrize("end", ["hold", "keep"])
-    def test_a_restart_does_not_replay_sequences_that_are_over(self, end: str) -> None:
+    def test_a_new_drafter_is_sent_what_a_pool_keeps_of_a_sequence_that_is_over(
+        self, end: str
+    ) -> None:
         sequence = fed_sequence()
         feed = feed_of(sequence, **POOL)
         exchange(feed)
         sequence.token_ids += [4]
         if end == "hold":
             feed.hold("sequence")
+            feed.restart()
+            assert feed.next_batch(0.0) is None, "not before the decision"
+            feed.remove("sequence", keep=Keep.OUTPUT)
         else:
             feed.remove("sequence", keep=Keep.OUTPUT)
-        feed.restart()
+            feed.restart()
+        assert exchange(feed)[0].deltas[0].token_ids == [1, 2, 3, 4]
+        assert exchange(feed)[0].releases == [Release("sequence", Keep.OUTPUT, 0)]
         assert feed.is_idle
-        feed.remove("sequence", keep=Keep.OUTPUT)
-        assert feed.is_idle, "what was lost is not kept"
 
 
 class TestEnds:
@@ -304,9 +309,43 @@ class TestEnds:
 
     def test_a_sequence_that_was_never_sent_is_not_released(self) -> None:
         feed = feed_of(fed_sequence(), **POOL)
-        feed.remove("sequence", keep=Keep.ALL)
+        feed.remove("sequence", keep=Keep.NOTHING)
         assert feed.next_batch(0.0) is None
         assert feed.is_idle
+
+    def test_a_text_that_ended_before_anything_of_it_was_sent_is_kept(self) -> None:
+        feed = feed_of(fed_sequence(), **POOL)
+        feed.remove("sequence", keep=Keep.ALL, until_s=30.0)
+        assert feed.num_ended == 1
+        assert feed.num_ended_tokens == 3
+        feed.restart()
+        feed.expire(29.9)
+        first, _ = exchange(feed)
+        assert first.deltas[0].token_ids == [1, 2, 3]
+        assert first.deltas[0].encoded_params is not None
+        assert exchange(feed)[0].releases == [Release("sequence", Keep.ALL, 0)]
+        assert feed.is_idle
+        assert feed.num_ended_tokens == 0
+
+    def test_a_text_that_was_not_sent_in_time_is_given_up(self) -> None:
+        whole, part = fed_sequence(name="whole"), fed_sequence(list(range(10_000)), name="part")
+        feed = feed_of(part, whole, **POOL)
+        exchange(feed)
+        for name in ("part", "whole"):
+            feed.remove(name, keep=Keep.ALL, until_s=30.0)
+        feed.expire(30.0)
+        assert (feed.num_ended, feed.num_ended_tokens) == (0, 0)
+        batch, _ = exchange(feed)
+        assert batch.deltas == []
+        assert batch.releases == [Release("part", Keep.NOTHING, 0)], "half a text is not kept"
+        assert feed.is_idle
+
+    def test_an_id_may_be_used_again_while_no_drafter_has_the_ended_text(self) -> None:
+        feed = feed_of(fed_sequence(), **POOL)
+        feed.remove("sequence", keep=Keep.ALL)
+        assert feed.add(fed_sequence([7, 8]), drafted_by())
+        assert feed.num_ended == 0
+        assert exchange(feed)[0].deltas[0].token_ids == [7, 8]
 
     @pytest.mark.parametrize("keep", [Keep.OUTPUT, Keep.ALL])
     def test_text_that_a_pool_keeps_is_sent_to_its_end_before_the_release(self, keep: Keep) -> None:

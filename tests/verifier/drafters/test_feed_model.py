@@ -68,6 +68,9 @@ class FeedMachine(RuleBasedStateMachine):
         self.held: dict[str, Sequence] = {}
         # What each ended sequence's pool may hold of it, at most.
         self.kept: dict[str, tuple[Keep, list[int]]] = {}
+        # Those whose pool must hold it in the end, and when it is given up.
+        self.owed: dict[str, float] = {}
+        self.pooled: set[str] = set()
         self.in_flight: list[tuple[int, list[Proposal]]] = []
         self.num_made = 0
         self.num_lost = 0
@@ -85,13 +88,15 @@ class FeedMachine(RuleBasedStateMachine):
         self.num_made += 1
         name = f"sequence {self.num_made}"
         self.live[name] = fed_sequence(list(range(num_tokens)), name=name)
+        if has_pool:
+            self.pooled.add(name)
         law = drafted_by(hint_tokens=hint_tokens, pool_id="0:/p" if has_pool else "")
         assert self.feed.add(self.live[name], law)
 
     @precondition(lambda self: self.live)
     @rule(draw=st.randoms(use_true_random=False))
     def begin_with_the_id_of_another(self, draw: random.Random) -> None:
-        name = self.choose(self.live | self.held, draw)
+        name = self.choose(self.live, draw)
         assert not self.feed.add(fed_sequence([9, 9, 9], name=name), drafted_by())
 
     @precondition(lambda self: self.live)
@@ -130,20 +135,34 @@ class FeedMachine(RuleBasedStateMachine):
         self.end_one(name, self.held.pop(name), keep, length)
 
     def end_one(self, name: str, sequence: Sequence, keep: Keep, length: int) -> None:
-        self.feed.remove(name, keep=keep, length=length)
+        until_s = self.now_s + 1.0
+        self.feed.remove(name, keep=keep, length=length, until_s=until_s)
         self.kept[name] = (keep, sequence.token_ids[: length or None])
+        if keep in (Keep.OUTPUT, Keep.ALL) and name in self.pooled:
+            self.owed[name] = until_s
 
     @precondition(lambda self: self.drafter.histories and self.num_lost < 8)
     @rule(draw=st.randoms(use_true_random=False))
     def lose(self, draw: random.Random) -> None:
         self.num_lost += 1
-        del self.drafter.histories[draw.choice(sorted(self.drafter.histories))]
+        name = draw.choice(sorted(self.drafter.histories))
+        del self.drafter.histories[name]
+        # Its last token may have been sent already, and then nobody notices.
+        self.owed.pop(name, None)
+
+    @rule(pause_s=st.sampled_from([0.1, 0.6]))
+    def expire(self, pause_s: float) -> None:
+        self.now_s += pause_s
+        self.feed.expire(self.now_s)
+        self.owed = {name: at_s for name, at_s in self.owed.items() if at_s > self.now_s}
 
     @rule()
     def restart(self) -> None:
         self.drafter.histories.clear()
         self.in_flight.clear()
-        self.held.clear()
+        # All of such a text was sent, and it was not released yet.
+        for name in self.feed._releases:
+            self.owed.pop(name, None)
         self.feed.restart()
 
     @rule(pause_s=st.sampled_from([0.0, 0.001, 0.1]))
@@ -204,6 +223,7 @@ class FeedMachine(RuleBasedStateMachine):
             self.feed.remove(name)
         self.settle()
         assert self.feed.is_idle
+        assert self.owed.keys() <= {name for name, _, _ in self.drafter.pool}
         assert self.drafter.histories == {}, "everything is released"
 
     def settle(self) -> None:

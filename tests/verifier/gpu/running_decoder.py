@@ -12,7 +12,8 @@ from verifier.attention.sdpa import SdpaBackend
 from verifier.batch.batch_expansion import expand
 from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
 from verifier.cpu.loading.loader import describe_decoder
-from verifier.gpu.decoder import GpuDecoder, WrittenCache, kv_shape_of
+from verifier.gpu.decoder import GpuDecoder, Graphs, WrittenCache, kv_shape_of
+from verifier.gpu.device_batch import BatchLimits
 from verifier.gpu.loading import load_weights
 from verifier.gpu.operations import Operations
 from verifier.gpu.weights import GpuWeights
@@ -24,10 +25,16 @@ def load(
     folder: Path,
     dtype: str = "auto",
     device: torch.device = CPU,
+    operations: Operations | None = None,
     quantization: str = "none",
 ) -> GpuWeights:
-    described = describe_decoder(folder)
-    return load_weights(described, dtype=dtype, device=device, quantization=quantization)
+    return load_weights(
+        describe_decoder(folder),
+        dtype=dtype,
+        device=device,
+        operations=operations,
+        quantization=quantization,
+    )
 
 
 class RunningGpuDecoder:
@@ -41,6 +48,9 @@ class RunningGpuDecoder:
         block_size: int = 16,
         num_blocks: int = 64,
         operations: Operations | None = None,
+        graphs: Graphs | None = None,
+        max_num_tokens: int = 512,
+        max_table_blocks: int = 64,
     ) -> None:
         if backend is None:
             capped = weights.config.attention_softcap
@@ -52,7 +62,16 @@ class RunningGpuDecoder:
             block_size=block_size,
             device=weights.device,
         )
-        self.decoder = GpuDecoder(weights, backend=backend, cache=self.cache, operations=operations)
+        self.decoder = GpuDecoder(
+            weights,
+            backend=backend,
+            cache=self.cache,
+            limits=BatchLimits(
+                max_num_tokens=max_num_tokens, max_num_tables=64, max_table_blocks=max_table_blocks
+            ),
+            graphs=graphs,
+            operations=operations,
+        )
 
     def lay_out(self, *chunks: Chunk, is_expanded: bool = False) -> BatchLayout:
         """`is_expanded`: tokens that stand for drafts attend one by one."""

@@ -18,7 +18,6 @@ from verifier.scheduling.scheduler import ScheduledSequence
 from verifier.scheduling.sequence import ScoringMethod
 
 CPU = torch.device("cpu")
-TRASH = 4096
 
 
 def make_batch(
@@ -28,7 +27,6 @@ def make_batch(
         max_num_tokens=max_num_tokens,
         max_num_tables=max_num_tables,
         max_table_blocks=max_table_blocks,
-        trash_slot=TRASH,
     )
     return DeviceBatch(limits, device=CPU)
 
@@ -42,7 +40,7 @@ def check(arrays: DeviceArrays, layout: BatchLayout, num_padded: int | None) -> 
     assert (len(arrays.token_ids), len(arrays.seq_lens), len(arrays.logits_indices)) == sizes
     assert arrays.token_ids[:num_tokens].tolist() == layout.input_token_ids.tolist()
     assert arrays.positions[:num_tokens].tolist() == layout.positions.tolist()
-    assert arrays.slot_mapping.tolist() == [*layout.slot_mapping.tolist(), *[TRASH] * num_padding]
+    assert arrays.slot_mapping.tolist() == [*layout.slot_mapping.tolist(), *[-1] * num_padding]
     starts = layout.cu_seqlens_q.tolist()
     assert arrays.cu_seqlens_q.tolist() == starts + [num_tokens] * (sizes[1] - num_entries)
     lengths = layout.seq_lens.tolist()
@@ -180,6 +178,12 @@ def test_padding_is_what_an_earlier_step_left_there() -> None:
     check(arrays, layout, 8)
     assert arrays.token_ids.tolist() == [9, 4, 5, 3, 5, 6, 0, 0]
     assert arrays.positions.tolist() == [2, 3, 4, 0, 4, 5, 0, 0]
+
+
+def test_before_the_first_step_all_is_padding() -> None:
+    arrays = make_batch().arrays(8, 8, 8)
+    assert arrays.slot_mapping.tolist() == [-1] * 8
+    assert not any(each.any() for name, each in arrays._asdict().items() if name != "slot_mapping")
 
 
 def test_arrays_of_one_size_stay_where_they_are() -> None:

@@ -17,12 +17,16 @@ from tests.verifier.gpu.running_decoder import CPU, load
 from tests.verifier.gpu.test_decoder import assert_near, folder_of, transformers_logits
 from tests.verifier.paged_model import some_tokens
 from tests.verifier.scoring_engine import score, stacked, started
+from verifier.attention import selection
 from verifier.attention.sdpa import SdpaBackend
+from verifier.batch.target_model import FloatArray, TargetModel
 from verifier.build import load_model
 from verifier.config import VerifierConfig
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import paged_logits
 from verifier.gpu.decoder import GpuDecoder
+from verifier.gpu.operations import operations_for
+from verifier.gpu.plain import PlainOperations
 from verifier.gpu.weights import GpuWeights, Layer
 from verifier.model import fallback_model, gpu_model, own_model
 from verifier.model.gpu_model import check_decoder, find_on_gpu, load_on_gpu
@@ -97,6 +101,40 @@ def test_others_go_to_transformers_and_the_log_says_why(
     with structlog.testing.capture_logs() as logs:
         assert find_on_gpu(config_for(folder_of(name), **options), GPU) is None
     assert [(log["event"], log["reason"]) for log in logs] == [("served_by_transformers", reason)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("llama", {"quantization": "fp8"}, "--quantization fp8"),
+        ("llama", {"attention_backend": "sdpa"}, "attention backend sdpa, whose bits"),
+        ("gemma2", {"attention_backend": "sdpa"}, "attention backend sdpa serves no softcap"),
+        ("llama", {"attention_backend": "torch_varlen"}, "attention backend torch_varlen, whose"),
+    ],
+)
+def test_strict_is_refused_by_the_reason_for_which_transformers_would_compute(
+    name: str, options: dict[str, Any], reason: str
+) -> None:
+    config = config_for(folder_of(name), numerics="strict", dtype="bfloat16", **options)
+    with pytest.raises(ConfigError, match=f"--numerics: strict: .* not serve this: {reason}"):
+        find_on_gpu(config, GPU)
+
+
+def test_strict_is_refused_without_what_triton_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_for(folder_of("llama"), numerics="strict")
+    assert find_on_gpu(config, GPU) is not None
+    for module in (gpu_model, selection):
+        monkeypatch.setattr(module, "lack_of_triton", lambda: "no C compiler")
+    with pytest.raises(ConfigError, match=r"--numerics: strict: .* not serve this: no C compiler"):
+        find_on_gpu(config, GPU)
+
+
+def test_strict_is_refused_for_a_model_that_is_not_known(tmp_path: Path) -> None:
+    save(tmp_path, "llama")
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(text.replace('"silu"', '"relu"'))
+    with pytest.raises(ConfigError, match=r"--numerics: strict: .* not serve this: .*relu"):
+        find_on_gpu(config_for(tmp_path, numerics="strict"), GPU)
 
 
 def test_without_what_triton_needs_models_go_to_transformers(
@@ -225,3 +263,64 @@ def test_a_verifier_on_a_gpu_serves_the_bundled_model_by_the_decoder(
     exact = transformers_logits(MODEL_FOLDER, text, torch.float32)
     off = (transformers_logits(MODEL_FOLDER, text) - exact).abs().mean()
     assert (rows - exact).abs().mean() <= 2 * off
+
+
+class CallsItselfStrict(PlainOperations):
+    """Stands in for a GPU's operations, which do what they say."""
+
+    @property
+    def is_strict(self) -> bool:
+        return True
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize(("rule", "has_digest"), [("match", True), ("ratio", False)])
+def test_strict_on_a_gpu_computes_by_strict_operations(
+    rule: str, has_digest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_a_gpu(monkeypatch)
+    asked: list[bool] = []
+
+    def chosen(device: torch.device, *, is_strict: bool) -> PlainOperations:
+        asked.append(is_strict)
+        return CallsItselfStrict()
+
+    monkeypatch.setattr(gpu_model, "operations_for", chosen)
+    monkeypatch.setattr(gpu_model, "paged_logits", in_one_piece)
+    loaded = load_model(config_for(numerics="strict", acceptance_rule=rule))
+    assert asked == [True]
+    assert isinstance(loaded.model, GpuDecoder)
+    assert loaded.served.numerics == "strict"
+    assert bool(loaded.served.numerics_digest) is has_digest
+
+
+def in_one_piece(
+    model: TargetModel, text: list[int], cuts: list[int], *, block_size: int
+) -> FloatArray:
+    return paged_logits(model, text, [], block_size=block_size)
+
+
+def test_there_are_no_strict_operations_for_a_cpu() -> None:
+    with pytest.raises(ValueError, match="no strict operations for cpu"):
+        operations_for(CPU, is_strict=True)
+
+
+class OnlyCallsItselfStrict(CallsItselfStrict):
+    """A single row's product is another one, by a rounding of its dtype."""
+
+    def linear(
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return super().linear(rows, weight, bias) * (
+            1.0 + torch.finfo(rows.dtype).eps * (len(rows) == 1)
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_strict_decoder_whose_bits_depend_on_chunks_is_refused(
+    dtype: str, tmp_path: Path
+) -> None:
+    save(tmp_path, "mistral", getattr(torch, dtype))
+    weights = load(tmp_path, operations=OnlyCallsItselfStrict())
+    with pytest.raises(CheckpointError, match="strict: the bits of logits depend on chunks"):
+        check(weights, tmp_path)

@@ -98,30 +98,14 @@ def test_a_bucket_that_is_used_often_gets_a_graph_later() -> None:
     assert len(pool.calls) == 20, "a step was computed twice, or not at all"
 
 
-def test_the_least_used_graph_is_given_up_for_one_that_is_used_far_more() -> None:
+def test_where_memory_is_full_no_graph_is_captured_or_given_up() -> None:
     pool = Pool(1, 2, 4, max_bytes=20)
     pool.capture.num_bytes = 10
     pool.graphs.prepare([1, 2])
-    pool.run(1, times=30)
-    pool.run(2, times=20)
-    pool.run(4, times=40)
-    assert pool.graphs.captured == [1, 2], "not yet twice as often"
-    pool.run(4, times=1)
-    assert pool.graphs.captured == [1, 4]
-    assert pool.graphs.bucket_of(2) == 2, "it runs without a graph"
-    pool.run(2, times=5)
-
-
-def test_habits_of_long_ago_do_not_count_for_ever() -> None:
-    pool = Pool(1, 2, max_bytes=10)
-    pool.capture.num_bytes = 10
-    pool.graphs.prepare([1])
-    pool.run(1, times=100_000)
-    for _ in range(20_000):
-        pool.run(2)
-        if pool.graphs.captured == [2]:
-            break
-    assert pool.graphs.captured == [2]
+    pool.run(4, times=1000)
+    assert pool.graphs.captured == [1, 2]
+    assert pool.graphs.bucket_of(4) == 4, "it runs without a graph"
+    assert pool.graphs.num_bytes == 20
 
 
 def test_a_bucket_that_cannot_be_captured_is_not_used_again() -> None:
@@ -136,16 +120,6 @@ def test_a_bucket_that_cannot_be_captured_is_not_used_again() -> None:
     assert pool.graphs.bucket_of(3) is None, "padding to 32 would cost more than a graph saves"
     assert pool.graphs.bucket_of(9) == 32
     pool.run(32)
-
-
-def test_a_graph_larger_than_all_the_memory_gives_no_other_up() -> None:
-    pool = Pool(1, 2, max_bytes=20)
-    pool.capture.num_bytes = 15
-    pool.graphs.prepare([1])
-    pool.capture.num_bytes = 21
-    pool.graphs.prepare([2])
-    assert pool.graphs.captured == [1]
-    assert pool.graphs.bucket_of(2) is None
 
 
 def test_without_memory_there_are_no_graphs() -> None:
@@ -181,6 +155,6 @@ def test_any_use_keeps_to_the_memory_and_computes_every_step_once(seed: int) -> 
         if bucket is not None:
             pool.run(bucket)
             num_runs += 1
-        assert pool.graphs.num_bytes <= 50
+        assert pool.graphs.num_bytes <= 50 + 40, "more than the last one exceeds it"
     assert len(pool.calls) == num_runs
     assert pool.capture.num_replays > 0

@@ -7,14 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-CHECKS = Path(__file__).with_name("kernel_checks.py")
+import pytest
+
+CHECKS = (
+    "kernel_checks.py",
+    *(pytest.param(f"{name}_checks.py", marks=pytest.mark.slow) for name in ("product", "strict")),
+)
 ROOT = Path(__file__).parents[3]
 
 
-def test_kernels_compute_what_plain_torch_computes() -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("checks", CHECKS)
+def test_kernels_compute_what_they_shall(checks: str) -> None:
+    file = Path(__file__).with_name(checks)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     # `--noconftest`, since those of the folders above import half of the project.
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--noconftest", str(CHECKS)]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--noconftest", str(file)]
     ran = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )

@@ -1,6 +1,7 @@
 """Grammars: which tokens they allow, against brute force; what is refused; what is bounded."""
 
 import contextlib
+import itertools
 import json
 import random
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from tokenizers import Tokenizer
 
@@ -450,6 +451,7 @@ def test_what_is_cancelled_while_it_waits_is_kept_no_longer(
 
 
 def test_what_waits_when_the_process_ends_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LAST_COMPILE_S", 0.0)
     with held_thread(monkeypatch) as (grammars, _):
         waiting = [grammars.compile(Grammar(GrammarKind.REGEX, "a")) for _ in range(20)]
         grammars.close()
@@ -471,6 +473,33 @@ grammars = Grammars(Path({str(TOKENIZER)!r}), vocab_size={VOCABULARY}, end_token
 grammars.compile(Grammar(GrammarKind.REGEX, "a"))
 assert began.wait(60)
 grammars.close()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_grammar_that_compiles_while_the_interpreter_ends_crashes_nothing(
+    is_closed: bool,
+) -> None:
+    script = f"""
+import json, time
+from pathlib import Path
+from verifier.structured.grammars import Grammar, GrammarKind, Grammars
+class SlowEnd:
+    def __del__(self, sleep=time.sleep):
+        sleep(2.0)
+slow_end = SlowEnd()
+grammars = Grammars(Path({str(TOKENIZER)!r}), vocab_size={VOCABULARY}, end_token_ids=[{END}])
+# A part of a second, most of it in the library.
+text = json.dumps([f"{{i:015}}" for i in range(20_000)])
+compiling = grammars.compile(Grammar(GrammarKind.CHOICES, text))
+while not compiling.running():
+    time.sleep(0.001)
+time.sleep(0.05)
+assert not compiling.done()
+if {is_closed}:
+    grammars.close()
+    assert compiling.done()
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
@@ -547,3 +576,80 @@ def test_it_reports_what_was_compiled_and_what_was_refused() -> None:
         grammars.compile(Grammar(GrammarKind.LARK, "start: (")).result(timeout=60)
     assert reported == [(GrammarKind.REGEX, True), (GrammarKind.LARK, False)]
     grammars.close()
+
+
+def test_the_librarys_copies_share_the_lexer_so_no_compiled_grammar_is_cached() -> None:
+    """Once this fails, copies are independent, and a cache of compiled grammars is sound."""
+    tokenizer = LLTokenizer(TOKENIZER.read_text(), n_vocab=VOCABULARY, eos_token=[END])
+    grammar = LLMatcher.grammar_from_regex("[a-z ]*a[a-z ]{14}")
+    limits = LLParserLimits(max_lexer_states=300, verbose_errors=False)
+
+    def compiled() -> LLMatcher:
+        return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+
+    def exhaust(matcher: LLMatcher) -> int:
+        """How many tokens it allows until it has too many states."""
+        draw = random.Random(4)
+        for count in itertools.count():
+            mask = np.zeros((1, VOCABULARY // 32), dtype=np.int32)
+            fill_next_token_bitmask(matcher, mask, 0)
+            if matcher.is_error():
+                return count
+            matcher.consume_token(draw.choice(sorted(tokens_of(mask) - {END})))
+        raise AssertionError("it never ends")
+
+    unused = compiled()
+    exhausted, other = unused.deep_copy(), unused.deep_copy()
+    alone = exhaust(compiled())
+    assert exhaust(exhausted) == alone > 5
+    assert exhaust(other) == exhaust(unused.deep_copy()) == 0
+    assert exhaust(compiled()) == alone, "what is compiled by itself is not concerned"
+
+
+def test_the_text_that_must_come_is_asked_for_once_in_a_step(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When drafts are chosen, and again for the masks: also where there is a choice."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    state = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
+    num_asked = 0
+
+    def count(matcher: LLMatcher) -> list[int]:
+        nonlocal num_asked
+        num_asked += 1
+        return forced_by(matcher)
+
+    forced_by = grammar_state._forced_by
+    monkeypatch.setattr(grammar_state, "_forced_by", count)
+    output: list[int] = []
+    for steps, letter in enumerate("abcd", start=1):
+        output += tokenizer.encode(letter).ids
+        state.take_in(output, 0)
+        assert state.forced(8) == []
+        assert len(tokens_of(state.allowed([])[0])) > 1
+        assert num_asked == steps
+
+
+def test_output_is_consumed_when_something_is_asked(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that taking it in costs the engine's thread nothing."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    a, b = (tokenizer.encode(each).ids[0] for each in "ab")
+    state = state_of(grammars, GrammarKind.REGEX, "a[bc]d")
+    state.take_in([7, a], 1)
+    assert not state.has_masks([])
+    assert state.forced(0) == []
+    assert state._num_taken == 0
+    state.take_in([7, a, b], 1)
+    assert "d" in {tokenizer.decode([each]) for each in tokens_of(state.allowed([])[0])}
+    assert state._num_taken == 2
+    assert state.has_masks([])
+    assert not state.has_masks([b])
+    # What does not follow the grammar is known when it is asked for.
+    wrong = state_of(grammars, GrammarKind.REGEX, "a[bc]d")
+    wrong.take_in([b], 0)
+    assert wrong.error is not None
+    assert wrong.num_possible([a]) == 0
+    with pytest.raises(InvalidRequestError):
+        wrong.allowed([])

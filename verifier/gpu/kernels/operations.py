@@ -1,18 +1,56 @@
 """Launches the kernels on tensors. Imports Triton, so only where there is a GPU."""
 
 import torch
+import torch.nn.functional
 import triton
 
 from verifier.cpu.weights import Activation
 from verifier.gpu.kernels.gate import gate_kernel
 from verifier.gpu.kernels.norm import add_norm_kernel
+from verifier.gpu.kernels.product import product_kernel, tile_for
 from verifier.gpu.kernels.rotary import rotate_and_store_kernel
 
 _GATE_BLOCK = 1024
 
 
 class TritonOperations:
-    """Implements `Operations`. Kernels run on the thread's current GPU."""
+    """Implements `Operations`. Kernels run on the thread's current GPU.
+
+    Strict or not, all but products are the same: one program reduces a whole row.
+    """
+
+    def __init__(self, *, is_strict: bool = False) -> None:
+        """`is_strict`: products by a kernel, else by torch."""
+        self.is_strict = is_strict
+
+    def linear(
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if not self.is_strict:
+            return torch.nn.functional.linear(rows, weight, bias)
+        assert rows.is_contiguous()
+        assert weight.is_contiguous()
+        (num_rows, num_inputs), num_outputs = rows.shape, len(weight)
+        product = rows.new_empty(num_rows, num_outputs)
+        if num_rows:
+            tile = tile_for(num_rows, rows.dtype)
+            grid = (triton.cdiv(num_rows, tile.rows), triton.cdiv(num_outputs, tile.outputs))
+            product_kernel[grid](
+                rows,
+                weight,
+                bias,
+                product,
+                num_rows,
+                num_inputs,
+                num_outputs,
+                HAS_BIAS=bias is not None,
+                TILE_ROWS=tile.rows,
+                TILE_OUTPUTS=tile.outputs,
+                TILE_INPUTS=tile.inputs,
+                num_warps=tile.num_warps,
+                num_stages=tile.num_stages,
+            )
+        return product
 
     def add_norm(
         self,

@@ -1,5 +1,4 @@
 """The sampler on the device of the logits, token for token that of `verifier/sampling/`.
 
 Knows rows of logits and slots of sequences' parameters; nothing of K/V, scheduling or the engine.
-No step uses it yet (docs/gpu.md).
 """

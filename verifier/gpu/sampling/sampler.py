@@ -72,10 +72,11 @@ class DeviceSampler:
         """
         self._device = device
         self._vocab_size = vocab_size
-        self._max_num_seqs = max_num_seqs
+        self.max_num_seqs = max_num_seqs
         self._max_num_drafts = max_num_drafts
         self._max_num_rows = max_num_rows or max_num_seqs * (max_num_drafts + 1)
         self._slots = Slots(max_num_seqs=max_num_seqs, vocab_size=vocab_size, device=device)
+        self.rule = rule
         self._is_ratio = rule is AcceptanceRule.RATIO
         self._num_blocks = triton.cdiv(vocab_size, _BLOCK)
         self._chunk_rows = min(self._max_num_rows, _CHUNK_ROWS)
@@ -91,7 +92,8 @@ class DeviceSampler:
         self._steps = _Copied((max_num_seqs, step_width), torch.int64, device)
         self._row_sequences = _Copied((num_rows,), torch.int64, device)
         self._masks = _Copied((num_rows, (vocab_size + 31) // 32), torch.int32, device)
-        self._verdicts = _Copied((max_num_seqs, max_num_drafts + 3), torch.int64, device)
+        # The first row begins with the number of tokens that failed; verdicts follow.
+        self._verdicts = _Copied((1 + max_num_seqs, max_num_drafts + 3), torch.int64, device)
         self._all_usable = torch.ones(num_rows, dtype=torch.bool, device=device)
         self._raw_tops = zeros(num_rows, num_blocks, dtype=torch.float64)
         self._tops = zeros(num_rows, num_blocks, dtype=torch.float64)
@@ -138,7 +140,7 @@ class DeviceSampler:
         """
         self._num_drafts = [len(sequence.draft_token_ids) for sequence in sequences]
         self._num_rows = sum(self._num_drafts) + len(sequences)
-        assert len(sequences) <= self._max_num_seqs, f"{len(sequences)} sequences"
+        assert len(sequences) <= self.max_num_seqs, f"{len(sequences)} sequences"
         assert max(self._num_drafts, default=0) <= self._max_num_drafts, f"{self._num_drafts}"
         assert self._num_rows <= self._max_num_rows, f"{self._num_rows} rows"
         steps, masks = self._steps.host, self._masks.host
@@ -169,12 +171,20 @@ class DeviceSampler:
         self._row_sequences.to_device(self._num_rows)
         self._masks.to_device(num_masks)
 
-    def run(self, logits: torch.Tensor, is_usable: torch.Tensor | None = None) -> torch.Tensor:
+    def run(
+        self,
+        logits: torch.Tensor,
+        is_usable: torch.Tensor | None = None,
+        num_failed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Queues the staged step: `compute`, then the copy to the host. Waits for nothing.
 
         Args, returns: as `compute`.
+            num_failed: scalar int64 on the device, which comes in the same copy; see `num_failed`.
         """
         verdicts = self.compute(logits, is_usable)
+        if num_failed is not None:
+            self._verdicts.device[0, 0].copy_(num_failed)
         self.copy_verdicts()
         return verdicts
 
@@ -198,7 +208,7 @@ class DeviceSampler:
         usable = self._all_usable if is_usable is None else is_usable
         for first_row in range(0, num_rows, self._chunk_rows):
             self._compute_rows(logits, first_row, min(self._chunk_rows, num_rows - first_row))
-        verdicts = self._verdicts.device[:num_sequences]
+        verdicts = self._verdicts.device[1 : 1 + num_sequences]
         if num_sequences:
             choice.decide[(num_sequences,)](
                 self._steps.device,
@@ -223,15 +233,24 @@ class DeviceSampler:
         """Queues the copy of the last computed verdicts to the host; for callers that replay
         `compute`.
         """
-        self._verdicts.to_host(len(self._num_drafts))
+        self._verdicts.to_host(1 + len(self._num_drafts))
         if self._is_copied is not None:
             self._is_copied.record(torch.cuda.current_stream(self._device))
 
-    def result(self) -> Verdict:
-        """Waits for the step that was run last; the only method that waits for the device."""
+    def wait(self) -> None:
+        """Returns when the step that was run last is over, and its verdicts are on the host."""
         if self._is_copied is not None:
             self._is_copied.synchronize()
-        verdicts = self._verdicts.host[: len(self._num_drafts)].copy()
+
+    @property
+    def num_failed(self) -> int:
+        """As the step that was run last had it; after `wait`."""
+        return int(self._verdicts.host[0, 0])
+
+    def result(self) -> Verdict:
+        """Waits for the step that was run last."""
+        self.wait()
+        verdicts = self._verdicts.host[1 : 1 + len(self._num_drafts)].copy()
         return Verdict(
             output_token_ids=verdicts[:, : max(self._num_drafts, default=0) + 1],
             num_accepted_tokens=verdicts[:, -2],

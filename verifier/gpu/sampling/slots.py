@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from verifier.attention.backend import to_device
 from verifier.gpu.sampling.kernels import jit
 from verifier.gpu.sampling.token_counts import TokenCounts
 from verifier.sampling.logits_processing import parameters_of
@@ -75,14 +76,10 @@ class Slots:
         """
         if not is_sampled_on_device(sampling, stop_token_ids):
             raise ValueError(f"the host samples a sequence with {sampling}")
-        slot = self._free.pop()
         counts_tokens = (
             sampling.repetition_penalty != 1.0
             or sampling.frequency_penalty != 0.0
             or sampling.presence_penalty != 0.0
-        )
-        self._open[slot] = _Open(
-            sampling=sampling, prompt_length=prompt_length, counts_tokens=counts_tokens
         )
         parameters = parameters_of(sampling)
         integers = np.zeros(jit.NUM_INTEGERS.value, dtype=np.int64)
@@ -99,11 +96,23 @@ class Slots:
         numbers[jit.REPETITION.value] = sampling.repetition_penalty
         numbers[jit.FREQUENCY.value] = sampling.frequency_penalty
         numbers[jit.PRESENCE.value] = sampling.presence_penalty
-        self.integers[slot].copy_(torch.from_numpy(integers))
-        self.numbers[slot].copy_(torch.from_numpy(numbers))
-        _fill(self.bias_token_ids[slot], [token_id for token_id, _ in sampling.logit_bias])
-        _fill(self.biases[slot], [float(bias) for _, bias in sampling.logit_bias])
-        _fill(self.stop_token_ids[slot], sorted(stop_token_ids))
+        bias_token_ids = np.array([i for i, _ in sampling.logit_bias], dtype=np.int64)
+        biases = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float64)
+        stops = np.array(sorted(stop_token_ids), dtype=np.int64)
+        # Nothing of the sequence can fail any more.
+        slot = self._free.pop()
+        self._open[slot] = _Open(
+            sampling=sampling, prompt_length=prompt_length, counts_tokens=counts_tokens
+        )
+        for table, values in (
+            (self.integers, integers),
+            (self.numbers, numbers),
+            (self.bias_token_ids, bias_token_ids),
+            (self.biases, biases),
+            (self.stop_token_ids, stops),
+        ):
+            if len(values):
+                table[slot, : len(values)].copy_(to_device(values, table.device))
         return slot
 
     def close(self, slot: int) -> None:
@@ -136,8 +145,3 @@ class Slots:
         opened = self._open[slot]
         assert opened is not None, f"slot {slot} is not open"
         return opened
-
-
-def _fill(row: torch.Tensor, values: SequenceOf[float]) -> None:
-    if values:
-        row[: len(values)].copy_(torch.tensor(values, dtype=row.dtype))

@@ -1,0 +1,115 @@
+"""Accepts TLS connections whose handshakes are bounded as the connections themselves.
+
+An event loop that listens with TLS tells of a connection once its handshake is done. Until then
+nothing counts it, and that may be a minute. So this accepts by itself, and counts each from its
+beginning. On the event loop; knows no request.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+
+from gateway.api.http_connection import BoundedConnection, ConnectionLimits
+
+# Accepted between two returns to the event loop, as asyncio does.
+_MAX_ACCEPTED = 100
+# How long no more are accepted after the process ran out of descriptors or memory; as asyncio.
+_PAUSE_S = 1.0
+
+
+class TlsAcceptor:
+    """The connections of one listening socket; `close` must be called."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        context: ssl.SSLContext,
+        limits: ConnectionLimits,
+        make_connection: Callable[[], BoundedConnection],
+    ) -> None:
+        """Begins to accept.
+
+        Args:
+            listener: listens already; its owner closes it.
+            limits: a handshake may take as long as the head of a request.
+            make_connection: the protocol of a connection.
+        """
+        self._listener = listener
+        self._context = context
+        self._limits = limits
+        self._make_connection = make_connection
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: dict[asyncio.Task[None], _Handshake] = {}
+        self._is_closed = False
+        listener.setblocking(False)
+        self._resume()
+
+    def close(self) -> None:
+        """Accepts no more, and closes the connections whose handshakes are not done; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.remove_reader(self._listener)
+            for handshake in self._handshakes.values():
+                handshake.give_up()
+
+    async def wait_closed(self) -> None:
+        """Returns when no handshake is left; after `close`."""
+        if self._handshakes:
+            await asyncio.wait(self._handshakes)
+
+    def _resume(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_MAX_ACCEPTED):
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_PAUSE_S, self._resume)
+                return
+            accepted.setblocking(False)
+            handshake = _Handshake(accepted, self._limits)
+            task = self._loop.create_task(self._shake_hands(handshake))
+            self._handshakes[task] = handshake
+            task.add_done_callback(self._handshakes.pop)
+            self._limits.open(handshake)
+
+    async def _shake_hands(self, handshake: "_Handshake") -> None:
+        def begin() -> BoundedConnection:
+            connection = self._make_connection()
+            connection.handshake = handshake
+            return connection
+
+        try:
+            # Any error is the client's; the loop closes the connection.
+            with contextlib.suppress(OSError):
+                await self._loop.connect_accepted_socket(
+                    begin,
+                    handshake.accepted,
+                    ssl=self._context,
+                    ssl_handshake_timeout=self._limits.head_timeout_s,
+                )
+        finally:
+            self._limits.close(handshake)
+
+
+class _Handshake:
+    """A connection until its handshake is done."""
+
+    def __init__(self, accepted: socket.socket, limits: ConnectionLimits) -> None:
+        self.accepted = accepted
+        self._limits = limits
+
+    def give_up(self) -> None:
+        """Ends it at once."""
+        self._limits.close(self)
+        # The handshake then fails. The client may have gone already.
+        with contextlib.suppress(OSError):
+            self.accepted.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,200 @@
+"""Peers of the HTTPS port that do not end their TLS handshake, or do not even begin it."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from gateway.api.http import HttpListener
+from gateway.api.unread_watch import UnreadWatch
+from servicekit.config import ServerOptions
+from servicekit.tls import watch_server_certificate
+from tests.gateway.scripted_server import PATIENCE_S
+
+# The first bytes of a TLS record with a ClientHello of 512 bytes.
+BEGINNING = bytes.fromhex("1603010200010001fc0303")
+
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class HttpsClient:
+    """Of one listener.
+
+    Attributes:
+        serving: the listener's task.
+    """
+
+    def __init__(
+        self, address: str, context: ssl.SSLContext, serving: "asyncio.Future[None]"
+    ) -> None:
+        self.serving = serving
+        self._host, port = address.split(":")
+        self._port = int(port)
+        self._context = context
+
+    @contextlib.asynccontextmanager
+    async def connection(self, *, has_tls: bool) -> AsyncIterator[Pair]:
+        """A connection; without TLS, its handshake never begins."""
+        context = self._context if has_tls else None
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=context)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+
+    async def is_served(self) -> bool:
+        """Whether a new client gets its answer."""
+        async with self.connection(has_tls=True) as pair:
+            return await is_answered(*pair)
+
+
+async def is_answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        return (await reader.readuntil(b'"serving"}')).startswith(b"HTTP/1.1 200")
+
+
+async def until_closed(reader: asyncio.StreamReader) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+
+
+#: Runs a scenario against a listener with these options.
+Run = Callable[..., None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    authority = trustme.CA()
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    pem = tmp_path / "server.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
+
+    def run(scenario: Callable[[HttpsClient], Awaitable[None]], **fields: Any) -> None:
+        options = ServerOptions(listen="127.0.0.1:0", tls_cert=pem, tls_key=pem, **fields)
+
+        async def main() -> None:
+            errors: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, each: errors.append(each))
+            listener = HttpListener(
+                listen="127.0.0.1:0",
+                options=options,
+                certificate=watch_server_certificate(options, on_reload=lambda _: None),
+                registry=CollectorRegistry(),
+                routes=[],
+                refuse_metrics=None,
+                is_ready=lambda: True,
+                unread_watch=UnreadWatch(unread_timeout_s=PATIENCE_S, on_unread=errors.append),
+            )
+            serving = asyncio.ensure_future(listener.run())
+            try:
+                await scenario(HttpsClient(listener.address, context, serving))
+            finally:
+                serving.cancel()
+                await asyncio.wait([serving])
+            assert not errors
+            assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left"
+
+        factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+
+    return run
+
+
+@pytest.mark.parametrize("sent", [b"", BEGINNING])
+def test_a_handshake_that_does_not_end_is_closed_in_time(run: Run, sent: bytes) -> None:
+    async def scenario(client: HttpsClient) -> None:
+        async with client.connection(has_tls=False) as (reader, writer):
+            writer.write(sent)
+            await until_closed(reader)
+        assert await client.is_served()
+
+    run(scenario, request_timeout_s=0.3)
+
+
+def test_a_handshake_that_is_none_is_closed_at_once(run: Run) -> None:
+    async def scenario(client: HttpsClient) -> None:
+        async with client.connection(has_tls=False) as (reader, writer):
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await until_closed(reader)
+        assert await client.is_served()
+
+    run(scenario, request_timeout_s=10 * PATIENCE_S)
+
+
+def test_handshakes_count_as_connections_and_the_oldest_makes_room(run: Run) -> None:
+    async def scenario(client: HttpsClient) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+
+            async def connect(*, has_tls: bool) -> Pair:
+                return await stack.enter_async_context(client.connection(has_tls=has_tls))
+
+            silent, begun = await connect(has_tls=False), await connect(has_tls=False)
+            begun[1].write(BEGINNING)
+            served = await connect(has_tls=True)
+            assert await is_answered(*served)
+            another = await connect(has_tls=True)
+            await until_closed(silent[0])
+            assert await is_answered(*another)
+            await connect(has_tls=False)
+            await until_closed(begun[0])
+            # The next one that waits for longest is one that was served.
+            await connect(has_tls=False)
+            await until_closed(served[0])
+            assert await is_answered(*another)
+
+    run(scenario, max_concurrent_calls=3, request_timeout_s=10 * PATIENCE_S)
+
+
+def test_a_burst_of_handshakes_leaves_no_more_than_there_may_be(run: Run) -> None:
+    async def scenario(client: HttpsClient) -> None:
+        async with contextlib.AsyncExitStack() as burst:
+            pairs = await asyncio.gather(
+                *(burst.enter_async_context(client.connection(has_tls=False)) for _ in range(40))
+            )
+            endings = [asyncio.ensure_future(until_closed(reader)) for reader, _ in pairs]
+            async with asyncio.timeout(PATIENCE_S):
+                while sum(ending.done() for ending in endings) < 36:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert sum(ending.done() for ending in endings) == 36
+            assert await client.is_served()
+            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+            for ending in endings:
+                ending.cancel()
+            await asyncio.wait(endings)
+
+    run(scenario, max_concurrent_calls=4, request_timeout_s=10 * PATIENCE_S)
+
+
+def test_clients_that_leave_in_their_handshake_leave_nothing(run: Run) -> None:
+    async def scenario(client: HttpsClient) -> None:
+        for sent in (b"", BEGINNING) * 20:
+            async with client.connection(has_tls=False) as (_, writer):
+                writer.write(sent)
+        # More than there may be, one after the other.
+        for _ in range(8):
+            assert await client.is_served()
+
+    run(scenario, max_concurrent_calls=2, request_timeout_s=10 * PATIENCE_S)
+
+
+def test_a_listener_that_ends_closes_handshakes(run: Run) -> None:
+    async def scenario(client: HttpsClient) -> None:
+        async with client.connection(has_tls=False) as (reader, writer):
+            writer.write(BEGINNING)
+            assert await client.is_served()
+            client.serving.cancel()
+            await until_closed(reader)
+
+    run(scenario, request_timeout_s=10 * PATIENCE_S)

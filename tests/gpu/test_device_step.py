@@ -1,0 +1,104 @@
+"""Steps of the decoder on a GPU: a captured one has the bits of a launched one, is sampled as the
+host samples it, and is launched without waiting for the device.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU, and torch sees none here", allow_module_level=True)
+
+from tests.verifier.gpu.step_checks import *  # noqa: F403
+from tests.verifier.gpu.step_checks import BLOCK_SIZE, TEXT, decoder_of, judged, weights_of
+from verifier.batch.batch_layout import BatchLayout, ScheduledTokens, lay_out
+from verifier.batch.target_model import StepSampling
+from verifier.gpu.decoder import Graphs
+from verifier.gpu.graph_pool import CudaCapture, GraphLimits
+from verifier.sampling import Sampling
+from verifier.sampling.rejection_sampler import AcceptanceRule
+
+GPU = torch.device("cuda")
+
+
+def steps() -> list[BatchLayout]:
+    """A prompt, drafts and single tokens of three sequences, in one bucket of 8 after the first."""
+    layouts = []
+    ends = [0, 0, 0]
+    for sizes in ((8, 0, 0), (1, 5, 2), (3, 1, 1), (1, 1, 4), (1, 1, 1)):
+        scheduled = []
+        for nth, size in enumerate(sizes):
+            if size:
+                tokens = TEXT[ends[nth] : ends[nth] + size]
+                scheduled.append(
+                    ScheduledTokens(
+                        token_ids=tokens[:1],
+                        draft_token_ids=tokens[1:],
+                        num_computed_tokens=ends[nth],
+                        block_table=[2 * nth + 1, 2 * nth][: (ends[nth] + size - 1) // 16 + 1],
+                        table_id=nth + 1,
+                    )
+                )
+                ends[nth] += size
+        layouts.append(lay_out(scheduled, block_size=BLOCK_SIZE))
+    return layouts
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "qwen3"])
+def test_a_captured_step_has_the_bits_of_a_launched_one(name: str) -> None:
+    limits = GraphLimits(buckets=(8,), max_bytes=1 << 30, max_prepare_s=60.0)
+    captured = decoder_of(
+        weights_of(name), num_blocks=8, graphs=Graphs(capture=CudaCapture(GPU), limits=limits)
+    )
+    launched = decoder_of(weights_of(name), num_blocks=8)
+    captured.warm_up()
+    assert captured._graphs is not None
+    assert captured._graphs.captured == [8]
+    for layout in steps():
+        expected = launched._batch.load(layout, num_padded_tokens=8)
+        assert len(expected.token_ids) == 8
+        with torch.inference_mode():
+            slots = expected.slot_mapping.long()
+            attention = launched._attention(expected, slots, longest_k=128)
+            hidden = launched._compute(expected, slots, attention)
+            logits = launched._logits(hidden.rows[: layout.num_rows])
+        rows = captured.forward(layout)
+        np.testing.assert_array_equal(rows, logits.float().cpu().numpy())
+        assert captured.kv_is_finite is not None
+        assert captured.kv_is_finite.all()
+
+
+def test_a_launch_waits_for_nothing() -> None:
+    """Copies to and from the device are queued, in graphs and without."""
+    limits = GraphLimits(buckets=(8,), max_bytes=1 << 30, max_prepare_s=60.0)
+    decoder = decoder_of(
+        weights_of("qwen3"),
+        num_blocks=8,
+        graphs=Graphs(capture=CudaCapture(GPU), limits=limits),
+        rule=AcceptanceRule.MATCH,
+    )
+    decoder.warm_up()
+    sampling = StepSampling(
+        sequences=[judged(Sampling(temperature=0.8, seed=4))], rule=AcceptanceRule.MATCH
+    )
+    for table_id, length in ((1, 8), (2, 8), (3, 20), (4, 20)):
+        layout = lay_out(
+            [
+                ScheduledTokens(
+                    token_ids=TEXT[:length],
+                    draft_token_ids=[],
+                    num_computed_tokens=0,
+                    block_table=[1, 2],
+                    table_id=table_id,
+                )
+            ],
+            block_size=BLOCK_SIZE,
+        )
+        # The first of a size may have kernels compiled.
+        torch.cuda.set_sync_debug_mode("error" if table_id in (2, 4) else "default")
+        try:
+            step = decoder.launch(layout, sampling)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        step.wait()
+        assert step.result().verdict.is_finite.all()

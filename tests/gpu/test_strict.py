@@ -1,0 +1,57 @@
+"""`--numerics strict` on a GPU: the same bits in every batch, and by a captured graph."""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU, and torch sees none here", allow_module_level=True)
+
+from tests.verifier.conftest import MODEL_FOLDER
+from tests.verifier.gpu.product_checks import *  # noqa: F403
+from tests.verifier.gpu.product_checks import DTYPES, STRICT, numbers
+from tests.verifier.gpu.strict_checks import *  # noqa: F403
+from verifier.build import LoadedModel, load_model
+from verifier.config import VerifierConfig
+from verifier.cpu.weights import Activation
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 16, 48])
+def test_a_captured_layer_is_the_eager_one(num_rows: int, dtype: torch.dtype) -> None:
+    """Norm and products of a graph, replayed for other rows, against launches of their own."""
+    rows = numbers(num_rows, 256, seed=1, dtype=torch.float32)
+    norm = numbers(256, seed=2, dtype=torch.float32)
+    weights = [numbers(*shape, seed=3, dtype=dtype) / 16 for shape in ((704, 256), (256, 352))]
+
+    def layer() -> torch.Tensor:
+        normed = STRICT.add_norm(rows, None, None, norm, eps=1e-6, dtype=dtype)
+        gated = STRICT.gate(STRICT.linear(normed, weights[0]), Activation.SILU)
+        return STRICT.linear(gated, weights[1])
+
+    layer()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer()
+    for seed in (4, 5):
+        rows.copy_(numbers(num_rows, 256, seed=seed, dtype=torch.float32))
+        graph.replay()
+        assert torch.equal(captured, layer())
+
+
+def loaded(dtype: str, numerics: str, **options: object) -> LoadedModel:
+    config = {"model": MODEL_FOLDER, "device": "cuda", "dtype": dtype, "numerics": numerics}
+    return load_model(VerifierConfig.model_validate({**config, "max_num_seqs": 4, **options}))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_verifier_loads_the_bundled_model(dtype: str) -> None:
+    """Loading includes the comparison of bits over chunks."""
+    served = loaded(dtype, "strict").served
+    assert (served.device, served.numerics, served.attention_backend) == (
+        "cuda",
+        "strict",
+        "triton",
+    )
+    assert served.numerics_digest
+    assert loaded(dtype, "strict", max_num_seqs=9).served.numerics_digest == served.numerics_digest
+    assert not loaded(dtype, "fast").served.numerics_digest

@@ -1,0 +1,119 @@
+"""The product of `--numerics strict`: rows times a weight, a row's bits the same in any batch.
+
+Libraries choose a product's kernel, and into how many parts a sum is cut, by the number of rows.
+Here an output is one sum over all inputs, from the first to the last: one accumulator, to which
+`tl.dot` adds TILE_INPUTS inputs at a time. How it adds these is the instruction's affair, so every
+tile must use the same one. On a GPU it follows from the size of the tile's first dimension, so that
+one holds outputs (64 or 128, which is what a warp group of Hopper and Blackwell takes) and the
+second one rows, of which there may be few. Inputs past the last one add exact zeros.
+
+One program computes a tile of outputs for a tile of rows. Programs of the same outputs come one
+after the other, so that they find the weight in the L2 cache.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductTile:
+    """Sizes of a tile, and how a GPU runs it. Of these, only `inputs` may change bits."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+
+
+# The first one with room for all rows, else the last. A decode waits for the weight: its tile has
+# few rows, and many loads under way (stages). Two stages or more of a tile fit in the 99 KiB of
+# shared memory that every GPU from Ampere on has.
+_HALF_TILES = (
+    ProductTile(rows=16, outputs=64, inputs=64, num_warps=4, num_stages=6),
+    ProductTile(rows=64, outputs=128, inputs=64, num_warps=4, num_stages=3),
+)
+PRODUCT_TILES = {
+    torch.float16: _HALF_TILES,
+    torch.bfloat16: _HALF_TILES,
+    # No tensor core computes it: each product and sum is a fused multiply-add.
+    torch.float32: (
+        ProductTile(rows=16, outputs=64, inputs=32, num_warps=4, num_stages=4),
+        ProductTile(rows=64, outputs=64, inputs=32, num_warps=4, num_stages=3),
+    ),
+}
+
+
+def tile_for(num_rows: int, dtype: torch.dtype) -> ProductTile:
+    """The tile for so many rows of a dtype."""
+    tiles = PRODUCT_TILES[dtype]
+    return next((tile for tile in tiles if tile.rows >= num_rows), tiles[-1])
+
+
+# The number of rows differs from step to step: no step waits for the compiler because of it.
+@triton.jit(do_not_specialize=["num_rows"])
+def product_kernel(
+    rows,  # [T, num_inputs], contiguous
+    weight,  # [num_outputs, num_inputs], contiguous, of the same dtype
+    bias,  # [num_outputs], if HAS_BIAS
+    product,  # [T, num_outputs], contiguous, written
+    num_rows,  # T
+    num_inputs,
+    num_outputs,
+    HAS_BIAS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_OUTPUTS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    outputs = tl.program_id(1).to(tl.int64) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
+    is_row = at < num_rows
+    is_output = outputs < num_outputs
+    sums = sum_products(
+        rows + at * num_inputs,
+        is_row,
+        weight + outputs * num_inputs,
+        is_output,
+        num_inputs,
+        TILE_ROWS,
+        TILE_OUTPUTS,
+        TILE_INPUTS,
+    )
+    if HAS_BIAS:
+        sums += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    places = product + at[None, :] * num_outputs + outputs[:, None]
+    is_stored = is_row[None, :] & is_output[:, None]
+    tl.store(places, sums.to(product.dtype.element_ty), mask=is_stored)
+
+
+@triton.jit
+def sum_products(
+    row_starts,  # [TILE_ROWS] pointers
+    is_row,  # [TILE_ROWS]; rows that are none are zeros
+    weight_starts,  # [TILE_OUTPUTS] pointers
+    is_output,  # [TILE_OUTPUTS]
+    num_inputs,
+    TILE_ROWS: tl.constexpr,
+    TILE_OUTPUTS: tl.constexpr,
+    TILE_INPUTS: tl.constexpr,
+):
+    """Each output of each row, [TILE_OUTPUTS, TILE_ROWS] float32, summed in the order of inputs."""
+    inputs = tl.arange(0, TILE_INPUTS)
+    sums = tl.zeros([TILE_OUTPUTS, TILE_ROWS], tl.float32)
+    for first in range(0, num_inputs, TILE_INPUTS):
+        is_input = first + inputs < num_inputs
+        factors = tl.load(
+            weight_starts[:, None] + (first + inputs)[None, :],
+            mask=is_output[:, None] & is_input[None, :],
+            other=0.0,
+        )
+        values = tl.load(
+            row_starts[None, :] + (first + inputs)[:, None],
+            mask=is_row[None, :] & is_input[:, None],
+            other=0.0,
+        )
+        sums = tl.dot(factors, values, sums, input_precision="ieee")
+    return sums

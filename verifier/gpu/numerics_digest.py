@@ -1,0 +1,41 @@
+"""A digest that two verifiers on GPUs share if they continue a sequence with the same tokens.
+
+What decides bits, given equal weights and `--numerics strict`: the dtype; the sources of the
+kernels, and what compiles them (Triton, which brings its assembler, for a compute capability);
+torch's own kernels, for cosines and the like; the size of K/V blocks, which a kernel is compiled
+for; and the host's part in sampling, as `verifier/cpu/numerics_digest.py` says.
+"""
+
+import hashlib
+import importlib.metadata
+import platform
+
+import torch
+
+from verifier.cpu.parity import sources_digest
+from verifier.gpu.weights import GpuWeights
+
+
+def numerics_digest(weights: GpuWeights, *, block_size: int) -> str:
+    """The digest of a strict decoder, over K/V blocks of so many tokens."""
+    capability = None
+    if weights.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(weights.device)
+    digest = hashlib.sha256()
+    for part in (
+        "decoder for GPUs",
+        weights.dtype,
+        sources_digest("gpu", "attention", "sampling"),
+        capability,
+        importlib.metadata.version("triton"),
+        torch.__version__,
+        torch.version.cuda,
+        block_size,
+        platform.machine(),
+        *platform.libc_ver(),
+    ):
+        digest.update(f"{part}\n".encode())
+    for rotary in weights.config.rotaries:
+        digest.update(rotary.inv_freq.tobytes())
+        digest.update(repr(rotary.scaling).encode())
+    return digest.hexdigest()
