@@ -7,11 +7,12 @@ is a stand-in that always continues with token 0.
 
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import gc
 import queue
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,14 +124,22 @@ class ThreadedClient:
         responses = self.start_session(iter(requests.get, None), timeout=PATIENCE_S)
         requests.put(HELLO)
         next(responses)
-        for messages, is_done in steps:
-            for message in messages:
-                requests.put(message)
-            while not is_done(self):
-                self._add(next(responses).events)
-        requests.put(None)
-        for _ in responses:
-            pass
+        # Read by a thread of their own: a client that counts between two reads falls behind, and
+        # the verifier ends its session.
+        read: queue.SimpleQueue[pb.SessionResponse | None] = queue.SimpleQueue()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(_read_all, responses, read)
+            for messages, is_done in steps:
+                for message in messages:
+                    requests.put(message)
+                while not is_done(self):
+                    response = read.get()
+                    if response is None:
+                        reading.result()
+                        raise AssertionError("the stream has ended")
+                    self._add(response.events)
+            requests.put(None)
+            reading.result()
 
     def count(self, kind: str) -> int:
         return self._kinds[kind]
@@ -144,6 +153,17 @@ class ThreadedClient:
         self._num_ended += sum(
             event.HasField("rejected") or bool(event.decided.finish_reason) for event in events
         )
+
+
+def _read_all(
+    responses: Iterable[pb.SessionResponse], read: "queue.SimpleQueue[pb.SessionResponse | None]"
+) -> None:
+    """Puts all responses into `read`, and None when they end, by an error or not."""
+    try:
+        for response in responses:
+            read.put(response)
+    finally:
+        read.put(None)
 
 
 def message(*commands: pb.Command) -> bytes:

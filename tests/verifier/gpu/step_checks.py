@@ -398,7 +398,7 @@ def test_a_grammar_is_followed() -> None:
 def test_a_sequence_whose_kv_is_not_finite_ends_alone() -> None:
     weights = load(Path(saved("llama").name), device=DEVICE)
     weights.embeddings[96] = float("nan")
-    good = {"token_ids": [3, 5, 8], "max_new_tokens": 8}
+    good: dict[str, Any] = {"token_ids": [3, 5, 8], "max_new_tokens": 8}
     with running("llama", weights=weights) as world:
         session = EngineSession(world.engine)
         bad = session.open([4, 96, 7], max_new_tokens=8)
@@ -518,6 +518,7 @@ def test_steps_by_the_kernels_are_those_of_plain_torch() -> None:
             ],
             block_size=BLOCK_SIZE,
         )
-        rows: list[FloatArray] = [each.forward(layout).copy() for each in (ours, theirs)]
-        np.testing.assert_allclose(*rows, rtol=0, atol=1e-4 * np.abs(rows[1]).max())
+        here: FloatArray = ours.forward(layout).copy()
+        there: FloatArray = theirs.forward(layout).copy()
+        np.testing.assert_allclose(here, there, rtol=0, atol=1e-4 * np.abs(there).max())
         start += size
