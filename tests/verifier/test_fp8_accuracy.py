@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import fp8_accuracy
-from verifier.gpu.fp8 import FP8
+from verifier.gpu.fp8 import FP8, quantised
 from verifier.model import fp8_weights
 
 FEW = ["--prompts", "1", "--max-new-tokens", "24", "--min-agreement", "0.9", "--dtype", "float32"]
@@ -22,8 +22,6 @@ def test_the_bundled_model_keeps_its_tokens(capsys: pytest.CaptureFixture[str]) 
 def test_weights_with_swapped_channels_fail_the_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quantised = fp8_weights.quantised
-
     def confused(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values, scale = quantised(weight)
         return values.view(torch.uint8).roll(1, dims=0).view(FP8), scale

@@ -46,7 +46,7 @@ def problem(
     num_experts: int = 6,
     per_token: int = 2,
     dtype: torch.dtype = torch.float32,
-) -> tuple[Any, ...]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What `Mixture` takes, but for the activation."""
     return (
         numbers(num_tokens, HIDDEN, seed=1, dtype=dtype),
@@ -97,19 +97,19 @@ def test_mixture_of_gelu() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_tokens_bits_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
     """Alone; with others at its experts, before and behind it, in other tiles; in another order."""
-    rows, chosen, *others = problem("random", 100, num_experts=3, dtype=dtype)
-    weights, gate_up, down = others
-    all_of_them = mix(rows, chosen, *others, Activation.SILU)
+    given = problem("random", 100, num_experts=3, dtype=dtype)
+    rows, chosen, weights, gate_up, down = given
+    all_of_them = mix(*given, Activation.SILU)
     for tokens in ([17], [99, 17], list(range(99, -1, -1)), [17] * 65):
         some = mix(rows[tokens], chosen[tokens], weights[tokens], gate_up, down, Activation.SILU)
         assert torch.equal(some, all_of_them[tokens])
 
 
 def test_a_token_that_is_not_finite_harms_no_other() -> None:
-    rows, *others = problem("one", 9)
-    sound = mix(rows, *others, Activation.SILU)
-    rows[4, 3] = torch.nan
-    harmed = mix(rows, *others, Activation.SILU)
+    given = problem("one", 9)
+    sound = mix(*given, Activation.SILU)
+    given[0][4, 3] = torch.nan
+    harmed = mix(*given, Activation.SILU)
     assert harmed[4].isnan().all()
     rest = [token for token in range(9) if token != 4]
     assert torch.equal(harmed[rest], sound[rest])

@@ -9,10 +9,11 @@ import pytest
 import structlog
 import torch
 
+from tests.verifier.cpu.running_decoder import MODEL_FOLDER
 from tests.verifier.cpu.test_loader import save
 from tests.verifier.gpu.running_decoder import CPU, RunningGpuDecoder, load
 from tests.verifier.gpu.test_decoder import SCATTERED, TEXT, folder_of, transformers_logits
-from tests.verifier.gpu.test_gpu_model import MODEL_FOLDER, config_for
+from tests.verifier.gpu.test_gpu_model import config_for
 from verifier.attention.sdpa import SdpaBackend
 from verifier.cpu.loading.refusals import CheckpointError
 from verifier.cpu.parity import paged_logits
@@ -86,7 +87,8 @@ def test_a_loaded_layer_has_the_values_of_transformers_own_fp8_layers() -> None:
     for scaled, dense in pairs:
         assert isinstance(scaled, ScaledLinear)
         assert isinstance(dense, DenseLinear)
-        module = torch.nn.Linear(*dense.weight.t().shape, bias=False)
+        outputs, inputs = dense.weight.shape
+        module = torch.nn.Linear(inputs, outputs, bias=False)
         module.weight.data = dense.weight
         expected = Fp8Linear(module)
         assert scaled.weight.dtype is FP8
