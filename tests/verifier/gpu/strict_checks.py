@@ -18,12 +18,16 @@ from tests.verifier.gpu.test_decoder import transformers_logits
 from tests.verifier.paged_model import Chunk, some_tokens
 from tests.verifier.triton_interpreter import replace_products
 from verifier.attention.triton_paged import Splitting, TritonBackend
+from verifier.gpu import experts
+from verifier.gpu.kernels.mixture import mix
 from verifier.gpu.kernels.operations import TritonOperations
 from verifier.gpu.weights import GpuWeights
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     replace_products()
+    # Which a CPU's tensors would not get.
+    experts.mixture_for = lambda device: mix
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 # numpy, which computes in the interpreter, warns of infinities; a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
