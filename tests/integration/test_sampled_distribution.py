@@ -23,7 +23,7 @@ from tests.integration.scripted_model import FixedLawModel
 from tests.integration.stack import LOOPBACK, MODEL
 from verifier.build import LoadedModel
 from verifier.config import VerifierConfig
-from verifier.sampling.acceptance_rules import BoolArray, IntArray, accept
+from verifier.sampling.acceptance_rules import BoolArray, IntArray, accept_rows
 from verifier.server import VerifierServer
 from verifier.service.wire import ServedModel
 
@@ -158,12 +158,12 @@ async def test_a_bias_of_a_few_percent_towards_the_draft_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokens_each, bias = volume
-    honest = accept
+    honest = accept_rows
     chance = np.random.default_rng(0)
 
     def biased(
         sampled: IntArray, drafts: IntArray, num_drafts: IntArray, is_usable: BoolArray
-    ) -> tuple[IntArray, IntArray]:
+    ) -> tuple[IntArray, IntArray, BoolArray]:
         is_bonus = np.zeros(len(sampled), dtype=np.bool_)
         is_bonus[np.cumsum(num_drafts + 1) - 1] = True
         rows = np.flatnonzero(~is_bonus)
@@ -172,6 +172,6 @@ async def test_a_bias_of_a_few_percent_towards_the_draft_is_detected(
         sampled[rows[is_swayed]] = drafts[is_swayed]
         return honest(sampled, drafts, num_drafts, is_usable)
 
-    monkeypatch.setattr(verifier.sampling.rejection_sampler, "accept", biased)
+    monkeypatch.setattr(verifier.sampling.rejection_sampler, "accept_rows", biased)
     counts, _ = await sample(stub, DRAFTERS["unlikely"], tokens_each)
     assert chi_square(counts) > CRITICAL_VALUE

@@ -103,7 +103,8 @@ def attend(
     queries = torch.empty((32, num_sequences, head_dim), dtype=dtype, device=META)
     keys = torch.empty((8, num_sequences, head_dim), dtype=dtype, device=META)
     blocks = torch.empty((100, 16, 8, head_dim), dtype=dtype, device=META)
-    write(keys, keys, torch.from_numpy(layout.slot_mapping), blocks, blocks)
+    # A copy begins where allocators of a device begin.
+    write(keys, keys, torch.from_numpy(layout.slot_mapping).clone(), blocks, blocks)
     paged_attention(
         queries,
         blocks,

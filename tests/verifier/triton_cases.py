@@ -399,6 +399,8 @@ def _tables_to_fill(world: World) -> DeviceTables:
     return dataclasses.replace(
         tables,
         table_rows=2 - tables.table_rows,
+        # On a CPU it is the layout's own memory.
+        slot_mapping=tables.slot_mapping.clone(),
         block_tables=torch.zeros((3, 10), dtype=torch.int32, device=world.device),
         longest_k=160,
     )
