@@ -203,4 +203,6 @@ def test_a_rank_takes_its_own_part_beside_the_mapped_files(
     device: str, allowed_weights: float, dense: Path
 ) -> None:
     script = A_RANK_LOADS.replace("DEVICE", device)
-    assert peak_bytes(script, dense) <= allowed_weights * weights_bytes(dense)
+    # Threads have now one more file mapped, now one less.
+    allowed_bytes = allowed_weights * weights_bytes(dense) + SHARD_BYTES
+    assert peak_bytes(script, dense) <= allowed_bytes
