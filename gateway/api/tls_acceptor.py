@@ -7,15 +7,20 @@ beginning. On the event loop; knows no request.
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 from collections.abc import Callable
 
 from gateway.api.http_connection import BoundedConnection, ConnectionLimits
+from servicekit.logs import get_logger
+
+logger = get_logger(__name__)
 
 # Accepted between two returns to the event loop, as asyncio does.
 _MAX_ACCEPTED = 100
-# How long no more are accepted after the process ran out of descriptors or memory; as asyncio.
+# Errors of a lack of descriptors or memory, and how long no more are accepted then; as asyncio.
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 1.0
 
 
@@ -68,9 +73,13 @@ class TlsAcceptor:
         for _ in range(_MAX_ACCEPTED):
             try:
                 accepted, _ = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
+                if error.errno not in _OUT_OF_RESOURCES:
+                    # Of the connection that was next, which is gone: see accept(2).
+                    continue
+                logger.warning("accepting_paused", reason=str(error), pause_s=_PAUSE_S)
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(_PAUSE_S, self._resume)
                 return

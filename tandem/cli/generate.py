@@ -83,6 +83,7 @@ class _Shown:
 
     as_json: bool
     trace: bool
+    colours_steps: bool
     summary: bool
 
 
@@ -120,8 +121,9 @@ def command(
         bool,
         typer.Option(
             "--show-drafts",
-            help="print accepted drafts in bold green and all else plain; everything is plain "
-            "where stdout is no terminal or NO_COLOR is set",
+            help="print accepted drafts in bold green and all else plain; with --token-ids, the "
+            "whole text of a step that accepted drafts; everything is plain where stdout is no "
+            "terminal or NO_COLOR is set",
         ),
     ] = False,
     summary: Annotated[
@@ -148,13 +150,15 @@ def command(
         stop_sequences=stop or (),
         priority=priority,
         trace=trace,
-        report_tokens=colours,
+        # A server without a tokenizer refuses it, and takes token ids only.
+        report_tokens=colours and token_ids is None,
         sampling=sampling.params(),
         speculation=speculation.params(),
     )
     shown = _Shown(
         as_json=as_json,
         trace=trace,
+        colours_steps=colours and token_ids is not None,
         summary=is_live(sys.stderr) if summary is None else summary,
     )
     try:
@@ -220,7 +224,7 @@ def _show(events: Generator[Event, None, None], request: GenerationRequest, show
                 collector.add(event)
                 if isinstance(event, Chunk) and event.text and streams_text:
                     streamed = True
-                    text = _for_terminal(event) if in_terminal else event.text
+                    text = _for_terminal(event, shown) if in_terminal else event.text
                     print(text, end="", flush=True)
                 elif isinstance(event, Traced):
                     if shown.as_json:
@@ -243,15 +247,21 @@ def _show(events: Generator[Event, None, None], request: GenerationRequest, show
         print(_summary_line(generation.usage, seconds), file=sys.stderr, flush=True)
 
 
-def _for_terminal(chunk: Chunk) -> str:
+def _for_terminal(chunk: Chunk, shown: _Shown) -> str:
     """The text for a terminal; with reported tokens, accepted drafts have a colour."""
     if not chunk.reported_tokens:
-        return printable(chunk.text)
-    parts = []
-    for accepted, tokens in itertools.groupby(chunk.reported_tokens, lambda token: token.accepted):
-        text = printable("".join([token.text for token in tokens]))
-        parts.append(f"{_DRAFTED}{text}{_PLAIN}" if accepted and text else text)
-    return "".join(parts)
+        return _coloured(chunk.text, shown.colours_steps and chunk.num_accepted_tokens > 0)
+    return "".join(
+        _coloured("".join([token.text for token in tokens]), accepted)
+        for accepted, tokens in itertools.groupby(
+            chunk.reported_tokens, lambda token: token.accepted
+        )
+    )
+
+
+def _coloured(text: str, is_drafted: bool) -> str:
+    text = printable(text)
+    return f"{_DRAFTED}{text}{_PLAIN}" if is_drafted and text else text
 
 
 def _summary_line(usage: Usage, seconds: float) -> str:

@@ -377,6 +377,23 @@ async def test_a_gateway_that_reports_no_tokens_shows_plain_text(gateway: StandI
     assert await generate_in_terminal(gateway, "ren", "--show-drafts") == "néw\nname\n"
 
 
+@pytest.mark.parametrize(
+    ("flags", "environ", "shown"),
+    [
+        (["--show-drafts"], {}, "né\x1b[1;32mw\nname\x1b[0m\n"),
+        ([], {}, "néw\nname\n"),
+        (["--show-drafts"], {"NO_COLOR": "1"}, "néw\nname\n"),
+    ],
+    ids=["colours", "no flag", "no colour"],
+)
+async def test_after_token_ids_the_steps_that_accepted_drafts_have_a_colour(
+    gateway: StandInGateway, flags: list[str], environ: dict[str, str], shown: str
+) -> None:
+    """A server without a tokenizer refuses to report tokens."""
+    assert await generate_in_terminal(gateway, "--token-ids", "5,6", *flags, **environ) == shown
+    assert not gateway.requests[0].report_tokens
+
+
 async def test_no_tokens_are_reported_where_no_colour_is_shown(gateway: StandInGateway) -> None:
     for flags in (["--show-drafts"], ["--show-drafts", "--json"], ["--show-drafts", "--trace"]):
         assert await generate(gateway, "ren", *flags) == 0

@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import errno
+import os
+import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,9 @@ import pytest
 import trustme
 import uvloop
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
+from gateway.api import tls_acceptor
 from gateway.api.http import HttpListener
 from gateway.api.unread_watch import UnreadWatch
 from servicekit.config import ServerOptions
@@ -198,3 +204,57 @@ def test_a_listener_that_ends_closes_handshakes(run: Run) -> None:
             await until_closed(reader)
 
     run(scenario, request_timeout_s=10 * PATIENCE_S)
+
+
+def fail_accepting(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[float]:
+    """Lets the next calls of accept raise; returns when each did, in seconds."""
+    raised_at_s: list[float] = []
+    accept = socket.socket.accept
+
+    def accept_later(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if len(raised_at_s) == times:
+            return accept(listener)
+        raised_at_s.append(time.monotonic())
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    return raised_at_s
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETUNREACH]
+)
+def test_an_error_of_one_connection_delays_no_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(tls_acceptor, "_PAUSE_S", 10 * PATIENCE_S)
+    raised_at_s = fail_accepting(monkeypatch, number, times=150)
+
+    async def scenario(client: HttpsClient) -> None:
+        assert await client.is_served()
+
+    with capture_logs() as log:
+        run(scenario)
+    assert len(raised_at_s) == 150
+    assert not [each for each in log if each["event"] == "accepting_paused"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_a_lack_of_descriptors_or_memory_pauses_accepting_with_a_warning(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    pause_s = 0.05
+    monkeypatch.setattr(tls_acceptor, "_PAUSE_S", pause_s)
+    raised_at_s = fail_accepting(monkeypatch, number, times=3)
+
+    async def scenario(client: HttpsClient) -> None:
+        assert await client.is_served()
+
+    with capture_logs() as log:
+        run(scenario)
+    paused = [each for each in log if each["event"] == "accepting_paused"]
+    assert len(paused) == len(raised_at_s) == 3
+    assert all(each["log_level"] == "warning" for each in paused)
+    assert all(os.strerror(number) in each["reason"] for each in paused)
+    # Timers of a loop may be a clock's tick early.
+    assert raised_at_s[-1] - raised_at_s[0] > 1.8 * pause_s

@@ -33,7 +33,7 @@ class Limits:
     pieces_per_block: int
 
 
-# By the number that `_fault` returns.
+# By the number that `_describe` returns.
 _FAULTS = (
     "",
     "more tokens or rows than a forward pass has room for, or none",

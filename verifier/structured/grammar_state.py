@@ -1,5 +1,7 @@
 """Where one sequence's output stands in its grammar."""
 
+import contextlib
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -20,6 +22,9 @@ class GrammarState:
 
     An error of a matcher is for ever. So drafts are tried by another one: where the grammar is too
     complex after a draft, the sequence gets no more drafts, and goes on.
+
+    A matcher that raises leaves nobody to know where it stands. So whatever is asked after that
+    raises the same exception.
 
     Invariant: from `_run_start` on, the output follows `_run`, a text that must come. An empty one
     that starts at the present output says that there is a choice.
@@ -47,6 +52,8 @@ class GrammarState:
         # Of the drafts that were asked for last, after the present output.
         self._masked_drafts: list[int] = []
         self._masks: npt.NDArray[np.int32] | None = None
+        # What a matcher raised.
+        self._fault: BaseException | None = None
 
     @property
     def error(self) -> InvalidRequestError | None:
@@ -118,41 +125,53 @@ class GrammarState:
         matcher, num_masked, num_tried = self._matcher, 0, 0
         place = self._find_run()
         run = self._run
-        for row, draft in enumerate((*draft_token_ids, None)):
-            if row and place == len(run):
-                run, place = _forced_by(matcher), 0
-            if place < len(run):
-                word, bit = divmod(run[place], 32)
-                masks.view(np.uint32)[row, word] = 1 << bit
-                place += 1
-            elif not matcher.is_error():
-                fill_next_token_bitmask(matcher, masks, row)
-            if matcher.is_error():
-                break
-            num_masked += 1
-            if draft is None or not _is_set(masks[row], draft):
-                break
-            matcher = self._draft_matcher
-            if matcher.is_error():
-                break
-            if not matcher.try_consume_tokens([draft]):
-                # An end token: nothing follows.
-                num_masked += not matcher.is_error()
-                break
-            num_tried += 1
-        if not self._draft_matcher.is_error():
-            self._draft_matcher.rollback(num_tried)
+        with self._remembering_fault():
+            for row, draft in enumerate((*draft_token_ids, None)):
+                if row and place == len(run):
+                    run, place = _forced_by(matcher), 0
+                if place < len(run):
+                    word, bit = divmod(run[place], 32)
+                    masks.view(np.uint32)[row, word] = 1 << bit
+                    place += 1
+                elif not matcher.is_error():
+                    fill_next_token_bitmask(matcher, masks, row)
+                if matcher.is_error():
+                    break
+                num_masked += 1
+                if draft is None or not _is_set(masks[row], draft):
+                    break
+                matcher = self._draft_matcher
+                if matcher.is_error():
+                    break
+                if not matcher.try_consume_tokens([draft]):
+                    # An end token: nothing follows.
+                    num_masked += not matcher.is_error()
+                    break
+                num_tried += 1
+            if not self._draft_matcher.is_error():
+                self._draft_matcher.rollback(num_tried)
         self._masked_drafts = list(draft_token_ids[: max(0, num_masked - 1)])
         self._masks = masks[:num_masked]
 
     def _go_on(self) -> None:
         """The matchers consume the output."""
+        if self._fault is not None:
+            raise self._fault
         if self._new:
-            new, self._new = self._new, []
-            self._num_taken += len(new)
+            with self._remembering_fault():
+                self._matcher.consume_tokens(self._new)
+                self._draft_matcher.consume_tokens(self._new)
+            self._num_taken += len(self._new)
+            self._new = []
             self._masks = None
-            self._matcher.consume_tokens(new)
-            self._draft_matcher.consume_tokens(new)
+
+    @contextlib.contextmanager
+    def _remembering_fault(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._fault = error
+            raise
 
     def _find_run(self) -> int:
         """Finds the text that must come now; returns the place in `_run` where it begins."""

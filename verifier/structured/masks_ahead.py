@@ -4,7 +4,7 @@ A device computes beside the engine's thread, which computes the masks then. A C
 runs on the engine's thread, without the interpreter lock, so the masks have a thread of their own.
 It may come late, where other processes have the processors: what it has not begun when the forward
 pass is over, the engine's thread computes. So a step waits for no more than the masks of one
-sequence.
+sequence. Where the system has no thread left, that thread computes them all.
 """
 
 import contextlib
@@ -13,7 +13,10 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
+from servicekit.logs import get_logger
 from verifier.structured.grammar_state import GrammarState
+
+logger = get_logger(__name__)
 
 # A sequence's state, and the drafts that the step verifies.
 Asked = tuple[GrammarState, SequenceOf[int]]
@@ -41,7 +44,8 @@ class MasksAhead:
 
     def begin(self, asked: Iterable[Asked]) -> None:
         """Lets the thread compute the masks that are not there yet, unless that saves no time. The
-        first call that needs the thread starts it.
+        first call that needs the thread starts it; where that fails, `finish` computes all masks,
+        and no later call tries again.
         """
         assert not self._asked, "the last step was not finished"
         self._asked += [each for each in asked if not each[0].has_masks(each[1])]
@@ -49,7 +53,10 @@ class MasksAhead:
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="masks", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                logger.warning("masks_without_a_thread", reason=str(error))
         self._wake()
 
     def finish(self) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +364,63 @@ def test_drafts_are_cut_where_the_grammar_is_too_complex_after_them(grammars: Gr
             break
     assert state.error is not None
     assert state.error.field == "field"
+
+
+class FailsOnce:
+    """A matcher that raises when `name` is first called, before it does anything."""
+
+    def __init__(self, matcher: LLMatcher, name: str) -> None:
+        self._matcher = matcher
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._name:
+            self._name = ""
+            raise OSError("a fault")
+        return getattr(self._matcher, name)
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("_matcher", "consume_tokens"),
+        ("_draft_matcher", "consume_tokens"),
+        ("_draft_matcher", "try_consume_tokens"),
+        ("_draft_matcher", "unsafe_compute_mask_ptr"),
+    ],
+)
+def test_a_matcher_that_raises_gives_no_mask_of_a_wrong_state(
+    grammars: Grammars, field: str, name: str
+) -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    a, b = (tokenizer.encode(each).ids[0] for each in "ab")
+    state = state_of(grammars, GrammarKind.REGEX, "a(ab|b)*c")
+    state.allowed([])
+    setattr(state, field, FailsOnce(getattr(state, field), name))
+    state.take_in([7, a], 1)
+    asked: list[Callable[[], object]] = [
+        lambda: state.allowed([b, b]),
+        lambda: state.num_verifiable([b]),
+        lambda: state.num_possible([b]),
+        lambda: state.forced(8),
+        lambda: state.error,
+    ]
+    for ask in (*asked, *asked):
+        with pytest.raises(OSError, match="a fault"):
+            ask()
+        assert not state.has_masks([])
+    # More output changes nothing.
+    state.take_in([7, a, b], 1)
+    with pytest.raises(OSError, match="a fault"):
+        state.allowed([])
+
+
+def test_an_id_that_is_no_token_raises_whenever_it_is_asked(grammars: Grammars) -> None:
+    state = state_of(grammars, GrammarKind.REGEX, "[a-z]+")
+    state.take_in([-1], 0)
+    for _ in range(3):
+        with pytest.raises(OverflowError):
+            state.allowed([])
 
 
 def test_a_tokenizer_that_cannot_be_used_is_said_by_name(tmp_path: Path) -> None:

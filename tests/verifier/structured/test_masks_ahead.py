@@ -11,6 +11,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 import pytest
+from structlog.testing import capture_logs
 
 from tests.scripted_model import continue_by, hashed
 from tests.verifier.running_engine import PATIENCE_S, StartEngine, start_engine_with
@@ -205,6 +206,58 @@ def test_a_close_may_come_first_and_twice() -> None:
     assert ahead._thread is not None
     ahead._thread.join(PATIENCE_S)
     assert not ahead._thread.is_alive()
+
+
+@pytest.fixture
+def refused_starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads of masks that did not start, as at a limit of processes."""
+    names: list[str] = []
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == "masks":
+            names.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_others)
+    return names
+
+
+def test_where_no_thread_starts_the_caller_computes_and_tries_no_more(
+    refused_starts: list[str],
+) -> None:
+    ahead = MasksAhead()
+    own = threading.current_thread().name
+    with capture_logs() as log:
+        for _ in range(3):
+            watched = [Watched() for _ in range(3)]
+            begin(ahead, *watched)
+            ahead.finish()
+            assert [each.asked_by for each in watched] == [[own]] * 3
+    assert [each["event"] for each in log] == ["masks_without_a_thread"]
+    assert len(refused_starts) == 1
+    ahead.close()
+    ahead.close()
+
+
+@pytest.mark.stand_in
+def test_an_engine_that_gets_no_thread_for_masks_goes_on(
+    start_engine: StartEngine, refused_starts: list[str]
+) -> None:
+    running = start_engine()
+    session = running.attach()
+    grammars = [Watched(running.model.vocab_size) for _ in range(2)]
+    with running.held():
+        opened = [
+            session.open(PROMPT, sampling=GREEDY, grammar=each, max_new_tokens=3)
+            for each in grammars
+        ]
+    for each in opened:
+        session.wait_end(each)
+        assert session.output(each) == continue_by(hashed, PROMPT, 3)
+    assert len(refused_starts) == 1
+    assert {name for each in grammars for name in each.asked_by} == {"engine"}
 
 
 @pytest.mark.stand_in
