@@ -204,7 +204,7 @@ class Drafters:
             sequence.drafter = None
 
     def _remove(self, drafter: FedDrafter, sequence: Sequence, keep: Keep, length: int) -> None:
-        """The drafter is done with a sequence; its text is not kept where it has no room to wait."""
+        """The drafter is done with a sequence; without room to wait, its text is not kept."""
         if keep is not Keep.NOTHING and not self._may_wait(drafter):
             keep = Keep.NOTHING
         drafter.feed.remove(

@@ -292,7 +292,9 @@ def update(message: verifier_pb2.Update, session_id: int, *, drafters: NamedDraf
         InvalidRequestError: the operator does not allow its drafter.
     """
     address = message.drafter_address if message.HasField("drafter_address") else None
-    is_unused = bool(address) and not drafters.admit(address, field="update.drafter_address")
+    is_unused = False
+    if address:
+        is_unused = not drafters.admit(address, field="update.drafter_address")
     return Update(
         session_id=session_id,
         sequence_id=message.sequence_id,

@@ -480,7 +480,7 @@ class TestEndedTexts:
         gate.wait_at(5)
         sequence = direct.running.engine._table.find(direct.session.session_id, sequence_id)
         assert sequence is not None
-        assert sequence.adjustments is not None
+        assert sequence.adjustments
         if how == "close":
             direct.session.close(sequence_id, keep=Keep.OUTPUT)
         gate.open()
@@ -489,5 +489,4 @@ class TestEndedTexts:
         [drafter] = direct.running.engine._drafters.in_use
         assert isinstance(drafter, FedDrafter)
         assert drafter.feed._histories[sequence_id].sequence is sequence
-        assert sequence.adjustments is None
-        assert sequence.grammar is None
+        assert (sequence.adjustments, sequence.grammar) == (None, None)
