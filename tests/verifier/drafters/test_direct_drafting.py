@@ -1,5 +1,7 @@
 """The engine and drafters that the test plays: what is asked, used and awaited."""
 
+import operator
+
 import pytest
 
 from tandem.v1 import drafter_pb2 as pb
@@ -480,7 +482,8 @@ class TestEndedTexts:
         gate.wait_at(5)
         sequence = direct.running.engine._table.find(direct.session.session_id, sequence_id)
         assert sequence is not None
-        assert sequence.adjustments
+        adjusting = operator.attrgetter("adjustments", "grammar")
+        assert adjusting(sequence) != (None, None)
         if how == "close":
             direct.session.close(sequence_id, keep=Keep.OUTPUT)
         gate.open()
@@ -489,4 +492,4 @@ class TestEndedTexts:
         [drafter] = direct.running.engine._drafters.in_use
         assert isinstance(drafter, FedDrafter)
         assert drafter.feed._histories[sequence_id].sequence is sequence
-        assert (sequence.adjustments, sequence.grammar) == (None, None)
+        assert adjusting(sequence) == (None, None)
